@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import common  # noqa: F401 - makes stepscope importable
 import numpy as np
 import numpy.typing as npt
 

@@ -1,9 +1,16 @@
-"""Predicted against measured peak memory: DDP, FSDP2 as ZeRO-2 and -3, with and without checkpointing, Adam and SGD.
+"""Memory on a GPU: predicted peaks against measured ones, and recorded categories against the allocator.
 
-    python benchmarks/gpu_memory.py --out results          (one GPU is enough: two NCCL ranks share it)
+    python benchmarks/gpu_memory.py peaks --out results          (one GPU is enough: two NCCL ranks share it)
+    python benchmarks/gpu_memory.py record FOLDER                the same; nothing but torch is needed
+    python benchmarks/gpu_memory.py categories FOLDER            on any machine
 
-Every case runs three training steps of a GPT; the third one's peak is what is predicted, by formula and by a simulated
-step. `results/` then holds `gpu_memory.json` and `gpu_memory.md`. Needs torch and numpy; takes a few minutes.
+peaks: DDP, FSDP2 as ZeRO-2 and -3, with and without checkpointing, Adam and SGD, three training steps of a GPT each;
+the third one's peak is predicted by formula and by a simulated step.
+
+categories: `gpt_job.py` recorded with `stepscope record --memory`, DDP, FSDP2 and checkpointing with AdamW and SGD, the
+answer of `stepscope memory` against the job's own notes: allocation at the peak against the allocator's, weights and
+optimizer state against the bytes of the tensors, activations and gradients against the growth of the allocator's number
+in forward, and from the step's beginning to backward's end.
 """
 
 import argparse
@@ -20,16 +27,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-SRC = HERE.parent / "src"
-sys.path[:0] = [str(SRC), str(HERE)]
-
-from gpu_record import shared_device  # noqa: E402
+from common import HERE, STEPSCOPE, environment, on_one_device, python, recorded, run, shared_device, table
 
 RANKS = 2
 SHAPE = {"layers": 12, "d-model": 1024, "heads": 16, "vocab": 32768, "seq-len": 1024}
 TINY = {"layers": 2, "d-model": 64, "heads": 4, "vocab": 512, "seq-len": 32}
 MICRO_BATCH = 8
+WINDOW = (8, 11)
+RECORDED = [
+    (strategy, optimizer, checkpoint)
+    for checkpoint in (False, True)
+    for strategy in ("ddp", "fsdp2")
+    for optimizer in ("adamw", "sgd")
+]
+LARGE_JOB = ["--width", "768", "--heads", "12", "--vocab", "16384", "--batch", "8", "--seq", "512"]
 RANK_TIMEOUT_S, SIMULATE_TIMEOUT_S = 240, 120
 
 
@@ -188,20 +199,15 @@ def by_simulation(case: Case, device: str, folder: Path) -> float | None:
     return load_simulated(out).peak_bytes + WORKSPACE_BYTES
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{SRC}:{HERE}", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
-
-
 # ---- the table
 
 
-def measured(device: str, folder: Path) -> dict[str, Any]:
+def measured_peaks(device: str, folder: Path) -> dict[str, Any]:
     """Return the peaks of rank 0 by case; ranks on one GPU pass for ranks on different hosts."""
     ranks = []
     for rank in range(RANKS):
-        hosts = {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-        command = [sys.executable, __file__, "--rank", str(rank), "--folder", str(folder), "--device", device]
-        ranks.append(subprocess.Popen(command, env=environment(**hosts)))
+        command = python(__file__, "peaks", folder, "--rank", rank, "--device", device)
+        ranks.append(subprocess.Popen(command, env=environment(**on_one_device(rank))))
     try:
         for process in ranks:
             process.wait(timeout=RANK_TIMEOUT_S)
@@ -212,11 +218,11 @@ def measured(device: str, folder: Path) -> dict[str, Any]:
     return json.loads(peaks.read_text()) if peaks.exists() else {}
 
 
-def rows(device: str) -> list[dict[str, Any]]:
+def peak_rows(device: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, shared_device(device) as sharing:
         folder = Path(scratch)
         print(f"ranks share the device: {sharing}", file=sys.stderr)
-        peaks = measured(device, folder)
+        peaks = measured_peaks(device, folder)
         with ThreadPoolExecutor(max_workers=max(1, min(8, (os.cpu_count() or 2) // 2))) as pool:
             simulated = list(pool.map(lambda case: by_simulation(case, device, folder), CASES))
         return [
@@ -230,37 +236,119 @@ def rows(device: str) -> list[dict[str, Any]]:
         ]
 
 
-def markdown(table: list[dict[str, Any]]) -> str:
-    lines = ["| case | measured MB | formula MB | error | simulated MB | error |", "|---|---|---|---|---|---|"]
-    for row in table:
-        peak = row["measured"]
+def peaks_table(found: list[dict[str, Any]]) -> str:
+    rows = []
+    for one in found:
+        peak = one["measured"]
         known = isinstance(peak, int) and peak > 0
-        cells = [row["case"], f"{peak / 1e6:.0f}" if known else str(peak)]
-        for predicted in (row["formula"], row["simulated"]):
+        cells = [one["case"], f"{peak / 1e6:.0f}" if known else str(peak)]
+        for predicted in (one["formula"], one["simulated"]):
             cells.append("?" if predicted is None else f"{predicted / 1e6:.0f}")
             cells.append(f"{100 * (predicted / peak - 1):+.1f} %" if known and predicted else "?")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(("case", "measured MB", "formula MB", "error", "simulated MB", "error"), rows)
+
+
+# Categories
+
+
+def name_of(strategy: str, optimizer: str, checkpoint: bool) -> str:
+    return f"{strategy}-{optimizer}" + ("-checkpointed" if checkpoint else "")
+
+
+def record(case: tuple[str, str, bool], out: Path, device: str) -> None:
+    """Record one job; its run folder and notes are left in a folder of its name."""
+    folder = out / name_of(*case)
+    folder.mkdir(parents=True)
+    words = [case[0], "--optimizer", case[1], *(["--checkpoint"] if case[2] else []), "--steps", 16, "--device", device]
+    words += LARGE_JOB if device == "cuda" else []
+    job = python(HERE / "gpt_job.py", *words, "--notes", folder, ranks=RANKS)
+    run(recorded(folder / "run", job, "--memory", "--steps", f"{WINDOW[0]}:{WINDOW[1]}"))
+
+
+def categories(folder: Path) -> str:
+    rows = []
+    for place in (folder / name_of(*case) for case in RECORDED):
+        if (place / "run").exists():
+            done = run([*STEPSCOPE, "memory", str(place / "run"), "--json", "-"])
+            rows.append(category_cells(place, json.loads(done.stdout)))
+    head = (
+        "job",
+        "peak: allocator MB",
+        "trace",
+        "snapshot",
+        "weights MB",
+        "gradients",
+        "optimizer state",
+        "activations",
+    )
+    return table(head, rows)
+
+
+def category_cells(place: Path, said: dict[str, Any]) -> list[str]:
+    """Return the allocator's numbers, each with the rank that is the farthest off."""
+    cells: dict[str, list[tuple[int, int | None]]] = {}
+    for rank in range(RANKS):
+        notes = json.loads((place / f"rank{rank}.json").read_text())[slice(*WINDOW)]
+        for column, pair in compared(rank, said, notes).items():
+            cells.setdefault(column, []).append(pair)
+    return [place.name, *(cell(pairs) for pairs in cells.values())]
+
+
+def compared(rank: int, said: dict[str, Any], notes: list[dict[str, int]]) -> dict[str, tuple[int, int | None]]:
+    """Return by column what the job noted and what we say, in bytes."""
+    (of_rank,) = (r for r in said["memory"]["ranks"] if r["rank"] == rank)
+    snapshots = [s for s in said["snapshots"] if s["rank"] == rank]
+    peak = max(n["peak"] for n in notes)
+    pairs: dict[str, tuple[int, int | None]] = {
+        "allocator": (peak, peak),
+        "trace": (peak, sum(v for k, v in of_rank["peak"]["by_category"].items() if k != "reserved_unused")),
+        "snapshot": (peak, sum(v for k, v in snapshots[0]["peak"]["by_purpose"].items() if k != "reserved_unused"))
+        if snapshots
+        else (peak, None),
+    }
+    curves = of_rank["timeline"]["by_category"]
+    true = {
+        "weights": max(n["weights"] for n in notes),
+        "gradients": max(n["after_backward"] - n["begin"] for n in notes),
+        "optimizer_state": max(n["optimizer_state"] for n in notes),
+        "activations": max(n["after_forward"] - n["begin"] for n in notes),
+    }
+    return pairs | {category: (size, max(curves[category])) for category, size in true.items()}
+
+
+def cell(pairs: list[tuple[int, int | None]]) -> str:
+    if any(ours is None for _, ours in pairs):
+        return "unknown"
+    true, ours = max(pairs, key=lambda pair: abs((pair[1] or 0) - pair[0]))
+    if not true:  # without a device the allocator reports nothing
+        return "?"
+    return f"{true / 1e6:.1f}" if ours == true else f"{true / 1e6:.1f}: {100 * ((ours or 0) / true - 1):+.2f} %"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("peaks", "record", "categories"))
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=Path("gpu_memory_results"))
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script, measures nothing"
-    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a trial of the script")
+    parser.add_argument("--at-once", type=int, default=4, help="recorded jobs at the same time: nothing is timed")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
         rank_main(args.rank, args.folder, args.device)
-        return 0
-    table = rows(args.device)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "gpu_memory.json").write_text(json.dumps(table, indent=1))
-    (args.out / "gpu_memory.md").write_text(markdown(table) + "\n")
-    print(markdown(table))
-    return 0 if all(isinstance(row["measured"], int) for row in table) else 1
+    elif args.what == "record":
+        with shared_device(args.device), ThreadPoolExecutor(args.at_once) as pool:
+            list(pool.map(lambda case: record(case, args.folder, args.device), RECORDED))
+    elif args.what == "categories":
+        print(categories(args.folder))
+    else:
+        found = peak_rows(args.device)
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "gpu_memory.json").write_text(json.dumps(found, indent=1))
+        print(peaks_table(found))
+        return 0 if all(isinstance(one["measured"], int) for one in found) else 1
+    return 0
 
 
 if __name__ == "__main__":

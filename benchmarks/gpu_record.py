@@ -1,55 +1,39 @@
 """Recording checked on real jobs with NCCL: four ranks of DDP, FSDP2 and a pipeline, recorded with no code change.
 
-    PYTHONPATH=src python benchmarks/gpu_record.py --out results          (one GPU is enough: the ranks share it)
+    python benchmarks/gpu_record.py --out results          (one GPU is enough: the ranks share it)
 
-Every job runs twice, plain and under `stepscope record`, and times itself by hand both times. The table says what was
-found (regions, collectives, trace) and how far it agrees with the hand: region times, unprofiled step times, losses
-bit by bit. Light mode's overhead is measured by `overhead.py` in alternating blocks. `results/` then holds
+Every job (`gpt_job.py`) runs twice, plain and under `stepscope record`, and times itself by hand both times. The table
+shows what was found (regions, collectives, trace) and its agreement with the hand: region times, unprofiled step times,
+losses bit by bit. `overhead.py parts` measures light mode in alternating blocks. `results/` then holds
 `gpu_record.json`, `gpu_record.md` and the run folders, packed. Nothing but torch is needed.
-
-    PYTHONPATH=src python benchmarks/gpu_record.py --out results --wild WILD.py [--jobs lstm:cell_loop,...]
-
-instead asks whether steps outside the window are as fast as unrecorded ones, on the jobs of that file: plain,
-`record --light` and `record` by turns, three of each within six minutes (`quiet_steps.py`).
 """
 
 import argparse
-import contextlib
 import gzip
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from common import HERE, number, python, recorded, run, shared_device, table
 
-import quiet_steps  # noqa: E402
-
-SRC = HERE.parent / "src"
 STRATEGIES = ("ddp", "fsdp2", "pipeline")
 WINDOW = (30, 35)
 UNPROFILED_FROM = 50
 QUIET_BLOCKS = (2, 5, 6, 7)  # blocks of ten steps away from the start and the window
-DEADLINE_S = 330
-SMALL = ["--width", "64", "--layers", "4", "--heads", "4", "--seq", "32", "--vocab", "256", "--batch", "8"]
+DEADLINE_S = 600
 
 
 def main() -> int:
     args = parsed()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    if args.wild:
-        return quiet(args, out)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, shared_device(args.device) as sharing:
         results: dict = {"sharing": sharing, "ranks": args.ranks, "jobs": {}}
@@ -71,18 +55,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--steps", type=int, default=80)
-    quiet_steps.add_arguments(parser)
     return parser.parse_args()
-
-
-def quiet(args: argparse.Namespace, out: Path) -> int:
-    """Compare steps outside the window with unrecorded ones; `results/` then holds quiet.json and quiet.md."""
-    found = quiet_steps.measured(args)
-    text = quiet_steps.markdown(found)
-    (out / "quiet.json").write_text(json.dumps(found))
-    (out / "quiet.md").write_text(text)
-    print(text)
-    return 0
 
 
 def guarded(act: Callable[[], dict]) -> dict:
@@ -93,74 +66,34 @@ def guarded(act: Callable[[], dict]) -> dict:
         return {"error": f"{type(e).__name__}: {str(e)[-1500:]}"}
 
 
-@contextlib.contextmanager
-def shared_device(device: str) -> Iterator[str]:
-    """Let the ranks run on one device at the same time where its multi-process service can be had."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if device == "cpu" or control is None:
-        yield "cpu" if device == "cpu" else "time-sliced"
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
-        subprocess.run([control, "-d"], timeout=30, check=False)
-        works = [sys.executable, "-c", "import torch; torch.ones(2, device='cuda').sum().item()"]
-        try:
-            ok = subprocess.run(works, timeout=90, capture_output=True).returncode == 0
-        except subprocess.TimeoutExpired:
-            ok = False
-        try:
-            if not ok:
-                del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
-            yield "multi-process service" if ok else "time-sliced"
-        finally:
-            quit_env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder}
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([control], input="quit\n", text=True, timeout=30, check=False, env=quit_env)
-
-
 def one_job(strategy: str, scratch: Path, out: Path, args: argparse.Namespace) -> dict:
     """Run one strategy plain and recorded; return what was found and how far it agrees."""
-    run = scratch / f"run-{strategy}"
-    plain, recorded = scratch / f"{strategy}-plain", scratch / f"{strategy}-recorded"
-    for folder in (plain, recorded):
-        folder.mkdir()
-    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
-    job += [str(HERE / "gpt_job.py"), strategy, "--device", args.device, "--steps", str(args.steps)]
-    job += SMALL if args.device == "cpu" else []
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(run)]
-    record += ["--steps", f"{WINDOW[0]}:{WINDOW[1]}", "--"]
-    said = started([*job, "--hand-timed", str(plain)])
-    said += started([*record, *job, "--hand-timed", str(recorded)])
-    pack(run, out / f"run-{strategy}.tar.gz")
-    losses_are = "equal" if same_losses(plain, recorded, args.ranks) else "DIFFER"
-    if losses_are == "DIFFER":  # the job's own doing?
-        again = scratch / f"{strategy}-again"
-        again.mkdir()
-        started([*job, "--hand-timed", str(again)])
+    folder = scratch / f"run-{strategy}"
+    plain, traced, again = (scratch / f"{strategy}-{way}" for way in ("plain", "recorded", "again"))
+    for each in (plain, traced, again):
+        each.mkdir()
+    sizes = ["--device", args.device, "--steps", str(args.steps)]
+
+    def job(times: Path) -> list[str]:
+        return python(HERE / "gpt_job.py", strategy, *sizes, "--hand-timed", times, ranks=args.ranks)
+
+    said = run(job(plain)).stderr
+    said += run(recorded(folder, job(traced), "--steps", f"{WINDOW[0]}:{WINDOW[1]}")).stderr
+    with tarfile.open(out / f"run-{strategy}.tar.gz", "w:gz") as packed:
+        packed.add(folder, arcname=folder.name)
+    losses_are = "equal" if same_losses(plain, traced, args.ranks) else "DIFFER"
+    if losses_are == "DIFFER":  # because of the job itself?
+        run(job(again))
         losses_are += ", and so do two plain runs" if not same_losses(plain, again, args.ranks) else ""
     return {
-        "regions": regions_against_hand(run, recorded, args.ranks),
-        "step": steps_against_hand(run, plain, recorded, args.ranks),
-        "collectives": collectives_per_step(run),
-        "trace": trace_contents(run, args.ranks),
-        "files": sorted({path.name.partition(".")[2] for path in run.iterdir() if path.name.startswith("rank")}),
+        "regions": regions_against_hand(folder, traced, args.ranks),
+        "step": steps_against_hand(folder, plain, traced, args.ranks),
+        "collectives": collectives_per_step(folder),
+        "trace": trace_contents(folder, args.ranks),
+        "files": sorted({path.name.partition(".")[2] for path in folder.iterdir() if path.name.startswith("rank")}),
         "losses": losses_are,
         "said": [line for line in said.splitlines() if line.startswith("stepscope")],
     }
-
-
-def started(command: list[str]) -> str:
-    """Return what a command wrote to stderr; raise with its end where it failed."""
-    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
-    if done.returncode:
-        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-1200:]}")
-    return done.stderr
-
-
-def pack(run: Path, target: Path) -> None:
-    with tarfile.open(target, "w:gz") as packed:
-        packed.add(run, arcname=run.name)
 
 
 # ---- what was found, against the hand
@@ -268,18 +201,10 @@ def trace_contents(run: Path, ranks: int) -> list[dict]:
 
 
 def light_overhead(args: argparse.Namespace, left_s: float) -> dict:
-    """What `overhead.py` finds on this machine, with as many blocks as there is time for."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "overhead.json"
-        command = [sys.executable, str(HERE / "overhead.py"), "--out", str(result), "--ranks", str(args.ranks)]
-        command += ["--backend", "nccl" if args.device == "cuda" else "gloo", "--blocks", "12"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=left_s)
-        if not result.exists():
-            raise RuntimeError(done.stderr[-1200:] or done.stdout[-1200:])
-        found = json.loads(result.read_text())
-    return {name: found[name] for name in ("step_ms", "warm", "cold", "bottom_up", "measured", "window")} | {
-        "text": done.stdout
-    }
+    """Return what `overhead.py parts` prints on this machine."""
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    words = ("parts", "--ranks", args.ranks, "--backend", backend, "--blocks", "12")
+    return {"text": run(python(HERE / "overhead.py", *words), limit_s=left_s).stdout}
 
 
 # ---- shown
@@ -291,22 +216,35 @@ def save(results: dict, out: Path) -> None:
 
 
 def markdown(results: dict) -> str:
-    rows = [
-        f"Ranks: {results['ranks']}, sharing the device: {results['sharing']}.",
-        "",
-        "| job | regions: recorded / by hand (ms) | collectives per step | step unprofiled / by hand (ms) "
-        "| device step (ms) | plain run (ms) | profiled (ms) | after / before window | trace, rank 0 | losses |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(row(name, job) for name, job in results["jobs"].items()),
-    ]
+    head = (
+        "job",
+        "regions: recorded / by hand (ms)",
+        "collectives per step",
+        "step unprofiled / by hand (ms)",
+        "device step (ms)",
+        "plain run (ms)",
+        "profiled (ms)",
+        "after / before window",
+        "trace, rank 0",
+        "losses",
+    )
     light = results.get("light", {})
-    rows += ["", "```", light.get("text", light.get("error", "not run")).rstrip(), "```"]
-    return "\n".join(rows) + "\n"
+    return "\n".join(
+        [
+            f"Ranks: {results['ranks']}, sharing the device: {results['sharing']}.",
+            "",
+            table(head, (cells(name, job) for name, job in results["jobs"].items())),
+            "",
+            "```",
+            light.get("text", light.get("error", "not run")).rstrip(),
+            "```\n",
+        ]
+    )
 
 
-def row(name: str, job: dict) -> str:
+def cells(name: str, job: dict) -> list[str]:
     if "error" in job:
-        return f"| {name} | failed: {' '.join(job['error'].split())[:300]} |" + " |" * 8
+        return [name, f"failed: {' '.join(job['error'].split())[:300]}", *[""] * 8]
     regions = ", ".join(
         f"{r} {v['ms']:.2f}" + (f" / {v['by_hand_ms']:.2f}" if v["by_hand_ms"] is not None else "")
         for r, v in job["regions"].items()
@@ -315,18 +253,17 @@ def row(name: str, job: dict) -> str:
     collectives = f"{last.get('count')} ({last.get('bytes')} B)"
     if "p2p_count" in last:
         collectives += f", {last['p2p_count']} sends and receives"
-    return (
-        f"| {name} | {regions} | {collectives} "
-        f"| {number(step['unprofiled_ms'])} / {number(step['by_hand_same_run_ms'])} "
-        f"| {number(step['device_mean_ms'])} | {number(step['by_hand_plain_run_ms'])} | {number(step['profiled_ms'])} "
-        f"| {step['after_ms'] / step['before_ms']:.3f} | {trace['steps']} steps, {trace['kernels']} kernels, "
-        f"{trace['nccl_kernels']} of NCCL, {trace['comm_records']} records, {len(trace['regions'])} regions "
-        f"| {job['losses']} |"
-    )
-
-
-def number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}"
+    return [
+        name,
+        regions,
+        collectives,
+        f"{number(step['unprofiled_ms'])} / {number(step['by_hand_same_run_ms'])}",
+        *(number(step[key]) for key in ("device_mean_ms", "by_hand_plain_run_ms", "profiled_ms")),
+        f"{step['after_ms'] / step['before_ms']:.3f}",
+        f"{trace['steps']} steps, {trace['kernels']} kernels, {trace['nccl_kernels']} of NCCL, "
+        f"{trace['comm_records']} records, {len(trace['regions'])} regions",
+        job["losses"],
+    ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How much of the step has an owner? Seven kinds of jobs are recorded; a table shows what share of each has a line.
+"""How much of the step has an owner? Seven kinds of jobs (`gpt_job.py`), recorded, with their owned shares.
 
-    PYTHONPATH=src python benchmarks/ownership.py [--kinds nanogpt,fsdp2] [--work FOLDER] [--steps 20:26]
+    python benchmarks/ownership.py [--kinds nanogpt,fsdp2] [--work FOLDER] [--steps 20:26]
 
 | column | share of |
 |---|---|
@@ -15,38 +15,31 @@ A kind whose library is missing is left out with a line. Without a GPU the devic
 
 import argparse
 import importlib.util
-import os
-import subprocess
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
 import numpy as np
+from common import HERE, python, recorded, row, run, table
 
-HERE = Path(__file__).resolve()
-JOB = HERE.with_name("ownership_job.py")
-SRC = HERE.parent.parent / "src"
 RANKS = {"fsdp2": 2, "pipeline": 2}
 KINDS = ("nanogpt", "fsdp2", "pipeline", "compiled", "checkpointing", "lightning", "transformers")
-NEEDS = {"lightning": "lightning", "transformers": "transformers"}
+NEEDS = ("lightning", "transformers")
 MIN_DEVICE, MIN_HOST = 0.95, 0.90
-LIMIT_S = 600
+LARGE = ("--width", "768", "--heads", "12", "--seq", "512")
 
 
-def record(kind: str, folder: Path, steps: str) -> str | None:
-    """Record a kind into a folder; return why it failed, None where it did not."""
-    words = [str(JOB), kind, str(int(steps.split(":")[1]) + 14)]
-    if kind in RANKS:
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS[kind]}"]
-        words = [*launch, *words]
-    command = [sys.executable, "-m", "stepscope", "record", "--out", str(folder), "--steps", steps, "--"]
-    path = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [*command, sys.executable, *words], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    return None if done.returncode == 0 else (done.stderr or done.stdout)[-1500:]
+def record(kind: str, folder: Path, steps: str) -> None:
+    words = (HERE / "gpt_job.py", kind, "--steps", int(steps.split(":")[1]) + 14)
+    job = python(*words, *(LARGE if on_gpu() else ()), ranks=RANKS.get(kind, 1))
+    run(recorded(folder, job, "--steps", steps), TOKENIZERS_PARALLELISM="false")
+
+
+def on_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def shares(folder: Path) -> dict[str, float | None]:
@@ -86,40 +79,31 @@ def shares(folder: Path) -> dict[str, float | None]:
     }
 
 
-def row(kind: str, found: dict[str, float | None]) -> str:
-    """Return a line of the table."""
-    values = " | ".join("" if x is None else f"{100 * x:.1f}" for x in found.values())
-    enough = (found["device"] or 1.0) >= MIN_DEVICE and (found["host"] or 0.0) >= MIN_HOST
-    return f"| {kind} | {values} | {'yes' if enough else 'NO'} |"
-
-
 def main() -> int:
-    """Print the table; return 1 where a kind failed or falls short."""
+    """Print the table; return 1 if a kind fails or is below the minimum."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--work", type=Path)
     parser.add_argument("--steps", default="20:26")
     args = parser.parse_args()
-    work = args.work or Path(tempfile.mkdtemp())
-    print(
-        "| kind | device % | host % | finer % | module % | matched % | enough |\n|---|---|---|---|---|---|---|",
-        flush=True,
-    )
-    worst = 0
+    work, worst = args.work or Path(tempfile.mkdtemp()), 0
+    print(table(("kind", "device %", "host %", "finer %", "module %", "matched %", "enough"), ()), flush=True)
     for kind in args.kinds.split(","):
-        if kind in NEEDS and importlib.util.find_spec(NEEDS[kind]) is None:
-            print(f"{kind}: left out, {NEEDS[kind]} is not installed", flush=True)
+        if kind in NEEDS and importlib.util.find_spec(kind) is None:
+            print(f"{kind}: left out, {kind} is not installed", flush=True)
             continue
         try:
-            folder = work / kind
-            why = None if folder.exists() else record(kind, folder, args.steps)
-            if why is not None:
-                raise RuntimeError(why)
-            text = row(kind, shares(folder))
-            worst |= text.endswith("NO |")
+            if not (work / kind).exists():
+                record(kind, work / kind, args.steps)
+            found = shares(work / kind)
         except Exception:  # noqa: BLE001 - the other kinds are still worth a row
-            text, worst = f"{kind}: failed\n{traceback.format_exc(limit=1)}", 1
-        print(text, flush=True)
+            print(f"{kind}: failed\n{traceback.format_exc(limit=1)}", flush=True)
+            worst = 1
+            continue
+        enough = (found["device"] or 1.0) >= MIN_DEVICE and (found["host"] or 0.0) >= MIN_HOST
+        worst |= not enough
+        values = ["" if x is None else f"{100 * x:.1f}" for x in found.values()]
+        print(row([kind, *values, "yes" if enough else "NO"]), flush=True)
     return int(worst)
 
 

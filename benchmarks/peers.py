@@ -1,24 +1,29 @@
-"""The same runs through stepscope, HTA and TraceLens: time, memory, whether the numbers agree, and whom they blame.
+"""The same runs through stepscope, HTA and TraceLens: time, memory, agreement of the numbers, and the late rank.
 
-    python benchmarks/peers.py [--rounds 5] [--write docs/peers.md]     how fast: the whole table (`peer_speed.py`)
-    python benchmarks/peers.py RUN ... --peers PYTHON [--rounds 2] [--shift-rank 1] [--shift-ms 20] [--out peers.json]
+    python benchmarks/peers.py speed [--rounds 5] [--write docs/peers.md]
+    python benchmarks/peers.py compare RUN ... [--rounds 2] [--shift-rank 1] [--shift-ms 20] [--out peers.json]
+    python benchmarks/peers.py foreign TRACE ... [--write docs/peers.md]
 
-PYTHON is the interpreter of an environment with `HolisticTraceAnalysis` and TraceLens (github.com/AMD-AGI/TraceLens).
-Each tool gets the same files in a process of its own and does what all three can: temporal breakdown, overlap, kernels
-and collectives of every rank, and who is late. Rounds interleave the tools and the least CPU time of each counts; it
-starts after the imports and includes processes that a tool starts; memory is the peak of the process and of the largest
-one it started. `stepscope report` does the whole report besides.
+The peers run in an environment of their own, installed by pip unless `--peers` names its interpreter. Every measurement
+is a separate process, rounds alternate the tools. CPU time begins after the imports, except for the command line, and
+includes child processes.
 
-A rank's file is then shifted in time and all three are asked again who is late: nothing about the job has changed.
+speed      reading, first account, whole report, cached report and memory, on repeated real events (`large_runs.py`);
+           median of the rounds. Peers get up to `--peer-ranks` ranks: they need several times the files in memory
+compare    the features that all three have, on given runs: cost (least CPU time), numbers, late rank; then one rank's
+           clock is shifted and all three are queried again
+foreign    traces of other people, a row each; without `--peers` the page's cells for the peers stay
 """
 
 import argparse
 import contextlib
+import gc
 import gzip
 import json
 import logging
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,104 +33,239 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peak_memory import mb, own_peak_mb
+from common import ROOT, SCRATCH, STEPSCOPE, environment, mb, own_peak_mb, peer_python, table, write_between
+from large_runs import FOUR_RANKS, ONE_RANK, gzipped, large_run
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
-OURS = ("stepscope", "stepscope report")
-PEERS = ("HTA", "TraceLens")
+PEER_PACKAGES = ("traceinsight", "git+https://github.com/AMD-AGI/TraceLens@171dd747")
+OURS, PEERS = ("stepscope", "stepscope report"), ("HTA", "TraceLens")
+STEPS_OF_ONE = 8
+"""marked in the trace of a rank: HTA slows down with their number"""
+BYTES_PER_EVENT = 300
+COMMAND = "stepscope report, command line"
+HTA, TRACELENS = "HTA: parse and four breakdowns", "TraceLens: tree, kernels, collectives"
+OF_SPEED = ("reading", "first account", "whole report", "second report", COMMAND, f"{COMMAND}, again", HTA, TRACELENS)
+FOREIGN = ("trace", "device", "steps", "verdict", "first finding", "window, compute, idle ms", *PEERS)
+LONGEST_MESSAGE = 60
 Result = dict[str, Any]
 Tool = Callable[[list[str]], Result]
 
 
 def main() -> int:
-    arguments = parsed()
-    if arguments.run_one:
-        tool, *files = arguments.run_one
-        print(json.dumps(measured(tool, files)))
+    args = parsed()
+    if args.what == "measure":
+        print(json.dumps(measured(args.tool, args.cache, args.runs)))
         return 0
-    if not arguments.runs:
-        import peer_speed
-
-        text = peer_speed.speed_table(arguments)
-        print(text)
-        if arguments.write:
-            peer_speed.write(Path(arguments.write), text)
-        return 0
-    results = [case_result(Path(run), arguments) for run in arguments.runs]
-    for show in (cost_table, agreement_table, blame_table):
-        print(show(results), end="\n\n")
-    if arguments.out:
-        Path(arguments.out).write_text(json.dumps(results, indent=1))
+    if args.what == "speed":
+        show(speed_table(args), args, "speed")
+    elif args.what == "foreign":
+        show(foreign_table(args), args, "foreign traces")
+    else:
+        results = [case_result(Path(run), args) for run in args.runs]
+        for text in (cost_table, agreement_table, blame_table):
+            print(text(results), end="\n\n")
+        if args.out:
+            Path(args.out).write_text(json.dumps(results, indent=1))
     return 0
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="*", help="folders with one trace per rank; none for the table of speed")
+    parser.add_argument("what", choices=("speed", "compare", "foreign", "measure"))
+    parser.add_argument("runs", nargs="*", help="folders with one trace per rank, or traces")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter with HTA and TraceLens")
+    parser.add_argument("--no-peers", action="store_true", help="measure stepscope alone")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--write", metavar="PAGE", help="page with the table to replace")
+    parser.add_argument("--out")
     parser.add_argument("--shift-rank", type=int, default=1)
     parser.add_argument("--shift-ms", type=int, default=20)
-    parser.add_argument("--out")
-    speed = parser.add_argument_group("the table of speed")
-    speed.add_argument("--write", metavar="PAGE", help="page whose table is replaced")
-    speed.add_argument("--megabytes", type=int, default=100, help="of the trace of one rank")
-    speed.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 9, 64])
-    speed.add_argument("--large-ranks", type=int, nargs="*", default=[4], help="ranks of so many megabytes each")
-    speed.add_argument("--sample", type=Path, help="run whose events are repeated (a small one of the tests)")
-    speed.add_argument("--events", type=int, default=100_000, help="of each of several ranks")
-    speed.add_argument("--peer-ranks", type=int, default=8, help="largest number of ranks that the peers get")
-    speed.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-benchmarks")
-    parser.add_argument("--run-one", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--megabytes", type=int, default=100, help="of the trace of one rank")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 9, 64])
+    parser.add_argument("--large-ranks", type=int, nargs="*", default=[4], help="ranks of so many megabytes each")
+    parser.add_argument("--events", type=int, default=100_000, help="of each of several ranks")
+    parser.add_argument("--sample", type=Path, default=FOUR_RANKS, help="run with the events to repeat")
+    parser.add_argument("--peer-ranks", type=int, default=8, help="largest number of ranks that the peers get")
+    parser.add_argument("--folder", type=Path, default=SCRATCH)
+    parser.add_argument("--tool", help=argparse.SUPPRESS)
+    parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-# Running ------------------------------------------------------------------------------------------------------------
+def show(text: str, args: argparse.Namespace, mark: str) -> None:
+    print(text)
+    if args.write:
+        write_between(Path(args.write), mark, text)
 
 
-def case_result(run: Path, arguments: argparse.Namespace) -> Result:
-    """Return what every tool says of one run, and of the same run with one rank shifted."""
-    files = sorted(str(p) for p in run.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != "truth.json")
-    best: dict[str, Result] = {}
-    for _ in range(arguments.rounds):
-        for tool in (*OURS, *(PEERS if arguments.peers else ())):
-            found = in_own_process(tool, files, arguments)
-            if tool not in best or found.get("cpu_s", 0) < best[tool].get("cpu_s", 0):
-                best[tool] = found
-    with tempfile.TemporaryDirectory() as folder:
-        moved = shifted(files, Path(folder), rank=arguments.shift_rank, by_us=1000 * arguments.shift_ms)
-        tools = (OURS[0], *(PEERS if arguments.peers else ()))
-        after = {tool: in_own_process(tool, moved, arguments).get("late_rank") for tool in tools}
-    return {
-        "run": run.name,
-        "size_mb": sum(Path(f).stat().st_size for f in files) / 1e6,
-        "tools": best,
-        "late_after_shift": after,
-        "truth": slow_ranks(run),
-    }
-
-
-def in_own_process(tool: str, files: list[str], arguments: argparse.Namespace) -> Result:
-    python = arguments.peers if tool in PEERS else sys.executable
-    done = subprocess.run([python, __file__, "--run-one", tool, *files], capture_output=True, text=True, check=False)
+def in_own_process(tool: str, files: list[str], args: argparse.Namespace, cache: str = "") -> Result:
+    if tool.startswith(COMMAND):
+        return command_line(cache, files)
+    ours = tool in (*OURS, *OF_SPEED[:4])
+    interpreter = sys.executable if ours else args.peers or str(peer_python(args.folder / "peers", PEER_PACKAGES))
+    command = [interpreter, __file__, "measure", *files, "--tool", tool, "--cache", cache]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+        return {"failed": short(done.stderr)}
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measured(tool: str, files: list[str]) -> Result:
-    """Return what a tool says and what it costs, in this process."""
+def measured(tool: str, cache: str, files: list[str]) -> Result:
+    """Return the answer of a tool and its cost, in this process, from after its imports."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):
-        run = TOOLS[tool]()
+        run = TOOLS[tool](cache)
+        gc.freeze()  # imports are no garbage: as our command does it, for all
         cpu, wall = time.process_time(), time.perf_counter()
         found = run(files)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    started = resource.getrusage(resource.RUSAGE_CHILDREN)  # HTA reads files in processes of its own
+    started = resource.getrusage(resource.RUSAGE_CHILDREN)  # HTA reads files in child processes
     peak_mb = own_peak_mb() + mb(started.ru_maxrss)
     return {**found, "cpu_s": cpu + started.ru_utime + started.ru_stime, "wall_s": wall, "peak_mb": peak_mb}
+
+
+def short(text: str) -> str:
+    last = (text.strip().splitlines() or ["no message"])[-1].replace("|", "/")
+    return last if len(last) <= LONGEST_MESSAGE else last[: LONGEST_MESSAGE - 3] + "..."
+
+
+def traces_of(run: Path) -> list[str]:
+    if run.is_file():
+        return [str(run)]
+    return sorted(str(p) for p in run.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != "truth.json")
+
+
+# Speed
+
+
+def speed_table(args: argparse.Namespace) -> str:
+    import compileall
+
+    compileall.compile_dir(ROOT / "src", quiet=1)  # as an installed package is
+    rows, found_all = [], []
+    for name, files, ranks in inputs(args):
+        tools = OF_SPEED if ranks <= args.peer_ranks and not args.no_peers else OF_SPEED[:-2]
+        found = medians(tools, files, args)
+        found_all.append([name, found])
+        size = f"{sum(Path(f).stat().st_size for f in files) / 1e6:.0f} MB on disk"
+        for tool, row in found.items():
+            start = [f"{name}, {size}" if tool == tools[0] else "", tool]
+            if "failed" in row:
+                rows.append([*start, f"failed: {row['failed']}", *[""] * 6])
+                continue
+            cost = [f"{row['cpu_s']:.2f}", f"{row['wall_s']:.1f}", f"{row['peak_mb']:.0f}"]
+            times = [
+                f"{found[peer][key] / row[key]:.1f}x" if tool not in tools[6:] and key in found.get(peer, {}) else ""
+                for peer in (HTA, TRACELENS)
+                for key in ("cpu_s", "wall_s")
+            ]
+            rows.append([*start, *cost, *times])
+    if args.out:
+        Path(args.out).write_text(json.dumps(found_all, indent=1))
+    head = ("run", "what", "CPU s", "wall s", "peak MB", "HTA CPU", "HTA wall", "TraceLens CPU", "TraceLens wall")
+    return table(head, rows)
+
+
+def inputs(args: argparse.Namespace) -> list[tuple[str, list[str], int]]:
+    """Return name, files and number of ranks of each run."""
+    events = args.megabytes * 1_000_000 // BYTES_PER_EVENT
+    one = large_run(args.folder, ranks=1, events=events, sample=ONE_RANK, max_steps=STEPS_OF_ONE) / "rank0.json"
+    name = f"1 rank, {args.megabytes} MB"
+    made = [(f"{name}, gzip", [str(gzipped(one))], 1), (name, [str(one)], 1)]
+    for ranks in args.large_ranks:
+        run = large_run(args.folder, ranks=ranks, events=events, sample=args.sample, max_steps=STEPS_OF_ONE)
+        files = [str(gzipped(path)) for path in sorted(run.glob("*.json"))]
+        made.append((f"{ranks} ranks of {args.megabytes} MB, gzip", files, ranks))
+    for ranks in args.ranks:
+        run = large_run(args.folder, ranks=ranks, events=args.events, sample=args.sample)
+        made.append((f"{ranks} ranks x {args.events:,} events", traces_of(run), ranks))
+    return made
+
+
+def medians(tools: tuple[str, ...], files: list[str], args: argparse.Namespace) -> dict[str, Result]:
+    """Return per tool the median of its rounds, or why it failed."""
+    found: dict[str, list[Result]] = {tool: [] for tool in tools}
+    for _ in range(args.rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for tool in tools:
+                found[tool].append(in_own_process(tool, files, args, cache))
+    return {
+        tool: next((row for row in rows if "failed" in row), {})
+        or {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for tool, rows in found.items()
+    }
+
+
+def command_line(cache: str, files: list[str]) -> Result:
+    """Return the cost of the whole command: interpreter, imports, reading, printing."""
+    words = [*STEPSCOPE, "report", *files, "--json", "-", "--cache-folder", str(Path(cache) / "command")]
+    code = (
+        "import json, resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL);"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+        "print(json.dumps([done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss]))"
+    )
+    wall = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment())
+    returncode, cpu, peak_kb = json.loads(done.stdout)
+    if returncode:
+        return {"failed": short(done.stderr)}
+    return {"cpu_s": cpu, "wall_s": time.perf_counter() - wall, "peak_mb": mb(peak_kb)}
+
+
+# Other people's traces
+
+
+def foreign_table(args: argparse.Namespace) -> str:
+    rows = [foreign_row(Path(trace), args) for trace in args.runs]
+    if args.write and not args.peers:  # the peers' answers do not change with our code
+        lines = [line.strip("| ").split(" | ") for line in Path(args.write).read_text(encoding="utf-8").splitlines()]
+        known = {cells[0]: cells[-2:] for cells in lines if len(cells) == len(FOREIGN)}
+        rows = [[*row[:-2], *known.get(row[0], row[-2:])] for row in rows]
+    return table(FOREIGN, rows)
+
+
+def foreign_row(trace: Path, args: argparse.Namespace) -> list[str]:
+    name = f"{trace.parent.name}/{trace.name.partition('.')[0]}"
+    command = [*STEPSCOPE, "report", str(trace), "--json", "-", "--no-cache"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 3):
+        return [name, "-", "-", f"refused: {short(done.stderr)}", "-", "-", "-", "-"]
+    report = json.loads(done.stdout)
+    first = next((f for f in report["findings"] if (f["saving_alone_ms"] or 0) > 0), None)
+    text = f"{first['id']}, {first['saving_alone_ms']:.1f} ms ({first['saving_pct']:.0f} %)" if first else "none"
+    steps = str(report["run"]["num_steps"])
+    if report.get("serving"):
+        steps += " " + ", ".join(kind["kind"] for kind in report["serving"]["kinds"])
+    rank = report["ranks"][0]
+    times = ", ".join("?" if rank[k] is None else f"{rank[k]:.1f}" for k in ("window_ms", "compute_ms", "idle_ms"))
+    ours = [str(report["run"]["device"]), steps, str(report["verdict"]), text, times]
+    return [name, *ours, *(peer_cell(tool, traces_of(trace), args) if args.peers else "-" for tool in PEERS)]
+
+
+def peer_cell(tool: str, files: list[str], args: argparse.Namespace) -> str:
+    found = in_own_process(tool, files, args)
+    if "failed" in found:
+        return f"fails: {found['failed']}"
+    return ", ".join(f"{found['ranks'][0][key]:.1f}" for key in ("window", "compute", "idle"))
+
+
+# The same run through all three
+
+
+def case_result(run: Path, args: argparse.Namespace) -> Result:
+    """Return what every tool reports of one run, and of the same run with one rank shifted."""
+    files, peers = traces_of(run), () if args.no_peers else PEERS
+    best: dict[str, Result] = {}
+    for _ in range(args.rounds):
+        for tool in (*OURS, *peers):
+            found = in_own_process(tool, files, args)
+            if tool not in best or found.get("cpu_s", 0) < best[tool].get("cpu_s", 0):
+                best[tool] = found
+    with tempfile.TemporaryDirectory() as folder:
+        moved = shifted(files, Path(folder), rank=args.shift_rank, by_us=1000 * args.shift_ms)
+        after = {tool: in_own_process(tool, moved, args).get("late_rank") for tool in (OURS[0], *peers)}
+    size_mb = sum(Path(f).stat().st_size for f in files) / 1e6
+    return {"run": run.name, "size_mb": size_mb, "tools": best, "late_after_shift": after, "truth": slow_ranks(run)}
 
 
 def shifted(files: list[str], folder: Path, *, rank: int, by_us: int) -> list[str]:
@@ -154,10 +294,10 @@ def slow_ranks(run: Path) -> list[int] | None:
     return json.loads(truth.read_text()).get("slow_ranks") or [] if truth.exists() else None
 
 
-# Tools --------------------------------------------------------------------------------------------------------------
+# Tools
 
 
-def stepscope() -> Tool:
+def stepscope(_: str) -> Tool:
     from stepscope.analyze.kernels.call_costs import call_costs
     from stepscope.analyze.kernels.kernel_costs import kernel_costs
     from stepscope.analyze.kernels.kernels import kernel_table
@@ -226,21 +366,71 @@ def _launched(rank: Any) -> Result:
     }
 
 
-def stepscope_report() -> Tool:
+def whole_report(cache: str) -> Tool:
+    """Return the whole report as the command makes it, from a cache if there is one; the first fills it."""
     from stepscope.analyze.account import account_of
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
-    from stepscope.run.load import load
+    from stepscope.later_writes import begin, wait_for_all, write_later
+    from stepscope.run.load import load, load_sources, run_name
+    from stepscope.run.sources import find_sources
+    from stepscope.trace.freed_memory import keep_freed
 
     def run(files: list[str]) -> Result:
-        account = account_of(load(files, cache=False, jobs=1))
+        if not cache:
+            account = account_of(load(files, cache=False, jobs=1))
+            json.dumps(report_json(account, diagnose(account)))
+            return {}
+        keep_freed()
+        sources, name = find_sources(files), run_name(files, None)
+        account = account_of(load_sources(sources, name=name, cache_folder=Path(cache), write_later=write_later))
+        begin()
         json.dumps(report_json(account, diagnose(account)))
+        wait_for_all()
         return {}
 
     return run
 
 
-def hta() -> Tool:
+def reading(_: str) -> Tool:
+    from stepscope.run.load import load
+
+    def run(files: list[str]) -> Result:
+        load(files, cache=False)
+        return {}
+
+    return run
+
+
+def first_account(_: str) -> Tool:
+    from stepscope.analyze.ranks.overlap import rank_overlap
+    from stepscope.analyze.ranks.window import rank_account
+    from stepscope.run.load import load
+
+    def run(files: list[str]) -> Result:
+        for rank in load(files, cache=False).ranks:
+            rank_account(rank)
+            rank_overlap(rank)
+        return {}
+
+    return run
+
+
+def hta_breakdowns(_: str) -> Tool:
+    from hta.trace_analysis import TraceAnalysis
+
+    def run(files: list[str]) -> Result:
+        analysis = TraceAnalysis(trace_files=dict(enumerate(files)), trace_dir="/", include_last_profiler_step=True)
+        analysis.get_temporal_breakdown(visualize=False)
+        analysis.get_comm_comp_overlap(visualize=False)
+        analysis.get_idle_time_breakdown(ranks=list(range(len(files))), visualize=False)
+        analysis.get_gpu_kernel_breakdown(visualize=False)
+        return {}
+
+    return run
+
+
+def hta(_: str) -> Tool:
     from hta.trace_analysis import TraceAnalysis
 
     def run(files: list[str]) -> Result:
@@ -271,7 +461,7 @@ def hta() -> Tool:
     return run
 
 
-def tracelens() -> Tool:
+def tracelens(_: str) -> Tool:
     from TraceLens import NcclAnalyser, TreePerfAnalyzer
 
     def run(files: list[str]) -> Result:
@@ -309,15 +499,21 @@ def tracelens() -> Tool:
     return run
 
 
-TOOLS: dict[str, Callable[[], Tool]] = {
+TOOLS: dict[str, Callable[[str], Tool]] = {
     "stepscope": stepscope,
-    "stepscope report": stepscope_report,
+    "stepscope report": whole_report,
     "HTA": hta,
     "TraceLens": tracelens,
+    "reading": reading,
+    "first account": first_account,
+    "whole report": whole_report,
+    "second report": whole_report,
+    HTA: hta_breakdowns,
+    TRACELENS: tracelens,
 }
 
 
-# Tables -------------------------------------------------------------------------------------------------------------
+# Tables
 
 
 def cost_table(results: list[Result]) -> str:

@@ -1,30 +1,35 @@
-"""How the whole report grows with ranks, events and steps: CPU time, wall time and memory, each size in a process of
-its own.
+"""How the whole report grows with ranks, events and steps: CPU time, wall time and memory, one process per size.
 
     python benchmarks/scaling.py [--ranks 1 2 4 8 9 16] [--events 25000 50000 100000 200000] [--steps 8 16 32 64]
                                  [--first-only] [--write docs/scaling.md] [--out scaling.json]
+    python benchmarks/scaling.py --light --ranks 1024 4096 16384 --steps 20
+    python benchmarks/scaling.py --page
 
-Every size repeats the events of a real run (`analysis.py`). Ranks grow at `--events-each` events of each; events and
+Every size repeats the events of a real run (`large_runs.py`). Ranks grow at `--events-each` events of each; events and
 steps grow on `--ranks-each` ranks. More events at a fixed number of steps are made by renaming the marks of the steps
 beyond it, so that only one thing grows at a time. `--write` replaces the table between its marks and draws the picture
-beside it.
+next to it. `--light` reports simulated step logs: a data-parallel step of 100 ms with 2 % of noise in which one rank
+takes 20 ms longer, for which all others wait. `--page` draws, zooms and pans the HTML report of constructed runs with
+every section in a browser (needs chromium and chromedriver); the main thread is measured in CPU time.
 """
 
 import argparse
 import json
-import re
 import shutil
-import subprocess
+import statistics
 import sys
 import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
-SAMPLE = ROOT / "tests" / "data" / "h200-hsdp"
-BEGIN, END = "<!-- growth: begin -->", "<!-- growth: end -->"
+from common import ROOT, SCRATCH, own_peak_mb, row, run_json, table, write_between
+from large_runs import FOUR_RANKS, large_run
+
 PICTURE = Path("images") / "scaling.svg"
+STEP_NS, LATE_NS, NOISE = 100_000_000, 20_000_000, 0.02
+SHARES = {"data_loading": 0.02, "forward_pass": 0.3, "backward_pass": 0.6, "optimizer_step": 0.08}
 STAGES = ("read", "account", "diagnose", "report")
 Row = dict[str, Any]
 
@@ -35,8 +40,17 @@ def main() -> int:
         path, jobs, cache = arguments.run_one
         print(json.dumps(measured(path, int(jobs), cache)))
         return 0
+    if arguments.run_one_light:
+        print(json.dumps(light_measured(arguments.run_one_light)))
+        return 0
+    if arguments.page:
+        page_report()
+        return 0
+    if arguments.light:
+        light_report(arguments)
+        return 0
     groups = {what: [best(size, arguments) for size in sizes] for what, sizes in all_sizes(arguments).items()}
-    page = tables(groups)
+    page = "\n\n".join(growth_table(what, rows) for what, rows in groups.items() if rows)
     print(page)
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(groups, indent=1))
@@ -55,10 +69,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=0, help="files read at once, 0 for all cores")
     parser.add_argument("--rounds", type=int, default=1, help="of which the least CPU time counts")
     parser.add_argument("--first-only", action="store_true", help="measure no second report")
-    parser.add_argument("--sample", type=Path, default=SAMPLE)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-benchmarks")
+    parser.add_argument("--sample", type=Path, default=FOUR_RANKS)
+    parser.add_argument("--folder", type=Path, default=SCRATCH)
     parser.add_argument("--write", metavar="PAGE")
     parser.add_argument("--out")
+    parser.add_argument("--light", action="store_true", help="step logs alone: --ranks, the largest of --steps")
+    parser.add_argument("--page", action="store_true", help="size and drawing of the HTML report")
+    parser.add_argument("--run-one-light", help=argparse.SUPPRESS)
     parser.add_argument("--run-one", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -77,39 +94,13 @@ def all_sizes(arguments: argparse.Namespace) -> dict[str, list[Row]]:
     }
 
 
-def made(size: Row, arguments: argparse.Namespace) -> Path:
-    """Return the folder with a run of this size, made unless it is there already."""
-    from analysis import large_run
-
-    given = argparse.Namespace(sample=arguments.sample, ranks=size["ranks"], events=size["events"])
-    whole = large_run(arguments.folder, given)
-    if size["steps"] is None:
-        return whole
-    target = whole.with_name(f"{whole.name}-{size['steps']}steps")
-    if not target.exists():
-        unfinished = target.with_suffix(".tmp")
-        unfinished.mkdir(exist_ok=True)
-        for file in sorted(whole.glob("*.json")):
-            (unfinished / file.name).write_text(with_steps(file.read_text(), size["steps"]))
-        unfinished.rename(target)
-    return target
-
-
-def with_steps(text: str, most: int) -> str:
-    """Return a trace in which only so many steps, spread over it, are marked as such."""
-    numbers = sorted({int(n) for n in re.findall(r"ProfilerStep#(\d+)", text)})
-    if len(numbers) <= most:
-        return text
-    kept = {numbers[round(i * (len(numbers) - 1) / max(most - 1, 1))] for i in range(most)}
-    return re.sub(r"ProfilerStep#(\d+)", lambda m: m[0] if int(m[1]) in kept else f"Step {m[1]}", text)
-
-
 # Measuring ----------------------------------------------------------------------------------------------------------
 
 
 def best(size: Row, arguments: argparse.Namespace) -> Row:
     """Return the round with the least CPU time of a first report, with the second report of the same round."""
-    folder = made(size, arguments)
+    given = {"ranks": size["ranks"], "events": size["events"], "max_steps": size["steps"]}
+    folder = large_run(arguments.folder, sample=arguments.sample, **given)
     rounds = []
     for _ in range(arguments.rounds):
         cache = tempfile.mkdtemp()
@@ -123,17 +114,11 @@ def best(size: Row, arguments: argparse.Namespace) -> Row:
 
 
 def in_own_process(folder: Path, jobs: int, cache: str) -> Row:
-    command = [sys.executable, __file__, "--run-one", str(folder), str(jobs), cache]
-    return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    return dict(run_json([sys.executable, __file__, "--run-one", str(folder), str(jobs), cache], limit_s=3600))
 
 
 def measured(folder: str, jobs: int, cache: str) -> Row:
     """Return what the whole report of a run costs, stage by stage, in this process."""
-    import time
-    from itertools import pairwise
-
-    from peak_memory import own_peak_mb
-
     from stepscope.analyze.account import account_of
     from stepscope.analyze.sampled.load import load_run
     from stepscope.diagnose.findings import diagnose
@@ -164,17 +149,12 @@ def measured(folder: str, jobs: int, cache: str) -> Row:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def tables(groups: dict[str, list[Row]]) -> str:
-    return "\n\n".join(table(what, rows) for what, rows in groups.items() if rows)
-
-
-def table(what: str, rows: list[Row]) -> str:
-    """Return one group as Markdown; `per` is the CPU time for each of what grows, in proportion to the first row."""
+def growth_table(what: str, rows: list[Row]) -> str:
+    """Return one group as Markdown; `per` is the CPU time per unit of growth, relative to the first row."""
     names = ("ranks", "in full", "events", "steps", "raw MB", *STAGES, "CPU s", "per", "wall s", "again s", "peak MB")
-    lines = [_line(names), _line(["---"] * len(names))]
     first = rows[0]["cpu_s"] / rows[0][f"measured_{what}"]
-    for row in rows:
-        cells = [
+    cells = [
+        [
             f"{row['measured_ranks']:,}",
             f"{row['in_full']:,}",
             f"{row['measured_events']:,}",
@@ -187,21 +167,16 @@ def table(what: str, rows: list[Row]) -> str:
             "-" if row["again_s"] is None else f"{row['again_s']:.2f}",
             f"{row['peak_mb']:.0f}",
         ]
-        lines.append(_line(cells))
-    return f"By {what}:\n\n" + "\n".join(lines)
-
-
-def _line(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |"
+        for row in rows
+    ]
+    return f"By {what}:\n\n{table(names, cells)}"
 
 
 def write(page: Path, text: str, groups: dict[str, list[Row]]) -> None:
     """Put the tables between their marks on a page, and the picture beside it."""
     from stepscope.report.svg.growth import Growth, growth_svg
 
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    write_between(page, "growth", text)
     panels = [
         Growth(
             of=what if what == "ranks" else f"{what}, {rows[0]['ranks']} ranks",
@@ -217,6 +192,121 @@ def write(page: Path, text: str, groups: dict[str, list[Row]]) -> None:
         sizes = [row["measured_ranks"] for row in ranks]
         panels.insert(1, Growth("ranks", sizes, {"peak of memory": [row["peak_mb"] for row in ranks]}, unit="MB"))
     (page.parent / PICTURE).write_text(growth_svg(panels), encoding="utf-8")
+
+
+# Light logs
+
+
+def light_report(arguments: argparse.Namespace) -> None:
+    """Print the cost of the report of light logs alone, in which one rank is late."""
+    rows = []
+    for ranks in arguments.ranks:
+        folder, late = light_logs(arguments.folder, ranks, max(arguments.steps))
+        found = run_json([sys.executable, __file__, "--run-one-light", str(folder)], limit_s=3600)
+        rows.append({"ranks": ranks, "steps": max(arguments.steps), "planted": late, **found})
+        print(row(rows[-1].values()) if len(rows) > 1 else table(list(rows[0]), [rows[0].values()]), flush=True)
+    if arguments.out:
+        Path(arguments.out).write_text(json.dumps(rows, indent=1))
+
+
+def light_logs(parent: Path, ranks: int, steps: int) -> tuple[Path, int]:
+    """Return the folder with the logs of so many ranks, made unless it is there already, and the late rank."""
+    import numpy as np
+
+    folder, late = parent / f"light-{ranks}x{steps}", ranks * 2 // 3
+    if folder.exists():
+        return folder, late
+    unfinished = folder.with_suffix(".tmp")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(1)
+    own = STEP_NS * (1 + NOISE * rng.standard_normal((ranks, steps)))
+    own[late] += LATE_NS
+    wait = own.max(axis=0) - own
+    for rank in range(ranks):
+        text = "\n".join(map(json.dumps, light_lines(rank, ranks, own[rank], wait[rank])))
+        (unfinished / f"rank{rank:05}.steps.jsonl").write_text(text + "\n")
+    unfinished.rename(folder)
+    return folder, late
+
+
+def light_lines(rank: int, ranks: int, own_ns: Any, wait_ns: Any) -> list[dict[str, Any]]:
+    """Return the log of one rank."""
+    out: list[dict[str, Any]] = [{"schema": 1, "rank": rank, "world_size": ranks}]
+    at = 1_700_000_000_000_000_000
+    for step, (own, wait) in enumerate(zip(own_ns.tolist(), wait_ns.tolist(), strict=True)):
+        regions = {name: {"ns": int(share * own), "n": 1} for name, share in SHARES.items()}
+        regions["gradient_sync"] = {"ns": int(wait), "n": 1}
+        dur = int(own + wait)
+        times = {"start_ns": at, "end_ns": at + dur, "dur_ns": dur, "device_ns": None}
+        out.append({"step": step, **times, "profiled": False, "phase": "after", "regions": regions})
+        at += dur
+    return out
+
+
+def light_measured(folder: str) -> dict[str, Any]:
+    """Return what the report costs in this process, and which ranks it names."""
+    from stepscope.document.light import light_json
+    from stepscope.run.light import load_light
+
+    clock = [time.process_time()]
+    run = load_light(folder)
+    clock.append(time.process_time())
+    document = light_json(run)
+    clock.append(time.process_time())
+    return {
+        "size_mb": sum(path.stat().st_size for path in Path(folder).glob("*.jsonl")) / 1e6,
+        "read_s": clock[1] - clock[0],
+        "report_s": clock[2] - clock[1],
+        "peak_mb": own_peak_mb(),
+        "named": [late["rank"] for late in document["stragglers"]],
+    }
+
+
+# HTML report
+
+
+def page_report() -> None:
+    """Print size, drawing and zooming of the pages of two constructed runs."""
+    sys.path.insert(0, str(ROOT))
+    from tests.report.browser import Browser
+    from tests.report.constructed import constructed
+
+    from stepscope.report.html.page import page_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks, steps in ((64, 50), (1024, 1000)):
+            begin = time.process_time()
+            text = page_of(constructed(ranks=ranks, steps=steps))
+            made_s = time.process_time() - begin
+            path = Path(folder, f"{ranks}.html")
+            path.write_text(text)
+            with Browser(Path(folder, f"profile{ranks}")) as browser:
+                browser.count_main_thread()
+                browser.open(path)
+                cpu_ms = browser.main_thread_ms()
+                drawn_ms = float(browser.run("return document.documentElement.dataset.readyMs"))
+                first_ms = browser.run("return performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+                browser.run(
+                    "document.querySelector('#timeline').scrollIntoView({behavior: 'instant'});"
+                    "return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
+                )
+                moves = [moved(browser, key) for key in "w" * 8 + "d" * 8 + "s" * 8]
+            print(
+                f"{ranks} ranks x {steps} steps: {len(text) / 1e3:,.0f} kB, made in {made_s:.1f} s of CPU; drawn in "
+                f"{cpu_ms:,.0f} ms of CPU, {drawn_ms:,.0f} ms after opening, the first of it after {first_ms:,.0f} ms; "
+                f"zoom and pan {statistics.median(cpu for cpu, _ in moves):.0f} ms of CPU (most {max(moves)[0]:.0f}), "
+                f"{statistics.median(wall for _, wall in moves):.0f} ms to draw"
+            )
+
+
+def moved(browser: Any, key: str) -> tuple[float, float]:
+    """Return the main thread's CPU time of one zoom or pan, and how long drawing took, in milliseconds."""
+    canvas = "document.querySelector('#timeline canvas')"
+    before = browser.main_thread_ms()
+    press = f"{canvas}.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))"
+    browser.run(f"delete {canvas}.dataset.drawMs; {press}")
+    wall = float(browser.waited(f"{canvas}.dataset.drawMs"))
+    return browser.main_thread_ms() - before, wall
 
 
 if __name__ == "__main__":

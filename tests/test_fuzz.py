@@ -10,15 +10,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tools.fuzz import pool
-from tools.fuzz.arguments import odd_arguments, odd_outputs
+from tools.fuzz import run as pool
 from tools.fuzz.case import Case, case_from, make_files, node, seed, text
-from tools.fuzz.exports import hostile_exports
-from tools.fuzz.fields import changed_fields
-from tools.fuzz.mutate import mutated_traces
+from tools.fuzz.generators import (
+    changed_fields,
+    hostile_exports,
+    mutated_traces,
+    odd_arguments,
+    odd_outputs,
+    side_files,
+)
 from tools.fuzz.oracle import Outcome, complaints
-from tools.fuzz.side_files import side_files
-from tools.fuzz.worker import run_case
+from tools.fuzz.run import run_case
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = ROOT / "tests" / "data" / "hostile"
@@ -133,7 +136,7 @@ def test_a_case_touches_nothing_but_its_own_folder_and_says_what_the_command_tou
         print("words")
         return 0
 
-    monkeypatch.setattr("tools.fuzz.worker.main", clumsy)
+    monkeypatch.setattr("tools.fuzz.run.main", clumsy)
     outcome = run_case(Case(("report",), files), tmp_path)
     assert sorted(outcome.changed) == ["work/kept was changed", "work/pipe is gone", "work/x.tmp was left"]
     assert outcome.stdout == "words\n"

@@ -19,14 +19,17 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.fuzz.arguments import odd_arguments, odd_outputs
 from tools.fuzz.case import Case, case_from
-from tools.fuzz.exports import hostile_exports
-from tools.fuzz.fields import changed_fields
-from tools.fuzz.mutate import mutated_traces
+from tools.fuzz.generators import (
+    changed_fields,
+    hostile_exports,
+    mutated_traces,
+    odd_arguments,
+    odd_outputs,
+    side_files,
+)
 from tools.fuzz.oracle import Outcome, complaints
-from tools.fuzz.pool import Job, outcomes
-from tools.fuzz.side_files import side_files
+from tools.fuzz.run import Job, outcomes
 
 GENERATORS = (
     *((30, mutated_traces), (36, changed_fields), (16, side_files), (8, hostile_exports)),

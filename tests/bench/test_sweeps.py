@@ -268,9 +268,9 @@ def test_a_wrong_workload_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.job
 @pytest.mark.slow
 def test_lab_script_killed_from_outside_leaves_what_it_measured(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu_lab_sweeps.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_lab.py"
     lab = subprocess.Popen(
-        [sys.executable, str(script), "--out", str(tmp_path), "--only", "precision", "--device", "cpu"],
+        [sys.executable, str(script), "--out", str(tmp_path), "--parts", "precision", "--device", "cpu"],
         stdout=subprocess.DEVNULL,
     )
     path, end_s = tmp_path / "precision.json", time.monotonic() + HANG_S

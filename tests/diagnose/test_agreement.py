@@ -1,16 +1,14 @@
 """Headline, findings, budget, checks, guides, health, investigation, comparison and `next:` agree with each other."""
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.analyze.build import built_run
 from tests.analyze.simulate import simulate
+from tests.diagnose import agreement
 from tests.diagnose.late import late_run
 from tests.diagnose.scope.test_unexamined_faults import one_rank
 from tests.diagnose.test_rules import FAULTS, HEALTHY
@@ -28,7 +26,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
-sys.path.insert(0, str(ROOT / "benchmarks"))
 RECORDED = (
     "dlrm-8ranks",
     "gloo-ddp",
@@ -59,26 +56,21 @@ def one_rank_without_steps(folder: Path) -> Account:
     return one_rank(folder, steps=False, loading=True)
 
 
-@pytest.fixture(scope="module")
-def agreement() -> ModuleType:
-    return importlib.import_module("agreement")
-
-
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded_run_agrees_with_itself(agreement: ModuleType, name: str) -> None:
+def test_recorded_run_agrees_with_itself(name: str) -> None:
     account = account_of(load([str(DATA / name)], jobs=1, cache=False))
     assert agreement.contradictions(account) == []
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_planted_fault_is_told_the_same_everywhere(agreement: ModuleType, tmp_path: Path, name: str) -> None:
+def test_planted_fault_is_told_the_same_everywhere(tmp_path: Path, name: str) -> None:
     job = simulate(*FAULTS[name].faulty)
     account = account_of(built_run(tmp_path, job.traces), unprofiled_ms=job.period_us / 1000)
     assert agreement.contradictions(account) == []
 
 
 @pytest.mark.parametrize("name", sorted(HEALTHY))
-def test_healthy_run_agrees_with_itself(agreement: ModuleType, tmp_path: Path, name: str) -> None:
+def test_healthy_run_agrees_with_itself(tmp_path: Path, name: str) -> None:
     account = account_of(built_run(tmp_path, simulate(*HEALTHY[name], jitter=0.02).traces))
     assert agreement.contradictions(account) == []
 
@@ -92,16 +84,12 @@ def test_healthy_run_agrees_with_itself(agreement: ModuleType, tmp_path: Path, n
         lambda f: account_of(late_run(f, late_us=2000, loading=True)),
     ],
 )
-def test_constructed_run_agrees_with_itself(
-    agreement: ModuleType, tmp_path: Path, made: Callable[[Path], Account]
-) -> None:
+def test_constructed_run_agrees_with_itself(tmp_path: Path, made: Callable[[Path], Account]) -> None:
     assert agreement.contradictions(made(tmp_path)) == []
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
-    agreement: ModuleType, tmp_path: Path, name: str
-) -> None:
+def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(tmp_path: Path, name: str) -> None:
     pair: list[Account] = []
     for which in ("faulty", "fixed"):
         job = simulate(*getattr(FAULTS[name], which))
@@ -112,7 +100,7 @@ def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
 
 
 @pytest.mark.parametrize("left_us", [0, 300, 900, 1100, 2000, 5000])
-def test_a_fault_that_is_partly_left_is_told_the_same(agreement: ModuleType, tmp_path: Path, left_us: float) -> None:
+def test_a_fault_that_is_partly_left_is_told_the_same(tmp_path: Path, left_us: float) -> None:
     pair: list[Account] = []
     for late_us in (2000, left_us):
         (tmp_path / f"{len(pair)}").mkdir()
@@ -120,7 +108,7 @@ def test_a_fault_that_is_partly_left_is_told_the_same(agreement: ModuleType, tmp
     assert agreement.contradictions_of_pair(*pair) == []
 
 
-def test_a_pair_told_otherwise_is_noticed(agreement: ModuleType) -> None:
+def test_a_pair_told_otherwise_is_noticed() -> None:
     def change(a_ns: int, b_ns: int) -> FindingChange:
         return FindingChange("straggler", "Rank 1", (1,), a_ns, b_ns, int(a_ns > 0), int(b_ns > 0))
 
@@ -152,9 +140,7 @@ def test_a_pair_told_otherwise_is_noticed(agreement: ModuleType) -> None:
         (("efficiency", "mfu"), 1.5),
     ],
 )
-def test_a_number_that_another_rules_out_is_noticed(
-    agreement: ModuleType, tmp_path: Path, where: tuple[str | int, ...], value: float
-) -> None:
+def test_a_number_that_another_rules_out_is_noticed(tmp_path: Path, where: tuple[str | int, ...], value: float) -> None:
     account = account_of(late_run(tmp_path, late_us=2000, loading=True))
     report = report_json(account, diagnose(account))
     assert list(agreement.misfits(report)) == []
@@ -166,7 +152,7 @@ def test_a_number_that_another_rules_out_is_noticed(
     assert list(agreement.misfits(report))
 
 
-def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(agreement: ModuleType, tmp_path: Path) -> None:
+def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(tmp_path: Path) -> None:
     job = simulate(*FAULTS["data-loading"].faulty)
     account = account_of(built_run(tmp_path, job.traces), unprofiled_ms=job.period_us / 1000)
     report = report_json(account, diagnose(account))
@@ -178,7 +164,7 @@ def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(agreement: ModuleTyp
     assert [line for line in agreement.misfits(report) if "can remove" in line]
 
 
-def test_a_run_told_otherwise_is_noticed(agreement: ModuleType, tmp_path: Path) -> None:
+def test_a_run_told_otherwise_is_noticed(tmp_path: Path) -> None:
     account = account_of(late_run(tmp_path, late_us=2000, loading=True))
     diagnosis = diagnose(account)
     told = conclude(account, diagnosis)

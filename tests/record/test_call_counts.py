@@ -15,7 +15,7 @@ from stepscope.record.session import Recorder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from overhead_shapes import SHAPES
+from overhead import SHAPES
 
 OF_8_MICRO_BATCHES = 1000
 MOST = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-RANK = Path(__file__).parents[2] / "benchmarks" / "overhead_rank.py"
+RANK = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
 
 
 @pytest.mark.job
@@ -21,7 +21,7 @@ def test_T26_light_mode_costs_less_than_a_step_that_does_next_to_nothing(tmp_pat
     assert spec is not None and spec.origin is not None
     packages = Path(spec.origin).parents[1]
     (tmp_path / "stepscope").symlink_to(packages)  # as in a checkout of that name: torch's calls are not ours
-    command = [sys.executable, "-W", "ignore", str(RANK), "warm", "--folder", str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", str(RANK), "warm", "--rank", "0", "--folder", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stepscope")}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

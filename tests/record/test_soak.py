@@ -1,4 +1,4 @@
-"""Light mode stays as it begins: memory of ours and calls per step. `benchmarks/soak.py` does the same for longer."""
+"""Light mode keeps its memory and calls per step. `benchmarks/overhead.py soak` tests the same for longer."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from soak import soak
+from overhead import soak
 
 
 @pytest.mark.slow

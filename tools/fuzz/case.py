@@ -14,21 +14,30 @@ import gzip
 import io
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import zstandard
-from tools.fuzz.forged_cache import forge_cache
+
+from stepscope.trace import cache as trace_cache
+from stepscope.trace import schema
+from stepscope.trace.read import read
+from stepscope.trace.table import SparseColumn
 
 SEEDS = Path(__file__).parents[2] / "tests" / "data"
 _PLACE = "@@value@@"
+_HONEST = SEEDS / "gloo-linear" / "rank00000.pt.trace.json.gz"
+_VALUES = (-1, -2, 0, 1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, -(2**63))
 Recipe = dict[str, Any]
 
 
@@ -191,6 +200,46 @@ _EDITS: dict[str, Callable[..., bytes]] = {
     "tar": _tar,
     "sql": _sql,
 }
+
+
+# A cache that fits its trace in key and checksums, but for one value that no parser would have stored
+
+
+def any_forgery(rng: Random) -> list[Any]:
+    """Return which value of which column is forged, and how."""
+    dense = [f"dense/{column.name}" for column in schema.DENSE]
+    sparse = [f"{part}/{column.name}" for column in schema.ARGS for part in ("rows", "values")]
+    return [rng.choice(rng.choice((dense, sparse))), rng.randrange(10_000), rng.choice(_VALUES)]
+
+
+def forge_cache(target: Path, forgery: list[Any]) -> None:
+    """Write the cache `.stepscope/NAME.columns` of the trace NAME; one of an honest trace where NAME is not there."""
+    path = target.parent.parent / target.name.removesuffix(".columns")
+    gone = not path.exists()
+    if gone:
+        shutil.copyfile(_HONEST, path)
+    trace = read(path)
+    part, _, name = forgery[0].partition("/")
+    if part == "dense":
+        trace = replace(trace, columns={**trace.columns, name: _changed(trace.columns[name], *forgery[1:])})
+    elif name in trace.args:
+        kept = trace.args[name]
+        rows = _changed(kept.rows, *forgery[1:]) if part == "rows" else kept.rows
+        values = _changed(kept.values, *forgery[1:]) if part == "values" else kept.values
+        trace = replace(trace, args={**trace.args, name: SparseColumn(rows, values)})
+    key = trace_cache._key(path)
+    assert key is not None
+    trace_cache._store(target, trace, key)
+    if gone:
+        path.unlink()
+
+
+def _changed(column: Any, row: int, value: int) -> Any:
+    changed = column.copy()
+    limits = np.iinfo(column.dtype)
+    if len(changed):
+        changed[row % len(changed)] = min(max(value, limits.min), limits.max)
+    return changed
 
 
 def _sparse(path: Path, size: int) -> None:

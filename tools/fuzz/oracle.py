@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.fuzz.case import Case
-from tools.fuzz.values import MARKUP
+from tools.fuzz.seeds import MARKUP
 
 MAX_SECONDS = 20
 MAX_PEAK_BYTES = 1_500_000_000

@@ -1,8 +1,8 @@
 """How often equal ranks are called late, and how often a sleeping one is found, in the noise of a real loaded machine.
 
-`tests/data/step_noise` has 24 clean jobs of two ranks as `benchmarks/step_noise.py` records them, eight at a time on 16
-cores: alone, with a busy loop beside each, and with loops that come and go. Two ranks of one load, out of any of its
-jobs, are equal ranks; own times are scaled to steps of 200 ms, a sleep is added to one of them.
+`tests/data/step_noise` has 24 clean jobs of two ranks as `benchmarks/stragglers.py noise` records them, eight at a time
+on 16 cores: alone, with a busy loop beside each, and with loops that come and go. Two ranks of one load, out of any of
+its jobs, are equal ranks; own times are scaled to steps of 200 ms, a sleep is added to one of them.
 """
 
 import gzip

@@ -1,15 +1,17 @@
-"""Plain training jobs on the CPU, each with one line that training does not need. They know nothing of stepscope.
+"""Plain training jobs on the CPU: with one line that training does not need, or without a fault.
 
-[torchrun --nproc-per-node=2] unseen_loop_job.py run FAULT STEPS                one ordinary training loop
-[torchrun --nproc-per-node=2] unseen_loop_job.py time OUT.json FAULT,FAULT,...  with and without each, in turn
+[torchrun --nproc-per-node=2] loop_jobs.py run FAULT[+FAULT...] STEPS        one ordinary training loop
+[torchrun --nproc-per-node=2] loop_jobs.py clean SHAPE STEPS                 a loop without a fault
+[torchrun --nproc-per-node=2] loop_jobs.py time OUT.json FAULT,... [all]     with and without each, in turn
 
-The lines that `unseen_loops.py` looks for end in a comment: `# fault NAME`.
+`time ... all` keeps the other faults on. The lines that `loops.py` finds end in a comment: `# fault NAME`.
 """
 
 import copy
 import gc
 import hashlib
 import http.server
+import itertools
 import json
 import math
 import os
@@ -24,6 +26,7 @@ import threading
 import time
 import urllib.request
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 ROUNDS, BLOCK = int(os.environ.get("ROUNDS", "9")), 6
+Step = Callable[[int], None]
 on: set[str] = set()
 """the faults of the running step"""
 
@@ -153,6 +158,10 @@ def build() -> Any:
         p.register_hook(look)
 
     def train_step(i: int) -> None:
+        if "row_stack" in on:
+            torch.stack([row.roll(k % 3) for k, row in enumerate(data[:320])])  # fault row_stack
+        if "weights_sent" in on:
+            [dist.broadcast(p.data, 0) for p in net.parameters()]  # fault weights_sent
         if "augment" in on:
             [np.roll(image, k, axis=1)[:, ::-1].clip(0.1, 0.9) for k, image in enumerate(images)]  # fault augment
         if "schedule" in on:
@@ -173,10 +182,20 @@ def build() -> Any:
             for p in net.parameters():
                 flat = p.grad.numpy().ravel()  # fault gradient_histogram
                 np.histogram(flat, bins=32)  # fault gradient_histogram
+        if "statistics" in on:
+            [(p.grad.float().std(), p.grad.abs().max()) for p in net.parameters()]  # fault statistics
+        if "clip" in on:
+            [p.grad.clamp_(-1, 1).norm().item() for p in net.parameters()]  # fault clip
+        if "small_reduces" in on:
+            [dist.all_reduce(torch.ones(4)) for _ in range(12)]  # fault small_reduces
         if "gradient_norms" in on:
             [p.grad.norm().item() / max(p.norm().item(), 1e-9) for p in net.parameters()]  # fault gradient_norms
         optimizer.step()
         optimizer.zero_grad()
+        if "second_forward" in on:
+            torch.no_grad()(lambda: F.cross_entropy(net(x).flatten(0, 1), x.flatten()))()  # fault second_forward
+        if "log" in on:
+            json.dumps({f"p{k}": float(p.detach().sum()) for k, p in enumerate(net.parameters())})  # fault log
         if "weights_csv" in on:
             np.savetxt(watch.folder / "weights.csv", net[1].out.weight.detach().numpy())  # fault weights_csv
         if "packed_batch" in on:
@@ -239,8 +258,8 @@ def block(step: Any) -> tuple[float, float]:
     return statistics.median(w for w, _ in each), statistics.median(c for _, c in each)
 
 
-def timed(names: list[str]) -> dict[str, list[list[tuple[float, float]]]]:
-    """Return pairs of blocks with and without each fault: `(wall, CPU)` of each."""
+def timed(names: list[str], rest: set[str]) -> dict[str, list[list[tuple[float, float]]]]:
+    """Return pairs of blocks with and without each fault next to the rest: `(wall, CPU)` of each."""
     step = build()
     for i in range(8):
         step(i)
@@ -250,7 +269,7 @@ def timed(names: list[str]) -> dict[str, list[list[tuple[float, float]]]]:
             pair = {}
             for with_it in (True, False) if n % 2 else (False, True):
                 on.clear()
-                on.update([name] if with_it else [])
+                on.update(rest - {name} | ({name} if with_it else set()))
                 if WORLD > 1:
                     dist.barrier()
                 step(0)
@@ -259,18 +278,209 @@ def timed(names: list[str]) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
+# Without a fault
+
+
+def decoder() -> nn.Module:
+    net = nn.Sequential(nn.Embedding(512, 64), *(Block(64) for _ in range(3)), nn.Linear(64, 512))
+    return nn.parallel.DistributedDataParallel(net) if WORLD > 1 else net
+
+
+def stack(*widths: int) -> nn.Sequential:
+    return nn.Sequential(*(m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b), nn.GELU())))
+
+
+def plain(batch: int = 8) -> Step:
+    """One forward, one backward, one step of the optimizer; the loss is shown now and then."""
+    model, data = decoder(), torch.randint(0, 512, (4000, 24))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> None:
+        x = data[i * batch % 3900 :][:batch]
+        loss = F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if i % 10 == 0:
+            print(i, loss.item())
+
+    return step
+
+
+def accumulation() -> Step:
+    """Four micro-batches, a clipped gradient and a schedule; on ranks the gradients are sent once."""
+    model, data = decoder(), torch.randint(0, 512, (4000, 24))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+
+    def step(i: int) -> None:
+        total = 0.0
+        for part in range(4):
+            x = data[(4 * i + part) * 4 % 3900 :][:4]
+            if WORLD > 1:
+                model.require_backward_grad_sync = part == 3
+            loss = F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()) / 4
+            loss.backward()
+            total += loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def gan() -> Step:
+    """Two networks in turn, an optimizer each, with noise drawn in the loop."""
+    make, judge = stack(32, 256, 256, 128), stack(128, 256, 256, 1)
+    both = [torch.optim.Adam(n.parameters(), 2e-4) for n in (make, judge)]
+    real = torch.randn(2000, 128)
+
+    def step(i: int) -> None:
+        noise = torch.randn(64, 32)
+        fake = make(noise)
+        loss = F.softplus(-judge(real[i * 64 % 1900 :][:64])).mean() + F.softplus(judge(fake.detach())).mean()
+        both[1].zero_grad()
+        loss.backward()
+        both[1].step()
+        loss = F.softplus(-judge(fake)).mean()
+        both[0].zero_grad()
+        loss.backward()
+        both[0].step()
+
+    return step
+
+
+def evaluation() -> Step:
+    """Evaluates in every twelfth step and saves the weights in every thirtieth."""
+    model = decoder()
+    data = torch.randint(0, 512, (4000, 24))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    folder = Path(tempfile.mkdtemp())
+
+    def evaluate() -> float:
+        model.eval()
+        with torch.no_grad():
+            losses = [F.cross_entropy(model(x).flatten(0, 1), x.flatten()).item() for x in data[3900:].split(25)]
+        model.train()
+        return sum(losses) / len(losses)
+
+    def step(i: int) -> None:
+        x = data[i * 8 % 3800 :][:8]
+        loss = F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % 12 == 11:
+            evaluate()
+        if i % 30 == 29:
+            torch.save(model.state_dict(), folder / "weights.pt")
+
+    return step
+
+
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    """Small images that are turned over at random."""
+
+    def __init__(self) -> None:
+        self.images = torch.rand(4000, 3, 16, 16)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = self.images[index]
+        return (image.flip(-1) if random.random() < 0.5 else image), index % 10
+
+
+def images() -> Step:
+    """A convolutional network with a loader and the accuracy of the batch."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.BatchNorm2d(64),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
+    loader = DataLoader(Images(), batch_size=32, shuffle=True)
+    batches, right = iter(loader), [0]
+
+    def step(i: int) -> None:
+        x, y = next(batches)
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+        right[0] += int((logits.argmax(1) == y).sum())
+
+    return step
+
+
+def teacher() -> Step:
+    """A small network learns from a frozen one, which runs without gradients."""
+    frozen, model = stack(64, 256, 256, 16).requires_grad_(False), stack(64, 128, 128, 16)
+    optimizer = torch.optim.RMSprop(model.parameters(), 1e-3)
+    data = torch.randn(4000, 64)
+
+    def step(i: int) -> None:
+        x = data[i * 64 % 3900 :][:64]
+        with torch.no_grad():
+            target = frozen(x).softmax(-1)
+        loss = F.kl_div(model(x).log_softmax(-1), target, reduction="batchmean")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def autoencoder() -> Step:
+    """A variational autoencoder whose inputs are made noisy, with gradients clipped by hand."""
+    encode, decode = stack(128, 256, 64), stack(32, 256, 128)
+    weights = [*encode.parameters(), *decode.parameters()]
+    optimizer = torch.optim.Adam(weights, 1e-3)
+    data = torch.randn(4000, 128)
+
+    def step(i: int) -> None:
+        x = data[i * 64 % 3900 :][:64]
+        mean, spread = encode(x + 0.1 * torch.randn_like(x)).chunk(2, -1)
+        code = mean + spread.exp() * torch.randn_like(mean)
+        loss = F.mse_loss(decode(code), x) + 1e-3 * (mean**2 + spread.exp() - spread).mean()
+        loss.backward()
+        for weight in weights:
+            weight.grad.clamp_(-1, 1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+SHAPES = {
+    "plain": plain,
+    "accumulation": accumulation,
+    "gan": gan,
+    "evaluation": evaluation,
+    "images": images,
+    "teacher": teacher,
+    "autoencoder": autoencoder,
+}
+
+
 def main() -> None:
     if WORLD > 1:
         dist.init_process_group("gloo")
-    if sys.argv[1] == "run":
-        on.update(name for name in sys.argv[2].split("+") if name != "none")
-        train_step = build()
-        for i in range(int(sys.argv[3])):
-            train_step(i)
-    else:
-        found = timed(sys.argv[3].split(","))
+    what, name, *rest = sys.argv[1:]
+    if what == "time":
+        names = rest[0].split(",")
+        found = timed(names, set(names) if rest[1:] else set())
         if RANK == 0:
-            Path(sys.argv[2]).write_text(json.dumps(found))
+            Path(name).write_text(json.dumps(found))
+    else:
+        on.update(fault for fault in name.split("+") if what == "run")
+        torch.manual_seed(RANK)
+        torch.set_num_threads(1)
+        step = build() if what == "run" else SHAPES[name]()
+        for i in range(int(rest[0])):
+            step(i)
     if WORLD > 1:
         dist.destroy_process_group()
 

@@ -1,24 +1,23 @@
-"""Which of fourteen ordinary mistakes slows this training job? Plain PyTorch, one fault at a time, chosen by `--fault`.
+"""Training jobs for a GPU, each with one ordinary mistake, chosen by `--fault`. Plain PyTorch.
 
-    python benchmarks/blind_job.py --job lm --fault fp32_head
-    torchrun --nproc-per-node=4 benchmarks/blind_job.py --job ddp --fault mask_buffers
+    python benchmarks/fault_jobs.py --fault fp32_head
+    torchrun --nproc-per-node=4 benchmarks/fault_jobs.py --fault mask_buffers
 
-Jobs: `lm`, a transformer on one GPU; `ddp` and `fsdp`, the same on several ranks; `vision`, images and captions from a
-DataLoader. A fault is the lines under `fault == "its name"`; a comment `felt: its name` marks a line that pays for a
-fault planted elsewhere.
+Jobs: `lm`, a transformer on one GPU; `ddp` and `fsdp`, the same on several ranks; `gan`, two networks in turn;
+`vision`, images and captions from a DataLoader. A fault is the lines under `fault == "its name"`; a comment
+`felt: its name` marks a line that pays for a fault planted elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
+import gc
 import math
 import os
 import random
 import statistics
 import time
+from collections import namedtuple
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +35,12 @@ FAULTS = {
     "gelu_by_hand": "lm",
     "fp32_head": "lm",
     "recompute": "lm",
+    "nan_check": "lm",
+    "top5_accuracy": "lm",
+    "one_hot": "lm",
+    "cpu_mask": "lm",
+    "empty_cache": "lm",
+    "critic_grads": "gan",
     "nchw_copies": "vision",
     "retokenise": "vision",
     "float_images": "vision",
@@ -44,41 +49,19 @@ FAULTS = {
     "mask_buffers": "ddp",
     "gradient_dump": "ddp",
     "evaluation": "ddp",
+    "long_samples": "ddp",
+    "gather_objects": "ddp",
     "shard_each_linear": "fsdp",
 }
-RANKS = {"gradient_dump": [0], "evaluation": [2]}  # the others act on every rank
+RANKS = {"gradient_dump": [0], "evaluation": [2], "long_samples": [2]}  # the others act on every rank
 BLOCK_STEPS = 10
 TOKEN_KINDS = 48
 EVALUATION_BATCHES = 3
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True)
-class TextSizes:
-    """Of a transformer and its batches."""
-
-    width: int
-    layers: int
-    heads: int
-    vocab: int
-    tokens: int
-    longest: int
-    batch: int
-
-
-@dataclass(frozen=True)
-class ImageSizes:
-    """Of a convolutional model, its batches and its loader."""
-
-    widths: tuple[int, ...]
-    blocks: int
-    pixels: int
-    batch: int
-    words: int
-    caption: int
-    workers: int
-
-
+TextSizes = namedtuple("TextSizes", "width layers heads vocab tokens longest batch")
+ImageSizes = namedtuple("ImageSizes", "widths blocks pixels batch words caption workers")
 TEXT = {
     "lm": TextSizes(width=1024, layers=12, heads=16, vocab=16384, tokens=1024, longest=1024, batch=8),
     "ddp": TextSizes(width=384, layers=6, heads=6, vocab=4096, tokens=512, longest=1024, batch=32),
@@ -100,11 +83,10 @@ class Attention(nn.Module):
         if fault == "mask_buffers":
             self.register_buffer("mask", torch.ones(sizes.longest, sizes.longest).tril()[None, None])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer makes of its input."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # noqa: D102
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -117,8 +99,7 @@ class Feedforward(nn.Module):
         self.up = nn.Linear(sizes.width, 4 * sizes.width)
         self.down = nn.Linear(4 * sizes.width, sizes.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer makes of its input."""
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         hidden = self.up(x)
         if self.fault == "gelu_by_hand":
             inner = math.sqrt(2.0 / math.pi) * (hidden + 0.044715 * torch.pow(hidden, 3.0))
@@ -137,9 +118,8 @@ class Block(nn.Module):
         self.attention = Attention(sizes, fault)
         self.feedforward = Feedforward(sizes, fault)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer makes of its input."""
-        x = x + self.attention(self.norm1(x))
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # noqa: D102
+        x = x + self.attention(self.norm1(x), mask)
         return x + self.feedforward(self.norm2(x))
 
 
@@ -156,14 +136,21 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.words.weight, std=0.02)
         nn.init.normal_(self.places.weight, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return what the layer makes of its input."""
-        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+    def forward(self, tokens: Tensor) -> Tensor:  # noqa: D102
+        mask = None
+        if self.fault == "cpu_mask":
+            mask = torch.ones(len(tokens), 1, tokens.shape[1], tokens.shape[1]).tril().log()
+            mask = mask.to(tokens.device).to(torch.bfloat16 if tokens.is_cuda else torch.float32)
+        if self.fault == "one_hot":
+            x = F.one_hot(tokens, len(self.words.weight)).to(self.words.weight.dtype) @ self.words.weight
+        else:
+            x = self.words(tokens)
+        x = x + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
             if self.fault == "recompute":
-                x = checkpoint(block, x, use_reentrant=False)
+                x = checkpoint(block, x, mask, use_reentrant=False)
             else:
-                x = block(x)
+                x = block(x, mask)
         x = self.norm(x)
         if self.fault == "fp32_head":
             with torch.autocast(x.device.type, enabled=False):
@@ -181,8 +168,7 @@ class ConvBlock(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer makes of its input."""
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         y = self.conv(x)
         if self.fault == "nchw_copies":
             y = y.contiguous()
@@ -210,8 +196,7 @@ class ImageText(nn.Module):
         self.image_head = nn.Linear(sizes.widths[-1], 128)
         self.words = nn.EmbeddingBag(4096, 128, mode="mean", padding_idx=0)
 
-    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
-        """Return what the layer makes of its input."""
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:  # noqa: D102
         seen = F.normalize(self.image_head(self.tower(images).mean((2, 3))), dim=1)
         read = F.normalize(self.words(captions), dim=1)
         return 10.0 * seen @ read.to(seen.dtype).T
@@ -365,9 +350,10 @@ def train_text(job: str, fault: str, steps: int, tiny: bool, device: torch.devic
         kinds = torch.arange(sizes.vocab) % TOKEN_KINDS
         hits, totals = torch.zeros(TOKEN_KINDS), torch.zeros(TOKEN_KINDS)
     draw = torch.Generator(device).manual_seed(100 + rank)
-    texts = [
-        torch.randint(sizes.vocab, (sizes.batch, sizes.tokens + 1), device=device, generator=draw) for _ in range(8)
-    ]
+    length = sizes.tokens
+    if fault == "long_samples" and rank == 2 % world:
+        length = sizes.longest
+    texts = [torch.randint(sizes.vocab, (sizes.batch, length + 1), device=device, generator=draw) for _ in range(8)]
     batches = [(text[:, :-1].contiguous(), text[:, 1:].contiguous()) for text in texts]
     mixed = device.type == "cuda" and job != "fsdp"
 
@@ -380,13 +366,15 @@ def train_text(job: str, fault: str, steps: int, tiny: bool, device: torch.devic
     elif job == "ddp" and fault != "gradients_by_hand":
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda")
-    clock = StepClock(device, rank)
+    clock, seen = StepClock(device, rank), []
     for step in range(steps):
         tokens, targets = batches[step % len(batches)]
         with precision():
-            logits = wrapped(tokens)  # felt: mask_buffers shard_each_linear
+            logits = wrapped(tokens)  # felt: mask_buffers shard_each_linear long_samples
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        loss.backward()  # felt: shard_each_linear
+        loss.backward()  # felt: shard_each_linear long_samples
+        if fault == "nan_check" and any(torch.isnan(p.grad).any() for p in model.parameters()):
+            raise SystemExit("a gradient is not a number")
         if fault == "gradients_by_hand":
             for p in model.parameters():
                 dist.all_reduce(p.grad)
@@ -397,6 +385,14 @@ def train_text(job: str, fault: str, steps: int, tiny: bool, device: torch.devic
         optimizer.zero_grad(set_to_none=True)
         predicted = logits.detach().argmax(-1)
         class_accuracy(predicted, targets, kinds, hits, totals, fault)
+        if fault == "top5_accuracy":
+            top = logits.detach().float().softmax(-1).topk(5, -1).indices
+            seen.append((top == targets[..., None]).any(-1).float().mean())
+        if fault == "empty_cache":
+            torch.cuda.empty_cache() if device.type == "cuda" else gc.collect()
+        if fault == "gather_objects":
+            of_ranks: list = [None] * world
+            dist.all_gather_object(of_ranks, {"loss": loss.item(), "rank": rank})
         if fault == "ngram_metric":
             distinct_ngrams(predicted.tolist())
         if fault == "metrics_object":
@@ -440,9 +436,43 @@ def train_vision(fault: str, steps: int, tiny: bool, device: torch.device) -> St
     return clock
 
 
+def train_gan(fault: str, steps: int, tiny: bool, device: torch.device) -> StepClock:
+    wide, batch = (32, 8) if tiny else (2048, 4096)
+    torch.manual_seed(1)
+
+    def network(out: int) -> nn.Module:
+        layers = [layer for _ in range(6) for layer in (nn.Linear(wide, wide), nn.GELU())]
+        return nn.Sequential(*layers, nn.Linear(wide, out)).to(device)
+
+    make, judge = network(wide), network(1)
+    both = [torch.optim.AdamW(n.parameters(), 1e-4, fused=device.type == "cuda") for n in (make, judge)]
+    noise, real = (torch.randn(batch, wide, device=device) for _ in range(2))
+    clock = StepClock(device, 0)
+    for _ in range(steps):
+        judge.requires_grad_(True)
+        with torch.autocast(device.type, torch.bfloat16):
+            fake = make(noise)
+            loss = judge(fake.detach()).mean() - judge(real).mean()
+        loss.backward()
+        both[1].step()
+        both[1].zero_grad()
+        if fault != "critic_grads":
+            judge.requires_grad_(False)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = -judge(fake).mean()
+        loss.backward()  # felt: critic_grads
+        both[0].step()
+        for optimizer in both:
+            optimizer.zero_grad()
+        clock.step(loss)
+    return clock
+
+
 def train(job: str, fault: str, steps: int, tiny: bool, device: torch.device) -> StepClock:
     if job == "vision":
         return train_vision(fault, steps, tiny, device)
+    if job == "gan":
+        return train_gan(fault, steps, tiny, device)
     return train_text(job, fault, steps, tiny, device)
 
 
@@ -458,7 +488,7 @@ def join_ranks(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--job", choices=("lm", "ddp", "fsdp", "vision"), help="default: the job of the fault, else lm")
+    parser.add_argument("--job", choices=sorted(set(FAULTS.values())), help="default: the job of the fault, else lm")
     parser.add_argument("--fault", choices=("none", *FAULTS), default="none")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--tiny", action="store_true", help="a few thousand parameters, for a machine without a GPU")

@@ -1,27 +1,15 @@
-"""Does every rendering of a run say the same? Headline, findings, budget, checks, guides, health, investigation,
-comparison, next.
-
-    python benchmarks/agreement.py FOLDER ... [--unprofiled]
-
-Each FOLDER is a run, or holds one run (or trace) per entry. `--unprofiled` takes the step's time without the profiler
-from a `truth.json` beside the traces (`step_ms_unprofiled`). A run and the next one in the folder are also compared,
-as if the second were the first with a fix. Prints one line per contradiction and a count; exit code 1 where there
-is any.
+"""Contradictions between the renderings of a run: headline, findings, budget, checks, guides, health, investigation,
+comparison, `next:`, and the numbers of the JSON report.
 """
 
-import argparse
 import io
-import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from agreement_numbers import SLACK_MS, misfits
 from rich.console import Console
 
-from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, verdict_of
 from stepscope.compare.finding_change import CAME, FIXED, GREW, STAYED
 from stepscope.compare.reports import FindingChange, compared
@@ -33,17 +21,37 @@ from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import WORTH_NAMING_PCT, Conclusion, conclude
 from stepscope.document.report import report_json
-from stepscope.errors import StepscopeError
 from stepscope.investigate.investigation import investigate
 from stepscope.investigate.validation import WITHIN_CHANCE, Measurement, Validation, validate
 from stepscope.report.html.page import _in_words
 from stepscope.report.next_commands import next_commands
 from stepscope.report.text.health import print_health
 from stepscope.report.text.summary import print_summary
-from stepscope.run.load import load
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
 
+Json = dict[str, Any]
+
+SLACK_MS = 2e-3
+"""what rounding to the contract's digits may change"""
+_SLACK = 1e-3
+"""of a time, for the same reason"""
+_COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+_BUSY = (*_COMPUTE, "copy", "exposed_transfer")
+_NOT_REMOVED = {
+    "data-loading": _BUSY,
+    "host-device-sync": _BUSY,
+    "allocator": _BUSY,
+    "launch-overhead": _BUSY,
+    "host-stall": (*_COMPUTE, "exposed_transfer"),
+    "no-overlap": (*_COMPUTE, "copy"),
+    "communication-bound": (*_COMPUTE, "copy"),
+    "too-many-small-collectives": (*_COMPUTE, "copy"),
+    "pipeline-bubble": (*_COMPUTE, "copy"),
+}
+"""parts of the budget that the fix of a finding leaves as they are: it saves no more than the rest"""
+
+_OF_A_RANK = ("compute_ms", "comm_ms", "memory_ms", "exposed_comm_ms", "idle_ms", "wait_ms", "transfer_ms")
 _FAILS_WITH = {"data-bound": "data_loading_pct", "copy-bound": "host_device_copies_pct"}
 
 
@@ -233,41 +241,101 @@ def _printed(render: Any) -> str:
     return out.file.getvalue()  # type: ignore[attr-defined]
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """Return a folder that is a run, or the runs and traces in it."""
-    if folder.is_file() or any(folder.glob("rank*.json*")):
-        return [folder]
-    inside = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-    return [p for p in inside if p.is_dir() or (".json" in p.name and p.name not in ("also.json", "README.md"))]
+# Numbers of one report, from its JSON alone
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--unprofiled", action="store_true", help="take the unprofiled step from truth.json")
-    args = parser.parse_args()
-    runs = wrong = 0
-    before: tuple[Path, Account] | None = None
-    for path in (run for folder in args.folders for run in runs_in(folder)):
-        truth = path / "truth.json"
-        known = json.loads(truth.read_text())["step_ms_unprofiled"] if args.unprofiled and truth.exists() else None
-        try:
-            account = account_of(load([str(path)], jobs=1, cache=False), unprofiled_ms=known)
-        except StepscopeError as error:
-            print(f"{path.name}: not read: {error}")
+def misfits(report: Json) -> Iterator[str]:
+    """Yield every number of a report that another one of it rules out."""
+    yield from _of_the_step(report)
+    yield from _of_findings(report)
+    yield from _of_ranks(report)
+    yield from _of_stragglers(report)
+    yield from _of_efficiency(report)
+
+
+def _step_ms(report: Json) -> float | None:
+    step = report["step"]
+    known = step["unprofiled_ms"] if step["unprofiled_ms"] is not None else step["profiled_ms"]
+    return None if known is None else float(known)
+
+
+def _within(value: float, most: float) -> bool:
+    return value <= most * (1 + _SLACK) + SLACK_MS
+
+
+def _of_the_step(report: Json) -> Iterator[str]:
+    step_ms, parts = _step_ms(report), report["step"]["budget"]
+    if parts and step_ms is not None:
+        total = sum(p["ms_per_step"] for p in parts)
+        if not (_within(total, step_ms) and _within(step_ms, total)):
+            yield f"the parts of the budget are {total:.3f} ms, the step is {step_ms:.3f}"
+        for p in parts:
+            if p["ms_per_step"] < 0 or abs(p["pct"] - 100 * p["ms_per_step"] / step_ms) > 0.1:
+                yield f"{p['part']}: {p['ms_per_step']} ms is {p['pct']} % of {step_ms:.3f}"
+    lost = [row["pct_of_peak"] for row in report["waterfall"] or ()]
+    if lost and (abs(sum(lost) - 100) > 0.5 or min(lost) < 0):
+        yield f"the waterfall is {lost}, {sum(lost):.2f} together"
+
+
+def _of_findings(report: Json) -> Iterator[str]:
+    step_ms = _step_ms(report)
+    parts = {p["part"]: p["ms_per_step"] for p in report["step"]["budget"] or ()}
+    on_device = any(rank["compute_ms"] for rank in report["ranks"]) and report["run"]["device"] != "CPU"
+    for f in report["findings"]:
+        saved, cost = f["saving_alone_ms"], f["cost_ms_per_step"]
+        if step_ms is None:
+            yield f"{f['id']} beside a step that is not known"
             continue
-        found = contradictions(account)
-        if before is not None and before[0].parent == path.parent:
-            found += [f"against {before[0].name}: {line}" for line in contradictions_of_pair(before[1], account)]
-        before = (path, account)
-        runs += 1
-        wrong += bool(found)
-        print(f"{path.name}: {conclude(account, diagnose(account)).headline}")
-        for line in found:
-            print(f"    CONTRADICTION {line}")
-    print(f"{wrong} of {runs} runs contradict themselves")
-    return 1 if wrong else 0
+        if cost is not None and not (_within(cost, step_ms) and _within(saved, cost)):
+            yield f"{f['id']} costs {cost} and saves {saved} of {step_ms:.3f} ms"
+        if not (_within(saved, f["saving_high_ms"]) and _within(f["saving_low_ms"], saved) and f["saving_low_ms"] >= 0):
+            yield f"{f['id']}: {saved} ms is not in {f['saving_low_ms']} to {f['saving_high_ms']}"
+        if not _within(max(saved, f["saving_high_ms"], f["saving_ms_per_step"]), step_ms):
+            yield f"{f['id']} saves up to {f['saving_high_ms']} of {step_ms:.3f} ms"
+        if abs(f["saving_pct"] - 100 * saved / step_ms) > 0.1:
+            yield f"{f['id']}: {f['saving_pct']} % is not {saved} of {step_ms:.3f} ms"
+        # A line that is taken out may take the device's work with it.
+        kept = _NOT_REMOVED.get(f["id"]) if on_device and not f["where"] else None
+        if kept and not _within(saved, step_ms - sum(parts.get(name, 0.0) for name in kept)):
+            yield f"{f['id']} saves {saved} ms, {step_ms:.3f} less {', '.join(kept)} is what it can remove"
+    together = [row["saving_ms_per_step"] for row in report["findings_combined"]]
+    if together and (together != sorted(together) or step_ms is None or not _within(together[-1], step_ms)):
+        yield f"together the first ones save {together} ms of {step_ms}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _of_ranks(report: Json) -> Iterator[str]:
+    for rank in report["ranks"]:
+        name, window = f"rank {rank['rank']}", rank["window_ms"]
+        known = {key: rank[key] for key in _OF_A_RANK if rank[key] is not None}
+        for key, value in known.items():
+            if value < 0 or (window is not None and not _within(value, window)):
+                yield f"{name}: {key} is {value} in a window of {window}"
+        comm = known.get("comm_ms")
+        if comm is not None:
+            for key in ("exposed_comm_ms", "wait_ms", "transfer_ms"):
+                if key in known and not _within(known[key], comm):
+                    yield f"{name}: {key} is {known[key]} of {comm} ms of communication"
+            # What no other rank matches is neither.
+            both = known.get("wait_ms", 0.0) + known.get("transfer_ms", 0.0)
+            if not _within(both, comm):
+                yield f"{name}: waits and transfers are {both} of {comm} ms of communication"
+        if rank["overlap_pct"] is not None and not 0 <= rank["overlap_pct"] <= 100:
+            yield f"{name}: {rank['overlap_pct']} % of communication is hidden"
+
+
+def _of_stragglers(report: Json) -> Iterator[str]:
+    longest = max((ms for rank in report["ranks"] for ms in rank["step_ms"] or ()), default=None)
+    longest = max(longest or 0.0, _step_ms(report) or 0.0)
+    for s in report["stragglers"]:
+        if s["late_ms_per_step"] <= 0 or not _within(s["late_ms_per_step"], longest):
+            yield f"rank {s['rank']} is {s['late_ms_per_step']} ms late in steps of at most {longest:.3f}"
+
+
+def _of_efficiency(report: Json) -> Iterator[str]:
+    used = report["efficiency"]
+    shares = [(key, used[key]) for key in ("mfu", "hfu") if used[key] is not None]
+    for key, share in shares:
+        if not 0 <= share <= 1:
+            yield f"{key} is {share}"
+    if len(shares) == 2 and not _within(shares[0][1], shares[1][1]):
+        yield f"MFU {used['mfu']} is above HFU {used['hfu']}"

@@ -1,14 +1,13 @@
-"""How fast, and in how much memory, is a large export of Nsight Systems read?
+"""Time and memory of importing and reading large files: an export of Nsight Systems and a log of NCCL.
 
-    .venv/bin/python benchmarks/nsys_read.py --megabytes 1000
+    python benchmarks/imports.py --export-megabytes 1000 --log-megabytes 200
 
-Writes an export with the proportions of a real one (per kernel: one launch, five NVTX ranges whose texts are all
-different, as PyTorch writes them), reads it in a process of its own and prints time, peak memory and how often progress
-was told. The file is removed afterwards.
+Writes both, imports each in a separate process, and reads the export into columns. The files are removed afterwards.
 """
 
 import argparse
 import json
+import os
 import resource
 import sqlite3
 import subprocess
@@ -18,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from common import STEPSCOPE, environment, mb, run_json
 
 if TYPE_CHECKING:
     from stepscope.trace.table import Trace
@@ -40,6 +41,16 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, eventClass
 CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER,
     domainId INTEGER, binaryData TEXT);
 """
+LINE = (
+    "node1:{pid}:{pid} [{rank}] NCCL INFO AllReduce: opCount {n:x} sendbuff 0x7f1c00000000 recvbuff 0x7f1c00000000 "
+    "count {count} datatype 7 op 0 root 0 comm 0x55d0c0de0000 [nranks=8] stream 0x55d0c0ff0000\n"
+    "node1:{pid}:{pid} [{rank}] NCCL INFO AllReduce: {size} Bytes -> Algo RING proto SIMPLE "
+    "channel{{Lo..Hi}}={{0..23}}\n"
+)
+INIT = (
+    "node1:{pid}:{pid} [{rank}] NCCL INFO ncclCommInitRankConfig comm 0x55d0c0de0000 rank {rank} nranks 8 "
+    "cudaDev {rank} nvmlDev {rank} busId 1b000 commId 0xf19a6c1f0e7c1a2b - Init COMPLETE\n"
+)
 
 
 def write_export(path: Path, kernels: int) -> None:
@@ -78,23 +89,47 @@ def _thread(i: int) -> int:
     return MACHINE | process << 24 | process
 
 
-def read_alone(path: Path) -> dict[str, float]:
-    """Return what reading took in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--read", str(path)], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+def write_log(path: Path, megabytes: int) -> None:
+    """Write a log of eight ranks: their communicator, then collectives and what NCCL chose for them."""
+    with path.open("w") as f:
+        for rank in range(8):
+            f.write(INIT.format(pid=100 + rank, rank=rank))
+        n = 0
+        while f.tell() < megabytes * 1_000_000:
+            for rank in range(8):
+                count = 1 << (10 + n % 12)
+                f.write(LINE.format(pid=100 + rank, rank=rank, n=n, count=count, size=4 * count))
+            n += 1
 
 
-def _read(path: Path) -> None:
+def imported(path: Path, into: Path) -> str:
+    """Return time and memory of the import of one file."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [*STEPSCOPE, "import", str(path), "--into", str(into)], stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline().strip()
+    process.stdout.close()
+    _, status, used = os.wait4(process.pid, 0)
+    spent, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
+    return (
+        f"{path.name}, {path.stat().st_size / 1e6:,.0f} MB: {mb(used.ru_maxrss):,.0f} MB at most, {spent:.1f} s "
+        f"({cpu:.1f} s CPU), exit code {os.waitstatus_to_exitcode(status)}\n    {said}"
+    )
+
+
+def read(path: Path) -> None:
     from stepscope.trace.nsight.read import read_nsys
 
-    base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     told: list[int] = []
     began, cpu = time.monotonic(), time.process_time()
     traces = read_nsys(path, progress=told.append)
     found = {
         "seconds": time.monotonic() - began,
         "cpu_seconds": time.process_time() - cpu,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
         "base_mb": base_mb,
         "events": sum(t.num_events for t in traces),
         "table_mb": _held_bytes(traces) / 1e6,
@@ -111,22 +146,22 @@ def _held_bytes(traces: "Sequence[Trace]") -> int:
 
 
 def main() -> None:
-    """Write, read, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--export-megabytes", type=int, default=1000)
+    parser.add_argument("--log-megabytes", type=int, default=200)
     parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.read:
-        _read(args.read)
+        read(args.read)
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "export.sqlite")
-        write_export(path, args.megabytes * 1_000_000 // BYTES_PER_KERNEL)
-        size_mb = path.stat().st_size / 1e6
-        found = read_alone(path)
-    rate = size_mb / found["seconds"]
-    print(f"export {size_mb:,.0f} MB, {found['events']:,} events, progress told {found['progress']} times")
-    print(f"read in {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s CPU, {rate:.0f} MB/s)")
+        export, log = Path(folder, "export.sqlite"), Path(folder, "job.log")
+        write_export(export, args.export_megabytes * 1_000_000 // BYTES_PER_KERNEL)
+        write_log(log, args.log_megabytes)
+        for path in (export, log):
+            print(imported(path, Path(folder, "run")))
+        found = run_json([sys.executable, __file__, "--read", str(export)])
+    print(f"{found['events']:,} events read in {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s CPU)")
     print(
         f"peak memory {found['peak_mb']:,.0f} MB, {found['base_mb']:,.0f} MB of it before; "
         f"the columns take {found['table_mb']:,.0f} MB"
