@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.analyze.account import Account
+from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.kernels.kernels import Kernel
 from stepscope.analyze.kernels.operators import Operator
 from stepscope.analyze.memory.usage import MemoryView, RankMemory
@@ -48,8 +48,8 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         if account.step
         else [],
         "critical_path": _critical_path(account),
-        "checks": [asdict(check) for check in checks_of(account)],
-        "guides": plain(guides_of(account)),
+        "checks": [asdict(check) for check in attempt(account.failures, "checks", lambda: checks_of(account), list)],
+        "guides": plain(attempt(account.failures, "guides", lambda: guides_of(account), list)),
         "stragglers": [_straggler(s) for s in account.stragglers],
         "serving": _serving(account.serving),
         "memory": memory_json(account.memory),

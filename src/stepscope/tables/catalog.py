@@ -73,6 +73,11 @@ class RunTables:
 
         return account_of(self._run)
 
+    @property
+    def failures(self) -> list[str]:
+        """Return which analyses failed in the account, as far as one was made."""
+        return self.account.failures if "account" in self.__dict__ else []
+
     @cached_property
     def _shared(self) -> AlignedRun:
         if "account" in self.__dict__ or not (self._given is None or callable(self._given)):
