@@ -131,7 +131,13 @@ class Account(ArrayRecord):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return everything a reader must know before trusting the numbers."""
-        return (*dict.fromkeys(self.failures), *self.notes)
+        return (*self.late_warnings, *self.notes)
+
+    @property
+    def late_warnings(self) -> tuple[str, ...]:
+        """Return which analyses failed, and what those made so far left out."""
+        owned = [one for one in self.__dict__.get("ownership", ()) if one is not None]
+        return (*dict.fromkeys(self.failures), *(line for one in owned for line in one.notes))
 
     @cached_property
     def ranks_read(self) -> tuple[RankWindow, ...]:

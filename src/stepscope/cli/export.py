@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
     written += [_send(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
-    _say(written, args, tables.failures)
+    _say(written, args, tables.late_warnings)
     return 3 if recorded.unreadable else 0
 
 
@@ -150,13 +150,13 @@ def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield packer.flush()
 
 
-def _say(written: list[dict[str, Any]], args: argparse.Namespace, failures: Sequence[str]) -> None:
+def _say(written: list[dict[str, Any]], args: argparse.Namespace, late: Sequence[str]) -> None:
     """Print what was written on standard output, what was left out on standard error."""
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
             print_line(_line(one))
-    for warning in dict.fromkeys([*(warning for one in written for warning in one["warnings"]), *failures]):
+    for warning in dict.fromkeys([*(warning for one in written for warning in one["warnings"]), *late]):
         warn(warning)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Where
 
@@ -46,16 +47,17 @@ def _excess(owned: Ownership, replay: Replay) -> dict[Place, float]:
         return {}
     main = owned.host.thread == _busiest(owned)
     step = steps.of(host.start_ns)
-    trivial = whole_step_lines(owned)
+    others = _other_lines(owned, whole_step_lines(owned))
     usual: dict[Place, float] = defaultdict(float)
     unusual: dict[Place, float] = defaultdict(float)
     before: tuple[str, int] | None = None
     for i in np.flatnonzero(main & (step >= 0)).tolist():
-        lines = [line for line in _lines(owned, int(host.owner.stack[i])) if line not in trivial]
+        stack = int(host.owner.stack[i])
+        lines = others[stack] if stack >= 0 else None
         if lines:
             before = lines[0]
         if before is not None and host.runs[i]:
-            place = (*(lines[-1] if lines else before), not lines)
+            place = (*(lines[1] if lines else before), not lines)
             into = usual if ordinary[step[i]] else unusual
             into[place] += float(host.end_ns[i] - host.start_ns[i])
     share = (~ordinary).sum() / ordinary.sum()
@@ -72,15 +74,17 @@ def whole_step_lines(owned: Ownership) -> set[tuple[str, int]]:
     host = owned.host
     took = (host.end_ns - host.start_ns) * (host.runs & (host.owner.stack >= 0))
     by_stack = np.bincount(np.maximum(host.owner.stack, 0), took, minlength=len(owned.stacks))
-    held: dict[tuple[str, int], float] = defaultdict(float)
-    for stack, ns in enumerate(by_stack.tolist()):
-        for line in dict.fromkeys(_lines(owned, stack)) if ns else ():
-            held[line] += ns
-    return {line for line, ns in held.items() if ns >= _ALWAYS * by_stack.sum()}
+    sets = owned.stacks.user_lines
+    held = sets.sums(by_stack)
+    return {sets.lines[n] for n in np.flatnonzero((held > 0) & (held >= _ALWAYS * by_stack.sum())).tolist()}
 
 
-def _lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:
-    if stack < 0:
-        return []
-    frames = (owned.frames[f] for f in owned.stacks[stack])
-    return [(f.file, f.line) for f in frames if f.is_user]
+def _other_lines(owned: Ownership, trivial: set[Line]) -> list[tuple[Line, Line] | None]:
+    """Return for each stack the outermost and the innermost of the user's lines that are not trivial."""
+    lines = [(f.file, f.line) if f.is_user else None for f in owned.frames]
+
+    def grown(above: tuple[Line, Line] | None, frame: int) -> tuple[Line, Line] | None:
+        line = lines[frame]
+        return above if line is None or line in trivial else (above[0] if above else line, line)
+
+    return owned.stacks.folded(None, grown)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.time import Activities, HostParts
 from stepscope.analyze.owners.ownership import OwnedWork, Ownership
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.owners.removal import recorded_host
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
@@ -72,21 +73,14 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     total = sum(sum(cost.values()) for _, cost in costs)
     if total <= 0:
         return ()
-    held: dict[tuple[str, int], float] = defaultdict(float)
-    at_work: dict[tuple[str, int], float] = defaultdict(float)
-    depth: dict[tuple[str, int], int] = {}
-    modules: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    held: dict[Line, float] = defaultdict(float)
+    at_work: dict[Line, float] = defaultdict(float)
+    depth: dict[Line, int] = {}
     for owned, cost in costs:
-        for (stack, caller, module), ns in cost.items():
-            lines = user_lines(owned, stack)
-            for level, line in enumerate(lines):
-                depth[line] = max(depth.get(line, 0), level)
-            for line in dict.fromkeys([*lines, *user_lines(owned, caller)]):
-                held[line] += ns
-                if module >= 0 and owned.modules[module]:
-                    modules[line][owned.modules[module]] += ns
-            if lines:
-                at_work[lines[-1]] += ns
+        _add_lines(owned, cost, held, depth)
+        for (stack, _, _), ns in cost.items():
+            if line := owned.stacks.user_line(stack):
+                at_work[line] += ns
     mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
     whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
@@ -99,8 +93,37 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     rest = sorted((line for line in at_work if line not in taken), key=lambda line: -at_work[line])
     found += [(line, at_work[line]) for line in rest[: MAX_PLACES - len(found)] if at_work[line] >= _MIN_SHARE * total]
     return tuple(
-        Where(*line, module=_one_module(modules[line], held[line]), share=min(1.0, ns / total)) for line, ns in found
+        Where(*line, module=_one_module(_modules_of(costs, line), held[line]), share=min(1.0, ns / total))
+        for line, ns in found
     )
+
+
+def _add_lines(owned: Ownership, cost: Costs, held: dict[Line, float], depth: dict[Line, int]) -> None:
+    """Add what lines hold of a cost, in their own stacks or in those of callers, and how deep they stand there."""
+    sets = owned.stacks.user_lines
+    stack, caller, _ = np.array(list(cost), np.int64).reshape(-1, 3).T
+    ns = np.array(list(cost.values()), float)
+    mine = np.zeros(len(owned.stacks) + 1, bool)
+    mine[stack[stack >= 0]] = True
+    level = owned.stacks.levels_of_lines(sets, mine, np.ones(len(owned.frames), bool))
+    for n, rows in sets.things(stack, caller):
+        held[sets.lines[n]] += float(ns[rows].sum())
+        if level[n] >= 0:
+            depth[sets.lines[n]] = max(depth.get(sets.lines[n], 0), int(level[n]))
+
+
+def _modules_of(costs: Sequence[tuple[Ownership, Costs]], line: Line) -> dict[str, float]:
+    """Return what modules have of a cost where a line is in the stack or in that of the caller."""
+    found: dict[str, float] = defaultdict(float)
+    for owned, cost in costs:
+        number = owned.stacks.user_lines.ids.get(line)
+        if number is None:
+            continue
+        holds = owned.stacks.user_lines.mask(number)
+        for (stack, caller, module), ns in cost.items():
+            if (holds[stack] or holds[caller]) and module >= 0 and owned.modules[module]:
+                found[owned.modules[module]] += ns
+    return found
 
 
 def user_lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:

@@ -74,9 +74,9 @@ class RunTables:
         return account_of(self._run)
 
     @property
-    def failures(self) -> list[str]:
-        """Return which analyses failed in the account, as far as one was made."""
-        return self.account.failures if "account" in self.__dict__ else []
+    def late_warnings(self) -> tuple[str, ...]:
+        """Return those of the account, as far as one was made."""
+        return self.account.late_warnings if "account" in self.__dict__ else ()
 
     @cached_property
     def _shared(self) -> AlignedRun:

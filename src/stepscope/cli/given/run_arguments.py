@@ -95,7 +95,7 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
 
 def warn_incomplete(account: "Account") -> None:
     """Print on standard error what was not read or not analysed, for commands whose answer does not show it."""
-    for line in (*incomplete(account.run), *account.failures):
+    for line in (*incomplete(account.run), *account.late_warnings):
         warn(line)
 
 
