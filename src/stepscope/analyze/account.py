@@ -373,7 +373,7 @@ def account_of(
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
             *tried("sample of ranks", lambda: _sample_lines(shared, replay), list),
-            *tried("device state", lambda: device_warnings(device_states(run.beside.telemetry, run.logs)), list),
+            *tried("device state", lambda: device_warnings(device_states(run.beside.telemetry, run.logs)), list[str]),
             *tried("measured kernels", lambda: _measured_lines(run), list),
             *tried("debug variables", lambda: _debug_warnings(run), list),
             *([chip.note] if chip.note else []),

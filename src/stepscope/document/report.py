@@ -12,7 +12,7 @@ from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.step.serving import Serving
 from stepscope.analyze.step.steadiness import Steadiness
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.diagnose.checks import checks_of
+from stepscope.diagnose.checks import Check, checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
@@ -48,7 +48,9 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         if account.step
         else [],
         "critical_path": _critical_path(account),
-        "checks": [asdict(check) for check in attempt(account.failures, "checks", lambda: checks_of(account), list)],
+        "checks": [
+            asdict(check) for check in attempt(account.failures, "checks", lambda: checks_of(account), list[Check])
+        ],
         "guides": plain(attempt(account.failures, "guides", lambda: guides_of(account), list)),
         "stragglers": [_straggler(s) for s in account.stragglers],
         "serving": _serving(account.serving),

@@ -181,8 +181,15 @@ def _shallow(python: HostCalls) -> tuple[HostCalls, int]:
     if not deep:
         return python, 0
     place = np.append(np.cumsum(keep) - 1, -1).astype(np.int32)  # callers of what stays stay
-    columns = (python.row, python.name, python.thread, python.start_ns, python.end_ns)
-    return HostCalls(*(column[keep] for column in columns), parent=place[python.parent[keep]]), deep
+    shallow = HostCalls(
+        row=python.row[keep],
+        name=python.name[keep],
+        thread=python.thread[keep],
+        start_ns=python.start_ns[keep],
+        end_ns=python.end_ns[keep],
+        parent=place[python.parent[keep]],
+    )
+    return shallow, deep
 
 
 def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:

@@ -218,8 +218,7 @@ def _tree(parent: list[int], frame: list[int], node_of: list[int]) -> _Tree:
     of_stack = np.array([place[node] if node >= 0 else -1 for node in node_of], np.int64)
     order = np.argsort(of_stack, kind="stable")
     low, high = (np.searchsorted(of_stack[order], edge) for edge in (begin, begin + np.array(size, np.int64)))
-    whole = [np.array(column, np.int64) for column in (frame, low, high, depth, first)]
-    return _Tree(*whole, order)
+    return _Tree(np.array(frame, np.int64), low, high, np.array(depth, np.int64), np.array(first, np.int64), order)
 
 
 def _first_seen(tree: _Tree, nodes: Int64s, line: Int64s) -> Int64s:
@@ -290,7 +289,15 @@ class LineSets(ArrayRecord):
                 for rows, place in (by_stack, by_caller)
             )
             if len(mine) or len(more):
-                yield line, np.union1d(mine, more) if len(more) else np.sort(mine)
+                yield line, self._ascending(len(stack), mine, more)
+
+    @staticmethod
+    def _ascending(count: int, mine: Int64s, more: Int64s) -> Int64s:
+        if not len(more):
+            return np.sort(mine)
+        either = np.zeros(count, bool)
+        either[mine] = either[more] = True
+        return np.flatnonzero(either)
 
     def _by_place(self, rows: Int64s, stack: Values) -> tuple[Int64s, Int64s]:
         place = self.stacks.places[stack]

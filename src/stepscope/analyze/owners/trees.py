@@ -82,7 +82,8 @@ def _line_paths(owned: Ownership) -> list[Path]:
         deep = len(above) == _MAX_DEPTH or not owned.frames[frame].is_user
         return above if deep else (*above, names[frame])
 
-    users = owned.stacks.folded((), grown)
+    none: Path = ()
+    users = owned.stacks.folded(none, grown)
     innermost = owned.stacks.innermost.tolist()
     return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in zip(users, innermost, strict=False)]
 
