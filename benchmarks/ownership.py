@@ -45,7 +45,7 @@ def on_gpu() -> bool:
 def shares(folder: Path) -> dict[str, float | None]:
     """Return the owned shares of a recorded run, by column."""
     import stepscope
-    from stepscope.diagnose.rare_lines import whole_step_lines
+    from stepscope.diagnose.where import whole_step_lines
 
     account = stepscope.load(folder).account
     pairs = zip(account.ownership, account.owner_sums, strict=True)
@@ -56,7 +56,10 @@ def shares(folder: Path) -> dict[str, float | None]:
     matched = []
     for owned, sums in known:
         around = whole_step_lines(owned)
-        lines = [{(f.file, f.line) for f in (owned.frames[i] for i in s) if f.is_user} for s in owned.stacks]
+        lines = [
+            {(f.file, f.line) for f in (owned.frames[i] for i in s) if f.is_user}
+            for s in map(owned.stacks.__getitem__, range(len(owned.stacks)))
+        ]
         has_line = np.array([*(bool(x) for x in lines), False])[sums.owner.stack]
         finer = np.array([*(bool(x - around) for x in lines), False])[sums.owner.stack]
         in_module = np.array([*(bool(m) for m in owned.modules), False])[sums.owner.module]

@@ -1,13 +1,15 @@
-"""A server with few connections at once: one beyond them is hung up on, and a free one is used again."""
+"""A server with few connections at once: one beyond them is closed, a slow request is cut off."""
 
+import contextlib
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.bounded_server import LOOPBACK, BoundedServer
+from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 
 
 class Waiting(BaseHTTPRequestHandler):
@@ -63,3 +65,44 @@ def test_connection_beyond_the_bound_is_hung_up_on(capfd: pytest.CaptureFixture[
         server.shutdown()
         server.server_close()
     assert capfd.readouterr().err == ""
+
+
+class Greeting(BoundedHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+class Impatient(Two):
+    within_s = 0.2
+
+
+def test_request_that_drips_is_cut_off() -> None:
+    server = Impatient((LOOPBACK, 0), Greeting)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    over, answer = threading.Event(), b""
+    dripping = [socket.create_connection((LOOPBACK, server.server_port), timeout=HANG_S) for _ in range(2)]
+
+    def drip() -> None:
+        begun = False
+        while not over.wait(0.05):
+            for client in dripping:
+                with contextlib.suppress(OSError):
+                    client.sendall(b"X: y\r\n" if begun else b"GET / HTTP/1.0\r\n")
+            begun = True
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    try:
+        until = time.monotonic() + HANG_S
+        while not answer and time.monotonic() < until:
+            with connected(server) as client:
+                answer = received(client)
+        assert answer.startswith(b"HTTP/1.0 200")
+    finally:
+        over.set()
+        thread.join()
+        for client in dripping:
+            client.close()
+        server.shutdown()
+        server.server_close()

@@ -1,11 +1,13 @@
 """A small HTTP server with a bound on its connections: a few threads at most; who comes beyond that is hung up on.
 
 Both sides serve something while another program runs: metrics beside the job, pages beside a reader. A client that
-connects and says nothing must not cost more than its thread, and many of them not more than a few threads. Standard
-library only.
+connects and says nothing must not cost more than its thread for a few seconds, and many of them not more than a few
+threads. Standard library only.
 """
 
+import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -21,6 +23,8 @@ class BoundedServer(ThreadingHTTPServer):
     block_on_close = False
 
     max_connections = 8
+    within_s = 10.0
+    """a request must be complete by then, however slowly it is sent"""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(self.max_connections)
@@ -44,3 +48,35 @@ class BoundedServer(ThreadingHTTPServer):
         """Say nothing, whatever was sent: the terminal is not for whoever finds the port."""
         if debugging():
             super().handle_error(request, client_address)
+
+
+class BoundedHandler(BaseHTTPRequestHandler):
+    """One request, one answer, then the connection ends; a request that is not complete in time is cut off."""
+
+    server: BoundedServer
+
+    def setup(self) -> None:
+        """Start the deadline of the request."""
+        self._deadline = threading.Timer(self.server.within_s, self._cut)
+        self._deadline.daemon = True
+        self._deadline.start()
+        super().setup()
+        self.connection.settimeout(self.server.within_s)
+
+    def finish(self) -> None:
+        """End the connection and its deadline."""
+        self._deadline.cancel()
+        super().finish()
+
+    def parse_request(self) -> bool:
+        """Return whether there is a request to answer; its deadline no longer holds."""
+        parsed = super().parse_request()
+        self._deadline.cancel()
+        return parsed
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the terminal quiet."""
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # the connection has ended
+            self.connection.shutdown(socket.SHUT_RDWR)

@@ -137,3 +137,54 @@ def test_report_from_an_s3_server_is_the_same(
     assert main(["report", address, "--json", "s3://bucket/out.json"]) == 0
     fs.invalidate_cache()
     assert same_but_sources(json.loads(fs.cat("bucket/out.json")), local, address)
+
+
+class _Redirects(SimpleHTTPRequestHandler):
+    target, asked = "", 0
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/moved/"):
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+            return
+        self.send_response(302)
+        self.send_header("Location", type(self).target)
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the terminal quiet."""
+
+
+class _Other(_Redirects):
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_error(500)
+
+    do_HEAD = do_GET
+
+
+@pytest.mark.parametrize("path", ["rank0.json", "run/"])
+def test_redirect_to_another_server_is_refused(path: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("no_proxy", "*")
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (_Redirects, _Other)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    one, other = (f"127.0.0.1:{server.server_port}" for server in servers)
+    try:
+        _Redirects.target, _Other.asked = f"http://{other}/internal?key=1", 0
+        assert main(["report", f"http://me:secret@{one}/{path}"]) == 2
+        said = capsys.readouterr().err
+        assert f"redirects to another server, http://{other}/internal;" in said and said.count("\n") == 1
+        assert "secret" not in said and "key" not in said and not _Other.asked
+        _Redirects.target = "/moved/x"
+        assert main(["report", f"http://{one}/{path}"]) == 2
+        assert "redirect" not in capsys.readouterr().err  # the same server may
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()

@@ -9,7 +9,9 @@ import pytest
 from tests.diagnose.late import late_run
 
 from stepscope.cli.main import main
+from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
+from stepscope.tables.table import Table
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +115,25 @@ def test_parquet_without_pyarrow_is_one_line(
     err = capsys.readouterr().err
     assert "pip install 'stepscope[sql]'" in err and err.count("\n") == 1
     assert main(["export", str(folder), "--csv", str(tmp_path / "c"), "--tables", "steps"]) == 0
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_export_that_fails_leaves_no_half_filled_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    out = tmp_path / "tables"
+    if exists:
+        out.mkdir()
+        (out / "steps.csv").write_text("old")
+    made = RunTables.table
+
+    def table(tables: RunTables, name: str) -> Table:
+        return made(tables, name) if name in ("steps", "collectives") else 1 // 0  # type: ignore[return-value]
+
+    monkeypatch.setattr(RunTables, "table", table)
+    assert main(["export", str(folder), "--no-cache", "--csv", str(out), "--force"]) == 2
+    assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["old"] * exists
+    assert out.exists() == exists and len(list(tmp_path.iterdir())) == exists
+    monkeypatch.undo()
+    assert main(["export", str(folder), "--no-cache", "--csv", str(out), "--force"]) == 0
+    assert {path.name for path in out.iterdir()} == {f"{name}.csv" for name in TABLES}

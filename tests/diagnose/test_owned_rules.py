@@ -14,8 +14,8 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.counted_places import schedule_lines
 from stepscope.diagnose.finding import Candidate
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rare_lines import rare_places
 from stepscope.diagnose.rules import BY_OWNER
+from stepscope.diagnose.where import rare_places
 
 CELLS = 32
 CELL_US = 40.0

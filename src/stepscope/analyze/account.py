@@ -1,13 +1,14 @@
 """The account of a run: everything that the report, in any form, shows.
 
 Each field is the answer of one file of this room; this file only asks them in order and gathers the warnings. What not
-every command asks for is imported when it is asked for.
+every command asks for is imported when it is asked for. An analysis that fails unexpectedly costs its own part of the
+report, and a warning names it (`attempt`).
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.analyze.attribution.budget import RankBudget, budgets
 from stepscope.analyze.attribution.training_budget import beyond_window
@@ -22,7 +23,7 @@ from stepscope.analyze.rank_view import RankView, RankWindow
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
 from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
-from stepscope.analyze.ranks.training_stragglers import training_stragglers
+from stepscope.analyze.ranks.training_stragglers import LateRanks, training_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.step.serving import Serving, serving_of
@@ -30,12 +31,12 @@ from stepscope.analyze.step.training_step import TrainingStep, training_step
 from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
 from stepscope.dataclass import dataclass
-from stepscope.errors import InputError
+from stepscope.errors import DEBUG, InputError, StepscopeError, debugging
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.each_rank import each_rank
 from stepscope.run.load import Run
-from stepscope.units import ns_of_ms
+from stepscope.units import ns_of_ms, printable
 
 if TYPE_CHECKING:
     from stepscope.analyze.kernels.kernels import KernelTable
@@ -49,6 +50,60 @@ if TYPE_CHECKING:
     from stepscope.analyze.parallel.by_strategy import ByStrategy
     from stepscope.analyze.replay.critical_path import CriticalPath
     from stepscope.analyze.step.steadiness import Steadiness
+
+_T = TypeVar("_T")
+_MAX_REASON = 200
+
+
+def attempt(failures: list[str], name: str, analysis: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
+    """Return what the analysis returns; where it fails unexpectedly, `otherwise()`, and add a line to `failures`."""
+    try:
+        return analysis()
+    except (StepscopeError, MemoryError):
+        raise
+    except Exception as error:
+        if debugging():
+            raise
+        why = printable(f"{type(error).__name__}: {error}", width=_MAX_REASON)
+        failures.append(f"{name} could not be analysed ({why}); set {DEBUG}=1 to see where, and please report it")
+        return otherwise()
+
+
+def isolated(
+    name: str, otherwise: Callable[[Any], Any] = lambda _: None
+) -> Callable[[Callable[[Any], _T]], "cached_property[_T]"]:
+    """Return a decorator for an analysis that is a property of a record with `failures`, made once and isolated."""
+
+    def decorate(analysis: Callable[[Any], _T]) -> "cached_property[_T]":
+        def made(record: Any) -> _T:
+            return attempt(record.failures, name, lambda: analysis(record), lambda: otherwise(record))
+
+        made.__doc__ = analysis.__doc__
+        return cached_property(made)
+
+    return decorate
+
+
+def _no_ranks(account: "Account") -> tuple[None, ...]:
+    return (None,) * len(account.run.ranks)
+
+
+def _no_views(_: "Account") -> "ByStrategy":
+    from stepscope.analyze.parallel.by_strategy import ByStrategy
+
+    return ByStrategy(None, None, None, None, None, None)
+
+
+def _no_operators(_: "Account") -> "OperatorTable":
+    from stepscope.analyze.kernels.operators import OperatorTable
+
+    return OperatorTable((), 0.0, 0.0, 0.0)
+
+
+def _no_kernels(_: "Account") -> "KernelTable":
+    from stepscope.analyze.kernels.kernels import KernelTable
+
+    return KernelTable((), 0.0, None, None, 0.0, 0.0, None, None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,7 +124,20 @@ class Account(ArrayRecord):
     """the mean step over all logged steps, None without enough of them or where the step's time was given"""
     replay: Replay | None
     stragglers: tuple[Straggler, ...]
-    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    failures: list[str] = field(default_factory=list)
+    """one line for each analysis that failed unexpectedly; grows as analyses are made"""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return everything a reader must know before trusting the numbers."""
+        return (*self.late_warnings, *self.notes)
+
+    @property
+    def late_warnings(self) -> tuple[str, ...]:
+        """Return which analyses failed, and what those made so far left out."""
+        owned = [one for one in self.__dict__.get("ownership", ()) if one is not None]
+        return (*dict.fromkeys(self.failures), *(line for one in owned for line in one.notes))
 
     @cached_property
     def ranks_read(self) -> tuple[RankWindow, ...]:
@@ -95,19 +163,19 @@ class Account(ArrayRecord):
         """Return the device of the first rank: its chip where the trace has no name for it and tells the chip."""
         return device_in_words(self.run.ranks[0], self.chip)
 
-    @cached_property
+    @isolated("parallel strategies", _no_views)
     def views(self) -> "ByStrategy":
         """Return what each parallel strategy of the run did."""
         from stepscope.analyze.parallel.by_strategy import by_strategy
 
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
-    @cached_property
+    @isolated("serving")
     def serving(self) -> Serving | None:
         """Return what a serving engine did, None for any other job."""
         return serving_of(self.run)
 
-    @cached_property
+    @isolated("memory")
     def memory(self) -> "MemoryView | None":
         """Return the memory of the run, None where none was recorded."""
         from stepscope.analyze.memory.usage import memory_view
@@ -118,33 +186,33 @@ class Account(ArrayRecord):
     def _owners_of(self, index: int) -> "Ownership | None":
         return self.ownership[index]
 
-    @cached_property
+    @isolated("steadiness")
     def steadiness(self) -> "Steadiness | None":
         """Return how steady the steps are, None where fewer than two are known."""
         from stepscope.analyze.step.steadiness import steadiness
 
         return steadiness(self.run, logs=self.run.logs)
 
-    @cached_property
+    @isolated("device state", lambda _: ())
     def devices(self) -> tuple[DeviceState, ...]:
         """Return what held each rank's device back, by the recorder's samples; empty without any."""
         return device_states(self.run.beside.telemetry, self.run.logs)
 
-    @cached_property
+    @isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
         from stepscope.analyze.owners.of_run import ownership_of
 
         return ownership_of(self.run)
 
-    @cached_property
+    @isolated("work of source lines", _no_ranks)
     def line_work(self) -> "tuple[RankLines | None, ...]":
         """Return what the user's lines did on each rank, in the order of `run.ranks`; None as in `ownership`."""
         from stepscope.analyze.owners.line_work import rank_lines
 
         return tuple(rank_lines(one) if one is not None else None for one in self.ownership)
 
-    @cached_property
+    @isolated("costs of source lines")
     def code(self) -> "CodeCosts | None":
         """Return what lines and modules cost, None where no rank recorded owners."""
         known = [one for one in self.ownership if one is not None]
@@ -154,7 +222,7 @@ class Account(ArrayRecord):
 
         return code_costs(known, [one for one in self.owner_sums if one is not None])
 
-    @cached_property
+    @isolated("sums by source line", _no_ranks)
     def owner_sums(self) -> "tuple[OwnerSums | None, ...]":
         """Return what each distinct owner of each rank took, in the order of `ownership`."""
         from stepscope.analyze.owners.sums import owner_sums
@@ -162,7 +230,7 @@ class Account(ArrayRecord):
         each = zip(self.ownership, self.ranks, strict=True)
         return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
 
-    @cached_property
+    @isolated("trees of source lines")
     def code_trees(self) -> "CodeTrees | None":
         """Return what lines and modules took as trees, None where no rank recorded owners."""
         from stepscope.analyze.owners.trees import code_trees  # only for those that draw them
@@ -170,7 +238,7 @@ class Account(ArrayRecord):
         known = [one for one in self.ownership if one is not None]
         return code_trees(known, [one for one in self.owner_sums if one is not None]) if known else None
 
-    @cached_property
+    @isolated("replay by source line", lambda account: account.replay)
     def owned_replay(self) -> Replay | None:
         """Return the replay that fixes are tried on: plain Python is not stretched by the profiler where it is known.
 
@@ -180,14 +248,14 @@ class Account(ArrayRecord):
 
         return owned_replay(self.replay, self.ownership) if self.replay and any(self.ownership) else self.replay
 
-    @cached_property
+    @isolated("savings by line", lambda _: {})
     def line_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
         from stepscope.analyze.replay.owners.savings import worth_replaying
 
         return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
 
-    @cached_property
+    @isolated("savings by module", lambda _: {})
     def module_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first modules, by `module:layers.3`."""
         from stepscope.analyze.replay.owners.savings import worth_replaying
@@ -203,17 +271,17 @@ class Account(ArrayRecord):
         step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
         return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)
 
-    @cached_property
+    @isolated("collectives", lambda _: [])
     def collectives(self) -> list[CollectiveRow]:
         """Return the collectives by operation and group."""
         return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
-    @cached_property
+    @isolated("late rank")
     def late_rank(self) -> int | None:
         """Return the rank that the others waited for the most, None where the clocks do not tell."""
         return late_rank(self.shared.whole)
 
-    @cached_property
+    @isolated("operators", _no_operators)
     def operators(self) -> "OperatorTable":
         """Return the operators of all ranks."""
         from stepscope.analyze.kernels.operators import operator_table
@@ -221,7 +289,7 @@ class Account(ArrayRecord):
         calls = [v.costs.calls.calls for v in self.ranks]
         return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
 
-    @cached_property
+    @isolated("kernels", _no_kernels)
     def kernels(self) -> "KernelTable":
         """Return the kernels of all ranks."""
         from stepscope.analyze.kernels.kernels import kernel_table
@@ -229,14 +297,14 @@ class Account(ArrayRecord):
         costs = [v.costs for v in self.ranks]
         return kernel_table(costs, chip=self.chip.chip, measured=self.run.measured, jobs=self.run.jobs)
 
-    @cached_property
+    @isolated("critical path")
     def critical_path(self) -> "CriticalPath | None":
         """Return the critical path, None where the run cannot be replayed."""
         from stepscope.analyze.replay.critical_path import critical_path
 
         return critical_path(self.replay) if self.replay else None
 
-    @cached_property
+    @isolated("overlap")
     def overlap_efficiency(self) -> float | None:
         """Return the overlap efficiency over all ranks' steps."""
         from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
@@ -263,22 +331,31 @@ def account_of(
     if not any(windows):
         paths = ", ".join(r.trace.path for r in run.ranks[:3])
         raise InputError(f"nothing to analyse in {paths}: no steps, device work or operators")
+    failures: list[str] = []
+    tried = partial(attempt, failures)
     shared = aligned(run)
     by_rank = budgets(shared)
-    training = training_step(run.logs) if unprofiled_ms is None else None
+    training = tried("logged steps", lambda: training_step(run.logs), _nothing) if unprofiled_ms is None else None
     split = training if training is not None and training.has_regions else None
     step = _step(run, by_rank, training, given_ns=ns_of_ms(unprofiled_ms))
     costs = each_rank(run, lambda _, rank: kernel_costs(call_costs(rank)))
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
-    served = serving_of(run) if used.tokens_per_s is None else None
+    served = tried("serving", lambda: serving_of(run), _nothing) if used.tokens_per_s is None else None
     used = replace(used, tokens_per_s=served.tokens_per_s) if served else used
-    losses = waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip)
+    losses = tried(
+        "waterfall",
+        lambda: waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip),
+        lambda: Waterfall(None, ()),
+    )
     strategy = strategy_of(run)
-    overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
-    traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
-    late = training_stragglers(shared, traced, logs=run.logs, training=split)
-    replay = replay_of(shared, unprofiled_ns=step.ordinary_ns if step else None, training=split, late_ns=late.late_ns)
+    late = tried("stragglers", lambda: _late_ranks(shared, step, split), lambda: LateRanks((), {}, ()))
+    unprofiled_ns = step.ordinary_ns if step else None
+    replay = tried(
+        "replay",
+        lambda: replay_of(shared, unprofiled_ns=unprofiled_ns, training=split, late_ns=late.late_ns),
+        _nothing,
+    )
     return Account(
         run=run,
         shared=shared,
@@ -291,17 +368,28 @@ def account_of(
         training=training,
         replay=replay,
         stragglers=late.stragglers,
-        warnings=(
+        notes=(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
-            *_sample_lines(shared, replay),
-            *device_warnings(device_states(run.beside.telemetry, run.logs)),
-            *_measured_lines(run),
-            *_debug_warnings(run),
+            *tried("sample of ranks", lambda: _sample_lines(shared, replay), list),
+            *tried("device state", lambda: device_warnings(device_states(run.beside.telemetry, run.logs)), list[str]),
+            *tried("measured kernels", lambda: _measured_lines(run), list),
+            *tried("debug variables", lambda: _debug_warnings(run), list),
             *([chip.note] if chip.note else []),
         ),
+        failures=failures,
     )
+
+
+def _nothing() -> None:
+    return None
+
+
+def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep | None) -> LateRanks:
+    overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
+    traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
+    return training_stragglers(shared, traced, logs=shared.run.logs, training=split)
 
 
 def _measured_lines(run: Run) -> list[str]:

@@ -18,9 +18,9 @@ def run(args: argparse.Namespace) -> int:
     account = account_from(args)
     view = code_view(account, rank=args.rank, module_savings=args.modules or bool(args.json))
     if view is None:
-        raise InputError(f"{account.run.name}: {NOT_RECORDED}")
+        raise InputError(f"{account.run.name}: {'; '.join(account.failures) or NOT_RECORDED}")
     write_json(args.json, code_document(account, view) if args.json else None, force=args.force)
     if args.json != "-":
         print_code(account, view, console(sys.stdout), modules=args.modules, sort=args.sort, everything=args.all)
-    warn_incomplete(account.run)
+    warn_incomplete(account)
     return 3 if account.run.unreadable else 0

@@ -2,7 +2,7 @@
 
 import argparse
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from stepscope.analyze.account import Account
 from stepscope.cli.given.progress import work_progress
 from stepscope.cli.given.run_arguments import account_with, run_from
 from stepscope.cli.messages import print_line, warn
-from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_pieces
+from stepscope.cli.output import check_outputs, refuse_used_folder, whole_folder, write_json, write_pieces
 from stepscope.cli.record import steps_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
     written += [_send(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
-    _say(written, args)
+    _say(written, args, tables.late_warnings)
     return 3 if recorded.unreadable else 0
 
 
@@ -69,9 +69,12 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
 
 
 def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form: str) -> dict[str, Any]:
-    folder = make_folder(getattr(args, form))
+    path = getattr(args, form)
     size = rows = 0
-    with work_progress(f"writing tables as {form}", unit="tables") as progress:
+    with (
+        whole_folder(path, force=args.force) as folder,
+        work_progress(f"writing tables as {form}", unit="tables") as progress,
+    ):
         for i, name in enumerate(args.tables):
             if progress:
                 progress(i, len(args.tables))
@@ -81,7 +84,7 @@ def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form
             rows += len(table)
     return {
         "what": f"tables as {form}",
-        "path": str(folder),
+        "path": path,
         "size_bytes": size,
         "files": len(args.tables),
         "rows": rows,
@@ -108,10 +111,12 @@ def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> 
 
 
 def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace) -> dict[str, Any]:
-    folder = make_folder(args.tensorboard)
     files, notes = tensorboard_files(account)
     size = 0
-    with work_progress("writing for TensorBoard", unit="files") as progress:
+    with (
+        whole_folder(args.tensorboard, force=args.force) as folder,
+        work_progress("writing for TensorBoard", unit="files") as progress,
+    ):
         for i, (name, pieces) in enumerate(files):
             if progress:
                 progress(i, len(files))
@@ -145,13 +150,13 @@ def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield packer.flush()
 
 
-def _say(written: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Tell what was written on standard output, what was left out on standard error."""
+def _say(written: list[dict[str, Any]], args: argparse.Namespace, late: Sequence[str]) -> None:
+    """Print what was written on standard output, what was left out on standard error."""
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
             print_line(_line(one))
-    for warning in dict.fromkeys(warning for one in written for warning in one["warnings"]):
+    for warning in dict.fromkeys([*(warning for one in written for warning in one["warnings"]), *late]):
         warn(warning)
 
 

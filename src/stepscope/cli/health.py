@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         print_health(account, conclude(account, diagnosis), checks_of(account), results, out)
         if args.guides:
             print_guides(guides_of(account), out)
-    warn_incomplete(account.run)
+    warn_incomplete(account)
     return _exit_code(results, account.run, failed=failed)
 
 

@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
     )
     write_json(args.json, {"schema": SCHEMA, **record}, force=args.force)
     _keep(args.run, record, steps)
-    runs = [account.run for account in (first, second) if account is not None]
-    for recorded in runs:
-        warn_incomplete(recorded)
-    return 3 if failed or any(recorded.unreadable for recorded in runs) else 0
+    accounts = [account for account in (first, second) if account is not None]
+    for account in accounts:
+        warn_incomplete(account)
+    return 3 if failed or any(account.run.unreadable for account in accounts) else 0
 
 
 def _record_command(args: argparse.Namespace) -> bool:

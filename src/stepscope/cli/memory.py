@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         print_predicted(predicted, console(sys.stdout))
         print_memory_what_ifs(what_ifs, console(sys.stdout), rank=rank)
     if account is not None:
-        warn_incomplete(account.run)
+        warn_incomplete(account)
     for line in unreadable:
         warn(line)
     return 3 if unreadable or (account is not None and account.run.unreadable) else 0
@@ -104,10 +104,8 @@ def _account(args: argparse.Namespace, has_snapshots: bool) -> Account | None:
             return None
     account = account_from(args, others)
     if account.memory is None and not has_snapshots:
-        raise InputError(
-            f"{account.run.name}: no memory was recorded; record with `stepscope record --memory`, "
-            "or give a memory snapshot"
-        )
+        missing = "no memory was recorded; record with `stepscope record --memory`, or give a memory snapshot"
+        raise InputError(f"{account.run.name}: {'; '.join(account.failures) or missing}")
     return account
 
 

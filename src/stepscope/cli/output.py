@@ -6,6 +6,7 @@ Every output of every command goes through here or through `atomic_write`, and b
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -163,6 +164,26 @@ def make_folder(path: str) -> Path:
     except OSError as error:
         raise _cannot_write(path, error) from error
     return Path(path)
+
+
+@contextmanager
+def whole_folder(path: str, *, force: bool) -> Iterator[Path]:
+    """Give a new folder in or next to `path`, whose files move there at the end; none is left where that fails."""
+    folder = Path(path)
+    staged = (folder if folder.is_dir() else folder.parent) / f".{os.urandom(8).hex()}.partial"
+    try:
+        staged.mkdir(parents=True)
+        yield staged
+        files = [name.relative_to(staged) for name in staged.rglob("*") if name.is_file()]
+        for name in files:
+            refuse_existing(folder / name, force=force)
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).replace(folder / name)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _is_address(path: str | Path) -> bool:

@@ -70,7 +70,7 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
         print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page(args))  # type: ignore[arg-type]
         text = out.copy()
     code = 3 if account.run.unreadable else 0
-    if place and not (document and json_with_notes(document)[1]):
+    if place and not account.failures and not (document and json_with_notes(document)[1]):
         texts = {} if text is None else {_terminal(args): text}
         place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account.run))
     return code

@@ -25,5 +25,5 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.json, whatif_json(account.run.name, answer), force=args.force)
     if args.json != "-":
         print_whatif(account.run.name, answer, console(sys.stdout))
-    warn_incomplete(account.run)
+    warn_incomplete(account)
     return 3 if account.run.unreadable else 0

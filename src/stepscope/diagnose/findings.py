@@ -7,12 +7,13 @@ worth a line   a fix that saves something alone, and still does once the specifi
 
 from dataclasses import replace
 
-from stepscope.analyze.account import Account
+from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate, Finding, Where
+from stepscope.diagnose.rule import Rule
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.scope.unexamined_faults import UnexaminedFault, not_examined
@@ -51,7 +52,8 @@ class Diagnosis:
 def diagnose(account: Account) -> Diagnosis:
     """Return the findings of an account: per step, or over the window where no step was recorded."""
     step_ns = account.step.step_ns if account.step else None
-    found = _found(account, step_ns) if step_ns else Diagnosis((), ())
+    none = Diagnosis((), ())
+    found = attempt(account.failures, "findings", lambda: _found(account, step_ns), lambda: none) if step_ns else none
     unseen = not_examined(account, found.findings, replayed=account.replay is not None)
     return replace(found, not_examined=unseen, not_judged=not_judged(account))
 
@@ -63,10 +65,14 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     found = []
     for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):  # all before any fix is replayed: both take memory for a while
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
-        found.append([_replayed_once(c) for rule in usable for c in rule(account)])
+        found.append([_replayed_once(c) for rule in usable for c in _candidates(account, rule)])
     for candidates in found:
         chosen.add(candidates if in_steps else _told_of_the_window(candidates))
     return _diagnosis(account, chosen.candidates, replays)
+
+
+def _candidates(account: Account, rule: Rule) -> list[Candidate]:
+    return attempt(account.failures, f"finding {rule.finds[0]}", lambda: rule(account), list)
 
 
 def _told_of_the_window(candidates: list[Candidate]) -> list[Candidate]:

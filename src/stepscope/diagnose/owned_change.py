@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.owners.part import Choose, part_for
 from stepscope.analyze.replay.owners.removal import NO_PART, Part, taken_out

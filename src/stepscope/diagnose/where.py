@@ -9,7 +9,7 @@ take goes to their owners. A finding is thus placed by what its saving is made o
                step as a whole
     others     the lines at work (innermost of the user's) with most of it
 
-What recurs in some steps only is not in the replayed ones: `rare_lines` says where that is.
+What recurs in some steps only is not in the replayed ones: it is where the other steps take more (`rare_places`).
 """
 
 from collections import defaultdict
@@ -22,16 +22,19 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.time import Activities, HostParts
 from stepscope.analyze.owners.ownership import OwnedWork, Ownership
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.owners.removal import recorded_host
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import MIN_MOSTLY, Where
-from stepscope.diagnose.rare_lines import rare_places, whole_step_lines
 from stepscope.intervals import covered_ns
 
 Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3
 _MIN_SHARE = 0.05
+_MIN_RARE_SHARE = 0.25
+_ALWAYS = 0.99
+"""of the owned time has a line in its stack: it calls the whole step"""
 _PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 
 Costs = dict[tuple[int, int, int], float]
@@ -72,21 +75,14 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     total = sum(sum(cost.values()) for _, cost in costs)
     if total <= 0:
         return ()
-    held: dict[tuple[str, int], float] = defaultdict(float)
-    at_work: dict[tuple[str, int], float] = defaultdict(float)
-    depth: dict[tuple[str, int], int] = {}
-    modules: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    held: dict[Line, float] = defaultdict(float)
+    at_work: dict[Line, float] = defaultdict(float)
+    depth: dict[Line, int] = {}
     for owned, cost in costs:
-        for (stack, caller, module), ns in cost.items():
-            lines = user_lines(owned, stack)
-            for level, line in enumerate(lines):
-                depth[line] = max(depth.get(line, 0), level)
-            for line in dict.fromkeys([*lines, *user_lines(owned, caller)]):
-                held[line] += ns
-                if module >= 0 and owned.modules[module]:
-                    modules[line][owned.modules[module]] += ns
-            if lines:
-                at_work[lines[-1]] += ns
+        _add_lines(owned, cost, held, depth)
+        for (stack, _, _), ns in cost.items():
+            if line := owned.stacks.user_line(stack):
+                at_work[line] += ns
     mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
     whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
@@ -99,8 +95,37 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     rest = sorted((line for line in at_work if line not in taken), key=lambda line: -at_work[line])
     found += [(line, at_work[line]) for line in rest[: MAX_PLACES - len(found)] if at_work[line] >= _MIN_SHARE * total]
     return tuple(
-        Where(*line, module=_one_module(modules[line], held[line]), share=min(1.0, ns / total)) for line, ns in found
+        Where(*line, module=_one_module(_modules_of(costs, line), held[line]), share=min(1.0, ns / total))
+        for line, ns in found
     )
+
+
+def _add_lines(owned: Ownership, cost: Costs, held: dict[Line, float], depth: dict[Line, int]) -> None:
+    """Add what lines hold of a cost, in their own stacks or in those of callers, and how deep they stand there."""
+    sets = owned.stacks.user_lines
+    stack, caller, _ = np.array(list(cost), np.int64).reshape(-1, 3).T
+    ns = np.array(list(cost.values()), float)
+    mine = np.zeros(len(owned.stacks) + 1, bool)
+    mine[stack[stack >= 0]] = True
+    level = owned.stacks.levels_of_lines(sets, mine, np.ones(len(owned.frames), bool))
+    for n, rows in sets.things(stack, caller):
+        held[sets.lines[n]] += float(ns[rows].sum())
+        if level[n] >= 0:
+            depth[sets.lines[n]] = max(depth.get(sets.lines[n], 0), int(level[n]))
+
+
+def _modules_of(costs: Sequence[tuple[Ownership, Costs]], line: Line) -> dict[str, float]:
+    """Return what modules have of a cost where a line is in the stack or in that of the caller."""
+    found: dict[str, float] = defaultdict(float)
+    for owned, cost in costs:
+        number = owned.stacks.user_lines.ids.get(line)
+        if number is None:
+            continue
+        holds = owned.stacks.user_lines.mask(number)
+        for (stack, caller, module), ns in cost.items():
+            if (holds[stack] or holds[caller]) and module >= 0 and owned.modules[module]:
+                found[owned.modules[module]] += ns
+    return found
 
 
 def user_lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:
@@ -190,3 +215,77 @@ def top_modules(costs: Sequence[tuple[Ownership, Costs]], *, most: int, depth: i
                 by_module[".".join(path.split(".")[:depth])] += ns
     largest = sorted(by_module.items(), key=lambda item: -item[1])[:most]
     return tuple(Where(None, None, path, ns / total) for path, ns in largest)
+
+
+# What recurs in some steps only -------------------------------------------------------------------------------------
+
+Place = tuple[str, int, bool]
+"""file, line, and whether it is the line after which it ran: a line that the step with frames never met has no owner,
+and its operators stand between those of two lines that have one"""
+
+
+def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) -> tuple[Where, ...]:
+    """Return the lines of what the steps outside the replay take more than those in it, on some ranks or all."""
+    more: dict[Place, float] = defaultdict(float)
+    for owned in account.ownership:
+        if owned is not None and (not ranks or owned.rank.rank in ranks):
+            for place, ns in _excess(owned, replay).items():
+                more[place] += ns
+    total = sum(ns for ns in more.values() if ns > 0)
+    found = [
+        Where(file, line, share=float(ns / total), after=after)
+        for (file, line, after), ns in more.items()
+        if ns > 0 and ns >= _MIN_RARE_SHARE * total
+    ]
+    return tuple(sorted(found, key=lambda place: -place.share))
+
+
+def _excess(owned: Ownership, replay: Replay) -> dict[Place, float]:
+    """Return by place what unusual steps take beyond the mean of the ordinary ones."""
+    host, steps = owned.host, owned.rank.steps
+    ordinary = np.isin(steps.number, replay.steps)
+    if ordinary.all() or not ordinary.any():
+        return {}
+    main = owned.host.thread == _busiest(owned)
+    step = steps.of(host.start_ns)
+    others = _other_lines(owned, whole_step_lines(owned))
+    usual: dict[Place, float] = defaultdict(float)
+    unusual: dict[Place, float] = defaultdict(float)
+    before: tuple[str, int] | None = None
+    for i in np.flatnonzero(main & (step >= 0)).tolist():
+        stack = int(host.owner.stack[i])
+        lines = others[stack] if stack >= 0 else None
+        if lines:
+            before = lines[0]
+        if before is not None and host.runs[i]:
+            place = (*(lines[1] if lines else before), not lines)
+            into = usual if ordinary[step[i]] else unusual
+            into[place] += float(host.end_ns[i] - host.start_ns[i])
+    share = (~ordinary).sum() / ordinary.sum()
+    return {place: ns - share * usual.get(place, 0.0) for place, ns in unusual.items()}
+
+
+def _busiest(owned: Ownership) -> int:
+    threads, count = np.unique(owned.host.thread[owned.host.is_python], return_counts=True)
+    return int(threads[count.argmax()]) if len(threads) else -1
+
+
+def whole_step_lines(owned: Ownership) -> set[tuple[str, int]]:
+    """Return the lines that nearly all owned time has in its stack: those that call the step as a whole."""
+    host = owned.host
+    took = (host.end_ns - host.start_ns) * (host.runs & (host.owner.stack >= 0))
+    by_stack = np.bincount(np.maximum(host.owner.stack, 0), took, minlength=len(owned.stacks))
+    sets = owned.stacks.user_lines
+    held = sets.sums(by_stack)
+    return {sets.lines[n] for n in np.flatnonzero((held > 0) & (held >= _ALWAYS * by_stack.sum())).tolist()}
+
+
+def _other_lines(owned: Ownership, trivial: set[Line]) -> list[tuple[Line, Line] | None]:
+    """Return for each stack the outermost and the innermost of the user's lines that are not trivial."""
+    lines = [(f.file, f.line) if f.is_user else None for f in owned.frames]
+
+    def grown(above: tuple[Line, Line] | None, frame: int) -> tuple[Line, Line] | None:
+        line = lines[frame]
+        return above if line is None or line in trivial else (above[0] if above else line, line)
+
+    return owned.stacks.folded(None, grown)

@@ -42,7 +42,7 @@ def memory_document(
         "predicted_rank": of_rank,
         "predicted": [asdict(row) for row in predicted],
         "what_ifs": [what_if_json(one) for one in what_ifs],
-        "warnings": list(warnings),
+        "warnings": [*warnings, *(account.failures if account else ())],
     }
 
 

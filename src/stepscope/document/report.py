@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.analyze.account import Account
+from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.kernels.kernels import Kernel
 from stepscope.analyze.kernels.operators import Operator
 from stepscope.analyze.memory.usage import MemoryView, RankMemory
@@ -12,7 +12,7 @@ from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.step.serving import Serving
 from stepscope.analyze.step.steadiness import Steadiness
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.diagnose.checks import checks_of
+from stepscope.diagnose.checks import Check, checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
@@ -48,8 +48,10 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         if account.step
         else [],
         "critical_path": _critical_path(account),
-        "checks": [asdict(check) for check in checks_of(account)],
-        "guides": plain(guides_of(account)),
+        "checks": [
+            asdict(check) for check in attempt(account.failures, "checks", lambda: checks_of(account), list[Check])
+        ],
+        "guides": plain(attempt(account.failures, "guides", lambda: guides_of(account), list)),
         "stragglers": [_straggler(s) for s in account.stragglers],
         "serving": _serving(account.serving),
         "memory": memory_json(account.memory),

@@ -132,14 +132,14 @@ class Trend:
 
 
 def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | None:
-    """Return the Theil-Sen slope with its significance, None below 8 points.
+    """Return the Theil-Sen slope with its significance, None below 8 points and where x does not increase.
 
     Long series are judged on medians of consecutive chunks: that bounds the cost, keeps single spikes out, and takes
     most of the autocorrelation away (the rest widens the test by (1 + r) / (1 - r), r the residuals' lag-1).
     """
     xs, ys = _chunk_medians(np.asarray(x, float), np.asarray(y, float), chunks)
     n = len(xs)
-    if n < _MIN_POINTS_FOR_TREND:
+    if n < _MIN_POINTS_FOR_TREND or not (np.diff(xs) > 0).all():
         return None
     i, j = np.triu_indices(n, 1)
     slopes = np.sort((ys[j] - ys[i]) / (xs[j] - xs[i]))

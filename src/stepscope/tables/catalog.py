@@ -73,6 +73,11 @@ class RunTables:
 
         return account_of(self._run)
 
+    @property
+    def late_warnings(self) -> tuple[str, ...]:
+        """Return those of the account, as far as one was made."""
+        return self.account.late_warnings if "account" in self.__dict__ else ()
+
     @cached_property
     def _shared(self) -> AlignedRun:
         if "account" in self.__dict__ or not (self._given is None or callable(self._given)):

@@ -1,5 +1,6 @@
 """Metrics equal the step log, in the forms that Prometheus and OpenTelemetry read, whatever the other side does."""
 
+import contextlib
 import http.server
 import json
 import random
@@ -8,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -145,6 +147,24 @@ def test_endpoint_answers_beside_clients_that_hang(endpoint: Endpoint) -> None:
     assert status_of(endpoint.url.replace("/metrics", "/")) == 404
     assert status_of(endpoint.url, Host="evil.example") == 421
     assert status_of(endpoint.url, Host="localhost:9400") == 200
+
+
+def test_requests_that_drip_leave_the_endpoint_to_others(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert endpoint.url is not None
+    monkeypatch.setattr("stepscope.record.live.endpoint._Server.within_s", 0.2)
+    port = int(endpoint.url.split(":")[2].partition("/")[0])
+    dripping = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    served, until = False, time.monotonic() + HANG_S
+    while not served and time.monotonic() < until:
+        for one in dripping:
+            with contextlib.suppress(OSError):
+                one.sendall(b"X")
+        with contextlib.suppress(OSError):
+            served = status_of(endpoint.url) == 200
+        threading.Event().wait(0.05)
+    for one in dripping:
+        one.close()
+    assert served
 
 
 def test_port_that_is_taken_is_said(endpoint: Endpoint) -> None:

@@ -26,8 +26,9 @@ def line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | No
         trace = rank.trace
         found = source_lines_at(rank, trace["tid"][rows], trace["ts_ns"][rows]).tolist()
         return [None if i == NOBODY else trace.strings[i] for i in found]
-    names = [_line(owned, stack) for stack in owned.stacks]
-    return [names[stack] if stack >= 0 else None for stack in owned.of_rows(rows).stack.tolist()]
+    names = [f"{f.file}:{f.line} ({f.function})" for f in owned.frames]
+    found = owned.stacks.innermost_user[owned.of_rows(rows).stack].tolist()
+    return [names[frame] if frame >= 0 else None for frame in found]
 
 
 def module_names(owned: Ownership | None, rows: Rows) -> list[str | None]:
@@ -46,9 +47,3 @@ def held_by(names: Sequence[str | None], size_bytes: Int64s, *, most: int) -> tu
             held[name] += size
             blocks[name] += 1
     return tuple(Holder(name, size, blocks[name]) for name, size in held.most_common(most))
-
-
-def _line(owned: Ownership, stack: Sequence[int]) -> str | None:
-    frames = [owned.frames[f] for f in stack]
-    own = next((f for f in reversed(frames) if f.is_user), None)
-    return f"{own.file}:{own.line} ({own.function})" if own else None

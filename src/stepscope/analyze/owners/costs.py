@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
 from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.owners.sums import COLUMNS, FLOPS, MEMORY, Floats, OwnerSums
 from stepscope.contract.owners import EXECUTING
 
-Line = tuple[str, int]
 Key = TypeVar("Key", Line, str, tuple[Line, str])
 Mask = npt.NDArray[np.bool_]
 _OWN, _INCLUSIVE, _BACKWARD = range(3)
@@ -114,50 +114,33 @@ def _add_lines(
     lines: _CostsByKey[Line], modules: _CostsByKey[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
 ) -> None:
     """Add each owner's cost to the lines of its stack, and to those of where it was called."""
-    place = [(f.file, f.line) for f in owned.frames]
-    is_user = [f.is_user for f in owned.frames]
-    stacks = [tuple(dict.fromkeys(place[f] for f in stack)) for stack in owned.stacks]
-    innermost = [_innermost(stack, place, is_user) for stack in owned.stacks]
-    for stack, caller, module, backward, amount in _rows(sums):
-        own = innermost[stack] if stack >= 0 else None
-        if own is not None:
+    place, users, sets = [(f.file, f.line) for f in owned.frames], owned.stacks.innermost_user, owned.stacks.lines
+    innermost = np.where(users >= 0, users, owned.stacks.innermost).tolist()
+    for stack, _, module, _, amount in _rows(sums):
+        if innermost[stack] >= 0:
+            own = place[innermost[stack]]
             lines.add(own, rank, _OWN, amount)
             if module >= 0 and owned.modules[module]:
                 modules.add((own, owned.modules[module]), rank, _OWN, amount)
-        held = [*(stacks[stack] if stack >= 0 else ()), *(stacks[caller] if caller >= 0 else ())]
-        for key in dict.fromkeys(held):
-            lines.add(key, rank, _INCLUSIVE, amount)
-            if backward:
-                lines.add(key, rank, _BACKWARD, amount)
-
-
-def _innermost(stack: Iterable[int], place: list[Line], is_user: list[bool]) -> Line | None:
-    """Return the innermost line of the user's, of a library's where there is none."""
-    frames = list(stack)
-    users = [f for f in frames if is_user[f]]
-    return place[(users or frames)[-1]] if frames else None
+    for n, rows in sets.things(sums.owner.stack, sums.owner.caller):
+        lines.add(sets.lines[n], rank, _INCLUSIVE, sums.amount[rows].sum(axis=0))
+        lines.add(sets.lines[n], rank, _BACKWARD, sums.amount[rows[sums.owner.backward[rows]]].sum(axis=0))
 
 
 def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
-    around = [_around(path) for path in owned.modules]
+    around: dict[str, str] = {}
     for _, _, module, backward, amount in _rows(sums):
         if module < 0 or not owned.modules[module]:
             continue
         modules.add(owned.modules[module], rank, _OWN, amount)
-        for path in around[module]:
+        path = owned.modules[module]
+        while path:
             modules.add(path, rank, _INCLUSIVE, amount)
             if backward:
                 modules.add(path, rank, _BACKWARD, amount)
-
-
-def _around(path: str) -> list[str]:
-    """Return a module and those around it.
-
-    >>> _around("blocks.1.up")
-    ['blocks', 'blocks.1', 'blocks.1.up']
-    """
-    parts = path.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+            if path not in around:
+                around[path] = path.rpartition(".")[0]
+            path = around[path]
 
 
 def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:

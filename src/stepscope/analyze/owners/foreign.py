@@ -9,7 +9,6 @@ Such steps are slower than others, so what is said of the host is of steps with 
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -19,7 +18,8 @@ from stepscope.analyze.host.calls import HostCalls, call_stacks
 from stepscope.analyze.owners.from_frames import collective_owners, work_owners
 from stepscope.analyze.owners.host_time import host_time
 from stepscope.analyze.owners.match import operators_and_ranges
-from stepscope.analyze.owners.ownership import NOBODY, Ids, Mask, OwnedWork, Ownership
+from stepscope.analyze.owners.ownership import Ids, OwnedWork, Ownership
+from stepscope.analyze.owners.stacks import NOBODY, Mask, Stacks
 from stepscope.analyze.step.regions import Marks, marks_of
 from stepscope.contract.owners import FUNCTIONS
 from stepscope.dataclass import dataclass
@@ -31,10 +31,11 @@ from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
-Path = tuple[int, ...]
-Added = Callable[[Path, int], Path]
-"""a path with one more frame or module"""
-
+MAX_FRAMES = 4096
+"""Python events inside each other, four times as deep as Python itself allows unless told"""
+_MAX_MODULES = 512
+_MAX_MODULE_TEXT = 1 << 26
+"""characters of all paths of modules"""
 _FRAME = re.compile(r"^(?P<file>[^(]+)\((?P<line>\d{1,9})\): (?P<function>.*)$")
 _MODULE = "nn.Module: "
 _PACKAGES = {
@@ -61,10 +62,10 @@ def ownership_by_own_frames(rank: Rank) -> Ownership:
     """Return who owns what a rank did, by the frames in its own trace."""
     marks = marks_of(rank)
     python = call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON))
+    python, deep = _shallow(python)
     kinds = _kinds(rank, python)
-    stack, stacks = _paths(python, kinds.frame_of[python.name], _user_and_first_library(kinds.frames))
-    module, paths = _paths(python, kinds.module_of[python.name], lambda path, new: (*path, new))
-    modules = tuple(".".join(kinds.modules[m] for m in path) for path in paths)
+    stack, stacks = _stacks(python, kinds)
+    module, modules, cut = _modules(python, kinds)
     calls = operators_and_ranges(rank)
     inside = _innermost(rank, python, calls)
     raw = np.where(inside >= 0, stack[inside], NOBODY).astype(np.int32)
@@ -84,7 +85,7 @@ def ownership_by_own_frames(rank: Rank) -> Ownership:
         rank=rank,
         lines=FUNCTIONS,
         frames=kinds.frames,
-        stacks=tuple(stacks),
+        stacks=stacks,
         modules=modules,
         calls=calls,
         by_call=by_call,
@@ -92,7 +93,17 @@ def ownership_by_own_frames(rank: Rank) -> Ownership:
         by_work=work_owners(rank, calls, by_call, host),
         by_collective=collective_owners(rank, calls, by_call, host),
         matched_share=None,
+        notes=_notes(rank, deep, cut),
     )
+
+
+def _notes(rank: Rank, deep: int, cut: bool) -> tuple[str, ...]:
+    lines = []
+    if deep:
+        lines.append(f"{deep:,} Python events below {MAX_FRAMES:,} others are counted for the frame around them")
+    if cut:
+        lines.append(f"modules nested more than {_MAX_MODULES} deep are counted for the module around them")
+    return tuple(f"rank {rank.rank}: {line}" for line in lines)
 
 
 def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
@@ -119,38 +130,66 @@ def _is_users(file: str) -> bool:
     return top.removesuffix(".py") not in (_PACKAGES | sys.stdlib_module_names) or top == "/"
 
 
-def _user_and_first_library(frames: tuple[Frame, ...]) -> Added:
-    """Return how a frame adds to a stack: the user's always, of libraries the first below the user's."""
+def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
+    """Return the stack of each Python event: all frames of the user's, of libraries the first below the user's."""
+    stacks = Stacks(kinds.frames)
+    is_user = [frame.is_user for frame in kinds.frames]
+    out, ends_in_user = [NOBODY] * len(python), [False] * len(python)
+    own = kinds.frame_of[python.name].tolist()
+    for i, (parent, new) in enumerate(zip(python.parent.tolist(), own, strict=True)):
+        above, below_user = (out[parent], ends_in_user[parent]) if parent >= 0 else (NOBODY, False)
+        out[i], ends_in_user[i] = above, below_user
+        if new >= 0 and (is_user[new] or below_user):
+            caller = above if below_user or not is_user[new] else stacks.users(above)
+            out[i], ends_in_user[i] = stacks.called(caller, new), is_user[new]
+    return np.array(out, np.int32), stacks
 
-    def added(path: Path, new: int) -> Path:
-        if frames[new].is_user:
-            below = path if not path or frames[path[-1]].is_user else path[:-1]
-            return (*below, new)
-        return (*path, new) if path and frames[path[-1]].is_user else path
 
-    return added
-
-
-def _paths(python: HostCalls, own: Int64s, added: Added) -> tuple[Ids, list[Path]]:
-    """Return for each Python event the path of what it and its callers are (frames, or modules), and all paths."""
-    known: dict[Path, int] = {}
-    paths: list[Path] = []
-    grown: dict[tuple[int, int], int] = {}
+def _modules(python: HostCalls, kinds: _Kinds) -> tuple[Ids, tuple[str, ...], bool]:
+    """Return the module of each Python event, the paths of all, and whether any is nested too deep for its own path."""
+    known: dict[tuple[int, int], int] = {}
+    paths: list[str] = []
+    depth: list[int] = []
+    left, cut = _MAX_MODULE_TEXT, False
     out = [NOBODY] * len(python)
-    for i, (parent, new) in enumerate(zip(python.parent.tolist(), own.tolist(), strict=True)):
-        above = out[parent] if parent >= 0 else NOBODY
+    own = kinds.module_of[python.name].tolist()
+    for i, (parent, new) in enumerate(zip(python.parent.tolist(), own, strict=True)):
+        above = out[i] = out[parent] if parent >= 0 else NOBODY
         if new < 0:
-            out[i] = above
             continue
-        at = grown.get((above, new))
-        if at is None:
-            path = added(paths[above] if above >= 0 else (), new)
-            at = known.setdefault(path, len(paths)) if path else NOBODY
-            if at == len(paths):
-                paths.append(path)
-            grown[above, new] = at
-        out[i] = at
-    return np.array(out, np.int32), paths
+        if (above, new) not in known:
+            path = kinds.modules[new] if above < 0 else f"{paths[above]}.{kinds.modules[new]}"
+            level = depth[above] + 1 if above >= 0 else 1
+            if above >= 0 and (level > _MAX_MODULES or len(path) > left):
+                cut = True
+                continue
+            left -= len(path)
+            known[above, new] = len(paths)
+            paths.append(path)
+            depth.append(level)
+        out[i] = known[above, new]
+    return np.array(out, np.int32), tuple(paths), cut
+
+
+def _shallow(python: HostCalls) -> tuple[HostCalls, int]:
+    """Return Python events without those that too many others are around, and how many those are."""
+    depth: list[int] = []
+    for parent in python.parent.tolist():
+        depth.append(depth[parent] + 1 if parent >= 0 else 1)
+    keep = np.array(depth, np.int64) <= MAX_FRAMES
+    deep = len(python) - int(keep.sum())
+    if not deep:
+        return python, 0
+    place = np.append(np.cumsum(keep) - 1, -1).astype(np.int32)  # callers of what stays stay
+    shallow = HostCalls(
+        row=python.row[keep],
+        name=python.name[keep],
+        thread=python.thread[keep],
+        start_ns=python.start_ns[keep],
+        end_ns=python.end_ns[keep],
+        parent=place[python.parent[keep]],
+    )
+    return shallow, deep
 
 
 def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:

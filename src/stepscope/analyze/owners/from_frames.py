@@ -7,9 +7,10 @@ import numpy as np
 from stepscope.analyze.host.calls import HostCalls
 from stepscope.analyze.owners.align import NOTHING
 from stepscope.analyze.owners.host_time import GapShares, host_time
-from stepscope.analyze.owners.linked import LinkedThread, Stacks, linked_threads
+from stepscope.analyze.owners.linked import LinkedThread, linked_threads
 from stepscope.analyze.owners.match import OperatorMatch, matched
-from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, OwnedWork, Ownership, nobody
+from stepscope.analyze.owners.ownership import HostTime, Ids, OwnedWork, Ownership, nobody
+from stepscope.analyze.owners.stacks import NOBODY, Stacks
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.owners import TRAINING
 from stepscope.dataclass import dataclass
@@ -44,7 +45,7 @@ class Modules:
 def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     """Return who owns what a rank did, by the steps it recorded with Python frames."""
     marks = marks_of(rank)
-    stacks, modules = Stacks(list(owners.stacks), owners.frames), Modules(list(owners.modules))
+    stacks, modules = Stacks(owners.frames, owners.stacks), Modules(list(owners.modules))
     threads = linked_threads(owners, stacks)
     found = matched(rank, marks, owners, threads)
     by_call = _inherited(found.calls, _of_matched(found, threads))
@@ -60,7 +61,7 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
         rank=rank,
         lines=owners.lines,
         frames=owners.frames,
-        stacks=tuple(stacks.known),
+        stacks=stacks,
         modules=tuple(modules.known),
         calls=found.calls,
         by_call=by_call,

@@ -6,46 +6,96 @@ a line is `apart` where nothing it did has a backward, it calls neither backward
 to the device.
 """
 
-from dataclasses import field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.owners.ownership import Mask, Ownership
+from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import Line, LineSets, Mask
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
-Line = tuple[str, int]
 _OPTIMIZER_FILES = ("torch/optim/", "torch/amp/grad_scaler")
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
+class _StepCalls(ArrayRecord):
+    """The calls of recorded steps that have a stack, in the order of the tree of stacks."""
+
+    owned: Ownership
+    sets: LineSets
+    place: Int64s
+    """of each call's stack"""
+    row: Int64s
+    """in `owned.calls`"""
+    step: npt.NDArray[np.int32]
+    is_top: Mask
+    """an operator that no other is around, outside backward"""
+
+    def of_line(self, line: int) -> Int64s:
+        """Return the calls that have a line in their stack, as places in these columns."""
+        edges = [np.searchsorted(self.place, ends) for ends in self.sets.ranges(line)]
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high) for low, high in edges)])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class LineWork(ArrayRecord):
     """What one line did on one rank, in all recorded steps."""
 
     line: Line
-    stacks: list[int]
-    """that hold it"""
-    has_backward: bool = False
+    number: int
+    """in `calls.sets`"""
+    calls: _StepCalls
+    has_backward: bool
     """autograd ran something back through what it did, or it called backward"""
-    optimizes: bool = False
-    to_host: int = 0
+    optimizes: bool
+    to_host: int
     """copies from the device to the host"""
-    to_device: int = 0
-    modules: set[str] = field(default_factory=set)
-    """that ran below it"""
-    top_calls: dict[str, int] = field(default_factory=dict)
-    """operators that no other is around, by name"""
-    collectives: int = 0
-    device_ns: int = 0
+    to_device: int
+    collectives: int
+    device_ns: int
     """without communication"""
-    first_ns: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    last_ns: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """by step: when it began first and last, the largest and the smallest number where it did not"""
+    has_calls: bool
+    """operators that no other is around"""
+
+    @cached_property
+    def stacks(self) -> Int64s:
+        """Return the stacks that hold it."""
+        return self.calls.sets.numbers(self.number)
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """Return the modules that ran below it."""
+        owned = self.calls.owned
+        found = distinct(owned.by_call.module[self.calls.row[self._mine]]).tolist()
+        return {owned.modules[m] for m in found if m >= 0 and owned.modules[m]}
+
+    @cached_property
+    def top_calls(self) -> dict[str, int]:
+        """Return how often it called operators that no other is around, by name."""
+        owned = self.calls.owned
+        top = self.calls.row[self._mine[self.calls.is_top[self._mine]]]
+        names, times = np.unique(owned.calls.name[top], return_counts=True)
+        found: dict[str, int] = {}
+        for name, n in zip(names.tolist(), times.tolist(), strict=True):
+            text = owned.rank.trace.strings[name]
+            found[text] = found.get(text, 0) + n
+        return found
+
+    @property
+    def first_ns(self) -> Int64s:
+        """Return by step when it began first, the largest number where it did not."""
+        return _earliest(*self._direct, len(self.calls.owned.rank.steps))
+
+    @property
+    def last_ns(self) -> Int64s:
+        """Return by step when it began last, the smallest number where it did not."""
+        return _latest(*self._direct, len(self.calls.owned.rank.steps))
 
     @property
     def apart(self) -> bool:
@@ -56,6 +106,16 @@ class LineWork(ArrayRecord):
     def in_place(self) -> int:
         """Return how many operators changed a tensor in place."""
         return sum(n for name, n in self.top_calls.items() if name.endswith("_"))
+
+    @property
+    def _mine(self) -> Int64s:
+        return self.calls.of_line(self.number)
+
+    @property
+    def _direct(self) -> tuple[Int64s, npt.NDArray[np.int32]]:
+        mine, owned = self._mine, self.calls.owned
+        mine = mine[~owned.by_call.backward[self.calls.row[mine]]]
+        return owned.calls.start_ns[self.calls.row[mine]], self.calls.step[mine]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,60 +133,61 @@ class RankLines(ArrayRecord):
     optimizer_ns: Int64s
     """by step: when the optimizer began, the largest number where it did not"""
 
+    @property
+    def sets(self) -> LineSets:
+        """Return which stacks hold which line."""
+        return self.owned.stacks.user_lines
+
     def outermost(self, wanted: dict[Line, LineWork]) -> list[Line]:
         """Return those of some lines that are called from no other of them."""
-        found = []
-        for line, work in wanted.items():
-            around = {k for k in wanted if k != line and set(wanted[k].stacks) >= set(work.stacks)}
-            same = {k for k in around if set(wanted[k].stacks) == set(work.stacks)}
-            if not around - same and not any(self._outside(k, line, work.stacks[0]) for k in same):
-                found.append(line)
-        return found
+        by_number = {work.number: line for line, work in wanted.items()}
+        of_frame = self.sets.of_frame.tolist()
+        is_wanted = [of_frame[f] in by_number and frame.is_user for f, frame in enumerate(self.owned.frames)]
+        top = self.owned.stacks.folded(-1, lambda above, f: above if above >= 0 or not is_wanted[f] else of_frame[f])
+        return [line for line, work in wanted.items() if not self._is_inside(work, by_number, top)]
 
-    def _outside(self, one: Line, other: Line, stack: int) -> bool:
-        lines = [(self.owned.frames[f].file, self.owned.frames[f].line) for f in self.owned.stacks[stack]]
-        return lines.index(one) < lines.index(other)
+    def _is_inside(self, work: LineWork, wanted: dict[int, Line], top: list[int]) -> bool:
+        """Return whether another line is around this one in all stacks; the outermost of one stack is tried first."""
+        sets, first = self.sets, int(work.stacks[0])
+
+        def is_around(other: int) -> bool:
+            return bool(sets.sizes[other] > sets.sizes[work.number]) and sets.holds(other, work.number)
+
+        if top[first] != work.number and is_around(top[first]):
+            return True
+        frames = self.owned.stacks[first]
+        users = [int(sets.of_frame[f]) for f in frames if self.owned.frames[f].is_user]
+        path = [line for line in dict.fromkeys(users) if line in wanted]
+        before = path[: path.index(work.number)]
+        same = sets.sizes[work.number]
+        return any(is_around(other) for other in path) or any(
+            sets.sizes[other] == same and sets.holds(other, work.number) for other in before
+        )
 
     def holding(self, line: Line) -> Mask:
         """Return which stacks hold a line, one entry more for nobody."""
-        mask = np.zeros(len(self.owned.stacks) + 1, bool)
-        mask[self.lines[line].stacks] = True
-        return mask
+        return self.sets.mask(self.lines[line].number)
 
 
 def rank_lines(owned: Ownership) -> RankLines:
     """Return what the user's lines did on a rank."""
     rank, calls, by = owned.rank, owned.calls, owned.by_call
-    steps = rank.steps
+    steps, sets = rank.steps, owned.stacks.user_lines
     step = steps.of(calls.start_ns) if len(calls) else np.empty(0, np.int32)
     inside = step >= 0
-    lines: dict[Line, LineWork] = {}
-    of_stack: list[list[LineWork]] = []
-    for number, stack in enumerate(owned.stacks):
-        frames = [owned.frames[f] for f in stack]
-        optimizes = any(part in f.file for f in frames if not f.is_user for part in _OPTIMIZER_FILES)
-        mine = []
-        for key in dict.fromkeys((f.file, f.line) for f in frames if f.is_user):
-            work = lines.setdefault(key, LineWork(key, []))
-            work.stacks.append(number)
-            work.optimizes |= optimizes
-            mine.append(work)
-        of_stack.append(mine)
-    _add_calls(owned, of_stack, step, inside)
-    _add_work(owned, of_stack)
+    trains = (f.file for f in owned.frames)
+    in_optimizer = np.array([any(part in file for part in _OPTIMIZER_FILES) for file in trains], bool)
+    in_optimizer &= ~np.array([f.is_user for f in owned.frames], bool)
+    optimizer = owned.stacks.holding(in_optimizer)
     count = len(steps)
     backward = inside & by.backward
     trained = frozenset(owned.modules[m] for m in distinct(by.module[backward]).tolist() if m >= 0)
     is_trained = np.array([*(m in trained and bool(m) for m in owned.modules), False], bool)
     forward = inside & ~by.backward & (is_trained[by.module] if len(calls) else inside)
-    optimizer = np.zeros(len(owned.stacks) + 1, bool)
-    for number, stack in enumerate(owned.stacks):
-        frames = [owned.frames[f] for f in stack if not owned.frames[f].is_user]
-        optimizer[number] = any(part in f.file for f in frames for part in _OPTIMIZER_FILES)
     optimizing = inside & optimizer[by.stack] if len(calls) else inside
     return RankLines(
         owned,
-        lines,
+        _lines(owned, sets, step, optimizer),
         trained,
         backward_ns=_latest(calls.start_ns[backward], step[backward], count),
         forward_ns=_earliest(calls.start_ns[forward], step[forward], count),
@@ -134,46 +195,44 @@ def rank_lines(owned: Ownership) -> RankLines:
     )
 
 
-def _add_calls(owned: Ownership, of_stack: list[list[LineWork]], step: npt.NDArray[np.int32], inside: Mask) -> None:
-    calls, by, strings = owned.calls, owned.by_call, owned.rank.trace.strings
-    is_range = owned.rank.kinds[calls.row] == EventKind.ANNOTATION
-    count = len(owned.rank.steps)
-    for stack in distinct(np.append(by.stack[inside], by.caller[inside])).tolist():
-        if stack < 0:
-            continue
-        mine = np.flatnonzero(inside & (by.stack == stack))
-        back = bool(by.backward[mine].any()) or bool((inside & by.backward & (by.caller == stack)).any())
-        direct = mine[~by.backward[mine]]
-        first = _earliest(calls.start_ns[direct], step[direct], count)
-        last = _latest(calls.start_ns[direct], step[direct], count)
-        modules = {owned.modules[m] for m in distinct(by.module[mine]).tolist() if m >= 0 and owned.modules[m]}
-        top = direct[(calls.parent[direct] < 0) | is_range[np.maximum(calls.parent[direct], 0)]]
-        names, times = np.unique(calls.name[top[~is_range[top]]], return_counts=True)
-        for work in of_stack[stack]:
-            work.has_backward |= back
-            work.modules |= modules
-            work.first_ns = first if not len(work.first_ns) else np.minimum(work.first_ns, first)
-            work.last_ns = last if not len(work.last_ns) else np.maximum(work.last_ns, last)
-            for name, n in zip(names.tolist(), times.tolist(), strict=True):
-                work.top_calls[strings[name]] = work.top_calls.get(strings[name], 0) + n
-
-
-def _add_work(owned: Ownership, of_stack: list[list[LineWork]]) -> None:
-    work, c = owned.rank.work, owned.rank.collectives
+def _lines(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32], optimizer: Mask) -> dict[Line, LineWork]:
+    calls = _step_calls(owned, sets, step)
+    by, work, c = owned.by_call, owned.rank.work, owned.rank.collectives
+    back = by.backward & (step >= 0)
     launched = work.step >= 0
     took = (work.end_ns - work.start_ns) * (launched & (work.kind != EventKind.COMM_KERNEL))
     way = by_string(owned.rank.trace, work.name, _direction)
-    for stack, mine in enumerate(of_stack):
-        if not mine:
-            continue
-        owns = launched & (owned.by_work.stack == stack)
-        sums = int(took[owns].sum()), int((way[owns] == 1).sum()), int((way[owns] == 2).sum())
-        sends = int(((c.step >= 0) & (owned.by_collective.stack == stack)).sum())
-        for line in mine:
-            line.device_ns += sums[0]
-            line.to_host += sums[1]
-            line.to_device += sums[2]
-            line.collectives += sends
+
+    def counted(stack: npt.NDArray[np.integer], amount: npt.NDArray[np.integer] | Mask) -> list[int]:
+        by_stack = np.zeros(len(owned.stacks) + 1, np.int64)
+        np.add.at(by_stack, stack, amount)
+        found: list[int] = sets.sums(by_stack[:-1]).tolist()
+        return found
+
+    has_backward = zip(counted(by.stack, back), counted(by.caller, back), strict=True)
+    columns = (
+        [bool(own or called) for own, called in has_backward],
+        [n > 0 for n in sets.sums(optimizer[:-1].astype(np.int64)).tolist()],
+        counted(owned.by_work.stack, launched & (way == 1)),
+        counted(owned.by_work.stack, launched & (way == 2)),
+        counted(owned.by_collective.stack, c.step >= 0),
+        counted(owned.by_work.stack, took),
+        [n > 0 for n in counted(by.stack[calls.row], calls.is_top)],
+    )
+    each = list(zip(*columns, strict=True))
+    return {sets.lines[n]: LineWork(sets.lines[n], n, calls, *each[n]) for n in sets.seen.tolist()}
+
+
+def _step_calls(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32]) -> _StepCalls:
+    calls, by = owned.calls, owned.by_call
+    row = np.flatnonzero((step >= 0) & (by.stack >= 0))
+    place = sets.stacks.places[by.stack[row]]
+    order = np.argsort(place, kind="stable")
+    row, place = row[order], place[order]
+    is_range = owned.rank.kinds[calls.row] == EventKind.ANNOTATION
+    parent = calls.parent[row]
+    alone = (parent < 0) | (is_range[np.maximum(parent, 0)] if len(row) else False)
+    return _StepCalls(owned, sets, place, row, step[row], alone & ~is_range[row] & ~by.backward[row])
 
 
 def _direction(name: str) -> int:

@@ -12,66 +12,21 @@
 Where an operator was called (`caller`) is kept beside it: the line of `loss.backward()` for all of backward.
 """
 
-from collections.abc import Sequence
-from dataclasses import field
-
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.busy_operators import CALLS
+from stepscope.analyze.owners.stacks import NOBODY, Stacks
 from stepscope.contract.regions import EVALUATE
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.run.owners import Frame, OwnedThread, RankOwners
+from stepscope.run.owners import OwnedThread, RankOwners
 from stepscope.trace.table import Int64s
 
-NOBODY = -1
 _ACCUMULATE = "AccumulateGrad"
 _STEP = "ProfilerStep#"
 
-Stack = tuple[int, ...]
 Ids = npt.NDArray[np.int32]
-
-
-@dataclass
-class Stacks:
-    """Stacks by number; more can be added."""
-
-    known: list[Stack]
-    frames: Sequence[Frame] = ()
-    _ids: dict[Stack, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for i, stack in enumerate(self.known):
-            self._ids.setdefault(stack, i)
-
-    def id_of(self, stack: Stack) -> int:
-        """Return the number of a stack; NOBODY for one without frames."""
-        if not stack:
-            return NOBODY
-        found = self._ids.setdefault(stack, len(self.known))
-        if found == len(self.known):
-            self.known.append(stack)
-        return found
-
-    def at(self, number: int) -> Stack:
-        """Return the frames of a stack, none of NOBODY."""
-        return self.known[number] if number >= 0 else ()
-
-    def users(self, number: int) -> Stack:
-        """Return the frames of a stack without the library's, which is the last where there is one."""
-        stack = self.at(number)
-        return stack[:-1] if stack and not self.is_user(stack[-1]) else stack
-
-    def is_user(self, frame: int) -> bool:
-        """Return whether a frame is the user's."""
-        return not self.frames or self.frames[frame].is_user
-
-    def common(self, one: int, other: int) -> int:
-        """Return the frames that two stacks begin with."""
-        a, b = self.at(one), self.at(other)
-        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        return self.id_of(a[:same])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,6 +103,7 @@ class _Tree:
         name, sequence = self.thread.name.tolist(), self.thread.sequence.tolist()
         stack, owner_module = list(raw), list(module)
         last = (NOBODY, NOBODY)
+        known: dict[tuple[int, int, int], int] = {}
         for i in self.at.tolist():
             node = self.node[i]
             if node == NOBODY or self.built[i] != NOBODY:
@@ -162,7 +118,10 @@ class _Tree:
             elif gathers[name[node]] and self.parent[i] != node and sends[name[self.parent[i]]]:
                 stack[i], owner_module[i] = stack[self.parent[i]], owner_module[self.parent[i]]
             else:
-                stack[i] = _below(stacks, stack[node], raw[node], raw[i])
+                places = stack[node], raw[node], raw[i]
+                if places not in known:
+                    known[places] = _below(stacks, *places)
+                stack[i] = known[places]
                 owner_module[i] = owner_module[node]
         at = self.at
         return LinkedThread(
@@ -199,8 +158,8 @@ def _forward_operators(trees: list[_Tree]) -> dict[int, tuple[int, int]]:
 
 def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
     """Return the owner of a node with the user's frames that ran inside it below."""
-    outer, inner = stacks.users(node), stacks.at(raw)
+    outer, inner = stacks[stacks.users(node)], stacks[raw]
     below = inner[len(outer) :]
     if not below or inner[: len(outer)] != outer or not stacks.is_user(below[0]):
         return owner
-    return stacks.id_of(stacks.users(owner) + below)
+    return stacks.called(stacks.users(owner), *below)

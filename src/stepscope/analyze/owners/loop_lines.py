@@ -31,7 +31,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.step.regions import loop_in, marks_of
 from stepscope.contract.owners import HOOK
@@ -39,7 +40,6 @@ from stepscope.contract.regions import EVALUATE, Region
 from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord, once_per_record
-from stepscope.run.owners import Frame
 from stepscope.trace.classify import by_string
 from stepscope.trace.table import Int64s
 
@@ -111,12 +111,12 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     rank, owned = known.owned.rank, known.owned
     if rank.device_unseen or not len(rank.steps):
         return {}
-    times, all_known = _StackTimes(known), _passes_are_known(known)
+    times, all_known = _LineTimes(known), _passes_are_known(known)
     hooks = _gradient_hooks(known) if all_known else {}
     beside = {
         line: work
         for line, work in known.lines.items()
-        if (all_known or not work.top_calls)
+        if (all_known or not work.has_calls)
         and _is_beside(known, work, times)
         and (not rank.has_device or _stays_on_the_device(known, work))
     }
@@ -126,7 +126,7 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
         line: LoopLine(
             line,
             names[line],
-            (times.whole if line in hooks else times.free)[chosen[line].stacks].sum(axis=0),
+            (times.whole if line in hooks else times.free)[chosen[line].number],
             chosen[line].device_ns / len(rank.steps),
             times.began_ns(chosen[line].stacks),
             before_forward=line not in hooks and _stands_before_forward(known, chosen[line]),
@@ -149,39 +149,72 @@ def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
     asks = np.zeros(len(owned.stacks) + 1, bool)  # stacks that called backward
     asks[by.caller[inside & is_node]] = True
     changes = by_string(trace, calls.name, lambda name: _base(name) in _CHANGES).astype(bool)
+    num_calls, num_direct = (_counts(known, by.stack[which]) for which in (inside, inside & ~by.backward))
     found = {}
     for line, work in known.lines.items():
+        if not num_calls[work.number] or num_direct[work.number]:
+            continue
         holding = known.holding(line)
         mine = inside & holding[by.stack]
-        if not mine.any() or not by.backward[mine].all() or not holding[by.caller[mine]].all():
+        if not holding[by.caller[mine]].all():
             continue
         called = mine & ~np.where(calls.parent >= 0, mine[calls.parent], False)  # by the line itself
         if (holding & asks).any() or (changes & called).any() or work.collectives or work.optimizes:
             continue
         found[line] = work
-    trains = {_function_of(known, line) for line, work in known.lines.items() if work.collectives or work.optimizes}
+    function_of = _functions(known)
+    trains = {function_of[line] for line, work in known.lines.items() if work.collectives or work.optimizes}
+    in_stacks = _code_in_stacks(known)
     return {
         line: work
         for line, work in found.items()
-        if _function_of(known, line) not in trains
-        and not _of_a_function(known, work.stacks)
-        and not _trains(known, work.stacks)
+        if function_of[line] not in trains
+        and not in_stacks.of_a_function[work.number]
+        and not in_stacks.trains[work.number]
     }
 
 
-def _of_a_function(known: RankLines, stacks: Sequence[int]) -> bool:
-    """Return whether any of some stacks is in the backward of a Function, or in what that calls."""
-    return any(known.owned.frames[f].function in _OF_A_FUNCTION for stack in stacks for f in known.owned.stacks[stack])
+def _counts(known: RankLines, stack: npt.NDArray[np.integer]) -> Int64s:
+    """Return how many of some things have each line in their stack."""
+    return known.sets.sums(np.bincount(stack[stack >= 0], minlength=len(known.owned.stacks)))
 
 
-def _function_of(known: RankLines, line: Line) -> tuple[str, str]:
-    """Return file and name of the function that a line is in; of one without a name the line."""
-    frame = next(f for f in known.owned.frames if (f.file, f.line) == line)
-    return frame.file, f"{frame.function} {frame.line}" if frame.function.startswith("<") else frame.function
+def _functions(known: RankLines) -> dict[Line, tuple[str, str]]:
+    """Return file and name of the function that each line is in; of one without a name the line."""
+    return {
+        (f.file, f.line): (f.file, f"{f.function} {f.line}" if f.function.startswith("<") else f.function)
+        for f in reversed(known.owned.frames)
+    }
 
 
-class _StackTimes:
-    """The host's own time of a rank by stack and step, with and without its passes."""
+@dataclass(frozen=True, eq=False, repr=False)
+class _CodeInStacks(ArrayRecord):
+    """What the stacks that hold each line have in them."""
+
+    trains: npt.NDArray[np.bool_]
+    """any: code of torch's that trains"""
+    of_a_function: npt.NDArray[np.bool_]
+    """any: the backward of a Function"""
+    hook: npt.NDArray[np.bool_]
+    """all: a hook of a module, which is called beside its forward"""
+
+
+@once_per_record
+def _code_in_stacks(known: RankLines) -> _CodeInStacks:
+    frames, sets = known.owned.frames, known.sets
+
+    def held(chosen: list[bool]) -> Int64s:
+        return sets.sums(known.owned.stacks.holding(np.array(chosen, bool))[:-1].astype(np.int64))
+
+    return _CodeInStacks(
+        held([not f.is_user and any(part in f.file for part in _TRAINING_FILES) for f in frames]) > 0,
+        held([f.function in _OF_A_FUNCTION for f in frames]) > 0,
+        held([f.function.endswith(HOOK) for f in frames]) == sets.sizes,
+    )
+
+
+class _LineTimes:
+    """The host's own time of a rank by line and step, with and without its passes."""
 
     def __init__(self, known: RankLines) -> None:
         owned, rank = known.owned, known.owned.rank
@@ -197,31 +230,32 @@ class _StackTimes:
         def summed(ns: Floats) -> Floats:
             return np.bincount(cell, ns, minlength=shape[0] * shape[1]).astype(float).reshape(shape)
 
-        self.whole, self.free = summed(own), summed(free)
-        self.in_module = summed(free * (host.owner.module[mine] >= 0))
+        sets = known.sets
+        self.whole, self.free = sets.sums(summed(own)), sets.sums(summed(free))
+        self.in_module = sets.sums(summed(free * (host.owner.module[mine] >= 0)))
         self.first_ns = np.full(shape, _NEVER, np.int64)
+        """by stack"""
         np.minimum.at(self.first_ns.reshape(-1), cell, start)
 
-    def began_ns(self, stacks: Sequence[int]) -> Int64s:
+    def began_ns(self, stacks: Int64s) -> Int64s:
         """Return when the host began with any of some stacks."""
         return self._start[np.isin(self._stack, stacks)]
 
 
 def _shares_inside(known: RankLines, line: Line, took: Floats) -> dict[Line, float]:
     """Return the lines that only this one calls, by the depth at which they stand, with their shares of its time."""
-    owned, stacks = known.owned, set(known.lines[line].stacks)
-    whole = float(took[known.lines[line].stacks].sum())
-    depth: dict[Line, int] = {}
-    for stack in stacks:
-        users = [owned.frames[f] for f in owned.stacks[stack] if owned.frames[f].is_user]
-        for level, frame in enumerate(users):
-            key = frame.file, frame.line
-            if key != line and stacks.issuperset(known.lines[key].stacks) and not frame.function.startswith("<"):
-                depth[key] = max(depth.get(key, 0), level)
-    return {
-        key: float(took[known.lines[key].stacks].sum()) / max(whole, 1.0)
-        for key in sorted(depth, key=lambda key: (depth[key], key))
-    }
+    sets, level = known.sets, _levels(known)
+    number = known.lines[line].number
+    inside = sorted((int(level[n]), sets.lines[n], n) for n in sets.inside(number) if level[n] >= 0)
+    whole = max(float(took[number].sum()), 1.0)
+    return {key: float(took[n].sum()) / whole for _, key, n in inside}
+
+
+@once_per_record
+def _levels(known: RankLines) -> Int64s:
+    """Return how deep each line stands among the user's, -1 where it is in no function with a name."""
+    named = np.array([not f.function.startswith("<") for f in known.owned.frames], bool)
+    return known.owned.stacks.levels_of_lines(known.sets, np.ones(len(known.owned.stacks) + 1, bool), named)
 
 
 def _passes_are_known(known: RankLines) -> bool:
@@ -234,14 +268,15 @@ def _passes_are_known(known: RankLines) -> bool:
     return linked and bool(steps or (known.optimizer_ns < _NEVER).any())
 
 
-def _is_beside(known: RankLines, work: LineWork, times: _StackTimes) -> bool:
-    if not work.apart or work.collectives or _only_zeroes(work) or _trains(known, work.stacks):
+def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
+    in_stacks = _code_in_stacks(known)
+    if not work.apart or work.collectives or in_stacks.trains[work.number]:
         return False
-    whole, free = float(times.whole[work.stacks].sum()), float(times.free[work.stacks].sum())
-    if free <= 0 or free < _MOSTLY * whole:
+    whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
+    if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
         return False
     after = _after_training(known, times.first_ns[work.stacks].min(axis=0))
-    if float(times.in_module[work.stacks].sum()) >= _MOSTLY * free and not _is_hook(known, work.stacks):
+    if float(times.in_module[work.number].sum()) >= _MOSTLY * free and not in_stacks.hook[work.number]:
         return after and work.modules.isdisjoint(known.trained)
     return after or not _changes(work)
 
@@ -250,15 +285,9 @@ def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
     """Return whether a line ran operators, none of a module's, whose results neither go to the host nor into tensors
     that are there, nor are input.
     """
-    if not work.top_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
+    if not work.has_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
         return False
-    return not work.modules or _is_hook(known, work.stacks)
-
-
-def _is_hook(known: RankLines, stacks: Sequence[int]) -> bool:
-    """Return whether all of some stacks are below a hook of a module: what is called beside its forward."""
-    frames, of_stack = known.owned.frames, known.owned.stacks
-    return all(any(frames[f].function.endswith(HOOK) for f in of_stack[stack]) for stack in stacks)
+    return not work.modules or bool(_code_in_stacks(known).hook[work.number])
 
 
 def _after_training(known: RankLines, first_ns: Int64s) -> bool:
@@ -269,12 +298,7 @@ def _after_training(known: RankLines, first_ns: Int64s) -> bool:
 
 def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
     """Return whether a line, or one that calls it, stands above what is trained in the same function."""
-    owned = known.owned
-    for frame in (owned.frames[f] for f in owned.stacks[work.stacks[0]]):
-        passes = [line for line in _lines_of(known, frame) if known.lines[line].has_backward]
-        if frame.is_user and passes and not known.lines[frame.file, frame.line].has_backward:
-            return frame.line < min(number for _, number in passes)
-    return False
+    return bool(_before_forward(known)[work.stacks[0]])
 
 
 def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
@@ -282,24 +306,43 @@ def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
 
     A step that ends with its optimizer has what follows at its beginning: then only the source tells the order.
     """
-    owned = known.owned
-    for frame in (owned.frames[f] for f in owned.stacks[work.stacks[0]]):
-        steps = [line[1] for line in _lines_of(known, frame) if known.lines[line].optimizes]
-        if frame.is_user and steps and not known.lines[frame.file, frame.line].optimizes:
-            return frame.line > max(steps)
-    return False
+    return bool(_after_optimizer(known)[work.stacks[0]])
 
 
-def _lines_of(known: RankLines, frame: Frame) -> list[Line]:
-    same = (f for f in known.owned.frames if (f.file, f.function) == (frame.file, frame.function))
-    return [(f.file, f.line) for f in same if (f.file, f.line) in known.lines]
+@once_per_record
+def _before_forward(known: RankLines) -> list[bool | None]:
+    trained = {line for line, work in known.lines.items() if work.has_backward}
+    first = _lines_by_function(known, trained)
+    return _outermost_verdicts(known, trained, {key: min(lines) for key, lines in first.items()}, below=False)
 
 
-def _trains(known: RankLines, stacks: Sequence[int]) -> bool:
-    """Return whether any of some stacks is in code of torch's that trains."""
-    frames = {f for stack in stacks for f in known.owned.stacks[stack]}
-    files = (known.owned.frames[f].file for f in frames if not known.owned.frames[f].is_user)
-    return any(part in file for file in files for part in _TRAINING_FILES)
+@once_per_record
+def _after_optimizer(known: RankLines) -> list[bool | None]:
+    steps = {line for line, work in known.lines.items() if work.optimizes}
+    last = _lines_by_function(known, steps)
+    return _outermost_verdicts(known, steps, {key: max(lines) for key, lines in last.items()}, below=True)
+
+
+def _lines_by_function(known: RankLines, lines: set[Line]) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for f in known.owned.frames:
+        if (f.file, f.line) in lines:
+            found[f.file, f.function].append(f.line)
+    return found
+
+
+def _outermost_verdicts(
+    known: RankLines, lines: set[Line], limit: dict[tuple[str, str], int], *, below: bool
+) -> list[bool | None]:
+    """Return for each stack whether its outermost frame in a function with a limit, in none of the lines, is below it
+    in the source (or above it); None where it has no such frame.
+    """
+    verdict: list[bool | None] = []
+    for f in known.owned.frames:
+        line = limit.get((f.file, f.function))
+        judged = f.is_user and line is not None and (f.file, f.line) not in lines
+        verdict.append((f.line > line if below else f.line < line) if judged and line is not None else None)
+    return known.owned.stacks.folded(None, lambda above, f: verdict[f] if above is None else above)
 
 
 def _changes(work: LineWork) -> int:

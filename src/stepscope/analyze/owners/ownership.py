@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.calls import HostCalls
+from stepscope.analyze.owners.stacks import NOBODY, Mask, Stacks
 from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
@@ -24,12 +25,10 @@ from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-NOBODY = -1
 MIN_PYTHON_NS = 20_000
 """Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
 recording their neighbours costs"""
 Ids = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,8 +110,7 @@ class Ownership(ArrayRecord):
     lines: str
     """`executing` lines, or those where `functions` are defined"""
     frames: tuple[Frame, ...]
-    stacks: tuple[tuple[int, ...], ...]
-    """indices of frames, outermost first"""
+    stacks: Stacks
     modules: tuple[str, ...]
     calls: HostCalls
     by_call: OwnedWork
@@ -124,6 +122,8 @@ class Ownership(ArrayRecord):
     """per row of the rank's Collectives"""
     matched_share: float | None
     """of the operators in recorded steps: have a counterpart with frames; None where these steps have frames"""
+    notes: tuple[str, ...] = ()
+    """what was left out"""
 
     def of_rows(self, rows: npt.NDArray[np.integer]) -> OwnedWork:
         """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
@@ -162,5 +162,6 @@ class Ownership(ArrayRecord):
 
     def holding(self, frames: Sequence[int]) -> Mask:
         """Return which stacks have any of these frames, one entry more for NOBODY."""
-        wanted = set(frames)
-        return np.array([*(not wanted.isdisjoint(stack) for stack in self.stacks), False], bool)
+        chosen = np.zeros(len(self.frames), bool)
+        chosen[np.asarray(frames, np.int64)] = True
+        return self.stacks.holding(chosen)

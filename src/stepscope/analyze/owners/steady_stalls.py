@@ -10,7 +10,8 @@ from collections import defaultdict
 import numpy as np
 
 from stepscope.analyze.host.time import data_loading, stalling
-from stepscope.analyze.owners.line_work import Line, RankLines
+from stepscope.analyze.owners.line_work import RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.step.regions import loop_in
 from stepscope.contract.regions import Region
@@ -33,9 +34,8 @@ def steady_stalls(known: RankLines) -> dict[Line, float]:
     outside = covered_ns(subtract(stalls, loop_in(rank, *_PASSES)), host.start_ns, host.end_ns) * host.runs
     by_line: dict[Line, np.ndarray] = defaultdict(lambda: np.zeros(len(rank.steps)))
     for row in np.flatnonzero((anywhere > 0) & (step >= 0) & (host.owner.stack >= 0)).tolist():
-        users = [owned.frames[f] for f in owned.stacks[host.owner.stack[row]] if owned.frames[f].is_user]
-        if users:
-            line = users[-1].file, users[-1].line
+        line = owned.stacks.user_line(host.owner.stack[row])
+        if line is not None:
             trains = known.lines[line].has_backward or known.lines[line].optimizes
             by_line[line][step[row]] += (outside if trains else anywhere)[row]
     typical = {line: float(np.median(ns)) for line, ns in by_line.items()}

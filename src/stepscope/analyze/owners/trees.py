@@ -59,7 +59,7 @@ def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTre
     """Return the trees over lines and over modules of these ranks, the mean over them."""
     lines, modules = _GrowingNode(), _GrowingNode()
     for one, found in zip(owned, sums, strict=True):
-        stacks = [_line_path(one, stack) for stack in one.stacks]
+        stacks = _line_paths(one)
         paths = [_module_path(path) for path in one.modules]
         owner = found.owner
         rows = zip(owner.stack.tolist(), owner.module.tolist(), owner.backward.tolist(), found.amount, strict=True)
@@ -70,16 +70,27 @@ def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTre
     return CodeTrees(_bounded(lines), _bounded(modules))
 
 
-def _line_path(owned: Ownership, stack: Iterable[int]) -> tuple[tuple[str, str], ...]:
-    """Return the lines of the user's in a stack as (name, label), outermost first; a library's where there is none."""
-    frames = [owned.frames[i] for i in stack]
-    users = [f for f in frames if f.is_user] or frames[-1:]
-    return tuple((f"{f.file}:{f.line}", f.function) for f in users)[:_MAX_DEPTH]
+Path = tuple[tuple[str, str], ...]
+"""(name, label) of lines or modules, outermost first"""
 
 
-def _module_path(path: str) -> tuple[tuple[str, str], ...]:
-    parts = path.split(".") if path else []
-    return tuple((".".join(parts[: i + 1]), part) for i, part in enumerate(parts))[:_MAX_DEPTH]
+def _line_paths(owned: Ownership) -> list[Path]:
+    """Return the lines of the user's in each stack; the innermost of a library where there is none."""
+    names = [(f"{f.file}:{f.line}", f.function) for f in owned.frames]
+
+    def grown(above: Path, frame: int) -> Path:
+        deep = len(above) == _MAX_DEPTH or not owned.frames[frame].is_user
+        return above if deep else (*above, names[frame])
+
+    none: Path = ()
+    users = owned.stacks.folded(none, grown)
+    innermost = owned.stacks.innermost.tolist()
+    return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in zip(users, innermost, strict=False)]
+
+
+def _module_path(path: str) -> Path:
+    parts = path.split(".", _MAX_DEPTH)[:_MAX_DEPTH] if path else []
+    return tuple((".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
 
 
 @dataclass(eq=False, repr=False)

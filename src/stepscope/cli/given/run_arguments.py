@@ -93,9 +93,9 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
     return account
 
 
-def warn_incomplete(run: Run) -> None:
-    """Say on standard error what of the run was not read, for commands whose answer does not."""
-    for line in incomplete(run):
+def warn_incomplete(account: "Account") -> None:
+    """Print on standard error what was not read or not analysed, for commands whose answer does not show it."""
+    for line in (*incomplete(account.run), *account.late_warnings):
         warn(line)
 
 

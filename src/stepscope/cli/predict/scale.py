@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     document = _json(account.run.name, found, asked)
     if is_for_terminal(args, document):
         _print(document, asked)
-    warn_incomplete(account.run)
+    warn_incomplete(account)
     return 3 if account.run.unreadable else 0
 
 

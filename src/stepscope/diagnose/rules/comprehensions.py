@@ -14,7 +14,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.roofline import SHORT_NS
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.changes import Change
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, parts_of_lines, ranks_with, without_parts

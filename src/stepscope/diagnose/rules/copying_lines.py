@@ -8,7 +8,8 @@ that stalls for longer than it copies has another cause.
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.owners.part import part_for
 from stepscope.analyze.replay.owners.removal import recorded_host
 from stepscope.analyze.replay.program import Program

@@ -96,8 +96,11 @@ def _stalled_ns(account: Account) -> float:
 
 def _unexplained_ns(known: RankLines) -> float:
     """Return the steady stalls of a rank in lines that are not beside training, nor called from one that is."""
-    beside = {stack for line in loop_lines(known) for stack in known.lines[line].stacks}
-    return sum(ns for line, ns in steady_stalls(known).items() if not beside.issuperset(known.lines[line].stacks))
+    beside = np.zeros(len(known.owned.stacks) + 1, bool)
+    for line in loop_lines(known):
+        beside |= known.holding(line)
+    others = known.sets.sums((~beside[:-1]).astype(np.int64))
+    return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
 
 
 def _computed(account: Account) -> list[Evidence]:

@@ -1,7 +1,8 @@
 """`host-device-sync` by line: what is computed for the host alone, in every step."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.measures import host_ms

@@ -3,8 +3,8 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.ranks.training_stragglers import cleared_by_logs
 from stepscope.analyze.replay.owners.part import part_for
@@ -82,9 +82,8 @@ def own_line_ns(owned: Ownership) -> dict[Line, float]:
     steps = max(len(owned.rank.steps), 1)
     found: dict[Line, float] = {}
     for stack, ns in enumerate(sums.tolist()):
-        users = [owned.frames[f] for f in owned.stacks[stack] if owned.frames[f].is_user]
-        if users and ns > 0:
-            line = users[-1].file, users[-1].line
+        line = owned.stacks.user_line(stack)
+        if line is not None and ns > 0:
             found[line] = found.get(line, 0.0) + ns / steps
     return found
 

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line
-from stepscope.analyze.owners.ownership import Mask, Ownership
+from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import Line, Mask
 from stepscope.analyze.replay.owners.removal import NO_PART, Part
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, without_parts
@@ -75,7 +75,8 @@ def _asked(owned: Ownership) -> Mask:
     """Return the calls of contiguous() in the user's own lines, outside backward and outside other operators."""
     calls, by, names = owned.calls, owned.by_call, owned.rank.trace.strings
     named = np.array([names[name] == _COPIES for name in calls.name.tolist()], bool)
-    users = np.array([*(bool(s) and owned.frames[s[-1]].is_user for s in owned.stacks), False], bool)
+    innermost = owned.stacks.innermost
+    users = (innermost >= 0) & (innermost == owned.stacks.innermost_user)
     return named & users[by.stack] & ~by.backward
 
 

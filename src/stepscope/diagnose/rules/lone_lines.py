@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.owners.part import part_for
 from stepscope.analyze.replay.owners.removal import NO_PART

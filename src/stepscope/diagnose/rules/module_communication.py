@@ -3,7 +3,8 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.ownership import Mask, OwnedWork, Ownership
+from stepscope.analyze.owners.ownership import OwnedWork, Ownership
+from stepscope.analyze.owners.stacks import Mask
 from stepscope.analyze.replay.owners.part import Choose, part_for
 from stepscope.analyze.replay.owners.removal import NO_PART
 from stepscope.diagnose.finding import Candidate, Evidence, Where

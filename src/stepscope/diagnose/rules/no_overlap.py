@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.ownership import Mask
+from stepscope.analyze.owners.stacks import Mask
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay

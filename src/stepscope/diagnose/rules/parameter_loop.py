@@ -1,7 +1,8 @@
 """`launch-overhead` by line: tensors changed one by one in a Python loop, where one call changes them all."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line
+from stepscope.analyze.owners.stacks import Line
 from stepscope.analyze.replay.changes import without_work
 from stepscope.diagnose.finding import Candidate, Evidence, Where
 from stepscope.diagnose.owned_change import at

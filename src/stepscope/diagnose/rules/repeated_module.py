@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, parts_of_lines, ranks_with, without_parts
 

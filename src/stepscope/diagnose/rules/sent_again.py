@@ -11,8 +11,8 @@ a flag is next to nothing beside it.
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
-from stepscope.analyze.owners.ownership import Mask
+from stepscope.analyze.owners.line_work import LineWork, RankLines
+from stepscope.analyze.owners.stacks import Line, Mask
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines

@@ -3,8 +3,9 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.line_work import LineWork, RankLines
 from stepscope.analyze.owners.loop_lines import stands_after_optimizer
+from stepscope.analyze.owners.stacks import Line
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.measures import host_ms

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line, RankLines
+from stepscope.analyze.owners.line_work import RankLines
 from stepscope.analyze.owners.loop_lines import LoopLine, loop_lines, loops
+from stepscope.analyze.owners.stacks import Line
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.owned_change import at, without_lines
 from stepscope.diagnose.rules.measures import host_ms
@@ -155,7 +156,7 @@ def _functions(known: RankLines, holds: np.ndarray, lines: set[Line]) -> list[tu
     took = np.bincount(host.owner.stack[mine], (host.end_ns - host.start_ns)[mine], minlength=len(owned.stacks))
     found = []
     for stack in np.flatnonzero(took).tolist():
-        frame = owned.frames[owned.stacks[stack][-1]]
+        frame = owned.frames[owned.stacks.innermost[stack]]
         if (frame.file, frame.line) not in lines:
             found.append((f"{frame.function} ({frame.file.rsplit('/', 1)[-1]}:{frame.line})", float(took[stack])))
     return found

@@ -3,8 +3,8 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import Line
-from stepscope.analyze.owners.ownership import Mask, Ownership
+from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import Line, Mask
 from stepscope.analyze.replay.owners.part import part_for
 from stepscope.analyze.replay.owners.removal import Part
 from stepscope.contract.collectives import OP_CODE
@@ -62,7 +62,7 @@ def _sent(owned: Ownership) -> Mask:
     """Return the broadcasts that the outermost module asks for outside backward, by code that is not the user's."""
     c, owner = owned.rank.collectives, owned.by_collective
     root = np.array([*(not path for path in owned.modules), False], bool)
-    library = np.array([*(bool(s) and not owned.frames[s[-1]].is_user for s in owned.stacks), False], bool)
+    library = owned.stacks.innermost != owned.stacks.innermost_user
     return (c.step >= 0) & (c.op == _BROADCAST) & ~owner.backward & root[owner.module] & library[owner.stack]
 
 

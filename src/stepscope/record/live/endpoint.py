@@ -5,18 +5,16 @@ time and each within seconds: a scraper that hangs keeps a thread of the helper,
 """
 
 import contextlib
-import http.server
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from stepscope.bounded_server import LOOPBACK, BoundedServer
+from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 from stepscope.errors import UsageError
 from stepscope.record.live.prometheus import CONTENT_TYPE
 
 _LOCAL_NAMES = {"localhost", LOOPBACK, "::1"}
-_TIMEOUT_S = 5.0
+_REQUEST_WITHIN_S = 5.0
 _MAX_AT_ONCE = 8
 _RETRY_S = 1.0
 _MAX_TRIES = 120  # the process before an elastic restart may still hold the port
@@ -70,6 +68,7 @@ class Endpoint:
 class _Server(BoundedServer):
     max_connections = _MAX_AT_ONCE
     request_queue_size = 2 * _MAX_AT_ONCE
+    within_s = _REQUEST_WITHIN_S
 
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         self.text = text
@@ -78,8 +77,7 @@ class _Server(BoundedServer):
         super().__init__((host, port), _Handler)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _TIMEOUT_S
+class _Handler(BoundedHandler):
     server: _Server
 
     def do_GET(self) -> None:
@@ -95,9 +93,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             with contextlib.suppress(OSError):
                 self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep no log."""
 
 
 def _is_local(host: str) -> bool:

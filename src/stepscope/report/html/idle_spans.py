@@ -9,7 +9,8 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.attribution.idle import Cause
 from stepscope.analyze.host.calls import HostCalls
-from stepscope.analyze.owners.ownership import NOBODY, Ownership
+from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.stacks import NOBODY
 from stepscope.analyze.step.regions import marks_of
 from stepscope.intervals import complement, union
 from stepscope.report.html.frames import user_line

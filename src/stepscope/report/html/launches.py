@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.ownership import NOBODY
+from stepscope.analyze.owners.stacks import NOBODY
 from stepscope.report.html.frames import user_line
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s

@@ -51,11 +51,8 @@ Spans = tuple[Int64s, Int64s, list[str]]
 
 def _line_of_stack(owned: Ownership) -> list[str]:
     """Return for each stack its innermost line of the user's, empty where it has none."""
-    out = []
-    for stack in owned.stacks:
-        users = [owned.frames[i] for i in stack if owned.frames[i].is_user]
-        out.append(f"{users[-1].file}:{users[-1].line} {users[-1].function}" if users else "")
-    return out
+    names = [f"{f.file}:{f.line} {f.function}" for f in owned.frames]
+    return [names[frame] if frame >= 0 else "" for frame in owned.stacks.innermost_user[:-1].tolist()]
 
 
 def _spans(shared: AlignedRun, index: int, owned: Ownership, ids: npt.NDArray[np.int32], texts: Sequence[str]) -> Spans:

@@ -7,22 +7,17 @@ page's script, only GET and HEAD, and gives a connection little time to say what
 
 import hmac
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from stepscope.bounded_server import LOOPBACK, BoundedServer
+from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError, UsageError
 
 PORTS_TRIED = 20
-REQUEST_WITHIN_S = 10.0
 MAX_CONNECTIONS = 64
 MAX_FIELDS = 32
 _HEADERS = {
@@ -51,7 +46,7 @@ class LocalServer(BoundedServer):
 
     max_connections = request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, site: Site, *, port: int = 0, token: str, within_s: float = REQUEST_WITHIN_S) -> None:
+    def __init__(self, site: Site, *, port: int = 0, token: str, within_s: float = BoundedServer.within_s) -> None:
         self.site = site
         self.token = token
         self.within_s = within_s
@@ -73,7 +68,7 @@ class LocalServer(BoundedServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
 
 
-def local_server(site: Site, *, port: int = 0, within_s: float = REQUEST_WITHIN_S) -> LocalServer:
+def local_server(site: Site, *, port: int = 0, within_s: float = BoundedServer.within_s) -> LocalServer:
     """Return a server on `port`, or on the next one that is free; any free one for 0."""
     token = secrets.token_urlsafe(24)
     tried = [port] if port == 0 else range(port, min(port + PORTS_TRIED, 65536))
@@ -92,30 +87,16 @@ def _text(line: str) -> Answer:
     return Answer(f"{line}\n".encode(errors="replace"), "text/plain")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     """One request, one answer, then the connection ends (HTTP/1.0)."""
 
     server: LocalServer
     server_version, sys_version = "stepscope", ""
 
-    def setup(self) -> None:
-        """Give the client until the deadline to send its request, however slowly it drips."""
-        self._deadline = threading.Timer(self.server.within_s, self._cut)
-        self._deadline.daemon = True
-        self._deadline.start()
-        super().setup()
-        self.connection.settimeout(self.server.within_s)
-
-    def finish(self) -> None:
-        """End the connection and its deadline."""
-        self._deadline.cancel()
-        super().finish()
-
     def parse_request(self) -> bool:
         """Return whether the request may be answered; whoever may not ask has been told so."""
         if not super().parse_request():
             return False
-        self._deadline.cancel()
         refused = self._refusal()
         if refused:
             self._send(refused, _text(refused.phrase), allow=True)
@@ -171,10 +152,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
-
-    def _cut(self) -> None:
-        with suppress(OSError):  # it ended by itself
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep the terminal quiet."""

@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -121,6 +122,8 @@ def asking(address: str) -> Iterator[Any]:
     except StepscopeError:
         raise
     except Exception as error:
+        if isinstance(error.__cause__, StepscopeError):  # ours, which the library took for a missing file
+            raise error.__cause__ from None
         why = printable(str(error) or type(error).__name__, width=_MAX_REASON).replace(address, shown_address(address))
         missing = isinstance(error, FileNotFoundError)
         what = f"there is nothing at {shown_address(address)}" if missing else f"{shown_address(address)}: {why}"
@@ -135,7 +138,7 @@ def _file_system(address: str) -> Any:
             f"{', '.join(f'{one}://' for one in SCHEMES)}"
         )
     try:
-        options = {"client_kwargs": {"timeout": _patience()}} if is_web(address) else {}
+        options = {"client_kwargs": _web_client()} if is_web(address) else {}
         return import_module("fsspec").filesystem(scheme, **options)
     except ImportError as error:
         needed = {"fsspec": "stepscope[remote]", "aiohttp": "stepscope[remote]"}
@@ -143,8 +146,23 @@ def _file_system(address: str) -> Any:
         raise UsageError(f"{scheme}:// needs {package}; pip install {needed.get(package, package)!r}") from error
 
 
-def _patience() -> Any:
-    return import_module("aiohttp").ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
+@cache
+def _web_client() -> dict[str, Any]:
+    """Return the settings of a web client that waits for a limited time and stays at the server it was given."""
+    aiohttp = import_module("aiohttp")
+    watch = aiohttp.TraceConfig()
+    watch.on_request_redirect.append(_refuse_other_origin)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
+    return {"timeout": timeout, "trace_configs": [watch]}
+
+
+async def _refuse_other_origin(_session: Any, _context: Any, redirect: Any) -> None:
+    """Raise where a server sends its reader to another one: only addresses that the user gave are used."""
+    headers = redirect.response.headers
+    target = redirect.url.join(type(redirect.url)(headers.get("Location") or headers.get("URI") or ""))
+    if target.origin() != redirect.url.origin():
+        here, there = (printable(shown_address(str(url)), width=_MAX_REASON) for url in (redirect.url, target))
+        raise InputError(f"{here} redirects to another server, {there}; if you trust it, give that address")
 
 
 def _opened(fs: Any, address: str, place: str) -> Any:

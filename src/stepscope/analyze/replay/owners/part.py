@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from stepscope.analyze.owners.ownership import Mask, OwnedWork, Ownership
+from stepscope.analyze.owners.ownership import OwnedWork, Ownership
 from stepscope.analyze.owners.selection import OwnerName
+from stepscope.analyze.owners.stacks import Mask
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
 from stepscope.analyze.replay.owners.removal import Part, with_plain_python
 from stepscope.analyze.replay.replay import Replay

@@ -1,0 +1,126 @@
+"""Deep recursion: the tree of stacks gives what tuples of frames gave, work grows with events, depth has a bound."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.analyze.owners.stacks import NOBODY, Stacks
+from stepscope.cli.main import main
+from stepscope.run.owners import Frame
+
+
+def nested(path: Path, depth: int, *, distinct: int, module: bool = False) -> Path:
+    """Write a trace of five steps, in the first of which as many Python frames lie in each other."""
+    at = {"ph": "X", "pid": 1, "tid": 1}
+    long = 20 * depth
+    steps = [
+        {**at, "cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": long * i, "dur": long} for i in range(5)
+    ]
+    names = [f"nn.Module: M_{i}" if module and i % 2 else f"a.py({i + 1}): f" for i in range(distinct)]
+    frames = [
+        {**at, "cat": "python_function", "name": names[i % distinct], "ts": 4 * i, "dur": long - 8 * i}
+        for i in range(depth)
+    ]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [*steps, *frames]}))
+    return path
+
+
+def calls_in(command: list[str]) -> int:
+    """Return how many Python functions and loops of ours a command runs: it does not depend on the machine."""
+    count = 0
+
+    def count_line(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        if "stepscope/analyze/owners" not in frame.f_code.co_filename:
+            return None
+        count += 1
+        return count_line
+
+    before = sys.gettrace()
+    sys.settrace(count_line)
+    try:
+        assert main(command) == 0
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("distinct", [50, 10**6])
+def test_work_grows_with_events_and_not_with_their_depth(distinct: int, tmp_path: Path) -> None:
+    each = []
+    for depth in (100, 200, 400):
+        trace = nested(tmp_path / f"{depth}.json", depth, distinct=min(distinct, depth))
+        each.append(calls_in(["report", str(trace), "--no-cache", "--json", str(tmp_path / f"{depth}.out")]))
+    assert each[2] - each[1] < 2.5 * (each[1] - each[0])
+
+
+def test_a_thousand_frames_are_analysed_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = nested(tmp_path / "rank0.json", 1000, distinct=1000)
+    assert main(["code", str(trace), "--no-cache", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    lines = {row["line"]: row for row in json.loads(out)["code"]}
+    assert set(lines) == set(range(1, 1001)) and not err
+    # Each frame is 4 us longer at its beginning and at its end than the one inside it, in one of five steps.
+    for line in (1, 500, 999):
+        assert lines[line]["own_host_ms"] == pytest.approx(0.008 / 5)
+        assert lines[line]["host_ms"] == pytest.approx((20 * 1000 - 8 * (line - 1)) / 5000)
+
+
+def test_frames_beyond_the_bound_are_counted_for_the_one_around_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = nested(tmp_path / "rank0.json", 5000, distinct=5000)
+    assert main(["report", str(trace), "--no-cache", "--json", "-"]) == 0
+    assert "rank 0: 904 Python events below 4,096 others" in capsys.readouterr().out
+    assert main(["code", str(trace), "--no-cache", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert "904 Python events" in err
+    lines = {row["line"]: row for row in json.loads(out)["code"]}
+    assert max(lines) == 4096
+    assert lines[4096]["own_host_ms"] == pytest.approx((20 * 5000 - 8 * 4095) / 5000)
+
+
+def test_modules_nested_without_end_have_paths_of_bounded_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = nested(tmp_path / "rank0.json", 2000, distinct=2000, module=True)
+    assert main(["report", str(trace), "--no-cache", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [line for line in found["warnings"] if "modules nested more than 512 deep" in line]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tree_equals_stacks_as_tuples(seed: int) -> None:
+    draw = random.Random(seed)
+    frames = [Frame("a.py" if i % 3 else "lib.py", 1 + i % 7, f"f{i}", bool(i % 3)) for i in range(12)]
+    plain = [tuple(draw.choices(range(12), k=draw.randrange(7))) for _ in range(60)]
+    stacks = Stacks(frames, plain)
+    assert [stacks[i] for i in range(len(stacks))] == plain
+    lines = [[(frames[f].file, frames[f].line) for f in stack if frames[f].is_user] for stack in plain]
+    sets = stacks.user_lines
+    assert [sets.lines[n] for n in sets.seen] == list(dict.fromkeys(line for each in lines for line in each))
+    amount = np.array([draw.randrange(100) for _ in plain])
+    sums = sets.sums(amount)
+    holding = {n: {i for i, each in enumerate(lines) if sets.lines[n] in each} for n in sets.seen.tolist()}
+    for n, held in holding.items():
+        assert sets.numbers(n).tolist() == sorted(held) and sums[n] == amount[sorted(held)].sum()
+        assert np.flatnonzero(sets.mask(n)).tolist() == sorted(held) and sets.sizes[n] == len(held)
+        assert [sets.holds(n, other) for other in holding] == [held >= those for those in holding.values()]
+        assert sorted(sets.inside(n)) == sorted(o for o, those in holding.items() if o != n and held >= those)
+    caller = np.array([draw.randrange(-1, 60) for _ in plain])
+    stack = np.array([draw.randrange(-1, 60) for _ in plain])
+    found = {n: rows.tolist() for n, rows in sets.things(stack, caller)}
+    expected = {
+        n: [i for i, both in enumerate(zip(stack, caller, strict=True)) if any(int(s) in held for s in both)]
+        for n, held in holding.items()
+    }
+    assert found == {n: rows for n, rows in expected.items() if rows}
+    chosen = np.array([draw.random() < 0.2 for _ in frames])
+    assert stacks.holding(chosen).tolist() == [*(any(chosen[f] for f in s) for s in plain), False]
+    innermost = [next((f for f in reversed(s) if frames[f].is_user), NOBODY) for s in plain]
+    assert stacks.innermost_user.tolist() == [*innermost, NOBODY]
