@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli.record import last_words
+from stepscope.record import whole_file
 from stepscope.record.config import RecordConfig
 from stepscope.record.helper import growing_log, writer
 from stepscope.record.helper.claim import claim_folder
@@ -151,7 +152,7 @@ def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeyp
 
 
 def test_a_claim_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "write_text", lambda *a, **k: (_ for _ in ()).throw(FULL))
+    monkeypatch.setattr(whole_file.os, "link", lambda *a: (_ for _ in ()).throw(FULL))
     with pytest.raises(Exception, match="No space"):
         claim_folder(tmp_path / "run", run_id="a")
     assert list((tmp_path / "run").iterdir()) == []
