@@ -79,6 +79,7 @@ class Outbox:
     def forget(self) -> None:
         """Let go of the pipe in a forked child, so that the helper sees the end of its real parent."""
         self._let_go()
+        self._pipe = -1  # its number may become that of another file
         self._helper.returncode = 0
 
     def _put(self, data: bytes) -> None:
