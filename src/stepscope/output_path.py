@@ -21,6 +21,8 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+PRIVATE = 0o600
+"""permissions of recorded files: they hold command lines and source code"""
 _MAX_LINKS = 40
 """the same as Linux's own limit"""
 
@@ -48,6 +50,11 @@ def opened_to_grow(path: str | os.PathLike[str]) -> io.FileIO:
         raise OutputRefusedError(errno.EINVAL, "it is no regular file", os.fspath(path))
     os.ftruncate(file, 0)
     return io.FileIO(file, "wb")
+
+
+def open_private(path: str | os.PathLike[str], flags: int = os.O_TRUNC) -> int:
+    """Return a file opened for writing; a new one can be read by its owner alone, whatever the umask."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, PRIVATE)
 
 
 def why_no_output(path: str | os.PathLike[str]) -> str | None:

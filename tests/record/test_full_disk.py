@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope.cli.record import last_words
+from stepscope.record import whole_file
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper import growing_log, writer
+from stepscope.record.helper import growing_log, outbox, writer
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.helper.growing_log import GrowingLog
 from stepscope.record.helper.retries import Retries, may_pass
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.writer import Writer
 from stepscope.record.launch.launch import LaunchOutcome
-from stepscope.record.launch.outcome import recorded_in
+from stepscope.record.launch.outcome import recorded_in, trouble_of_helpers
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -151,7 +154,7 @@ def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeyp
 
 
 def test_a_claim_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "write_text", lambda *a, **k: (_ for _ in ()).throw(FULL))
+    monkeypatch.setattr(whole_file.os, "link", lambda *a: (_ for _ in ()).throw(FULL))
     with pytest.raises(Exception, match="No space"):
         claim_folder(tmp_path / "run", run_id="a")
     assert list((tmp_path / "run").iterdir()) == []
@@ -182,7 +185,7 @@ def a_log(folder: Path, steps: int) -> None:
 def test_last_words_name_lines_above_only_where_there_are_some(tmp_path: Path) -> None:
     a_log(tmp_path / "run", 17)
     assert "see the lines above" not in words(tmp_path / "run")
-    assert "run.json is not there" in words(tmp_path / "run")
+    assert "the run is incomplete" in words(tmp_path / "run")
     assert "no trace: see the lines above" in words(tmp_path / "run", said=True)
     assert "no trace: the job ended with signal 9" in words(tmp_path / "run", -9)
 
@@ -207,6 +210,8 @@ for step in range(80):
     optimizer.zero_grad()
     time.sleep(0.02)
     if step == 15:
+        while not os.path.exists(folder + "/run/rank00000.steps.jsonl"):
+            time.sleep(0.05)
         with open(folder + "/ballast", "wb", buffering=0) as f:
             try:
                 while True:
@@ -230,6 +235,56 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs the right to mount a small file system")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.job
+def test_T5_a_disk_that_stays_full_is_named_at_the_end(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.replace("step == 70", "False"))
+    out = ["--steps", "20:22", "--out", str(small_disk / "run")]
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", *out, "--", sys.executable, "job.py"]
+    done = subprocess.run([*record, str(small_disk)], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "the run is incomplete: writing failed: No space left on device; a helper process keeps" in done.stderr
+    assert "no trace: writing failed: No space left on device" in done.stderr
+
+
+def test_T5_storage_that_fails_does_not_hold_up_the_end_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = json.dumps({"storage": "No space left on device"})
+
+    def start(_: Any) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-c", f"import time; print({answer!r}, flush=True); time.sleep({2 * HANG_S})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+
+    monkeypatch.setattr(outbox, "_start_helper", start)
+    box = outbox.Outbox(on_reply=lambda _: None, settings={})
+    try:
+        assert not box.finish(own_wait_s=2 * HANG_S, grace_s=2 * HANG_S)
+    finally:
+        os.kill(box.helper_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("left", "trouble"),
+    [
+        ([], None),
+        (["helper.{ended}", "helper.{ended}.done"], None),
+        (["helper.{ended}"], "the helper process that writes the run was killed"),
+        (["helper.{alive}", "helper.{alive}.closed"], "the helper process that writes the run is still at work"),
+        (["helper.{ended}", "helper.{ended}.errno28", "helper.{ended}.done"], "what was not written is lost"),
+        (["helper.{alive}", "helper.{alive}.errno28", "helper.{ended}"], "No space left on device; a helper process"),
+    ],
+)
+def test_T35_trouble_of_helpers(left: list[str], trouble: str | None, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in left:
+        (tmp_path / name.format(ended=ended.pid, alive=os.getpid())).touch()
+    found = trouble_of_helpers(tmp_path)
+    assert found is None if trouble is None else trouble in str(found)
 
 
 @pytest.mark.job

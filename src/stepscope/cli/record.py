@@ -132,7 +132,8 @@ def _words_about(recorded: RecordedRun, launched: LaunchOutcome, config: RecordC
         what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
     lines = [f"{what}, in {shown(recorded.folder)}"]
     if not recorded.described:
-        lines.append("run.json is not there: the helper process that writes it is still at work, or was killed")
+        trouble = launched.trouble or "the helper process that writes the run is still at work, or was killed"
+        lines.append(f"the run is incomplete: {trouble}")
     if recorded.not_written:
         lines.append(recorded.not_written)
     if recorded.unit is not None and "optimizers:" in recorded.unit:
@@ -154,8 +155,12 @@ def _why_no_window(recorded: RecordedRun, launched: LaunchOutcome, config: Recor
     if recorded.trouble:
         return f"no trace: {recorded.trouble}"
     first, last = config.wait + config.warmup, recorded.steps_ended
+    if recorded.described and last <= first and launched.exit_code:
+        return f"no trace: the job ended with {_ending(launched.exit_code)} before the profiled steps, from {first} on"
     if recorded.described and last <= first:
         return f"no trace: the profiled steps begin at {first}; for this job give --steps {max(0, last - 3)}:{last}"
+    if launched.trouble and not recorded.described:
+        return f"no trace: {launched.trouble}"
     if launched.said:
         return "no trace: see the lines above"
     if launched.exit_code:
@@ -167,6 +172,8 @@ def _why_nothing(launched: LaunchOutcome, config: RecordConfig) -> str:
     why_not = why_not_writable(config.out)
     if why_not:
         return why_not
+    if launched.trouble:
+        return launched.trouble
     if not launched.python_seen:
         return "no Python that looks at PYTHONPATH was started (-I, -E and -S keep it from looking)"
     if not launched.torch_seen:

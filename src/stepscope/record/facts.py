@@ -18,7 +18,7 @@ from stepscope.record.source_commit import source_commit
 from stepscope.record.strategy import ranks_per_replica, strategy_of
 from stepscope.version import __version__
 
-# Variables that change how a job performs; nothing else of the environment is kept, so no secrets are.
+# Variables that change how a job performs; nothing else of the environment is recorded.
 _PREFIXES = (
     "NCCL_",
     "TORCH_",
@@ -33,7 +33,6 @@ _PREFIXES = (
     "TEARDOWN_",
 )
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSW", "CREDENTIAL")
 _MAX_VALUE_LENGTH = 500
 
 
@@ -104,11 +103,11 @@ def versions() -> dict[str, Any]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that matter for performance, without any that could hold a secret."""
+    """Return the variables that matter for performance."""
     return {
         name: value[:_MAX_VALUE_LENGTH]
         for name, value in sorted(environ.items())
-        if (name.startswith(_PREFIXES) or name in _NAMES) and not any(word in name for word in _SECRET)
+        if name.startswith(_PREFIXES) or name in _NAMES
     }
 
 

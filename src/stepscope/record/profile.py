@@ -11,7 +11,6 @@ In a job that `stepscope record` started, the settings of the command line hold,
 before the block, steps are found by the hooks; else `step()` ends them.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,6 @@ import torch
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.failsafe import say
 from stepscope.record.launch.recording_by import followed_from_outside
-from stepscope.record.progress_notes import FOLDERS, leave_word
 from stepscope.record.session import Recorder, current
 from stepscope.record.usual_names import usual_settings
 from stepscope.record.window.schedule import why_no_window
@@ -121,8 +119,6 @@ class profile:
     ) -> None:
         if self._recorder is not None and self._steps_here:
             self._folder = self._recorder.run_folder
-            if self._folder is not None:
-                leave_word(f"{FOLDERS}{os.getpid()}", f"{self._folder}\n")
             close_and_say(self._recorder)
 
     def step(self) -> None:

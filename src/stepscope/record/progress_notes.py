@@ -2,8 +2,14 @@
 
 python         a Python process found our `sitecustomize`        (written there, in its own words)
 torch          a process imported torch
-folders.PID    the run folder that a process wrote to
+folders.PID    the run folder that a process writes to
 said.HASH      a line of ours that a process wrote to stderr
+helper.PID     a helper process was started
+    .closed    its training process waits for it no longer
+    .errnoN    a write of it failed, for this reason
+    .done      it has ended by itself
+
+Names hold all of a helper's word: on a full disk there is often room for a name where there is none for text.
 """
 
 import contextlib
@@ -14,6 +20,10 @@ from pathlib import Path
 SEEN_VARIABLE = "STEPSCOPE_SEEN"
 FOLDERS = "folders."
 SAID = "said."
+HELPER = "helper."
+CLOSED = "closed"
+DONE = "done"
+ERRNO = "errno"
 
 
 def leave_word(name: str, text: str = "") -> None:

@@ -64,7 +64,7 @@ class Recorder(StepRecorder):
         if self._run is not None:
             self.on = False
             self._run.forget()
-            _current = None
+            self._run = _current = None
 
 
 def _after_fork() -> None:

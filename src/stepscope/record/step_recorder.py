@@ -72,7 +72,7 @@ class StepRecorder:
         """Where this run is written; None until a step has ended and the ranks have agreed."""
         if self._run is None:
             return None
-        self._run.settled.wait(self.config.close_wait_s)
+        self._run.wait_for_folder()
         return self._run.folder
 
     def begin(self) -> None:
@@ -290,7 +290,7 @@ class StepRecorder:
         if self._run is None:
             return
         assert self._log is not None
-        self._run.settled.wait(self.config.close_wait_s)
+        self._run.wait_for_folder(give_up=True)
         if self._run.failed:
             self._stand_down()
             self._run.finish()

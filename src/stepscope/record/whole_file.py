@@ -9,6 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
+from stepscope.output_path import open_private
+
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """how storage says that it has no room"""
 
@@ -17,7 +19,8 @@ def create_whole(path: Path, text: str) -> bool:
     """Create the file with its content in one move; False where somebody was first."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with os.fdopen(open_private(temporary), "w", encoding="utf-8") as f:
+            f.write(text)
         os.link(temporary, path)
     except FileExistsError:
         return False
@@ -33,7 +36,7 @@ def create_whole(path: Path, text: str) -> bool:
 
 def _create_exclusively(path: Path, text: str) -> bool:
     try:
-        f = path.open("x", encoding="utf-8")
+        f = os.fdopen(open_private(path, os.O_EXCL), "w", encoding="utf-8")
     except FileExistsError:
         return False
     try:

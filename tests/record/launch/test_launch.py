@@ -1,5 +1,6 @@
 """`stepscope record` around unmodified scripts: every way of starting ranks, and region times against hand timers."""
 
+import gzip
 import itertools
 import json
 import os
@@ -90,6 +91,32 @@ done
 wait $last
 wait
 """
+
+STEP = """
+import os, sys, threading, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+FORKS = (
+    STEP
+    + """
+def leave():
+    threading.Event.wait = lambda *_: os._exit(99)  # nothing is worth a wait in a child that leaves
+    sys.exit(3)
+for number in range(8):
+    step()
+    if number in (0, 3, 7):  # before the folder is known, inside the window, after it
+        child = os.fork()
+        if child == 0:
+            leave()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+)
+SECRETS = ["hf_planted", "pw_planted", "user_planted", "jwt_planted", "query_planted", "otlp_planted"]
 
 
 def record(*words: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -215,6 +242,69 @@ def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: 
     assert "no trace: the profiled steps begin at 10; for this job give --steps 1:4" in done.stderr
     again = record("--out", "run", "--light", "--", sys.executable, "train.py", cwd=tmp_path)
     assert again.returncode == 0 and len(step_log(tmp_path / "run-2", 0)) == 4
+
+
+def test_T34_a_forked_child_leaves_at_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FORKS)
+    done = record("--out", "run", "--steps", "2:5", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()) == (0, ["3", "3", "3"]), done.stderr
+    assert "recorded 8 steps of 1 rank, profiled steps 2-4 of 1 rank" in done.stderr
+
+
+def test_no_secret_of_the_job_is_in_its_recording_and_only_the_owner_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MODEL + "train(8)\n")
+    hf, password, user, jwt, query, otlp = SECRETS
+    job = [
+        *("train.py", "--hf-token", hf, f"--password={password}", f"https://{user}:x@host/data?sign={query}"),
+        *("--tokenizer", "gpt2", "--max-tokens", "512"),
+    ]
+    before = os.umask(0)
+    try:
+        done = record(
+            *("--out", "run", "--steps", "2:4", "--otlp", f"http://{otlp}:{otlp}@127.0.0.1:1?{otlp}", "--"),
+            *(sys.executable, *job),
+            cwd=tmp_path,
+            env={"SLURM_JWT": jwt, "NCCL_DEBUG": "WARN"},
+        )
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {RUN_JSON, trace_file(0), steps_file(0)} <= {path.name for path in files}
+    for path in files:
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert not [secret for secret in SECRETS if secret.encode() in text], path
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    run = json.loads((tmp_path / "run" / RUN_JSON).read_text())
+    assert run["command"][-4:] == ["--tokenizer", "gpt2", "--max-tokens", "512"]
+    assert run["environment"]["NCCL_DEBUG"] == "WARN" and run["environment"]["SLURM_JWT"] == "<redacted>"
+
+
+KILLED = STEP + "for _ in range(9): step()\nos.kill(os.getpid(), 9)\n"
+REMOVED = (
+    STEP
+    + """
+for _ in range(9):
+    step()
+while not os.path.exists("run/rank00000.steps.jsonl"):
+    time.sleep(0.05)
+os.rename("run", "gone")
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (KILLED, "of 1 rank, profiled steps 2-4 of 1 rank, in run"),
+        (REMOVED, "no training step was recorded: the run folder or its step log was removed while the job ran"),
+    ],
+)
+def test_T35_last_words_name_the_real_cause(job: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(job)
+    done = record("--out", "run", "--steps", "2:5", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert said in done.stderr and "no trace" not in done.stderr, done.stderr
+    assert (tmp_path / "run").exists() == (job == KILLED)
 
 
 def test_a_script_that_never_steps_is_told_so(tmp_path: Path) -> None:

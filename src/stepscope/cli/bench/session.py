@@ -19,6 +19,7 @@ from stepscope.cli.bench.arguments import PLOT
 from stepscope.cli.given.progress import work_progress
 from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import write_json, write_output
+from stepscope.contract.redaction import redacted
 from stepscope.errors import InputError
 from stepscope.report.svg.bench import bench_svg
 from stepscope.report.text.bench import print_bench
@@ -97,8 +98,8 @@ def document_of(
 
 
 def command_line() -> str:
-    """Return what the user typed."""
-    return shlex.join(["stepscope", *sys.argv[1:]])
+    """Return what the user typed, without secrets."""
+    return shlex.join(redacted(["stepscope", *sys.argv[1:]]))
 
 
 def write_page(args: argparse.Namespace, document: Document, folder: Path) -> None:

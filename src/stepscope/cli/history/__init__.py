@@ -8,9 +8,9 @@ from stepscope.cli.given.progress import work_progress
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.compare.history.document import history_json
 from stepscope.compare.history.folder import history_rows
+from stepscope.contract.redaction import shown_address
 from stepscope.report.text.history.page import print_history
 from stepscope.report.text.terminal import console
-from stepscope.run.remote.address import shown_address
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.cli.tune.first_run import FirstRun
 from stepscope.cli.tune.trials import Told, Trials
+from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.contract.tuning import SETTINGS, VARIABLES
 from stepscope.errors import InputError
@@ -29,10 +30,11 @@ def tune_document(
     """Return the content of `tune.json`; `result` is where it will lie."""
     keep = found.keep
     rows = [*found.settings, *([found.combined] if found.combined else [])]
+    command = redacted(trials.command)
     base = [t.step_ms for t in found.base if t.step_ms is not None]
     return {
         "schema": SCHEMA,
-        "command": trials.command,
+        "command": command,
         "first_report": {
             "folder": str(first.folder),
             "verdict": first.verdict,
@@ -46,8 +48,8 @@ def tune_document(
         "wall_s": sum(told.wall_s for told in trials.told),
         "unchanged_step_ms": fmean(base) if base else None,
         **document(keep, rows),
-        "command_to_keep": _command(keep.candidate.environment, trials.command) if keep else None,
-        "command_unchanged_script": _applied(result, trials.command) if keep and keep.candidate.settings else None,
+        "command_to_keep": _command(keep.candidate.environment, command) if keep else None,
+        "command_unchanged_script": _applied(result, command) if keep and keep.candidate.settings else None,
         "not_tried": [{"name": name, "why": why} for name, why in choice.left_out],
         "trials": [_trial(told) for told in trials.told],
     }

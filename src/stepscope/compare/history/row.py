@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.ranks.log_stragglers import lateness
+from stepscope.contract.redaction import redacted
 from stepscope.dataclass import dataclass
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.side_file import is_number
@@ -142,7 +143,8 @@ def identity_of(description: Mapping[str, Any], *, device: str | None = None, wo
 def config_of(description: Mapping[str, Any], *, device: str | None, world_size: object) -> str:
     """Return what makes runs comparable, as text: command, model, ranks, device, strategy."""
     command = description.get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+    given = command[:_MAX_TEXT] if isinstance(command, list) else [command or ""]
+    words = " ".join(redacted([str(word)[:_MAX_TEXT] for word in given]))
     model = description.get("model")
     size = model.get("parameters") if isinstance(model, dict) else None
     parts = [

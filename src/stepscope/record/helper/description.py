@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
+from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.contract.run_json import RunJson
 from stepscope.record.steps.statistics import StepStatistics
@@ -67,7 +68,7 @@ def rank_facts(
         "schema": SCHEMA,
         "rank": rank,
         "world_size": world_size,
-        **facts,
+        **redacted(facts),
         "files": files,
         "steps": steps.summary(),
         "ended": ended,

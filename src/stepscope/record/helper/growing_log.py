@@ -8,6 +8,8 @@ taken back.
 import os
 from pathlib import Path
 
+from stepscope.output_path import open_private
+
 MAX_WAITING_BYTES = 64 << 20
 
 
@@ -15,7 +17,7 @@ class GrowingLog:
     """One process's log; the file must not exist yet."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = open_private(path, os.O_EXCL)
         self._waiting = bytearray()
         self._size_bytes = 0
         self._whole_bytes = 0  # up to the last line's end

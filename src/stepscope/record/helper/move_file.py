@@ -13,6 +13,7 @@ from stepscope.record.window.trace_file import compress_into, place_whole, troub
 def move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
     """Return the size of one file that was brought into the folder, or why it was not worth it."""
     plain, target = Path(job["plain"]), folder / job["name"]
+    folder.stat()  # one that was removed is not made again, without its step log
     target.parent.mkdir(parents=True, exist_ok=True)
     if job["do"] == "file":
         place_whole(plain.read_bytes(), target)

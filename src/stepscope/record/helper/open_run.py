@@ -22,6 +22,7 @@ from stepscope.record.helper.outbox import Outbox
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, open_side_channel
 from stepscope.record.live.settings import live_settings
+from stepscope.record.progress_notes import CLOSED, FOLDERS, HELPER, SEEN_VARIABLE, leave_word
 from stepscope.record.rank import Place
 
 _CLAIM_S = 30.0
@@ -68,6 +69,7 @@ class OpenRun:
                 "live": live_settings(config, place, environ=os.environ),
             },
         )
+        leave_word(f"{HELPER}{self.outbox.helper_pid}")
         self._thread = threading.Thread(target=self._in_background, name="stepscope", daemon=True)
         self._thread.start()
 
@@ -77,7 +79,7 @@ class OpenRun:
 
     def finish(self) -> None:
         """Hand everything over to the helper and wait for it, within the limits of the settings."""
-        self.settled.wait(self.config.close_wait_s)
+        self.wait_for_folder(give_up=True)
         self._probes.put(None)
         if self._channel is not None:
             self._channel.close()
@@ -85,6 +87,18 @@ class OpenRun:
         self.outbox.finish(own_wait_s=self.config.close_wait_s, grace_s=self.config.others_grace_s)
         if self.outbox.helper_gone:
             say(f"rank {self.place.rank}: the helper process that writes the run was killed, so the run is cut short")
+        elif self.outbox.failing and not self.failed and SEEN_VARIABLE not in os.environ:  # else the launcher says it
+            say(f"the run is incomplete: {self.outbox.failing}; a helper process keeps trying for a minute")
+        leave_word(f"{HELPER}{self.outbox.helper_pid}.{CLOSED}")
+
+    def wait_for_folder(self, *, give_up: bool = False) -> None:
+        """Wait until the folder is known, but not for storage that fails; `give_up` asks for no folder then."""
+        until = time.monotonic() + self.config.close_wait_s
+        while not self.settled.wait(_LOOK_S) and time.monotonic() < until:
+            if self.outbox.failing and not give_up:
+                return
+            if self.outbox.failing and self._replies.empty():
+                self._replies.put({"error": f"{self.config.out}: {self.outbox.failing}; make room, or give --out"})
 
     def forget(self) -> None:
         """Let go of everything in a forked child."""
@@ -135,6 +149,7 @@ class OpenRun:
             self.failed = True
             return None
         self.folder = Path(answer["folder"])
+        leave_word(f"{FOLDERS}{os.getpid()}", f"{self.folder}\n")
         if not self._claimed:
             self.outbox.put({"do": "run", "folder": answer["folder"]})
         self.outbox.put({"do": "facts", "run_id": answer["run_id"]})

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ MESSAGE = b"m"
 _PIPE_BYTES = 1 << 20
 _HELD_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
+_LOOK_S = 0.05
 _LEAVES_S = 5.0  # for a process whose answers ended to be gone
 # What starts other tools or us inside the helper; it has to be a plain interpreter.
 _NOT_FOR_HELPER = ("STEPSCOPE_RECORD", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
@@ -34,6 +36,7 @@ class Outbox:
     def __init__(self, *, on_reply: Callable[[dict[str, Any]], None], settings: dict[str, Any]) -> None:
         self.dropped = 0
         self.helper_gone = False  # while there was still something to write
+        self.failing: str | None = None  # why a write fails that this process waits for
         self._held = b""
         self._lock = threading.Lock()
         self._own_files_done = threading.Event()
@@ -64,13 +67,16 @@ class Outbox:
     def finish(self, *, own_wait_s: float, grace_s: float) -> bool:
         """Close the pipe and return whether the helper was done in time; otherwise it goes on alone.
 
-        It has `own_wait_s` for this rank's files, and then `grace_s` for what depends on other ranks.
+        It has `own_wait_s` for this rank's files, and then `grace_s` for what depends on other ranks; but on storage
+        that fails it has no time at all.
         """
         os.set_blocking(self._pipe, True)
         threading.Thread(target=self._close_pipe, name="stepscope", daemon=True).start()
-        self._own_files_done.wait(own_wait_s)
+        until = time.monotonic() + own_wait_s
+        while not self._own_files_done.wait(_LOOK_S) and self.failing is None and time.monotonic() < until:
+            pass
         try:
-            self._helper.wait(timeout=grace_s)
+            self._helper.wait(timeout=grace_s if self.failing is None else 0)
         except subprocess.TimeoutExpired:
             self._helper.returncode = 0  # it is left alone on purpose: no warning about it at exit
             return False
@@ -79,6 +85,7 @@ class Outbox:
     def forget(self) -> None:
         """Let go of the pipe in a forked child, so that the helper sees the end of its real parent."""
         self._let_go()
+        self._pipe = -1  # its number may become that of another file
         self._helper.returncode = 0
 
     def _put(self, data: bytes) -> None:
@@ -120,6 +127,8 @@ class Outbox:
                 reply = json.loads(line)
                 if "own_files" in reply:
                     self._own_files_done.set()
+                elif "storage" in reply:
+                    self.failing = reply["storage"]
                 else:
                     on_reply(reply)
         self._own_files_done.set()  # the helper is gone

@@ -26,7 +26,7 @@ def may_pass(error: BaseException | None) -> bool:
 class Retries:
     """How long this process goes on trying, and what came of it. Used by several threads."""
 
-    def __init__(self, while_running_s: float) -> None:
+    def __init__(self, while_running_s: float, *, on_failure: Callable[[OSError], None] = lambda _: None) -> None:
         self.failed_writes = 0
         self.lost_lines = 0
         self.lost_files: list[str] = []
@@ -34,6 +34,7 @@ class Retries:
         self._while_running_s = while_running_s
         self._ends_at: float | None = None
         self._ending = threading.Event()
+        self._on_failure = on_failure
 
     def end_within(self, seconds: float) -> None:
         """Training is over: from now on everything together has so many seconds."""
@@ -44,6 +45,7 @@ class Retries:
         """Count a write that failed."""
         self.failed_writes += 1
         self._reason = error.strerror or str(error)
+        self._on_failure(error)
 
     def until_done(self, act: Callable[[], _Done], *, within_s: float | None = None) -> _Done:
         """Return `act()`, tried again where its failure may pass; the last failure is raised."""

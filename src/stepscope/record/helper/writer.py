@@ -16,10 +16,13 @@ Messages, one JSON object per line after the letter `m` (lines after `s` go to t
     {"do": "where", "frames", "region", "collective"}  where the training thread is; asked for
     {"do": "close"}                                    training is over
 
+It says {"storage": reason} where a write fails that the training process waits for.
+
 Beside its writing it looks for windows that are asked for, and for a rank that takes no steps (`live`).
 """
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -41,6 +44,7 @@ from stepscope.record.helper.move_file import move_file
 from stepscope.record.helper.retries import Retries, may_pass
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
+from stepscope.record.progress_notes import DONE, ERRNO, HELPER, leave_word
 from stepscope.record.steps.statistics import StepStatistics
 from stepscope.record.window.trace_file import place_whole, sweep
 
@@ -60,12 +64,17 @@ def main() -> None:
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
     writer = Writer(settings)
+
+    def end() -> None:
+        writer.remove_scratch()
+        _leave_word(DONE)
+
     try:
         writer.read_to_the_end(sys.stdin.fileno())
-        _end_after(settings["write_timeout_s"], writer.remove_scratch)
+        _end_after(settings["write_timeout_s"], end)
         writer.finish()
     finally:
-        writer.remove_scratch()
+        end()
 
 
 class Writer:
@@ -82,7 +91,7 @@ class Writer:
         self.ending = False
         self.early: list[bytes] = []
         self.log: GrowingLog | None = None
-        self.retries = Retries(settings["write_timeout_s"])
+        self.retries = Retries(settings["write_timeout_s"], on_failure=self._note_failure)
         self.facts: dict[str, Any] = {}
         self.files: list[dict[str, Any]] = []
         self.steps = StepStatistics()
@@ -142,6 +151,12 @@ class Writer:
             found = self._facts_of_all(over=True)
             self.retries.end_within(_LAST_TRIES_S)
             self.retries.until_done(partial(self._write_run_json, found, over=True))
+
+    def _note_failure(self, error: OSError) -> None:
+        if error.errno != errno.ENOENT:  # else a file of the training process may be missing, which `files` tells
+            _leave_word(f"{ERRNO}{error.errno}")
+        if self.ending or self.folder is None:
+            _reply({"storage": error.strerror})
 
     def _watch(self, act: Callable[[], None]) -> None:
         """Do what is beside the writing; where it fails it is noted, and the writing goes on."""
@@ -226,8 +241,10 @@ class Writer:
                 self.retries.note_failure(e)  # the lines wait for the next time
 
     def _close_log(self) -> None:
-        if self.log is None:
+        if self.log is None or self.folder is None:
             return
+        if not (self.folder / steps_file(self.rank)).exists():
+            _leave_word(f"{ERRNO}{errno.ENOENT}")
         with contextlib.suppress(OSError):  # counted
             self.retries.until_done(self.log.flush)
         with contextlib.suppress(OSError):
@@ -306,6 +323,10 @@ class Writer:
         return not facts.get("windows") or len(facts["windows"]) >= len(self.facts.get("windows") or ())
 
 
+def _leave_word(word: str) -> None:
+    leave_word(f"{HELPER}{os.getpid()}.{word}")
+
+
 def _reply(message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.write(json.dumps(message) + "\n")
@@ -325,6 +346,7 @@ def _end_after(timeout_s: float, last: Any) -> None:
     """Give up on storage that hangs: leave after `timeout_s`, however far the writing has got."""
 
     def leave() -> None:
+        _leave_word(f"{ERRNO}{errno.ETIMEDOUT}")
         last()
         os._exit(1)
 

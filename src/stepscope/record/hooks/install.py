@@ -34,7 +34,6 @@ from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.loop.step_unit import StepUnit
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.recurring import Recurring
-from stepscope.record.progress_notes import FOLDERS, leave_word
 
 
 @dataclass(frozen=True)
@@ -59,16 +58,6 @@ class Hooks:
         self.finish()
         if self.loop.recorder is not None:
             self.loop.recorder.groups_end()
-
-    def finish_for_good(self) -> None:
-        """The process ends: also leave word of where its run is."""
-        self.finish()
-        self.loop.safely(self._leave_word)
-
-    def _leave_word(self) -> None:
-        folder = getattr(self.loop.recorder, "run_folder", None)
-        if folder is not None:
-            leave_word(f"{FOLDERS}{os.getpid()}", f"{folder}\n")
 
     def hide_from_compiler(self, disable: Callable[[Any], Any]) -> None:
         """Keep torch.compile from tracing us, now that it is used."""
@@ -137,7 +126,7 @@ def _pipelines(loop: Loop, patches: Patches) -> None:
 
 def _start_recorder_with(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:
     recorder = start_recorder()
-    atexit.register(hooks.finish_for_good)  # after the recorder's own, hence run before it
+    atexit.register(hooks.finish)  # after the recorder's own, hence run before it
     if parent_process() is not None:  # children of multiprocessing leave without atexit
-        Finalize(None, hooks.finish_for_good, exitpriority=1)
+        Finalize(None, hooks.finish, exitpriority=1)
     return recorder

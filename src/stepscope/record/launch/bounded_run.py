@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from stepscope.errors import UsageError
-from stepscope.output_path import refuse_output
+from stepscope.output_path import open_private, refuse_output
 
 _ASKED_S = 10.0
 _LOOK_S = 0.05
@@ -32,7 +32,7 @@ class BoundedRun:
     def __call__(self, command: Sequence[str], env: dict[str, str]) -> int:
         """Return the job's exit code; negative where a signal ended it."""
         refuse_output(self._output)
-        with self._output.open("wb") as said, _sigterm_raises():
+        with os.fdopen(open_private(self._output), "wb") as said, _sigterm_raises():
             job = self._start(command, env, said.fileno())
             try:
                 return job.wait(timeout=self._limit_s)

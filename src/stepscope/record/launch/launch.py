@@ -22,6 +22,7 @@ from stepscope.output_path import why_no_folder
 from stepscope.record.config import RecordConfig
 from stepscope.record.helper.claim import folders_of_launch
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
+from stepscope.record.launch.outcome import trouble_of_helpers
 from stepscope.record.launch.outside_tool import UNDER_TOOL, exported, is_one_process, keep_outputs, under_tool
 from stepscope.record.launch.pass_signals import pass_signals
 from stepscope.record.progress_notes import FOLDERS, SAID, SEEN_VARIABLE
@@ -46,6 +47,7 @@ class LaunchOutcome:
     python_seen: bool  # a Python process found our `sitecustomize`
     torch_seen: bool
     said: bool = False  # a process wrote a line of ours to the job's stderr
+    trouble: str | None = None  # why a helper process has not written its run, or not yet
     outputs: tuple[Path, ...] = ()  # of an outside tool
 
 
@@ -67,6 +69,7 @@ def launch(
         if config.outside_tool is not None and is_one_process(command, env):
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
         exit_code = (run or _run)(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
+        trouble = trouble_of_helpers(seen) if seen is not None else None
         folders = _folders(config, seen)
         return LaunchOutcome(
             exit_code,
@@ -74,6 +77,7 @@ def launch(
             python_seen=seen is None or (seen / "python").exists(),
             torch_seen=seen is None or (seen / "torch").exists(),
             said=seen is not None and any(seen.glob(f"{SAID}*")),
+            trouble=trouble,
             outputs=_outputs(config, folders),
         )
     finally:

@@ -1,10 +1,18 @@
 """What a run folder holds, read right after the job for the launcher's last words. Standard library only."""
 
+import errno
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
+from stepscope.record.progress_notes import DONE, ERRNO, HELPER
+from stepscope.record.window.trace_file import is_alive
+
+_HELPERS_S = 10.0
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -15,7 +23,7 @@ class RecordedRun:
     ranks: tuple[int, ...]
     steps: int  # in the log of the rank with the most
     steps_ended: int  # of the rank with the most, whether their lines could be written or not
-    described: bool  # there is a run.json
+    described: bool  # there is a run.json, written after the last step
     traces: int
     window: str | None  # the profiled steps of the run, e.g. "10-14"
     trouble: str | None  # why there is no trace
@@ -39,7 +47,7 @@ def recorded_in(folder: Path) -> RecordedRun:
         ranks=ranks,
         steps=in_log,
         steps_ended=max((r["steps"]["count"] for r in of_ranks), default=in_log),
-        described=bool(description),
+        described=bool(description.get("finished")),
         traces=len(list(folder.glob("rank*.pt.trace.json.gz"))),
         window=f"{written[0]['first_step']}-{written[0]['last_step'] - 1}" if written else None,
         trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
@@ -65,3 +73,35 @@ def _not_written(of_ranks: list[dict[str, Any]]) -> str | None:
 def _steps(log: Path) -> int:
     with log.open("rb") as f:
         return max(0, sum(1 for _ in f) - 1)  # the first line is the header
+
+
+def trouble_of_helpers(seen: Path) -> str | None:
+    """Return why a helper process has not written its run, after a moment for those of killed processes."""
+    until = time.monotonic() + _HELPERS_S
+    while any(_is_finishing(*helper) for helper in _helpers(seen)) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    helpers = _helpers(seen)
+    numbers = [int(word.removeprefix(ERRNO)) for _, words in helpers for word in words if word.startswith(ERRNO)]
+    unfinished = [pid for pid, words in helpers if DONE not in words]
+    at_work = any(map(is_alive, unfinished))
+    if errno.ENOENT in numbers:
+        return "the run folder or its step log was removed while the job ran"
+    if numbers:
+        then = "a helper process keeps trying for a minute" if at_work else "what was not written is lost"
+        return f"writing failed: {os.strerror(numbers[0])}; {then}"
+    if not unfinished:
+        return None
+    return f"the helper process that writes the run {'is still at work' if at_work else 'was killed'}"
+
+
+def _helpers(seen: Path) -> list[tuple[int, set[str]]]:
+    found: dict[int, set[str]] = {}
+    for path in sorted(seen.glob(f"{HELPER}*")):
+        pid, _, word = path.name.removeprefix(HELPER).partition(".")
+        found.setdefault(int(pid), set()).add(word)
+    return list(found.items())
+
+
+def _is_finishing(pid: int, words: set[str]) -> bool:
+    """Return whether this helper lost its training process; one that ended in order has waited for its helper."""
+    return words == {""} and is_alive(pid)

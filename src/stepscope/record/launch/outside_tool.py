@@ -8,6 +8,7 @@ When the job is over each output is exported beside itself by the same tool, so 
 Standard library only: it runs before torch is imported.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stepscope.contract.run_folder import rank_file
+from stepscope.output_path import PRIVATE, open_private
 from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_by_variables
 
@@ -73,6 +75,8 @@ def keep_outputs(config: RecordConfig, run_folders: Sequence[Path]) -> list[Path
     for path in sorted(made.iterdir()):
         target.mkdir(parents=True, exist_ok=True)
         kept.append(Path(shutil.move(path, target / path.name)))
+        with contextlib.suppress(OSError):  # a file system without permissions
+            kept[-1].chmod(PRIVATE)
     made.rmdir()
     return kept
 
@@ -93,10 +97,10 @@ def _exported(output: Path) -> Path | None:
     else:
         command = ["ncu", "--import", str(output), "--csv", "--page", "raw"]
     try:
-        with (part if ending == "ncu.csv" else Path(os.devnull)).open("wb") as said:
+        with os.fdopen(open_private(part if ending == "ncu.csv" else os.devnull), "wb") as said:
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, timeout=MAX_EXPORT_S,
-                env={**os.environ, "LC_ALL": "C"}, check=True,
+                env={**os.environ, "LC_ALL": "C"}, check=True, umask=0o077,
             )  # fmt: skip
         part.replace(target)
     except (OSError, subprocess.SubprocessError):

@@ -10,6 +10,7 @@ store, by a connection of our own, or as files in a folder that all ranks share.
 
 import contextlib
 import json
+import os
 import queue
 import threading
 from collections.abc import Mapping
@@ -67,6 +68,7 @@ class Exchange:
         self._rank, self._world_size, self._channel = rank, world_size, channel
         self._waiting: queue.Queue[float | None] = queue.Queue(maxsize=2)
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
 
     def tell(self, own_ms: float) -> None:
         """Hand over this rank's own time; dropped where the last ones are still on their way."""
@@ -81,6 +83,8 @@ class Exchange:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the thread. No call may be under way when the interpreter ends."""
+        if os.getpid() != self._pid:  # a forked child has no such thread, and maybe its lock
+            return
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._waiting.put(None, timeout=timeout_s)

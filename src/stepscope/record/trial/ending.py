@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import torch
 
 from stepscope.record.helper.side_channel import open_side_channel
-from stepscope.record.progress_notes import FOLDERS, leave_word
 from stepscope.record.rank import initialized_distributed
 
 _MEET_S = 30.0
@@ -31,10 +30,7 @@ def end_trial(recorder: Any) -> NoReturn:
     with contextlib.suppress(Exception):
         meet()
     with contextlib.suppress(Exception):
-        folder = recorder.run_folder
         recorder.close()
-        if folder is not None:
-            leave_word(f"{FOLDERS}{os.getpid()}", f"{folder}\n")
     with contextlib.suppress(Exception):
         end_children()
     for stream in (sys.stdout, sys.stderr):

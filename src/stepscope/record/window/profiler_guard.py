@@ -6,6 +6,9 @@ doors through which every torch profiler goes (`_prepare_profiler`, `_enable_pro
 while ours runs, ours is stopped first and its results are dropped.
 """
 
+import ctypes
+import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +50,7 @@ class ProfilerGuard:
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Mark calls made inside as our own."""
+        _let_children_exit()
         self._ours.inside = True
         try:
             yield
@@ -67,3 +71,18 @@ class ProfilerGuard:
         if starts and self.give_way is not None:
             give_way, self.give_way = self.give_way, None
             give_way()
+
+
+@functools.cache
+def _let_children_exit() -> None:
+    """Let forked children leave without C++ destructors: Kineto's waits for ever for a thread of the parent."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "on_exit"):  # no glibc
+        return
+    on_exit, leave, at_exit, flush = libc.on_exit, libc._exit, libc["__cxa_atexit"], libc.fflush
+
+    def in_child() -> None:
+        on_exit(leave, None)  # called with the exit code, after Python's own end
+        at_exit(flush, None, None)  # the last one registered is the first one called
+
+    os.register_at_fork(after_in_child=in_child)

@@ -4,12 +4,18 @@ A thread that ends with its profiler running takes the process down when that ex
 stop it. Threads of Python's `threading` call their own `_delete` last; any other thread gives no sign of its end.
 """
 
+import os
 import threading
 from collections.abc import Callable
 
 NO_SIGN = (
     "the steps run in a thread that Python's threading did not start: its end, and the profiler's, would be unseen"
 )
+
+
+def this_thread() -> tuple[int, int]:
+    """Return the process and the thread: a forked child has the profiler of neither."""
+    return os.getpid(), threading.get_ident()
 
 
 def at_thread_end(act: Callable[[], None]) -> bool:

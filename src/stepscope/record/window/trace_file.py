@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from stepscope.output_path import open_private
+
 try:
     import fcntl
 except ImportError:  # no POSIX
@@ -64,7 +66,7 @@ def place_whole(text: bytes, target: Path) -> None:
 def _place_whole(target: Path) -> Iterator[IO[bytes]]:
     temporary = temporary_for(target)
     try:
-        with temporary.open("wb") as f:
+        with os.fdopen(open_private(temporary), "wb") as f:
             _lock(f)
             yield f
             f.flush()

@@ -5,7 +5,6 @@ even if only operators matter: Kineto detaches CUPTI after sessions of the devic
 """
 
 import atexit
-import threading
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from stepscope.record.window.budget import Budget, TypicalStep
 from stepscope.record.window.kineto import activities_of, why_not_available
 from stepscope.record.window.open_spans import end_open_spans
 from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
+from stepscope.record.window.thread_end import NO_SIGN, at_thread_end, this_thread
 
 
 class WatchedStep:
@@ -35,7 +34,7 @@ class WatchedStep:
         self._switches = switches
         self._budget: Budget | None = None
         self._profiler: Any = None
-        self._thread = 0
+        self._thread = (0, 0)
         self.why_not: str | None = None
         self.was_stopped = False  # in the middle of the step: another one may do
 
@@ -60,7 +59,7 @@ class WatchedStep:
             self.why_not = NO_SIGN
         if self.why_not is not None:
             return
-        self._thread = threading.get_ident()
+        self._thread = this_thread()
         self._guard.give_way = self.give_way
         on_device = ProfilerActivity.CUDA in activities_of(self._config)
         self._profiler = autograd_profiler.profile(
@@ -75,7 +74,7 @@ class WatchedStep:
         """Return the profiler's results, None where the step could not be watched."""
         if self._profiler is None:
             return None
-        if threading.get_ident() != self._thread:  # only that one can stop it, and will as it ends
+        if this_thread() != self._thread:  # only that one can stop it, and will as it ends
             self.why_not, self._guard.left_behind = self._other_thread, True
             atexit.register(self._thread_ends)  # the main thread's end
             return None
@@ -88,7 +87,7 @@ class WatchedStep:
 
     def look_at_budget(self) -> None:
         """Stop in the middle of the step where a limit was met; called when a region ends."""
-        if self._profiler is None or self._budget is None or threading.get_ident() != self._thread:
+        if self._profiler is None or self._budget is None or this_thread() != self._thread:
             return
         spent = self._budget.spent_inside_step()
         if spent is not None:
@@ -96,7 +95,7 @@ class WatchedStep:
 
     def stop(self, why_not: str) -> None:
         """Stop at once and keep nothing."""
-        if self._profiler is not None and threading.get_ident() == self._thread:
+        if self._profiler is not None and this_thread() == self._thread:
             self._profiler = self._guard.give_way = None
             with self._guard.ours():
                 torch.autograd._disable_profiler()
@@ -113,6 +112,6 @@ class WatchedStep:
         return f"the step to {self._purpose} ended on another thread than it began"
 
     def _thread_ends(self) -> None:
-        if self._profiler is not None and threading.get_ident() == self._thread:
+        if self._profiler is not None and this_thread() == self._thread:
             self.end()
             self.why_not, self._guard.left_behind = self._other_thread, False

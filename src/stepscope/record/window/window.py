@@ -8,7 +8,6 @@ outcome: the file that it was exported to, or the reason why there is none.
 """
 
 import atexit
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from stepscope.record.window.cuda_range import CudaRange
 from stepscope.record.window.kineto import Kineto, why_not_available
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import phase_of
-from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
+from stepscope.record.window.thread_end import NO_SIGN, at_thread_end, this_thread
 
 IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
 _OTHER_THREAD = "the steps run in several threads, and only the one that started the profiler could stop it"
@@ -68,7 +67,7 @@ class Window:
         self._profiler: Any = None
         self._step_mark: Any = None
         self._budget: Budget | None = None
-        self._thread = 0
+        self._thread = (0, 0)
         self._left: Any = None  # a profiler that runs on another thread
 
     @property
@@ -147,7 +146,7 @@ class Window:
 
     def _prepare(self, number: int) -> None:
         self._number = number
-        self._thread = threading.get_ident()
+        self._thread = this_thread()
         why_not = why_not_available() if self._config.tool == "torch" else None
         if why_not is not None or not self._guard.is_free():
             self._drop(why_not or (_OTHER_THREAD if self._guard.left_behind else _OTHER_PROFILER))
@@ -169,7 +168,7 @@ class Window:
             self._drop(NO_SIGN)
             return
         self._first_step, self._steps_done = step, 0
-        self._thread = threading.get_ident()
+        self._thread = this_thread()
         self._profiler.start()
         self.state = RECORDING
         if self._config.tool != "cuda":  # another tool holds its own events, and its own limit: launches, or seconds
@@ -212,7 +211,7 @@ class Window:
 
     def _on_its_thread(self) -> bool:
         """Return whether this is the thread that started the profiler; stopping it from another crashes the process."""
-        return threading.get_ident() == self._thread
+        return this_thread() == self._thread
 
     def _lose(self, reason: str) -> None:
         """Give up a profiler that only another thread can stop, and will as it ends."""

@@ -1,7 +1,6 @@
-"""Is a name an address (`s3://bucket/run`), and how is it shown? Standard library only: every command line asks it."""
+"""Is a name an address (`s3://bucket/run`)? Standard library only: every command line asks it."""
 
 import re
-from urllib.parse import urlsplit, urlunsplit
 
 SCHEMES = {
     "s3": "s3fs",
@@ -34,24 +33,12 @@ def is_web(address: str) -> bool:
     return scheme_of(address) in ("http", "https")
 
 
-def shown_address(address: str) -> str:
-    """Return an address as it may be printed and kept: without user, password and query, which may be secrets.
-
-    >>> shown_address("https://me:secret@host/run/rank0.json?X-Signature=abc")
-    'https://host/run/rank0.json'
-    """
-    try:
-        parts = urlsplit(address)
-        host = parts.netloc.rpartition("@")[2]
-    except ValueError:  # no host that could be
-        return address.partition("?")[0]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
 def base_name(address: str) -> str:
     """Return the last part of an address's path, that of the host where it has none.
 
     >>> base_name("s3://bucket/runs/monday/"), base_name("s3://bucket"), base_name("https://host/a.json?x=1")
     ('monday', 'bucket', 'a.json')
     """
+    from stepscope.contract.redaction import shown_address  # compiles patterns that few commands need
+
     return shown_address(address).rstrip("/").rpartition("/")[2]

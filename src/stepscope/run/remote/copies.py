@@ -14,10 +14,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from stepscope.contract.redaction import shown_address
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.load import Run
-from stepscope.run.remote.address import base_name, is_address, shown_address
+from stepscope.run.remote.address import base_name, is_address
 from stepscope.run.remote.objects import RemoteFile, Room, copy_file, files_at
 
 _AT_ONCE = 8

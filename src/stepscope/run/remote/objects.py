@@ -18,8 +18,9 @@ from threading import Lock
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 
+from stepscope.contract.redaction import shown_address
 from stepscope.errors import InputError, StepscopeError, UsageError
-from stepscope.run.remote.address import SCHEMES, is_web, scheme_of, shown_address
+from stepscope.run.remote.address import SCHEMES, is_web, scheme_of
 from stepscope.units import printable
 
 MAX_FILES = 100_000
