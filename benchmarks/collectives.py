@@ -26,9 +26,9 @@ import numpy as np
 from common import environment
 
 from stepscope.analyze.account import account_of
-from stepscope.cost.collectives.alpha_beta import fit
-from stepscope.cost.collectives.calibration import calibrate
-from stepscope.cost.collectives.points import Point, points_from_bench, points_from_csv
+from stepscope.cost.alpha_beta import fit
+from stepscope.cost.calibration import calibrate
+from stepscope.cost.measured_collectives import Point, points_from_bench, points_from_csv
 from stepscope.predict.scale import scaled
 from stepscope.run.load import load
 

@@ -16,7 +16,7 @@ import common  # noqa: F401 - makes stepscope importable
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.step.steadiness import log_series
+from stepscope.analyze.steadiness import log_series
 from stepscope.run.step_log import step_logs
 from stepscope.stats.bootstrap import difference
 from stepscope.stats.robust import slow_start

@@ -83,7 +83,7 @@ class Attention(nn.Module):
         if fault == "mask_buffers":
             self.register_buffer("mask", torch.ones(sizes.longest, sizes.longest).tril()[None, None])
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -99,7 +99,7 @@ class Feedforward(nn.Module):
         self.up = nn.Linear(sizes.width, 4 * sizes.width)
         self.down = nn.Linear(4 * sizes.width, sizes.width)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
         if self.fault == "gelu_by_hand":
             inner = math.sqrt(2.0 / math.pi) * (hidden + 0.044715 * torch.pow(hidden, 3.0))
@@ -118,7 +118,7 @@ class Block(nn.Module):
         self.attention = Attention(sizes, fault)
         self.feedforward = Feedforward(sizes, fault)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.attention(self.norm1(x), mask)
         return x + self.feedforward(self.norm2(x))
 
@@ -136,7 +136,7 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.words.weight, std=0.02)
         nn.init.normal_(self.places.weight, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, tokens: Tensor) -> Tensor:
         mask = None
         if self.fault == "cpu_mask":
             mask = torch.ones(len(tokens), 1, tokens.shape[1], tokens.shape[1]).tril().log()
@@ -168,7 +168,7 @@ class ConvBlock(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
         if self.fault == "nchw_copies":
             y = y.contiguous()
@@ -196,7 +196,7 @@ class ImageText(nn.Module):
         self.image_head = nn.Linear(sizes.widths[-1], 128)
         self.words = nn.EmbeddingBag(4096, 128, mode="mean", padding_idx=0)
 
-    def forward(self, images: Tensor, captions: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         seen = F.normalize(self.image_head(self.tower(images).mean((2, 3))), dim=1)
         read = F.normalize(self.words(captions), dim=1)
         return 10.0 * seen @ read.to(seen.dtype).T

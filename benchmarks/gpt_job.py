@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x):  # noqa: D102
+    def forward(self, x):
         b, t, w = x.shape
         q, k, v = (z.view(b, t, self.heads, w // self.heads).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
         self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x):  # noqa: D102
+    def forward(self, x):
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -78,7 +78,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(args.width) if last else None
         self.head = nn.Linear(args.width, args.vocab, bias=False) if last else None
 
-    def forward(self, x):  # noqa: D102
+    def forward(self, x):
         if self.embed is not None and self.position is not None:
             x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:

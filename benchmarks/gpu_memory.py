@@ -163,10 +163,9 @@ def model_shape(device: str) -> tuple[Any, int]:
 
 
 def by_formula(case: Case, device: str) -> float:
-    from stepscope.cost.models.activations import Batch
-    from stepscope.cost.models.flops import Recompute, Transformer
-    from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
-    from stepscope.cost.models.memory import training_memory
+    from stepscope.cost.model_flops import Recompute, Transformer
+    from stepscope.cost.model_memory import Batch, training_memory
+    from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding
 
     shape, micro_batch = model_shape(device)
     model = Transformer(
@@ -182,8 +181,8 @@ def by_formula(case: Case, device: str) -> float:
 
 def by_simulation(case: Case, device: str, folder: Path) -> float | None:
     """Return the simulated step's peak with the workspaces of cuBLAS added, None where it could not run."""
-    from stepscope.cost.models.memory import WORKSPACE_BYTES
-    from stepscope.cost.strategies.simulated_step import load_simulated
+    from stepscope.cost.model_memory import WORKSPACE_BYTES
+    from stepscope.cost.strategy_cost import load_simulated
 
     out = folder / f"{case.name.replace(' ', '_').replace(',', '')}.json"
     shape, micro_batch = model_shape(device)

@@ -120,7 +120,7 @@ def imported(path: Path, into: Path) -> str:
 
 
 def read(path: Path) -> None:
-    from stepscope.trace.nsight.read import read_nsys
+    from stepscope.trace.nsight import read_nsys
 
     base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     told: list[int] = []

@@ -53,7 +53,7 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, d = x.shape
         if "entropy" in on:
             self.entropy = x.detach().repeat(8, 1, 1).softmax(-1).log().sum(-1).sort()  # fault entropy

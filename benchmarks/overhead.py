@@ -364,7 +364,7 @@ class Light:
 
     def turn(self, on: bool, model: Any) -> None:
         """Put every hook in, or take every one out."""
-        from stepscope.record.collectives.live import LiveCollectives
+        from stepscope.record.collectives import LiveCollectives
         from stepscope.record.hooks.install import install
 
         if self.hooks is not None:
@@ -573,8 +573,8 @@ def metered(meter: Meter, light: Light | None, job: Any) -> Iterator[None]:
     from torch.optim import optimizer as optim
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from stepscope.record.hooks.backward import GradientSync
     from stepscope.record.hooks.forward import Root
-    from stepscope.record.hooks.gradient_sync import GradientSync
 
     wrapped = [
         ("data loader", _BaseDataLoaderIter, "__next__"),

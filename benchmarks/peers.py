@@ -298,13 +298,11 @@ def slow_ranks(run: Path) -> list[int] | None:
 
 
 def stepscope(_: str) -> Tool:
-    from stepscope.analyze.kernels.call_costs import call_costs
-    from stepscope.analyze.kernels.kernel_costs import kernel_costs
-    from stepscope.analyze.kernels.kernels import kernel_table
-    from stepscope.analyze.ranks.collectives import collective_rows, late_rank, rank_wait
-    from stepscope.analyze.ranks.overlap import rank_overlap
-    from stepscope.analyze.ranks.stragglers import find_stragglers
-    from stepscope.analyze.ranks.window import rank_account
+    from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_wait
+    from stepscope.analyze.kernel_costs import call_costs, kernel_costs
+    from stepscope.analyze.kernels import kernel_table
+    from stepscope.analyze.rank_windows import rank_account, rank_overlap
+    from stepscope.analyze.stragglers import find_stragglers
     from stepscope.run.aligned import aligned
     from stepscope.run.load import load
 
@@ -374,7 +372,7 @@ def whole_report(cache: str) -> Tool:
     from stepscope.later_writes import begin, wait_for_all, write_later
     from stepscope.run.load import load, load_sources, run_name
     from stepscope.run.sources import find_sources
-    from stepscope.trace.freed_memory import keep_freed
+    from stepscope.trace.budget import keep_freed
 
     def run(files: list[str]) -> Result:
         if not cache:
@@ -403,8 +401,7 @@ def reading(_: str) -> Tool:
 
 
 def first_account(_: str) -> Tool:
-    from stepscope.analyze.ranks.overlap import rank_overlap
-    from stepscope.analyze.ranks.window import rank_account
+    from stepscope.analyze.rank_windows import rank_account, rank_overlap
     from stepscope.run.load import load
 
     def run(files: list[str]) -> Result:

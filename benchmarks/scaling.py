@@ -120,7 +120,7 @@ def in_own_process(folder: Path, jobs: int, cache: str) -> Row:
 def measured(folder: str, jobs: int, cache: str) -> Row:
     """Return what the whole report of a run costs, stage by stage, in this process."""
     from stepscope.analyze.account import account_of
-    from stepscope.analyze.sampled.load import load_run
+    from stepscope.analyze.sampled import load_run
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
 
@@ -174,7 +174,7 @@ def growth_table(what: str, rows: list[Row]) -> str:
 
 def write(page: Path, text: str, groups: dict[str, list[Row]]) -> None:
     """Put the tables between their marks on a page, and the picture beside it."""
-    from stepscope.report.svg.growth import Growth, growth_svg
+    from stepscope.report.svg import Growth, growth_svg
 
     write_between(page, "growth", text)
     panels = [

@@ -77,9 +77,9 @@ def test_deep_nesting_is_a_value_error() -> None:
             parsed_json(text)
 
 
-DOORS = {"side_file.py", "output_path.py", "trace/streams.py", "report/view/files.py", "run/remote/objects.py"}
+DOORS = {"side_file.py", "output_path.py", "trace/streams.py", "report/view/server.py", "run/remote.py"}
 """where files that anybody may have written are opened, each after a look at what they are"""
-OWN_FILES = {"cli/exit_code.py", "cost/chips/table.py", "cli/demo.py", "cli/view.py", "trace/scanner/module_file.py"}
+OWN_FILES = {"cli/exit_code.py", "cost/chips.py", "cli/demo.py", "cli/view.py", "trace/scanner/wasm.py"}
 """which open what the program itself brings or has just made"""
 
 

@@ -35,8 +35,7 @@ from tests.report.pages import all_pages, light_run, light_sheet
 from stepscope.analysis import Analysis, load
 from stepscope.cli.watch.site import LiveSite
 from stepscope.report.html.page import page_of
-from stepscope.report.html.sheets.runs import runs_sheet
-from stepscope.report.html.sheets.sheet import sheet_page
+from stepscope.report.html.sheets import runs_sheet, sheet_page
 from stepscope.report.runs import RunEntry
 from stepscope.report.text.summary import print_summary
 from stepscope.report.view.server import Site, local_server

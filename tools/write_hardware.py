@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from schema_page import ROOT, write_or_check
 
-from stepscope.cost.chips.table import load_chips
+from stepscope.cost.chips import load_chips
 
-_TABLE = ROOT / "src" / "stepscope" / "cost" / "chips" / "hardware.toml"
+_TABLE = ROOT / "src" / "stepscope" / "cost" / "hardware.toml"
 
 
 def rows() -> str:

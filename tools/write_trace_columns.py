@@ -4,12 +4,12 @@ import sys
 
 from schema_page import write_or_check
 
-from stepscope.trace.schema import ARGS, DENSE, ArgColumn, DenseColumn
+from stepscope.trace.table import ARGS, DENSE, ArgColumn, DenseColumn
 
 HEAD = """\
 # Columns of a trace
 
-Made from `src/stepscope/trace/schema.py` by `tools/write_trace_columns.py`; do not edit.
+Made from `src/stepscope/trace/table.py` by `tools/write_trace_columns.py`; do not edit.
 
 A trace is a table with one row per event of `traceEvents` that could be read, in the order of the file. Strings are
 numbers into one list of distinct strings. Times are whole nanoseconds, exact: the file's decimal microseconds are

@@ -11,34 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.version import __version__
 
+if TYPE_CHECKING:
+    from stepscope.analysis import Analysis as Analysis
+    from stepscope.analysis import load as load
+    from stepscope.bench.trainer.trainer import Trainer as Trainer
+    from stepscope.cost.comm_estimates import CommunicationProfiler as CommunicationProfiler
+    from stepscope.record.annotate import annotate_modules as annotate_modules
+    from stepscope.record.memory import memory_snapshot as memory_snapshot
+    from stepscope.record.profile import profile as profile
+    from stepscope.record.profile import region as region
+    from stepscope.record.quick_check import quick_check as quick_check
+    from stepscope.record.straggler_detector import StragglerDetector as StragglerDetector
+    from stepscope.record.tracker import PerformanceTracker as PerformanceTracker
+
 _PUBLIC = {
     "Analysis": "stepscope.analysis",
-    "CommunicationProfiler": "stepscope.cost.strategies.profiler",
-    "PerformanceTracker": "stepscope.record.track.tracker",
-    "StragglerDetector": "stepscope.record.track.detector",
+    "CommunicationProfiler": "stepscope.cost.comm_estimates",
+    "PerformanceTracker": "stepscope.record.tracker",
+    "StragglerDetector": "stepscope.record.straggler_detector",
     "Trainer": "stepscope.bench.trainer.trainer",
     "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.analysis",
-    "memory_snapshot": "stepscope.record.memory.snapshots",
+    "memory_snapshot": "stepscope.record.memory",
     "profile": "stepscope.record.profile",
     "quick_check": "stepscope.record.quick_check",
     "region": "stepscope.record.profile",
 }
 
 __all__ = ["__version__", *_PUBLIC]
-
-if TYPE_CHECKING:
-    from stepscope.analysis import Analysis as Analysis
-    from stepscope.analysis import load as load
-    from stepscope.bench.trainer.trainer import Trainer as Trainer
-    from stepscope.cost.strategies.profiler import CommunicationProfiler as CommunicationProfiler
-    from stepscope.record.annotate import annotate_modules as annotate_modules
-    from stepscope.record.memory.snapshots import memory_snapshot as memory_snapshot
-    from stepscope.record.profile import profile as profile
-    from stepscope.record.profile import region as region
-    from stepscope.record.quick_check import quick_check as quick_check
-    from stepscope.record.track.detector import StragglerDetector as StragglerDetector
-    from stepscope.record.track.tracker import PerformanceTracker as PerformanceTracker
 
 
 def __getattr__(name: str) -> Any:

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.kernels.efficiency import GivenValues
-from stepscope.analyze.sampled.load import load_run
-from stepscope.compare.one_run import compared_run
-from stepscope.compare.sides import comparison_document
+from stepscope.analyze.efficiency import GivenValues
+from stepscope.analyze.sampled import load_run
+from stepscope.compare.sides import compared_run, comparison_document
 from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, diagnose
@@ -34,20 +33,15 @@ from stepscope.document.code import CodeView, code_view
 from stepscope.document.report import report_json
 from stepscope.errors import InputError, UsageError
 from stepscope.json_text import json_text
-from stepscope.predict.memory_job import memory_job, memory_of
-from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
-from stepscope.report.html.compare import render_comparison
-from stepscope.report.html.side_by_side import side_by_side
-from stepscope.report.notebook import comparison_page, summary_line, summary_page
-from stepscope.report.plots import Plots
-from stepscope.report.run_page import render_html
-from stepscope.report.timeline.filter import Filter
-from stepscope.report.timeline.owner_tracks import with_owner_tracks
-from stepscope.report.timeline.perfetto import perfetto_trace
-from stepscope.report.timeline.slices import timeline_of
+from stepscope.predict.memory import MemoryWhatIf, memory_job, memory_of, memory_what_if
+from stepscope.report.html.compare import render_comparison, side_by_side
+from stepscope.report.html.page import render_html
+from stepscope.report.notebook import Plots, comparison_page, summary_line, summary_page
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import Filter, timeline_of, with_owner_tracks
 from stepscope.run.load import Run
-from stepscope.run.reading.each_file import Progress
-from stepscope.run.remote.copies import copies_kept, named_as_given
+from stepscope.run.read_files import Progress
+from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table

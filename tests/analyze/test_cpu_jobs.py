@@ -8,11 +8,10 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.ranks.stragglers import find_stragglers
 from stepscope.analyze.replay.communication_changes import larger_messages
-from stepscope.analyze.replay.host_program import host_program
-from stepscope.analyze.replay.program import NOTHING
+from stepscope.analyze.replay.program import NOTHING, host_program
 from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.analyze.stragglers import find_stragglers
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run

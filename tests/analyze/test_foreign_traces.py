@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.step.regions import regions
-from stepscope.contract.regions import Region
+from stepscope.analyze.phases import regions
+from stepscope.contract.step_line import Region
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import load
-from stepscope.run.step_search.period import kernel_period
+from stepscope.run.unmarked_steps import kernel_period
 from stepscope.trace.classify import EventKind
 
 DATA = Path(__file__).parents[1] / "data"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
-from stepscope.analyze.parallel.strategy import Strategy, strategy_of
-from stepscope.analyze.ranks.window import rank_account
+from stepscope.analyze.account import ByStrategy, by_strategy
+from stepscope.analyze.parallel_strategy import Strategy, strategy_of
+from stepscope.analyze.rank_windows import rank_account
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load
 

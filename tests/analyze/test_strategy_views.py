@@ -10,14 +10,11 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace
 from tests.analyze.jobs import LAG, Job, collective, ddp, fsdp, job_run, tp
 
-from stepscope.analyze.parallel.buckets import bucket_view
-from stepscope.analyze.parallel.by_strategy import by_strategy
-from stepscope.analyze.parallel.context_parallel import context_parallel_view
-from stepscope.analyze.parallel.experts import experts_view
-from stepscope.analyze.parallel.sharding import sharding_view
-from stepscope.analyze.parallel.strategy import strategy_of
-from stepscope.analyze.parallel.tensor_parallel import tensor_parallel_view
-from stepscope.analyze.ranks.window import rank_account
+from stepscope.analyze.account import by_strategy
+from stepscope.analyze.data_parallel import bucket_view, sharding_view
+from stepscope.analyze.model_parallel import context_parallel_view, experts_view, tensor_parallel_view
+from stepscope.analyze.parallel_strategy import strategy_of
+from stepscope.analyze.rank_windows import rank_account
 from stepscope.run.aligned import aligned
 from stepscope.units import ms
 

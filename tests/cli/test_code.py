@@ -13,9 +13,9 @@ from tests.analyze.owners.owned_folder import owned_folder
 from stepscope.analyze.account import account_of
 from stepscope.cli.main import main
 from stepscope.document.code import code_view
+from stepscope.report.terminal import PlainConsole
 from stepscope.report.text.code import print_code
-from stepscope.report.text.code_lines import print_where
-from stepscope.report.text.terminal import PlainConsole
+from stepscope.report.text.summary import print_where
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.run.engine.dask import read_on_cluster
+from stepscope.run.dask import read_on_cluster
 
 DATA = Path(__file__).parents[1] / "data"
 RANKS = 8
@@ -73,7 +73,7 @@ def test_same_bytes_of_a_run_with_few_ranks_in_full(
     monkeypatch.chdir(run.parent)
     words = ["report", run.name, "--no-cache", "--full-ranks", "3"]
     assert main([*words, "--json", str(tmp_path / "here.json")]) == 0
-    monkeypatch.setattr("stepscope.analyze.sampled.load._outlined_here", lambda *_, **__: pytest.fail("read here"))
+    monkeypatch.setattr("stepscope.analyze.sampled._outlined_here", lambda *_, **__: pytest.fail("read here"))
     engine = cluster.scheduler_address.replace("tcp://", "dask://")
     assert main([*words, "--engine", engine, "--json", str(tmp_path / "there.json")]) == 0
     assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()

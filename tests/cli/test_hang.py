@@ -13,7 +13,7 @@ from tests.analyze.hang.dumps import world
 
 from stepscope.cli.main import main
 from stepscope.errors import InputError
-from stepscope.trace.pickles.flight_recorder import read_flight_dump
+from stepscope.trace.flight_recorder import read_flight_dump
 
 RECORDED = Path(__file__).parents[1] / "data" / "flight_recorder"
 MESH = Path(__file__).parents[1] / "data" / "gloo-mesh"
@@ -132,13 +132,13 @@ def test_large_dump_is_read_in_a_process_of_its_own(tmp_path: Path, monkeypatch:
     planted(tmp_path)
     path = tmp_path / "nccl_trace_rank_0"
     small = read_flight_dump(path)
-    monkeypatch.setattr("stepscope.trace.pickles.apart.MIN_APART_BYTES", 100)
-    monkeypatch.setattr("stepscope.trace.pickles.apart.plain_data", None)  # of this process: not used
+    monkeypatch.setattr("stepscope.trace.pickles.MIN_APART_BYTES", 100)
+    monkeypatch.setattr("stepscope.trace.pickles.plain_data", None)  # of this process: not used
     assert read_flight_dump(path) == small
     canary = tmp_path / "canary"
     path.write_bytes(pickle.dumps({"entries": [Canary(canary)], "more": "x" * 1000}, 4))
     done = subprocess.run(
-        [sys.executable, "-c", "import stepscope.trace.pickles.apart as a, sys; a.MIN_APART_BYTES = 100;"
+        [sys.executable, "-c", "import stepscope.trace.pickles as a, sys; a.MIN_APART_BYTES = 100;"
          "from stepscope.cli.main import main; sys.exit(main(['hang', sys.argv[1]]))", str(path)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -150,8 +150,8 @@ def test_large_dump_is_read_in_a_process_of_its_own(tmp_path: Path, monkeypatch:
 def test_large_dump_that_takes_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(b"\x80\x04" + b"(" + b"]" * (1 << 20) + b"l.")  # a million lists
-    monkeypatch.setattr("stepscope.trace.pickles.apart.MIN_APART_BYTES", 100)
-    monkeypatch.setattr("stepscope.trace.pickles.apart._MIN_MEMORY_BYTES", 1 << 24)
-    monkeypatch.setattr("stepscope.trace.pickles.apart._MEMORY_PER_BYTE", 1)
+    monkeypatch.setattr("stepscope.trace.pickles.MIN_APART_BYTES", 100)
+    monkeypatch.setattr("stepscope.trace.pickles._MIN_MEMORY_BYTES", 1 << 24)
+    monkeypatch.setattr("stepscope.trace.pickles._MEMORY_PER_BYTE", 1)
     with pytest.raises(InputError, match=r"it takes more than 16\.8 MB of memory"):
         read_flight_dump(path)

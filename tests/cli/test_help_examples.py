@@ -15,7 +15,7 @@ from tests.report.pages import comparison
 from stepscope.cli.arguments.bench import WHAT as BENCHES
 from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
 from stepscope.cli.main import COMMANDS, command_parser, main
-from stepscope.cost.collectives.points import OPERATIONS
+from stepscope.cost.measured_collectives import OPERATIONS
 
 MODULES = (
     *COMMANDS,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-from stepscope import __version__
 from stepscope.cli.main import COMMANDS, _without_how_much, main
 from stepscope.cli.messages import print_line, warn
 from stepscope.errors import InputError
+from stepscope.version import __version__
 
 COMMAND = [sys.executable, "-m", "stepscope"]
 

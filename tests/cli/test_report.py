@@ -18,11 +18,11 @@ from tests.run.traces import event
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import steps_file, trace_file
 from stepscope.document.light import light_json
-from stepscope.report.html.sheets.steps import steps_sheet
+from stepscope.report.html.sheets import steps_sheet
+from stepscope.report.terminal import PlainConsole
 from stepscope.report.text.steps import print_steps
-from stepscope.report.text.terminal import PlainConsole
+from stepscope.run.formats import measured_launches
 from stepscope.run.light import load_light
-from stepscope.run.measured_kernels import measured_launches
 
 DATA = Path(__file__).parent.parent / "data"
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]

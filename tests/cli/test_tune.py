@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stepscope.cli.main import main
+from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
-from stepscope.contract.tuning import TRIAL
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import LaunchOutcome
-from stepscope.tune.job import job_in
+from stepscope.tune.candidates import job_in
 
 LOADER = {"num_workers": 0, "map_style": True}
 

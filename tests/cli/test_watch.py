@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
-from stepscope.analyze.live.picture import GivenNumbers
+from stepscope.analyze.live import GivenNumbers
 from stepscope.cli.given.ask import put_request, withdraw
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main

@@ -7,8 +7,8 @@ import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 
 from stepscope.analysis import load
-from stepscope.compare.code_lines import line_changes
-from stepscope.compare.one_run import code_lines
+from stepscope.compare.reports import line_changes
+from stepscope.compare.sides import code_lines
 
 LATE_US = 200.0
 
@@ -43,7 +43,7 @@ def test_a_line_that_moved_is_the_same_line(folders: tuple[Path, Path]) -> None:
 
 
 def test_page_has_lanes_of_both_sides(folders: tuple[Path, Path]) -> None:
-    from stepscope.report.html.side_by_side import side_by_side
+    from stepscope.report.html.compare import side_by_side
 
     a, b = map(load, folders)
     lanes = side_by_side((a.account, a.diagnosis), (b.account, b.diagnosis))

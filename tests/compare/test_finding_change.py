@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.compare.finding_change import CAME, FIXED, GREW, MOSTLY_GONE, STAYED, WENT, fate, savings_by_key
+from stepscope.compare.runs import CAME, FIXED, GREW, MOSTLY_GONE, STAYED, WENT, fate, savings_by_key
 
 
 @pytest.mark.parametrize(

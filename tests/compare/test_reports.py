@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from stepscope.compare.conditions import GateResult, parse_gate
-from stepscope.compare.gates import judge_changes
 from stepscope.compare.reports import (
     ONE_VALUE,
     Metric,
@@ -17,6 +16,7 @@ from stepscope.compare.reports import (
     waterfall_changes,
 )
 from stepscope.compare.runs import Comparison
+from stepscope.compare.sides import judge_changes
 from stepscope.errors import UsageError
 from stepscope.stats.bootstrap import Difference
 

@@ -9,10 +9,8 @@ from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.analyze.account import account_of
-from stepscope.compare.rows import changed_rows, rows_of
-from stepscope.compare.runs import Comparison, compare
-from stepscope.compare.sampled_run import run_samples
-from stepscope.compare.samples import PerStepTimes, RunSamples
+from stepscope.compare.runs import Comparison, changed_rows, compare, rows_of
+from stepscope.compare.samples import PerStepTimes, RunSamples, run_samples
 from stepscope.run.load import load
 
 LATE_US = 2000.0

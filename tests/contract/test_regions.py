@@ -1,6 +1,6 @@
 import pytest
 
-from stepscope.contract.regions import Region, named_region
+from stepscope.contract.step_line import Region, named_region
 
 
 @pytest.mark.parametrize(

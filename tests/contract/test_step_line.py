@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from stepscope.contract.run_json import RunJson
+from stepscope.contract.run_folder import RunJson
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, StepLine
-from stepscope.record.helper.description import run_description
-from stepscope.record.steps.log import StepLog
+from stepscope.record.helper.writer import run_description
+from stepscope.record.step_recorder import StepLog
 from stepscope.run.step_log import step_log_of
 
 REGIONS = {FORWARD: {"ns": 40, "n": 1}}

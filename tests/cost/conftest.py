@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.cost.operators.families import OpCost
-from stepscope.cost.operators.operators import counted_once, operator_cost
+from stepscope.cost.kernel_names import OpCost
+from stepscope.cost.operators import counted_once, operator_cost
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@ import doctest
 
 import pytest
 
-from stepscope.cost.collectives import alpha_beta
-from stepscope.cost.collectives import closed_form as collective_time
-from stepscope.cost.models import flops as model_flops
-from stepscope.cost.models import memory
-from stepscope.cost.models import parameters as model_parameters
-from stepscope.cost.operators import kernel_names, operators
+from stepscope.cost import alpha_beta, kernel_names, model_flops, operators
+from stepscope.cost import closed_form as collective_time
+from stepscope.cost import model_memory as memory
+from stepscope.cost import model_shape as model_parameters
 
 MODULES = [alpha_beta, collective_time, kernel_names, memory, model_flops, model_parameters, operators]
 

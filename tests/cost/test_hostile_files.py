@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from stepscope.bench.config.file import read_config
-from stepscope.cost.chips.table import load_chips
-from stepscope.cost.collectives.calibration import Calibration
-from stepscope.cost.collectives.calibration_file import calibration_json, load_calibration
-from stepscope.cost.collectives.points import points_from_bench, points_from_csv, points_from_nccl_tests
-from stepscope.cost.models.parameters import transformer_from_config
-from stepscope.cost.strategies.simulated_step import load_simulated
+from stepscope.cost.calibration import Calibration, calibration_json, load_calibration
+from stepscope.cost.chips import load_chips
+from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
+from stepscope.cost.model_shape import transformer_from_config
+from stepscope.cost.strategy_cost import load_simulated
 from stepscope.errors import StepscopeError
 
 READERS: list[Callable[[Any], Any]] = [

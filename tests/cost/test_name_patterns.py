@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cost.chips.table import built_in_chips, shared_names
-from stepscope.cost.name_patterns import any_of, holds, matches_whole, plain_part
-from stepscope.cost.operators import kernel_names, tensor_core_names
+from stepscope.cost import kernel_names
+from stepscope.cost import kernel_names as tensor_core_names
+from stepscope.cost.chips import built_in_chips, shared_names
+from stepscope.cost.kernel_names import any_of, holds, matches_whole, plain_part
 
 KERNELS = Path(__file__).parents[1] / "data" / "cost" / "kernel_names.tsv"
 
@@ -69,7 +70,11 @@ def test_a_name_matches_as_the_regular_expression_alone_would_say():
 
 def test_fragments_are_found_as_one_regular_expression_would_find_them():
     tables = [*kernel_names._RULES, *kernel_names._INDUCTOR_RULES, *tensor_core_names._TYPES]
-    tables += [("", kernel_names._SERVES_A_PRODUCT), ("", tensor_core_names._PLAIN), ("", tensor_core_names._TENSOR)]
+    tables += [
+        ("", kernel_names._SERVES_A_PRODUCT),
+        ("", tensor_core_names._TENSOR_CORE_NAMES_PLAIN),
+        ("", tensor_core_names._TENSOR),
+    ]
     names = [line.split("\t")[3].lower() for line in KERNELS.read_text(encoding="utf-8").splitlines()[1:]]
     for _, fragments in tables:
         whole = re.compile("|".join(pattern or part for part, pattern in fragments))

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.cost.operators.families import Family
+from stepscope.cost.kernel_names import Family
 
 
 def _sdpa(query, key, value, *args, out_shape=None, **kwargs):

@@ -11,22 +11,27 @@ from rich.console import Console
 
 from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, verdict_of
-from stepscope.compare.finding_change import CAME, FIXED, GREW, STAYED
 from stepscope.compare.reports import FindingChange, compared
-from stepscope.compare.runs import Comparison, compare
-from stepscope.compare.sampled_run import run_samples
+from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
+from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of
-from stepscope.diagnose.conclusion.categories import BALANCED, MEMORY, UNCLEAR, category_of_finding, category_times_ns
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.guides import guides_of
-from stepscope.diagnose.verdict import WORTH_NAMING_PCT, Conclusion, conclude
+from stepscope.diagnose.verdict import (
+    BALANCED,
+    MEMORY,
+    UNCLEAR,
+    WORTH_NAMING_PCT,
+    Conclusion,
+    category_of_finding,
+    category_times_ns,
+    conclude,
+)
 from stepscope.document.report import report_json
-from stepscope.investigate.investigation import investigate
-from stepscope.investigate.validation import WITHIN_CHANCE, Measurement, Validation, validate
+from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
 from stepscope.report.html.page import _in_words
-from stepscope.report.next_commands import next_commands
 from stepscope.report.text.health import print_health
-from stepscope.report.text.summary import print_summary
+from stepscope.report.text.summary import next_commands, print_summary
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
 

@@ -19,7 +19,7 @@ from stepscope.compare.reports import FindingChange
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.report import report_json
-from stepscope.investigate.validation import Validation
+from stepscope.investigate.investigation import Validation
 from stepscope.run.load import load
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from tests.analyze.build import AUTOGRAD
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.test_owned_findings import account
 
-from stepscope.diagnose.rules.recomputation import recomputation
+from stepscope.diagnose.kernel_rules import recomputation
 
 
 def checkpointed(r: PlantedRank, at: float, _: int) -> float:

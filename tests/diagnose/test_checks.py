@@ -10,8 +10,7 @@ from tests.analyze.jobs import training_step
 from tests.diagnose.late import OWN_US, TRANSFER_US, late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.checks import Check, Range, checked, checks_of
-from stepscope.diagnose.measurements import Measurement
+from stepscope.diagnose.checks import Check, Measurement, Range, checked, checks_of
 from stepscope.run.load import load
 from stepscope.run.step_log import step_log_of
 

@@ -8,7 +8,7 @@ from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules.comprehensions import comprehensions, is_comprehension
+from stepscope.diagnose.launch_rules import comprehensions, is_comprehension
 
 STEPS, LAYERS, HEADS = 4, 3, 8
 CALL_US, NODE_US = 40.0, 30.0

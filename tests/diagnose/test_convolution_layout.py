@@ -7,9 +7,9 @@ from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules.convolution_layout import convolution_layout
+from stepscope.diagnose.kernel_rules import convolution_layout
 from stepscope.diagnose.verdict import conclude
-from stepscope.whatif.fixes import fix_of
+from stepscope.whatif.settings import fix_of
 
 STEP = 2000
 TO_LAST = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, float, false>"

@@ -7,7 +7,7 @@ from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.test_owned_findings import account, nothing
 
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules.copying_lines import copying_lines
+from stepscope.diagnose.host_rules import copying_lines
 
 STAGED_US, COPY_US = 1500.0, 900.0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.diagnose.finding import FINDING_IDS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "src" / "stepscope" / "diagnose" / "rules"

@@ -11,7 +11,7 @@ from tests.diagnose.test_rules import ADAM, BACKWARD_PASS, STEP
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.finding import Candidate
-from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
+from stepscope.diagnose.kernel_rules import memory_bound_kernels
 
 
 def elementwise(device_us: float, *, host_us: float) -> Op:

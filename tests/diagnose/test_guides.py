@@ -9,7 +9,7 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.kernels.efficiency import GivenValues
+from stepscope.analyze.efficiency import GivenValues
 from stepscope.diagnose.guides import Guide, guides_of
 from stepscope.run.step_log import step_log_of
 

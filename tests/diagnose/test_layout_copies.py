@@ -7,7 +7,7 @@ from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.test_owned_findings import account, nothing
 
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules.layout_copies import layout_copies
+from stepscope.diagnose.kernel_rules import layout_copies
 
 TIMES = 5
 COPY_US = 90.0

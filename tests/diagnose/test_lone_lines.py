@@ -6,9 +6,9 @@ from pathlib import Path
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.test_owned_findings import account, forward, sleeps
 
-from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules.lone_lines import lone_lines
+from stepscope.diagnose.rank_rules import lone_lines
 
 EVALUATION_US = 600.0
 

@@ -8,10 +8,10 @@ from tests.analyze.build import AUTOGRAD, built_run
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.communication_rules import rows_sent_again
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import BY_OWNER
-from stepscope.diagnose.rules.sent_again import rows_sent_again
 from stepscope.diagnose.verdict import conclude
 from stepscope.whatif.settings import what_if
 

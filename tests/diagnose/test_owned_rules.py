@@ -11,11 +11,10 @@ from tests.analyze.pipelines import TRANSFER, Order, one_f_one_b, source, timed
 from tests.diagnose.test_owned_findings import account, nothing
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.counted_places import schedule_lines
 from stepscope.diagnose.finding import Candidate
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import BY_OWNER
-from stepscope.diagnose.where import rare_places
+from stepscope.diagnose.where import rare_places, schedule_lines
 
 CELLS = 32
 CELL_US = 40.0

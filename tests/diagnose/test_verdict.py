@@ -7,12 +7,11 @@ from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.step.parts import PARTS
-from stepscope.diagnose.conclusion.categories import CATEGORY_OF_FINDING, PARTS_OF
-from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.analyze.layers import PARTS
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
-from stepscope.diagnose.verdict import Conclusion, conclude
+from stepscope.diagnose.verdict import CATEGORY_OF_FINDING, PARTS_OF, Conclusion, conclude
 
 STEP = 2000
 

@@ -9,7 +9,7 @@ from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analysis import Analysis
-from stepscope.analyze.owners.from_frames import ownership_by_frames
+from stepscope.analyze.match_owners import ownership_by_frames
 from stepscope.diagnose.where import places, user_lines
 
 DEVICE_BOUND = [kernel(150, host_us=20) for _ in range(12)]

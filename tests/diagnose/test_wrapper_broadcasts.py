@@ -9,9 +9,8 @@ from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.test_owned_findings import account
 
 from stepscope.analyze.replay.communication_changes import fewer_bytes
+from stepscope.diagnose.communication_rules import broadcasts_in_forward, communication_bound, wrapper_broadcasts
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules.communication_bound import communication_bound
-from stepscope.diagnose.rules.wrapper_broadcasts import broadcasts_in_forward, wrapper_broadcasts
 
 SENT_US = 500.0
 BOTH = (0, 1)

@@ -16,7 +16,7 @@ from stepscope.analyze import account
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.document import kept
+from stepscope.document import cache as kept
 from stepscope.run.load import Run
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]

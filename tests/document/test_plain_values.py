@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels.kernels import Kernel
-from stepscope.analyze.kernels.operators import Operator
-from stepscope.analyze.parallel.buckets import Bucket, RankBuckets
-from stepscope.analyze.parallel.context_parallel import RankContextParallel
-from stepscope.analyze.parallel.experts import RankExperts
-from stepscope.analyze.parallel.pipeline.bubble import RankPipeline
-from stepscope.analyze.parallel.sharding import RankSharding
-from stepscope.analyze.parallel.tensor_parallel import Layer, RankTensorParallel
+from stepscope.analyze.data_parallel import Bucket, RankBuckets, RankSharding
+from stepscope.analyze.kernels import Kernel
+from stepscope.analyze.model_parallel import Layer, RankContextParallel, RankExperts, RankTensorParallel
+from stepscope.analyze.operators import Operator
+from stepscope.analyze.pipeline import RankPipeline
 from stepscope.diagnose.findings import diagnose
-from stepscope.document.by_strategy import TIMES
-from stepscope.document.plain_values import in_ms, ms_or_none, plain
-from stepscope.document.report import report_json
+from stepscope.document.report import TIMES, report_json
+from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.run.load import load
 from stepscope.stats.robust import spread
 

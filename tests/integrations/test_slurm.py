@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.contract.slurm_nodes import first_node
+from stepscope.contract.run_folder import first_node
 from stepscope.errors import UsageError
 from stepscope.integrations.slurm import launcher_variables
 

@@ -12,9 +12,18 @@ from tests.diagnose.scope.test_unexamined_faults import one_rank
 from stepscope.analyze.account import account_of
 from stepscope.compare.runs import StepDifference
 from stepscope.diagnose.findings import diagnose
-from stepscope.investigate import validation
-from stepscope.investigate.investigation import Step, investigate
-from stepscope.investigate.validation import CAME_TRUE, LESS, MORE, NO_PREDICTION, WITHIN_CHANCE, Measurement, validate
+from stepscope.investigate import investigation as validation
+from stepscope.investigate.investigation import (
+    CAME_TRUE,
+    LESS,
+    MORE,
+    NO_PREDICTION,
+    WITHIN_CHANCE,
+    Measurement,
+    Step,
+    investigate,
+    validate,
+)
 from stepscope.stats.bootstrap import Difference
 
 US = 1000

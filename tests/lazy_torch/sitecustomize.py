@@ -7,7 +7,7 @@ users have it: every kind of loop on two ranks (`tests/record/test_loops.py`), w
 (`tests/record/test_overhead.py`), and one process recorded from the command line (`tests/record/launch/`).
 
 And has unrecorded jobs end: torch 2.13 hangs in one of ten that leave their group within milliseconds of a backward, as
-`stepscope.record.hooks.groups.let_gloo_finish` explains.
+`stepscope.record.hooks.install.let_gloo_finish` explains.
 """
 
 import functools

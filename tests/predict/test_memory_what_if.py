@@ -11,14 +11,12 @@ from tests.analyze.jobs import STEP, collective, training_step
 from tests.analyze.memory.test_usage import KEPT, MB, Allocator, training
 
 import stepscope
-from stepscope.analyze.memory.moments import Moments
-from stepscope.analyze.step.phases import Phase
+from stepscope.analyze.memory_events import Moments
+from stepscope.analyze.phases import Phase
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import RUN_JSON
 from stepscope.errors import UsageError
-from stepscope.predict.memory_job import MemoryJob, num_layers
-from stepscope.predict.memory_states import predicted_states
-from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
+from stepscope.predict.memory import MemoryJob, MemoryWhatIf, memory_what_if, num_layers, predicted_states
 
 JOB = MemoryJob(
     replicas=4, layers=10, samples=8.0, forward_ns=10e6, backward_ns=20e6, gradient_comm_ns=4e6,

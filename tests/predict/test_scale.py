@@ -8,10 +8,9 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.cost.collectives.closed_form import Fabric, Link, fastest
+from stepscope.cost.closed_form import Fabric, Link, fastest
 from stepscope.errors import InputError, UsageError
-from stepscope.predict.scale import _expected_largest, scaled
-from stepscope.predict.scale_transfers import growing_rows
+from stepscope.predict.scale import _expected_largest, growing_rows, scaled
 
 FABRIC = Fabric(Link(1_000, 1 / 10))
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.cost.collectives.closed_form import Fabric, Link
-from stepscope.cost.models.activations import Batch
-from stepscope.cost.models.flops import Transformer
-from stepscope.cost.models.layout import Layout, Sharding
-from stepscope.cost.strategies.time import times_of
+from stepscope.cost.closed_form import Fabric, Link
+from stepscope.cost.model_flops import Transformer
+from stepscope.cost.model_memory import Batch
+from stepscope.cost.model_shape import Layout, Sharding
+from stepscope.cost.strategy_cost import times_of
 from stepscope.errors import UsageError
-from stepscope.predict.strategy import Question, advise, time_band
-from stepscope.predict.strategy_time import Speed, step_time
+from stepscope.predict.strategy import Question, Speed, advise, step_time, time_band
 
 SMALL = Transformer(layers=12, d_model=768, heads=12, vocab=32000, mlp_width=3072)
 LARGE = Transformer(layers=32, d_model=4096, heads=32, vocab=32000, mlp_width=11008, gated_mlp=True)

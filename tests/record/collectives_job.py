@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from stepscope.record.collectives.live import LiveCollectives
+from stepscope.record.collectives import LiveCollectives
 
 STEPS = 8
 

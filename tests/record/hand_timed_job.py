@@ -71,7 +71,7 @@ class Model(nn.Module):
 def main() -> None:
     torch.set_num_threads(1)
     if len(sys.argv) > 2:
-        setattr(sys.modules["stepscope.record.hooks.loop.step_ends"], "SHORT_STEP_NS", 1 << 60)  # noqa: B010
+        setattr(sys.modules["stepscope.record.loop.loop"], "SHORT_STEP_NS", 1 << 60)  # noqa: B010
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())

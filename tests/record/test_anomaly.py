@@ -8,14 +8,14 @@ import torch
 import torch.fx.traceback
 
 from stepscope.contract.step_line import ANOMALY_DETECTION
-from stepscope.record.hooks import anomaly
+from stepscope.record.hooks import install as anomaly
 from stepscope.record.hooks.patches import Patches
-from stepscope.record.window.interruptions import Interruptions
+from stepscope.record.window.guards import Interruptions
 
 
 def in_place(*, trains: bool = True) -> tuple[Any, Patches]:
     loop, patches = SimpleNamespace(interruptions=Interruptions(), is_training_thread=lambda _: trains), Patches()
-    anomaly.install(loop, patches)  # type: ignore[arg-type]
+    anomaly.anomaly_install(loop, patches)  # type: ignore[arg-type]
     return loop.interruptions, patches
 
 

@@ -10,7 +10,7 @@ import torch
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
-from stepscope.record.hooks.loop.event_tokens import FORWARD_BEGINS, ROW_BEGINS
+from stepscope.record.loop.pattern import FORWARD_BEGINS, ROW_BEGINS
 from stepscope.record.session import Recorder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from stepscope.record.hooks.loop import call_search
-from stepscope.record.hooks.loop.call_search import CallSearch
+from stepscope.record.loop import call_search
+from stepscope.record.loop.call_search import CallSearch
 
 MODEL = torch.nn.Identity()
 

@@ -19,14 +19,14 @@ import pytest
 from tests.limits import HANG_S
 
 from stepscope.cli.record import last_words
-from stepscope.record import whole_file
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper import growing_log, outbox, writer
+from stepscope.record.helper import claim as whole_file
+from stepscope.record.helper import open_run as outbox
+from stepscope.record.helper import writer
+from stepscope.record.helper import writer as growing_log
 from stepscope.record.helper.claim import claim_folder
-from stepscope.record.helper.growing_log import GrowingLog
-from stepscope.record.helper.retries import Retries, may_pass
 from stepscope.record.helper.scratch import make_scratch
-from stepscope.record.helper.writer import Writer
+from stepscope.record.helper.writer import GrowingLog, Retries, Writer, may_pass
 from stepscope.record.launch.launch import LaunchOutcome
 from stepscope.record.launch.outcome import recorded_in, trouble_of_helpers
 
@@ -39,7 +39,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room_bytes: int | None = None
         self._write, self._fsync = os.write, os.fsync
-        monkeypatch.setattr("stepscope.record.helper.growing_log.os.write", self.write)
+        monkeypatch.setattr("stepscope.record.helper.writer.os.write", self.write)
         monkeypatch.setattr(os, "fsync", self.fsync)
 
     def write(self, fd: int, data: bytes) -> int:

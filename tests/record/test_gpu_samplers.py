@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.limits import HANG_S
 
-from stepscope.record.memory.snapshots import memory_snapshot
+from stepscope.record.memory import memory_snapshot
 from stepscope.record.quick_check import quick_check
 
 pytestmark = [

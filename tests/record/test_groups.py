@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401 - registers the backend "fake"
 
-from stepscope.record.hooks.groups import let_gloo_finish
+from stepscope.record.hooks.install import let_gloo_finish
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ def test_gloo_threads_get_the_lock_before_a_group_is_left() -> None:
 @pytest.mark.parametrize("group", ["fake"], indirect=True)
 @pytest.mark.usefixtures("group")
 def test_no_wait_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.record.hooks.groups.sleep", lambda s: pytest.fail(f"waits {s} s for nothing"))
+    monkeypatch.setattr("stepscope.record.hooks.install.sleep", lambda s: pytest.fail(f"waits {s} s for nothing"))
     let_gloo_finish()
 
 
 def test_no_wait_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.record.hooks.groups.sleep", lambda s: pytest.fail(f"waits {s} s for nothing"))
+    monkeypatch.setattr("stepscope.record.hooks.install.sleep", lambda s: pytest.fail(f"waits {s} s for nothing"))
     let_gloo_finish()

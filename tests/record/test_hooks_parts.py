@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.record.hooks.after_import import after_import
-from stepscope.record.hooks.forward import releasing
-from stepscope.record.hooks.loop.batch_size import BatchSize
-from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
-from stepscope.record.hooks.patches import Patches
-from stepscope.record.hooks.root_hooks import ATTRIBUTE, TimedCall, leave_out_of_state
+from stepscope.record.hooks.forward import ATTRIBUTE, TimedCall, leave_out_of_state, releasing
+from stepscope.record.hooks.patches import Patches, after_import
+from stepscope.record.loop.job_notes import BatchSize
+from stepscope.record.loop.loop import ParameterWatch
 
 IMAGES, LABELS = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
 TOKENS = torch.zeros(4, 128, dtype=torch.long)

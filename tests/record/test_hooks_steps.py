@@ -1,6 +1,6 @@
 """The step finder alone: sequences of what a loop does, and the steps that must come out."""
 
-from stepscope.record.hooks.loop.steps import StepFinder
+from stepscope.record.loop.steps import StepFinder
 
 
 class Told:

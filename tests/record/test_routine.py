@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import stepscope.record.hooks.loop.routine as routine_module
-from stepscope.record.hooks.loop.pattern import Event, Pattern
-from stepscope.record.hooks.loop.routine import PERIOD_NS, PERIOD_WITH_WAITS_NS, PERIODS, Repeats, Routine
-from stepscope.record.hooks.loop.step_ends import StepEnds
+from stepscope.record.loop import routine as routine_module
+from stepscope.record.loop.loop import StepEnds
+from stepscope.record.loop.pattern import Event, Pattern
+from stepscope.record.loop.routine import PERIOD_NS, PERIOD_WITH_WAITS_NS, PERIODS, Repeats, Routine
 
 LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
 

@@ -16,8 +16,8 @@ from tests.record.memory_store import MemoryStore
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper.agreement import agree_on_folder, id_without_store
 from stepscope.record.helper.claim import claim_folder, folders_of_launch
+from stepscope.record.helper.open_run import agree_on_folder, id_without_store
 from stepscope.record.helper.side_channel import SideChannel
 from stepscope.record.rank import Place
 from stepscope.record.window.trace_file import sweep, temporary_for

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.source_commit import source_commit
+from stepscope.record.facts import source_commit
 
 A, B = "a" * 40, "b" * 64
 

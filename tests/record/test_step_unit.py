@@ -3,7 +3,7 @@
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.record.hooks.loop.step_unit import COUNT, LOADER, OPTIMIZER, StepUnit, unit_from
+from stepscope.record.loop.steps import COUNT, LOADER, OPTIMIZER, StepUnit, unit_from
 
 
 def test_units() -> None:

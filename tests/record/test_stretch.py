@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-import stepscope.record.hooks.loop.loop as loop_module
-import stepscope.record.hooks.loop.optimizer_steps as optimizer_steps_module
-import stepscope.record.hooks.loop.routine as routine_module
-import stepscope.record.hooks.loop.rows as rows_module
-import stepscope.record.hooks.loop.step_ends as step_ends_module
-import stepscope.record.step_recorder as recorder_module
-import stepscope.record.steps.regions as regions_module
-import stepscope.record.steps.step_times as times_module
-import stepscope.record.window.interruptions as interruptions_module
 from stepscope.contract.run_folder import steps_file
+from stepscope.record import step_recorder as recorder_module
+from stepscope.record import step_recorder as times_module
+from stepscope.record import steps as regions_module
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
-from stepscope.record.hooks.loop.pattern import Event, Pattern
-from stepscope.record.hooks.loop.rows import MAX_IN_A_STEP
-from stepscope.record.hooks.loop.stretch import MAX_STRETCHES, plan_of
+from stepscope.record.loop import loop as loop_module
+from stepscope.record.loop import loop as optimizer_steps_module
+from stepscope.record.loop import loop as rows_module
+from stepscope.record.loop import loop as step_ends_module
+from stepscope.record.loop import routine as routine_module
+from stepscope.record.loop.loop import MAX_IN_A_STEP
+from stepscope.record.loop.pattern import MAX_STRETCHES, Event, Pattern, plan_of
 from stepscope.record.session import Recorder
-from stepscope.record.window.interruptions import Interruption
+from stepscope.record.window import guards as interruptions_module
+from stepscope.record.window.guards import Interruption
 
 LOAD, FORWARD, BACKWARD, STEP = "data_loading", "forward_pass", "backward_pass", "optimizer_step"
 READERS_OF_THE_CLOCK = (

@@ -6,8 +6,10 @@ torch = pytest.importorskip("torch")
 from torch.profiler import schedule  # noqa: E402
 
 from stepscope.errors import UsageError  # noqa: E402
-from stepscope.record.profile import profile  # noqa: E402
-from stepscope.record.usual_names import window_of  # noqa: E402
+from stepscope.record.profile import (  # noqa: E402
+    profile,
+    window_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,28 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.kernels.distributions import NUM_BINS, QUEUE_EDGES, Distributions
-from stepscope.analyze.ranks.rank_matrix import RankMatrix
-from stepscope.analyze.step.run_steps import RunSteps
-from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, MatchedCollectives, ReportData, Slices
-from stepscope.report.html.launches import Launch
-from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
-from stepscope.report.pictures.all_pictures import switches_json
-from stepscope.report.pictures.distributions import durations_drawing, queue_drawing
-from stepscope.report.pictures.rank_matrix import sending_drawing, waiting_drawing
-from stepscope.report.pictures.run_steps import run_steps_drawing
+from stepscope.analyze.collective_costs import RankMatrix
+from stepscope.analyze.kernels import NUM_BINS, QUEUE_EDGES, Distributions
+from stepscope.analyze.steadiness import RunSteps
+from stepscope.report.html.page_data import (
+    GROUPS,
+    KINDS,
+    NO_MATCH,
+    Grid,
+    Launch,
+    MatchedCollectives,
+    ReportData,
+    Slices,
+)
+from stepscope.report.html.timeline_data import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
+from stepscope.report.pictures import (
+    durations_drawing,
+    queue_drawing,
+    run_steps_drawing,
+    sending_drawing,
+    switches_json,
+    waiting_drawing,
+)
 from stepscope.whatif.switches import SwitchedStep, Switches
 
 SLICES_PER_RANK = 672

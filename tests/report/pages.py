@@ -10,15 +10,11 @@ from tests.report.constructed import constructed
 
 from stepscope.analysis import load
 from stepscope.cli.main import main
-from stepscope.cost.collectives.calibration import calibrate
-from stepscope.cost.collectives.points import Point
+from stepscope.cost.calibration import calibrate
+from stepscope.cost.measured_collectives import Point
 from stepscope.document.light import light_json
 from stepscope.report.html.page import page_of
-from stepscope.report.html.sheets.bench import bench_sheet
-from stepscope.report.html.sheets.calibration import calibration_sheet
-from stepscope.report.html.sheets.runs import runs_sheet
-from stepscope.report.html.sheets.sheet import Sheet, sheet_page
-from stepscope.report.html.sheets.steps import steps_sheet
+from stepscope.report.html.sheets import Sheet, bench_sheet, calibration_sheet, runs_sheet, sheet_page, steps_sheet
 from stepscope.report.runs import RunEntry
 from stepscope.results.folder import bench_results_of
 from stepscope.run.light import LightRun
@@ -58,7 +54,7 @@ def all_pages(folder: Path) -> dict[str, str]:
 
 def light_sheet() -> Sheet:
     """Return the page of a run without traces; rank 1 works longer and rank 0 waits."""
-    from stepscope.analyze.step.steadiness import log_series
+    from stepscope.analyze.steadiness import log_series
 
     run = light_run()
     return steps_sheet(light_json(run), log_series(run.logs))

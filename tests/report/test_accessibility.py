@@ -10,7 +10,7 @@ import pytest
 from tests.report.browser import Browser, why_no_browser
 from tests.report.pages import all_pages, light_run, light_sheet
 
-from stepscope.report.html.sheets.sheet import sheet_page
+from stepscope.report.html.sheets import sheet_page
 from stepscope.report.view.server import local_server
 from stepscope.report.view.site import ViewSite
 from stepscope.tables.catalog import LogTables

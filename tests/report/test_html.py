@@ -19,17 +19,12 @@ from tests.report.constructed import constructed
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
-from stepscope.cost.collectives.calibration import calibrate
-from stepscope.cost.collectives.points import Point
+from stepscope.cost.calibration import calibrate
+from stepscope.cost.measured_collectives import Point
 from stepscope.diagnose.findings import diagnose
-from stepscope.report.html.calibration_curves import calibration_curves
-from stepscope.report.html.data import KINDS, Slices
-from stepscope.report.html.grid import grid_of
-from stepscope.report.html.one_step import slices_of
-from stepscope.report.html.pack import packed, varints, zigzag
-from stepscope.report.html.page import page_of
-from stepscope.report.html.rank_slices import innermost
-from stepscope.report.run_page import report_data
+from stepscope.report.html.page import calibration_curves, page_of, report_data
+from stepscope.report.html.page_data import KINDS, Slices, grid_of, packed, varints, zigzag
+from stepscope.report.html.timeline_data import innermost, slices_of
 
 STEP = 2000
 LATE_US = 500

@@ -12,7 +12,7 @@ import pytest
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed
 
-from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.report import html
 from stepscope.report.html.page import page_of
 

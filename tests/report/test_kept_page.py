@@ -13,7 +13,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.cli import view
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.document import kept
+from stepscope.document import cache as kept
 from stepscope.report.view.server import LocalServer, Site, local_server
 from stepscope.run.load import Run
 

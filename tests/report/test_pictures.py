@@ -11,18 +11,16 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analysis import Analysis
-from stepscope.analyze.kernels.distributions import distributions
-from stepscope.analyze.parallel.pipeline.actions import Action
-from stepscope.analyze.ranks.rank_matrix import rank_matrix
-from stepscope.analyze.step.run_steps import RunSteps, run_steps
+from stepscope.analyze.collective_costs import rank_matrix
+from stepscope.analyze.kernels import distributions
+from stepscope.analyze.pipeline_actions import Action
+from stepscope.analyze.steadiness import RunSteps, run_steps
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.report.html.data import KINDS
-from stepscope.report.html.grid import grid_of
-from stepscope.report.html.one_step import slices_of
-from stepscope.report.pictures.all_pictures import pictures_of
-from stepscope.report.pictures.drawing import PALETTE, Drawing, rect, words
-from stepscope.report.pictures.pipeline import diagram
-from stepscope.report.pictures.run_steps import run_steps_drawing
+from stepscope.report.drawing import PALETTE, Drawing, rect, words
+from stepscope.report.html.page_data import KINDS, grid_of
+from stepscope.report.html.timeline_data import slices_of
+from stepscope.report.pictures import pictures_of, run_steps_drawing
+from stepscope.report.step_pictures import diagram
 from stepscope.run.load import load
 from stepscope.run.step_log import StepLog
 from stepscope.whatif.switches import switches

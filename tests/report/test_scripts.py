@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html import assembled, compare
-from stepscope.report.html.sheets import sheet
-from stepscope.report.view import shell
+from stepscope.report.html import compare
+from stepscope.report.html import page as assembled
+from stepscope.report.html import sheets as sheet
+from stepscope.report.view import site as shell
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "src" / "stepscope" / "report" / "html" / "js"

@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
-from stepscope.report.svg.growth import Growth, growth_svg
+from stepscope.report.svg import Growth, growth_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.report.view.table_query import TableQuery, chosen_rows, first_start_ns, rows_of
+from stepscope.report.view.site import TableQuery, chosen_rows, first_start_ns, rows_of
 from stepscope.tables.schema import Column, TableSchema
 from stepscope.tables.table import Table, table_of_rows
 

@@ -10,10 +10,9 @@ from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed
 
 from stepscope.report.html.page import page_of
-from stepscope.report.timeline.perfetto import perfetto_trace
-from stepscope.report.timeline.slices import timeline_of
-from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
-from stepscope.report.view.server import LocalServer, local_server
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import timeline_of
+from stepscope.report.view.server import FIRST_PAGE, LocalServer, folder_site, local_server, perfetto_folder
 from stepscope.report.view.site import ViewSite
 from stepscope.tables.schema import Column, TableSchema
 from stepscope.tables.table import Table, table_of_rows

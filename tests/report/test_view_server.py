@@ -12,8 +12,7 @@ import pytest
 from tests.limits import HANG_S
 
 from stepscope.errors import InputError, UsageError
-from stepscope.report.view.perfetto_ui import folder_site
-from stepscope.report.view.server import MAX_CONNECTIONS, LocalServer, local_server
+from stepscope.report.view.server import MAX_CONNECTIONS, LocalServer, folder_site, local_server
 from stepscope.report.view.site import MAX_ROWS, ViewSite, table_page
 from stepscope.tables.schema import TABLES, Column, TableSchema
 from stepscope.tables.table import Table, known, table_of, table_of_rows

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.compare.benchmarks import compare_bench
+from stepscope.compare.document import compare_bench
 from stepscope.errors import InputError
 from stepscope.results.folder import is_bench_folder, read_bench_results
 from stepscope.run.sources import runs_in

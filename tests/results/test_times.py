@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from stepscope.analyze.ranks.log_stragglers import late_ranks
+from stepscope.analyze.log_stragglers import late_ranks
 from stepscope.results.scaling import scaling
 from stepscope.results.times import bench_times, ratio
 from stepscope.run.step_log import StepLog, step_log_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analyze.ranks.window import rank_account
+from stepscope.analyze.rank_windows import rank_account
 from stepscope.errors import TraceError
 from stepscope.run.load import load
 from stepscope.run.rank import Rank

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from stepscope.run.each_rank import side_by_side
+from stepscope.run.load import side_by_side
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])

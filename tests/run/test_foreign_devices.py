@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.run.traces import Event, event, rank_of
 
+from stepscope.run.load import unread_lines
 from stepscope.run.rank import Rank
-from stepscope.run.unread_events import unread_lines
 
 
 def device(number: int, name: str, **more: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.run.together import Job
 
-from stepscope.analyze.ranks.collectives import collective_rows, rank_wait
-from stepscope.analyze.ranks.stragglers import find_stragglers
-from stepscope.analyze.ranks.window import rank_account
+from stepscope.analyze.collective_costs import collective_rows, rank_wait
+from stepscope.analyze.rank_windows import rank_account
 from stepscope.analyze.replay.critical_path import critical_path
 from stepscope.analyze.replay.replay import replay_of
+from stepscope.analyze.stragglers import find_stragglers
 from stepscope.errors import StepscopeError
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load

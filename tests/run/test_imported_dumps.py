@@ -11,10 +11,10 @@ from tests.run.together import Job
 
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import rank_file
-from stepscope.run.imports.detect import format_of
+from stepscope.run.formats import format_of
 from stepscope.run.load import load
 from stepscope.run.side_files import side_files
-from stepscope.trace.nccl.inspector import inspected
+from stepscope.trace.nccl import inspected
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS = DATA / "nccl_logs"

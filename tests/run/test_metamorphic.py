@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tests.run.together import Job
 
-from stepscope.analyze.ranks.collectives import collective_rows, late_rank, rank_wait
-from stepscope.analyze.ranks.stragglers import find_stragglers
-from stepscope.analyze.ranks.window import rank_account
+from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_wait
+from stepscope.analyze.rank_windows import rank_account
+from stepscope.analyze.stragglers import find_stragglers
 from stepscope.contract.run_folder import trace_file
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load

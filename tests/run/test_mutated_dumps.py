@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.hang.hang import hang_of
-from stepscope.analyze.memory.snapshot.view import snapshot_view
+from stepscope.analyze.hang import hang_of
+from stepscope.analyze.memory_snapshot import snapshot_view
 from stepscope.document.hang import hang_json
-from stepscope.document.memory import memory_document
+from stepscope.document.live import memory_document
 from stepscope.errors import InputError
-from stepscope.run.collectives.dumps import read_dumps
-from stepscope.trace.nccl.inspector import inspected
-from stepscope.trace.nccl.log import nccl_logs
-from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
+from stepscope.run.dumps import read_dumps
+from stepscope.trace.memory_snapshot import read_memory_snapshot
+from stepscope.trace.nccl import inspected, nccl_logs
 
 DATA = Path(__file__).parents[1] / "data"
 TRIES = 150

@@ -8,7 +8,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.traces import event, rank_of
 
 from stepscope.run.load import load
-from stepscope.run.quality import quality_warnings, rank_ranges
+from stepscope.run.rank import quality_warnings, rank_ranges
 
 
 @pytest.mark.parametrize(

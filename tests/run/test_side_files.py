@@ -11,11 +11,9 @@ from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.document.report import report_json
-from stepscope.document.side_files import memory_of_steps
+from stepscope.document.report import memory_of_steps, report_json
 from stepscope.report.text.summary import print_summary
-from stepscope.run.load import load
-from stepscope.run.reading.pulled_window import pulled_window, steps_it_stands_for
+from stepscope.run.load import load, pulled_window, steps_it_stands_for
 from stepscope.run.side_files import side_files
 from stepscope.run.step_log import step_log_of
 

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.stats.autocorrelation import mean_errors
 from stepscope.stats.bootstrap import difference, difference_of_numbers, interval, typical
+from stepscope.stats.intervals import mean_errors, t_quantile, t_two_sided
 from stepscope.stats.robust import mad_sigma, spread, theil_sen, trend
-from stepscope.stats.student_t import t_quantile, t_two_sided
 
 DEGREES = (1.0, 1.5, 2.0, 3.7, 9.0, 48.2, 999.0, 5e4, 3e5)
 SEEDS = range(5)

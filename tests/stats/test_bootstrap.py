@@ -4,16 +4,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import stepscope.stats.bootstrap as under_test
-from stepscope.stats.autocorrelation import block_length, mean_errors
-from stepscope.stats.bootstrap import (
-    difference,
-    difference_of_numbers,
-    holm,
-    interval,
-    same,
-    typical,
-)
+from stepscope.stats import bootstrap as under_test
+from stepscope.stats.bootstrap import difference, difference_of_numbers, holm, interval, same, typical
+from stepscope.stats.intervals import block_length, mean_errors
 
 STEPS = 200
 TRIALS = 120

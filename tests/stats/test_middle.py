@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepscope.stats.middle import lower_median, median, medians, quantiles
+from stepscope.stats.robust import lower_median, median, medians, quantiles
 
 RNG = np.random.default_rng(3)
 SAMPLES: list[np.ndarray] = [

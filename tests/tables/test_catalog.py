@@ -16,8 +16,8 @@ from stepscope.analyze.account import account_of
 from stepscope.errors import UsageError
 from stepscope.run.load import Run, load
 from stepscope.tables.catalog import RunTables
-from stepscope.tables.csv import answer_csv, table_csv
 from stepscope.tables.schema import TABLES
+from stepscope.tables.table import answer_csv, table_csv
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")

@@ -14,11 +14,11 @@ from tests.diagnose.late import late_run
 from stepscope.cli.given import run_arguments
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.document import kept
+from stepscope.document import cache as kept
 from stepscope.run.load import Run
-from stepscope.tables import kept as kept_tables
+from stepscope.tables import cache as kept_tables
 from stepscope.tables.schema import TABLES
-from stepscope.trace.content_key import content_key
+from stepscope.trace.cache_place import content_key
 
 pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")

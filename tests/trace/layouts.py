@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stepscope.trace.schema import ARGS
+from stepscope.trace.table import ARGS
 
 
 class Raw(str):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from stepscope.trace.schema import ARGS, NO_STRING, NONE_NS, STRING_ID_BASE, ArgKind
-from stepscope.trace.table import Trace
+from stepscope.trace.table import ARGS, NO_STRING, NONE_NS, STRING_ID_BASE, ArgKind, Trace
 
 LIMIT = 2**63
 _COLUMN = {key: column for column in ARGS for key in column.keys}

@@ -5,8 +5,8 @@ import pytest
 
 from stepscope.trace.assemble import Columns, Strings
 from stepscope.trace.budget import Budget
-from stepscope.trace.scanner import Rows
-from stepscope.trace.schema import ARGS, DENSE
+from stepscope.trace.scanner.scanner import Rows
+from stepscope.trace.table import ARGS, DENSE
 
 _CORRELATION = next(i for i, column in enumerate(ARGS) if column.name == "correlation")
 

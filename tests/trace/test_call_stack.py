@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.trace.scanner import call_stack, call_stack_parents, stacked
+from stepscope.trace.scanner import call_stack
+from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
 from stepscope.trace.scanner.wasm import Instance
 
 Rows = list[tuple[int, int, int]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.trace.test_reading_faults import SAMPLE, event, text_of
 
-from stepscope.trace.event_text import events_at
+from stepscope.trace.parts import events_at
 from stepscope.trace.read import read
 
 

@@ -15,8 +15,7 @@ import pytest
 from stepscope import intervals
 from stepscope.errors import TraceError
 from stepscope.trace.read import read
-from stepscope.trace.schema import NONE_NS
-from stepscope.trace.table import Trace
+from stepscope.trace.table import NONE_NS, Trace
 
 SAMPLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from tests.trace import oracle
 from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, written
 
-from stepscope.trace import blocks
+from stepscope.trace import read as blocks
 from stepscope.trace import read as reading
 from stepscope.trace.implausible_values import Columns, PlausibleColumns
 from stepscope.trace.read import read
-from stepscope.trace.schema import NONE_NS
-from stepscope.trace.table import SparseColumn
+from stepscope.trace.table import NONE_NS, SparseColumn
 
 DATA = Path(__file__).parent.parent / "data"
 

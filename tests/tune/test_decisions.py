@@ -6,12 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.tune.agreement import agreement
 from stepscope.tune.candidates import EQUAL, INEXACT, ROUNDING, Candidate, together
-from stepscope.tune.experiment import experiment
-from stepscope.tune.gain import MAX_FALSE, gain
-from stepscope.tune.rounds import BASE, order_of
-from stepscope.tune.trial import Trial
+from stepscope.tune.experiment import BASE, MAX_FALSE, Trial, agreement, experiment, gain, order_of
 
 SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))
 LOSSES = (2.0, 1.5, 1.25)

@@ -10,9 +10,9 @@ from tests.limits import HANG_S
 from tests.made_once import made_once
 
 from stepscope.analysis import Analysis, load
-from stepscope.analyze.owners.selection import owner_name
-from stepscope.analyze.replay.owners.part import part_of
-from stepscope.whatif.without import owner_setting, without_owner
+from stepscope.analyze.owner_selection import owner_name
+from stepscope.analyze.replay.removal import part_of
+from stepscope.whatif.settings import owner_setting, without_owner
 
 pytestmark = pytest.mark.job
 SCRIPT = Path(__file__).with_name("planted_lines_job.py")

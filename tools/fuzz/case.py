@@ -30,7 +30,7 @@ import numpy as np
 import zstandard
 
 from stepscope.trace import cache as trace_cache
-from stepscope.trace import schema
+from stepscope.trace import table as schema
 from stepscope.trace.read import read
 from stepscope.trace.table import SparseColumn
 

@@ -28,7 +28,7 @@ from tools.fuzz.seeds import (
 
 from stepscope.cli.arguments.lazy_parser import LazyParser
 from stepscope.cli.main import COMMANDS
-from stepscope.trace.schema import ARGS
+from stepscope.trace.table import ARGS
 
 _NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 _TOKENS = ("[", "]", "{", "}", '"', ",", ":", "\\", "\x00", "\n", "\xff", "\xef\xbb\xbf", '"args":{', '"ph":"X",', "]}")

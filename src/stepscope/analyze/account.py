@@ -5,51 +5,64 @@ every command asks for is imported when it is asked for. An analysis that fails 
 report, and a warning names it (`attempt`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.analyze.attribution.budget import RankBudget, budgets
-from stepscope.analyze.attribution.training_budget import beyond_window
-from stepscope.analyze.attribution.waterfall import Waterfall, waterfall
-from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ns
-from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.kernels.chip import device_in_words, run_chip
-from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
-from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
-from stepscope.analyze.parallel.strategy import Strategy, strategy_of
-from stepscope.analyze.rank_view import RankView, RankWindow
-from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
-from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
-from stepscope.analyze.ranks.training_stragglers import LateRanks, training_stragglers
-from stepscope.analyze.ranks.window import RankAccount, rank_account
+import numpy as np
+
+from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.collective_costs import (
+    CollectiveRow,
+    RankView,
+    RankWindow,
+    collective_rows,
+    late_rank,
+    rank_wait,
+)
+from stepscope.analyze.data_parallel import BucketView, ShardingView, bucket_view, sharding_view
+from stepscope.analyze.device_state import DeviceState, device_states, device_warnings
+from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
+from stepscope.analyze.kernel_costs import KernelCosts, call_costs, device_in_words, kernel_costs, run_chip
+from stepscope.analyze.lateness import common_steps, late_ranks
+from stepscope.analyze.model_parallel import (
+    ContextParallelView,
+    ExpertsView,
+    TensorParallelView,
+    context_parallel_view,
+    experts_view,
+    tensor_parallel_view,
+)
+from stepscope.analyze.outlined_rank import window_of
+from stepscope.analyze.parallel_strategy import Strategy, strategy_of
+from stepscope.analyze.pipeline import PipelineView, pipeline_view
+from stepscope.analyze.rank_windows import RankAccount, rank_account
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.step.serving import Serving, serving_of
-from stepscope.analyze.step.training_step import TrainingStep, training_step
-from stepscope.cost.chips.hardware import Lookup
-from stepscope.cost.chips.table import Chip
+from stepscope.analyze.serving import Serving, serving_of
+from stepscope.analyze.stragglers import LateRanks, Straggler, find_stragglers, training_stragglers
+from stepscope.analyze.training_step import TrainingStep, training_step
+from stepscope.analyze.unprofiled_budget import StepBudget, beyond_window, step_budget, unprofiled_step_ns
+from stepscope.analyze.waterfall import Waterfall, waterfall
+from stepscope.cost.chips import Chip, Lookup
 from stepscope.dataclass import dataclass
 from stepscope.errors import DEBUG, InputError, StepscopeError, debugging
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun, aligned
-from stepscope.run.each_rank import each_rank
-from stepscope.run.load import Run
+from stepscope.run.load import Run, each_rank
+from stepscope.run.rank import rank_ranges
+from stepscope.trace.table import Int64s
 from stepscope.units import ns_of_ms, printable
 
 if TYPE_CHECKING:
-    from stepscope.analyze.kernels.kernels import KernelTable
-    from stepscope.analyze.kernels.operators import OperatorTable
-    from stepscope.analyze.memory.usage import MemoryView
-    from stepscope.analyze.owners.cost import CodeCosts
-    from stepscope.analyze.owners.line_work import RankLines
-    from stepscope.analyze.owners.ownership import Ownership
-    from stepscope.analyze.owners.sums import OwnerSums
-    from stepscope.analyze.owners.trees import CodeTrees
-    from stepscope.analyze.parallel.by_strategy import ByStrategy
+    from stepscope.analyze.kernels import KernelTable
+    from stepscope.analyze.memory import MemoryView
+    from stepscope.analyze.operators import OperatorTable
+    from stepscope.analyze.owner_costs import CodeCosts, CodeTrees, OwnerSums
+    from stepscope.analyze.owner_lines import RankLines
+    from stepscope.analyze.ownership import Ownership
     from stepscope.analyze.replay.critical_path import CriticalPath
-    from stepscope.analyze.step.steadiness import Steadiness
+    from stepscope.analyze.steadiness import Steadiness
 
 _T = TypeVar("_T")
 _MAX_REASON = 200
@@ -89,19 +102,18 @@ def _no_ranks(account: "Account") -> tuple[None, ...]:
 
 
 def _no_views(_: "Account") -> "ByStrategy":
-    from stepscope.analyze.parallel.by_strategy import ByStrategy
 
     return ByStrategy(None, None, None, None, None, None)
 
 
 def _no_operators(_: "Account") -> "OperatorTable":
-    from stepscope.analyze.kernels.operators import OperatorTable
+    from stepscope.analyze.operators import OperatorTable
 
     return OperatorTable((), 0.0, 0.0, 0.0)
 
 
 def _no_kernels(_: "Account") -> "KernelTable":
-    from stepscope.analyze.kernels.kernels import KernelTable
+    from stepscope.analyze.kernels import KernelTable
 
     return KernelTable((), 0.0, None, None, 0.0, 0.0, None, None)
 
@@ -144,7 +156,6 @@ class Account(ArrayRecord):
         """Return what is known of every rank that was read, in full or not, in the order of `run.ranks_read`."""
         if self.run.everyone is None:
             return self.ranks
-        from stepscope.analyze.sampled.sample_error import rank_windows  # only for runs of many ranks
 
         return rank_windows(self.shared.whole)
 
@@ -166,7 +177,6 @@ class Account(ArrayRecord):
     @isolated("parallel strategies", _no_views)
     def views(self) -> "ByStrategy":
         """Return what each parallel strategy of the run did."""
-        from stepscope.analyze.parallel.by_strategy import by_strategy
 
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
@@ -178,7 +188,7 @@ class Account(ArrayRecord):
     @isolated("memory")
     def memory(self) -> "MemoryView | None":
         """Return the memory of the run, None where none was recorded."""
-        from stepscope.analyze.memory.usage import memory_view
+        from stepscope.analyze.memory import memory_view
 
         owners = [partial(self._owners_of, index) for index in range(len(self.run.ranks))]
         return memory_view(self.run, passes=self.strategy.passes, logs=self.run.logs, owners=owners)
@@ -189,7 +199,7 @@ class Account(ArrayRecord):
     @isolated("steadiness")
     def steadiness(self) -> "Steadiness | None":
         """Return how steady the steps are, None where fewer than two are known."""
-        from stepscope.analyze.step.steadiness import steadiness
+        from stepscope.analyze.steadiness import steadiness
 
         return steadiness(self.run, logs=self.run.logs)
 
@@ -201,14 +211,14 @@ class Account(ArrayRecord):
     @isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
-        from stepscope.analyze.owners.of_run import ownership_of
+        from stepscope.analyze.frame_owners import ownership_of
 
         return ownership_of(self.run)
 
     @isolated("work of source lines", _no_ranks)
     def line_work(self) -> "tuple[RankLines | None, ...]":
         """Return what the user's lines did on each rank, in the order of `run.ranks`; None as in `ownership`."""
-        from stepscope.analyze.owners.line_work import rank_lines
+        from stepscope.analyze.owner_lines import rank_lines
 
         return tuple(rank_lines(one) if one is not None else None for one in self.ownership)
 
@@ -218,14 +228,14 @@ class Account(ArrayRecord):
         known = [one for one in self.ownership if one is not None]
         if not known:
             return None
-        from stepscope.analyze.owners.costs import code_costs  # only where owners were recorded
+        from stepscope.analyze.owner_costs import code_costs  # only where owners were recorded
 
         return code_costs(known, [one for one in self.owner_sums if one is not None])
 
     @isolated("sums by source line", _no_ranks)
     def owner_sums(self) -> "tuple[OwnerSums | None, ...]":
         """Return what each distinct owner of each rank took, in the order of `ownership`."""
-        from stepscope.analyze.owners.sums import owner_sums
+        from stepscope.analyze.owner_costs import owner_sums
 
         each = zip(self.ownership, self.ranks, strict=True)
         return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
@@ -233,7 +243,7 @@ class Account(ArrayRecord):
     @isolated("trees of source lines")
     def code_trees(self) -> "CodeTrees | None":
         """Return what lines and modules took as trees, None where no rank recorded owners."""
-        from stepscope.analyze.owners.trees import code_trees  # only for those that draw them
+        from stepscope.analyze.owner_costs import code_trees  # only for those that draw them
 
         known = [one for one in self.ownership if one is not None]
         return code_trees(known, [one for one in self.owner_sums if one is not None]) if known else None
@@ -244,21 +254,21 @@ class Account(ArrayRecord):
 
         None where the run cannot be replayed.
         """
-        from stepscope.analyze.replay.owners.part import owned_replay
+        from stepscope.analyze.replay.removal import owned_replay
 
         return owned_replay(self.replay, self.ownership) if self.replay and any(self.ownership) else self.replay
 
     @isolated("savings by line", lambda _: {})
     def line_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
-        from stepscope.analyze.replay.owners.savings import worth_replaying
+        from stepscope.analyze.replay.removal import worth_replaying
 
         return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
 
     @isolated("savings by module", lambda _: {})
     def module_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first modules, by `module:layers.3`."""
-        from stepscope.analyze.replay.owners.savings import worth_replaying
+        from stepscope.analyze.replay.removal import worth_replaying
 
         return self.savings_without(worth_replaying(self.code, self.code.modules)) if self.code else {}
 
@@ -266,7 +276,7 @@ class Account(ArrayRecord):
         """Return what the step saves (ns) without each owner alone; those that cannot be replayed are missing."""
         if self.owned_replay is None:
             return {}
-        from stepscope.analyze.replay.owners.savings import owner_savings
+        from stepscope.analyze.replay.removal import owner_savings
 
         step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
         return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)
@@ -284,7 +294,7 @@ class Account(ArrayRecord):
     @isolated("operators", _no_operators)
     def operators(self) -> "OperatorTable":
         """Return the operators of all ranks."""
-        from stepscope.analyze.kernels.operators import operator_table
+        from stepscope.analyze.operators import operator_table
 
         calls = [v.costs.calls.calls for v in self.ranks]
         return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
@@ -292,7 +302,7 @@ class Account(ArrayRecord):
     @isolated("kernels", _no_kernels)
     def kernels(self) -> "KernelTable":
         """Return the kernels of all ranks."""
-        from stepscope.analyze.kernels.kernels import kernel_table
+        from stepscope.analyze.kernels import kernel_table
 
         costs = [v.costs for v in self.ranks]
         return kernel_table(costs, chip=self.chip.chip, measured=self.run.measured, jobs=self.run.jobs)
@@ -307,7 +317,7 @@ class Account(ArrayRecord):
     @isolated("overlap")
     def overlap_efficiency(self) -> float | None:
         """Return the overlap efficiency over all ranks' steps."""
-        from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
+        from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
 
         return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
 
@@ -315,7 +325,6 @@ class Account(ArrayRecord):
 def _debug_warnings(run: Run) -> list[str]:
     if not run.description:
         return []
-    from stepscope.analyze.step.debug_variables import debug_warnings  # only where the recorder described the job
 
     return debug_warnings(run.description)
 
@@ -396,7 +405,7 @@ def _measured_lines(run: Run) -> list[str]:
     """Return which launches that Nsight Compute measured are none of the run's, where it measured any."""
     if not run.measured:
         return []
-    from stepscope.analyze.kernels.measured import measured_warnings  # only where kernels were measured
+    from stepscope.analyze.ncu_kernels import measured_warnings  # only where kernels were measured
 
     return measured_warnings(run)
 
@@ -405,7 +414,6 @@ def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
     """Return how far the ranks in full are from all ranks, where they are not all, and which steps are replayed."""
     if shared.of_all is None:
         return []
-    from stepscope.analyze.sampled.sample_error import sample_lines  # only for runs of many ranks
 
     return sample_lines(shared, replayed=None if replay is None else replay.steps)
 
@@ -475,3 +483,127 @@ def _warnings(
     lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)
     lines += [*used.notes, *losses.notes, *strategy.notes]
     return list(dict.fromkeys(lines))
+
+
+# Everything that depends on how the job is parallel: one view per dimension that it has.
+
+
+@dataclass(frozen=True)
+class ByStrategy:
+    """The views of a run; None for dimensions it does not have."""
+
+    buckets: BucketView | None
+    sharding: ShardingView | None
+    tensor_parallel: TensorParallelView | None
+    pipeline: PipelineView | None
+    experts: ExpertsView | None
+    context_parallel: ContextParallelView | None
+
+
+def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ByStrategy:
+    """Return the views of every dimension; `accounts` are those of the run's ranks, in their order."""
+    return ByStrategy(
+        buckets=bucket_view(shared, strategy, accounts),
+        sharding=sharding_view(shared, strategy, accounts),
+        tensor_parallel=tensor_parallel_view(shared, strategy, accounts),
+        pipeline=pipeline_view(shared, strategy, accounts),
+        experts=experts_view(shared, strategy, accounts),
+        context_parallel=context_parallel_view(shared, strategy, accounts),
+    )
+
+
+# Which variables for debugging were set while the job ran? They slow every step, and no rule can tell by how much.
+
+_ON = frozenset(("1", "true", "yes", "on", "y", "t"))
+
+
+@dataclass(frozen=True)
+class DebugVariable:
+    """One variable: the values that slow a job (any that means yes where none is given), and what they do."""
+
+    name: str
+    does: str
+    values: frozenset[str] = _ON
+
+
+_VARIABLES = (
+    DebugVariable("CUDA_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next"),
+    DebugVariable("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is allocated and freed by the driver"),
+    DebugVariable("TORCH_NCCL_BLOCKING_WAIT", "the host waits in every collective"),
+    DebugVariable(
+        "TORCH_DISTRIBUTED_DEBUG", "the ranks compare every collective by another one first", frozenset(("detail",))
+    ),
+    DebugVariable("NCCL_DEBUG", "NCCL writes a line for every call", frozenset(("trace",))),
+)
+
+
+def debug_warnings(description: Mapping[str, Any]) -> list[str]:
+    """Return a line for each such variable in what `run.json` keeps of the environment."""
+    environment = description.get("environment")
+    if not isinstance(environment, Mapping):
+        return []
+    lines = []
+    for variable in _VARIABLES:
+        value = environment.get(variable.name)
+        if isinstance(value, str) and (said := value.strip().lower()) in variable.values:
+            shown = said.upper() if variable.values is not _ON else said
+            why = "unset it unless you look for an error, and record again"
+            lines.append(f"{variable.name}={shown} was set: {variable.does}; {why}")
+    return lines
+
+
+# How far are the ranks in full from all ranks? Measured on what is known of all of them: their windows and waits.
+
+_MEASURES: tuple[tuple[str, Callable[[RankWindow], float | None]], ...] = (
+    ("compute", lambda v: v.window.compute.total_ns if v.window else None),
+    ("exposed communication", lambda v: v.window.exposed_comm.total_ns if v.window else None),
+    ("waiting", lambda v: v.wait.wait_ns if v.wait else None),
+    ("idle", lambda v: v.window.idle_ns if v.window else None),
+)
+
+
+def rank_windows(shared: AlignedRun) -> tuple[RankWindow, ...]:
+    """Return window and waits of each rank, in full or not."""
+    windows = [window_of(rank) for rank in shared.run.ranks]
+    return tuple(
+        RankWindow(rank, window, rank_wait(shared, index, window) if window else None)
+        for index, (rank, window) in enumerate(zip(shared.run.ranks, windows, strict=True))
+    )
+
+
+def sample_lines(shared: AlignedRun, *, replayed: Int64s | None) -> list[str]:
+    """Return by how much the means of the ranks in full differ from those of all ranks, which ranks are late beyond
+    them, and which steps the replay is of.
+    """
+    in_full = {rank.rank for rank in shared.run.ranks}
+    return [*_differences(shared, in_full), *_late_beyond(shared, in_full), *_replayed(shared, replayed)]
+
+
+def _differences(shared: AlignedRun, in_full: set[int]) -> list[str]:
+    every = rank_windows(shared.whole)
+    window_ns = float(np.mean([view.window.window_ns for view in every if view.window] or [0]))
+    parts = []
+    for name, measure in _MEASURES:
+        known = [(view.rank.rank in in_full, ns) for view in every if (ns := measure(view)) is not None]
+        if window_ns and any(some for some, _ in known):
+            difference = np.mean([ns for some, ns in known if some]) - np.mean([ns for _, ns in known])
+            parts.append(f"{name} {100 * difference / window_ns:+.2f}")
+    of = f"mean of the {len(in_full):,} ranks in full less that of all {len(every):,}"
+    return [f"{of}, in % of the window: {', '.join(parts)}"] if parts else []
+
+
+def _late_beyond(shared: AlignedRun, in_full: set[int]) -> list[str]:
+    beyond = [late.rank for late in late_ranks(shared.whole) if late.rank not in in_full]
+    if not beyond:
+        return []
+    return [
+        f"late by their own times too, but not among the ranks in full, so without a cause: rank "
+        f"{rank_ranges(beyond)}; --full-ranks takes more of them in"
+    ]
+
+
+def _replayed(shared: AlignedRun, replayed: Int64s | None) -> list[str]:
+    recorded = len(common_steps(shared.run.ranks))
+    if replayed is None or len(replayed) >= recorded:
+        return []
+    return [f"savings and critical path are of {len(replayed):,} of the {recorded:,} recorded steps"]

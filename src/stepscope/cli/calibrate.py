@@ -10,18 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepscope.analyze.sampled.load import load_run
+from stepscope.analyze.sampled import load_run
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cost.collectives.calibration import Calibration, calibrate
-from stepscope.cost.collectives.calibration_file import calibration_json
-from stepscope.cost.collectives.points import Point, points_from_bench, points_from_csv, points_from_nccl_tests
-from stepscope.cost.collectives.recorded_run import points_from_run
+from stepscope.cost.calibration import Calibration, calibrate, calibration_json
+from stepscope.cost.measured_collectives import Point, points_from_bench, points_from_csv, points_from_nccl_tests
+from stepscope.cost.recorded_collectives import points_from_run
 from stepscope.errors import UsageError
-from stepscope.report.svg.calibration import calibration_svg
-from stepscope.report.text.calibration import print_calibration
-from stepscope.report.text.terminal import console
+from stepscope.report.svg import calibration_svg
+from stepscope.report.terminal import console
+from stepscope.report.text.bench import print_calibration
 from stepscope.run.aligned import aligned
 
 
@@ -37,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.json != args.out:
         write_json(args.json, document, force=args.force)
     if args.html:
-        from stepscope.report.html.sheets.calibration import calibration_sheet
-        from stepscope.report.html.sheets.sheet import sheet_page
+        from stepscope.report.html.sheets import calibration_sheet, sheet_page
 
         write_output(args.html, sheet_page(calibration_sheet(calibration)), force=args.force)
     if "-" not in (args.json, args.out, args.html):

@@ -7,9 +7,9 @@ from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.document.code import code_document, code_view
 from stepscope.errors import InputError
+from stepscope.report.terminal import console
 from stepscope.report.text.code import print_code
-from stepscope.report.text.terminal import console
-from stepscope.whatif.without import NOT_RECORDED
+from stepscope.whatif.settings import NOT_RECORDED
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from stepscope.cli.given.kept import raw_bytes_of
 from stepscope.cli.messages import say_with_answer, warn
 from stepscope.cli.output import check_outputs, write_json, write_output
+from stepscope.compare.cache import compared_place, found_compared, keep_compared
 from stepscope.compare.conditions import Gate, parse_gate
-from stepscope.compare.kept import compared_place, found_compared, keep_compared
 from stepscope.compare.sides import ComparedRun, comparison_document
 from stepscope.errors import UsageError
+from stepscope.report.terminal import console
 from stepscope.report.text.compare import print_bench_comparison, print_comparison
-from stepscope.report.text.terminal import console
 from stepscope.results.folder import is_bench_folder
 from stepscope.run.sources import has_steps_only, runs_in
 
@@ -40,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
     document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates, drawn)
     write_json(args.json, document, force=args.force)
     if args.html:
-        from stepscope.report.html.compare import render_comparison
-        from stepscope.report.html.side_by_side import side_by_side
+        from stepscope.report.html.compare import render_comparison, side_by_side
 
         lanes = side_by_side(*drawn) if len(drawn) == 2 else None
         write_output(args.html, render_comparison(document, lanes=lanes), force=args.force)
@@ -69,7 +68,7 @@ def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the runs of a history that one run is held against, and that run."""
     if len(args.sides) != 1 or args.a or args.b:
         raise UsageError("--against takes one run; e.g. stepscope compare run/ --against runs/")
-    from stepscope.compare.history.against import runs_before
+    from stepscope.compare.history import runs_before
 
     before = [str(path) for path in runs_before(Path(args.sides[0]), Path(args.against))]
     names = f"{Path(before[0]).name} to {Path(before[-1]).name}"
@@ -78,9 +77,8 @@ def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _benches(a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]) -> tuple[dict[str, Any], bool]:
-    from stepscope.compare.benchmarks import compare_bench
-    from stepscope.compare.document import compare_bench_json
-    from stepscope.compare.gates import judge_changes
+    from stepscope.compare.document import compare_bench, compare_bench_json
+    from stepscope.compare.sides import judge_changes
     from stepscope.results.folder import read_bench_results
 
     sides = [[read_bench_results(folder) for folder in side] for side in (a, b)]
@@ -116,7 +114,7 @@ def _compared(
 ) -> ComparedRun:
     """Return what is compared of one run, as it was kept where that is all that is asked for."""
     if has_steps_only([given]):
-        from stepscope.compare.one_run import compared_light_run
+        from stepscope.compare.sides import compared_light_run
         from stepscope.run.light import load_light
 
         return compared_light_run(load_light(given))
@@ -129,7 +127,7 @@ def _compared(
     account, diagnosis = _analysed(args, given, unprofiled_ms)
     if drawn is not None:
         drawn.append((account, diagnosis))
-    from stepscope.compare.one_run import compared_run
+    from stepscope.compare.sides import compared_run
 
     found = compared_run(account, diagnosis)
     keep_compared(place, found, key=key, raw_bytes=raw_bytes_of(account.run))
@@ -138,7 +136,7 @@ def _compared(
 
 def _analysed(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> "tuple[Account, Diagnosis]":
     from stepscope.analyze.account import account_of
-    from stepscope.analyze.sampled.load import load_run
+    from stepscope.analyze.sampled import load_run
     from stepscope.cli.given.addresses import as_given
     from stepscope.cli.given.progress import reading_progress
     from stepscope.diagnose.findings import diagnose

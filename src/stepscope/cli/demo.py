@@ -1,6 +1,7 @@
 """`stepscope demo`: start the job, show the report, say whether the planted fault was found."""
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os

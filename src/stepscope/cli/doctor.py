@@ -15,8 +15,7 @@ from rich.console import Console
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.report.terminal import console, plain_table, print_fitting
 
 _PACKAGES = (  # package, needed for the analysis, what it is for
     ("numpy", True, "tables"),

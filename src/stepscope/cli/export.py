@@ -15,20 +15,16 @@ from stepscope.cli.output import check_outputs, refuse_used_folder, whole_folder
 from stepscope.cli.record import steps_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
-from stepscope.record.track.sinks import tracking_module
-from stepscope.report.tensorboard.folder import tensorboard_files
-from stepscope.report.timeline.chrome import chrome_trace
-from stepscope.report.timeline.filter import Filter
-from stepscope.report.timeline.owner_tracks import with_owner_tracks
-from stepscope.report.timeline.perfetto import perfetto_trace
-from stepscope.report.timeline.slices import Timeline, timeline_of
+from stepscope.record.sinks import tracking_module
+from stepscope.report.chrome import chrome_trace
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.tensorboard import tensorboard_files
+from stepscope.report.timeline import Filter, Timeline, timeline_of, with_owner_tracks
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
-from stepscope.run.reading.each_file import Progress
+from stepscope.run.read_files import Progress
 from stepscope.tables.catalog import RunTables
-from stepscope.tables.csv import table_csv
-from stepscope.tables.parquet import table_parquet
-from stepscope.tables.table import pyarrow_module
+from stepscope.tables.table import pyarrow_module, table_csv, table_parquet
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
 _GZIP = 31

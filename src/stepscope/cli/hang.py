@@ -3,13 +3,13 @@
 import argparse
 import sys
 
-from stepscope.analyze.hang.hang import hang_of
+from stepscope.analyze.hang import hang_of
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.document.hang import hang_json
+from stepscope.report.terminal import console
 from stepscope.report.text.hang import print_hang
-from stepscope.report.text.terminal import console
-from stepscope.run.collectives.dumps import read_dumps
+from stepscope.run.dumps import read_dumps
 
 
 def run(args: argparse.Namespace) -> int:

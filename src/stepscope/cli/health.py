@@ -15,9 +15,8 @@ from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.report import report_json
 from stepscope.record.config import RecordConfig, default_out
-from stepscope.report.text.guides import print_guides
-from stepscope.report.text.health import print_health
-from stepscope.report.text.terminal import console
+from stepscope.report.terminal import console
+from stepscope.report.text.health import print_guides, print_health
 from stepscope.run.load import Run
 
 

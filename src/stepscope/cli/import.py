@@ -7,8 +7,8 @@ from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import print_line, warn
 from stepscope.errors import InputError, UsageError
 from stepscope.output_path import why_no_folder
-from stepscope.run.imports.detect import files_beside
-from stepscope.run.imports.place import PlannedImport, place, planned_imports
+from stepscope.run.formats import files_beside
+from stepscope.run.import_files import PlannedImport, place, planned_imports
 from stepscope.units import printable
 
 

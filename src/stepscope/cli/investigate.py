@@ -12,15 +12,14 @@ from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.contract.run_folder import SCHEMA, atomic_write
-from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.errors import UsageError
-from stepscope.investigate.investigation import Step, investigate
-from stepscope.investigate.validation import Measurement
+from stepscope.investigate.investigation import Measurement, Step, investigate
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig, default_out
+from stepscope.report.terminal import console
 from stepscope.report.text.investigation import investigation_json, investigation_text, print_step
-from stepscope.report.text.terminal import console
 from stepscope.side_file import read_side_json, read_side_text
 
 RECORD = "investigation.json"

@@ -5,21 +5,19 @@ import sys
 from pathlib import Path
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory.moments import Moments, snapshot_moments
-from stepscope.analyze.memory.snapshot.view import SnapshotView, snapshot_view
+from stepscope.analyze.memory_events import Moments, snapshot_moments
+from stepscope.analyze.memory_snapshot import SnapshotView, snapshot_view
 from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.document.memory import memory_document
+from stepscope.document.live import memory_document
 from stepscope.errors import InputError
-from stepscope.predict.memory_job import MemoryJob, memory_job, memory_of
-from stepscope.predict.memory_states import predicted_states
-from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
+from stepscope.predict.memory import MemoryJob, MemoryWhatIf, memory_job, memory_of, memory_what_if, predicted_states
+from stepscope.report.terminal import console
 from stepscope.report.text.memory import print_memory_what_ifs, print_predicted, print_rank_memory, print_snapshot
-from stepscope.report.text.terminal import console
-from stepscope.run.memory_files import SaidStorages, is_snapshot, memory_snapshots, storages_beside
+from stepscope.run.dumps import SaidStorages, is_snapshot, memory_snapshots, storages_beside
 from stepscope.run.sources import find_sources, rank_in_name
-from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
+from stepscope.trace.memory_snapshot import read_memory_snapshot
 
 
 def run(args: argparse.Namespace) -> int:

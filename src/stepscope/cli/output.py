@@ -189,12 +189,12 @@ def whole_folder(path: str, *, force: bool) -> Iterator[Path]:
 def _is_address(path: str | Path) -> bool:
     if "://" not in str(path):  # as most: nothing is imported for them
         return False
-    return bool(import_module("stepscope.run.remote.address").is_address(path))
+    return bool(import_module("stepscope.run.address").is_address(path))
 
 
 def _objects() -> ModuleType:
     """Return what writes to addresses, imported where one is given."""
-    return import_module("stepscope.run.remote.objects")
+    return import_module("stepscope.run.remote")
 
 
 def _is_folder(path: Path) -> bool:

@@ -13,13 +13,13 @@ from typing import IO, TYPE_CHECKING, Any
 from stepscope.cli.given.kept import place_of_report, raw_bytes_of
 from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.kept_report import KeptReport, ReportPlace
+from stepscope.document.cache import KeptReport, ReportPlace
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
 if TYPE_CHECKING:
-    from stepscope.report.html.kept import KeptPage
+    from stepscope.report.html.cache import KeptPage
 
 _PAGE = "report.html"
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -63,8 +63,8 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
         write_output(args.html, page.html, force=args.force)
     text = None
     if _wants_text(args):
+        from stepscope.report.terminal import console
         from stepscope.report.text.summary import print_summary
-        from stepscope.report.text.terminal import console
 
         out = _CopyingStream(sys.stdout)
         print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page(args))  # type: ignore[arg-type]
@@ -149,14 +149,13 @@ def _report_steps(args: argparse.Namespace) -> int:
     document = light_json(run) if args.json or args.html else None
     write_json(args.json, document, force=args.force)
     if args.html and document:
-        from stepscope.analyze.step.steadiness import log_series
-        from stepscope.report.html.sheets.sheet import sheet_page
-        from stepscope.report.html.sheets.steps import steps_sheet
+        from stepscope.analyze.steadiness import log_series
+        from stepscope.report.html.sheets import sheet_page, steps_sheet
 
         write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
     if _wants_text(args):
+        from stepscope.report.terminal import console
         from stepscope.report.text.steps import print_steps
-        from stepscope.report.text.terminal import console
 
         print_steps(run, console(sys.stdout))
     return 0
@@ -179,13 +178,12 @@ def _report_bench(args: argparse.Namespace) -> int:
     if args.json:
         raise UsageError(f"the JSON of a benchmark is {Path(args.run[0]) / RESULTS_JSON}; leave --json out")
     if args.html:
-        from stepscope.report.html.sheets.bench import bench_sheet
-        from stepscope.report.html.sheets.sheet import sheet_page
+        from stepscope.report.html.sheets import bench_sheet, sheet_page
 
         write_output(args.html, sheet_page(bench_sheet(results)), force=args.force)
     if _wants_text(args):
+        from stepscope.report.terminal import console
         from stepscope.report.text.bench import print_bench_results
-        from stepscope.report.text.terminal import console
 
         print_bench_results(results, console(sys.stdout))
     return 0
@@ -200,12 +198,11 @@ def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
     name = Path(args.run[0]).absolute().name
     write_json(args.json, {"schema": SCHEMA, "kind": "runs", "runs": run_rows(entries)}, force=args.force)
     if args.html:
-        from stepscope.report.html.sheets.runs import runs_sheet
-        from stepscope.report.html.sheets.sheet import sheet_page
+        from stepscope.report.html.sheets import runs_sheet, sheet_page
 
         write_output(args.html, sheet_page(runs_sheet(name, entries)), force=args.force)
     if _wants_text(args):
-        from stepscope.report.text.terminal import console
+        from stepscope.report.terminal import console
 
         print_runs(name, entries, console(sys.stdout))
     return 3 if any(run.report is None for run in entries) else 0

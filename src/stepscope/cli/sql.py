@@ -11,9 +11,9 @@ from functools import partial
 from stepscope.cli.given.kept import place_of_tables, raw_bytes_of
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.document.kept import KeptPlace
+from stepscope.document.cache import KeptPlace
 from stepscope.errors import UsageError
-from stepscope.tables.kept import found_tables, keep_tables
+from stepscope.tables.cache import found_tables, keep_tables
 from stepscope.tables.sql import Answer, named_tables, require_duckdb, run_query, run_query_of_files
 
 
@@ -51,7 +51,7 @@ def _read(args: argparse.Namespace, place: KeptPlace | None) -> int:
 
 def _show(answer: Answer, args: argparse.Namespace, *, warnings: Sequence[str], is_partial: bool) -> int:
     if args.csv:
-        from stepscope.tables.csv import answer_csv
+        from stepscope.tables.table import answer_csv
 
         write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
     elif args.json:
@@ -59,8 +59,8 @@ def _show(answer: Answer, args: argparse.Namespace, *, warnings: Sequence[str], 
 
         write_json(args.json, answer_json(answer), force=args.force)
     else:
+        from stepscope.report.terminal import console
         from stepscope.report.text.tables import print_answer
-        from stepscope.report.text.terminal import console
 
         print_answer(answer, console(sys.stdout))
     for line in warnings:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.cli.given.kept_page import kept_page, page_maker
 from stepscope.cli.messages import print_line
 from stepscope.errors import UsageError
-from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
-from stepscope.report.view.server import LocalServer, Site, local_server
+from stepscope.report.view.server import FIRST_PAGE, LocalServer, Site, folder_site, local_server, perfetto_folder
 from stepscope.report.view.site import PERFETTO, ViewSite
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 from stepscope.units import printable
@@ -110,17 +109,15 @@ class _LookedAtRun:
 
     def timeline(self) -> bytes:
         """Return the timeline of all ranks as Perfetto reads it."""
-        from stepscope.report.timeline.owner_tracks import with_owner_tracks
-        from stepscope.report.timeline.perfetto import perfetto_trace
-        from stepscope.report.timeline.slices import timeline_of
+        from stepscope.report.perfetto import perfetto_trace
+        from stepscope.report.timeline import timeline_of, with_owner_tracks
 
         shared = self.account.shared
         return b"".join(perfetto_trace(with_owner_tracks(timeline_of(shared), shared)))
 
 
 def _benchmark(folder: str) -> _ViewedRun:
-    from stepscope.report.html.sheets.bench import bench_sheet
-    from stepscope.report.html.sheets.sheet import sheet_page
+    from stepscope.report.html.sheets import bench_sheet, sheet_page
     from stepscope.results.folder import read_bench_results
     from stepscope.tables.catalog import LogTables
 
@@ -130,10 +127,9 @@ def _benchmark(folder: str) -> _ViewedRun:
 
 
 def _light(folder: str) -> _ViewedRun:
-    from stepscope.analyze.step.steadiness import log_series
+    from stepscope.analyze.steadiness import log_series
     from stepscope.document.light import light_json
-    from stepscope.report.html.sheets.sheet import sheet_page
-    from stepscope.report.html.sheets.steps import steps_sheet
+    from stepscope.report.html.sheets import sheet_page, steps_sheet
     from stepscope.run.light import load_light
     from stepscope.tables.catalog import LogTables
 
@@ -145,9 +141,8 @@ def _light(folder: str) -> _ViewedRun:
 def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> _ViewedRun:
     """Return a list of the runs in a folder, each of which leads to its own pages."""
     from stepscope.cli.given.folder_of_runs import run_entries
-    from stepscope.report.html.sheets.runs import runs_sheet
-    from stepscope.report.html.sheets.sheet import sheet_page
-    from stepscope.report.view.runs_site import RunsSite, link_to
+    from stepscope.report.html.sheets import runs_sheet, sheet_page
+    from stepscope.report.view.site import RunsSite, link_to
 
     name = Path(folder).absolute().name
     entries = run_entries(args, runs)

@@ -6,7 +6,7 @@ import sys
 from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import UsageError
-from stepscope.report.text.terminal import console
+from stepscope.report.terminal import console
 from stepscope.report.text.whatif import print_whatif, whatif_json
 from stepscope.whatif.keys import SETTINGS
 from stepscope.whatif.settings import what_if

@@ -1,2 +1,1 @@
-"""Two runs, or two sets of runs: samples that can be compared, differences with intervals, reports and benchmarks
-side by side, and gates for CI."""
+"""Two runs or sets of runs compared, with intervals and gates; runs over time."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.errors import UsageError
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {

@@ -4,11 +4,25 @@ A step of the job is one sample, not one per rank: ranks that wait for each othe
 are medians over ranks, everything else means over ranks. Steps of the warm-up are left out.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.account import Account
+from stepscope.analyze.budget import RankBudget
+from stepscope.analyze.host_calls import host_calls, sum_by
+from stepscope.analyze.idle import CAUSE_NAMES, Cause
+from stepscope.analyze.layers import PARTS
+from stepscope.analyze.steadiness import Series, log_series, median_over_ranks, recorded_series
+from stepscope.analyze.step_periods import NO_STEP
 from stepscope.dataclass import dataclass
+from stepscope.document.light import step_ns
 from stepscope.records import ArrayRecord
+from stepscope.run.light import LightRun
+from stepscope.run.rank import Rank
+from stepscope.stats.robust import slow_start
+from stepscope.trace.classify import EventKind
 from stepscope.units import NS_PER_MS
 
 Floats = npt.NDArray[np.float64]
@@ -69,3 +83,162 @@ class RunSamples(StepSamples):
     kernels: PerStepTimes
     operators: PerStepTimes
     """time on the device where there is one, else on the host, without what other operators took"""
+
+
+# The samples of one run, from its account or its step logs (`samples.py` says what they are).
+
+_KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+MAX_CELLS = 1 << 24
+"""steps times names of a rank, in each of two tables"""
+
+
+def step_samples(account: Account) -> StepSamples:
+    """Return the steps of an account."""
+    step = account.step
+    return StepSamples(
+        name=account.run.name,
+        logged=_settled(log_series(account.run.logs)),
+        recorded=_settled(recorded_series(account.run)),
+        periods=_settled(_periods(*_with_steps(account))),
+        unprofiled_ns=None if step is None or step.unprofiled_ns is None else round(step.unprofiled_ns),
+        profiled_ns=None if step is None else round(step.profiled_ns),
+    )
+
+
+def run_samples(account: Account) -> RunSamples:
+    """Return what of an account can be compared."""
+    step = account.step
+    ranks, known = _with_steps(account)
+    numbers = _common_steps(ranks)
+    on_device = any(rank.has_device for rank in ranks)
+    return RunSamples(
+        **vars(step_samples(account)),
+        part_ms=None if step is None else np.array([p.ns_per_step for p in step.parts]) / NS_PER_MS,
+        profiled_part_ms=None if step is None else np.array([p.profiled_ns for p in step.parts]) / NS_PER_MS,
+        parts=_budget_columns(ranks, known, PARTS, lambda b: b.part_ns),
+        causes=_budget_columns(ranks, known, [CAUSE_NAMES[c] for c in Cause], lambda b: b.cause_ns),
+        kernels=_by_name(ranks, numbers, _kernel_calls),
+        operators=_by_name(ranks, numbers, _device_calls if on_device else _host_calls),
+    )
+
+
+def light_samples(run: LightRun) -> RunSamples:
+    """Return what of a run without traces can be compared: its steps."""
+    none = PerStepTimes((), np.empty((0, 0)), np.empty((0, 0)))
+    return RunSamples(
+        name=run.name,
+        logged=_settled(log_series(run.logs)),
+        recorded=None,
+        periods=None,
+        unprofiled_ns=step_ns(run.logs),
+        profiled_ns=None,
+        part_ms=None,
+        profiled_part_ms=None,
+        parts=none,
+        causes=none,
+        kernels=none,
+        operators=none,
+    )
+
+
+def _with_steps(account: Account) -> tuple[list[Rank], list[RankBudget]]:
+    """Return the ranks whose steps are known, with their budgets."""
+    pairs = [
+        (view.rank, view.budget)
+        for view in account.ranks
+        if view.budget is not None and view.rank.steps.known and not (view.budget.periods.step == NO_STEP).any()
+    ]
+    return [rank for rank, _ in pairs], [budget for _, budget in pairs]
+
+
+def _settled(series: Series | None) -> StepTimes | None:
+    if series is None:
+        return None
+    first = slow_start(series.dur_ns)
+    return StepTimes(series.dur_ns[first:], first, series.source)
+
+
+def _periods(ranks: Sequence[Rank], budgets: Sequence[RankBudget]) -> Series | None:
+    kept = []
+    for rank, budget in zip(ranks, budgets, strict=True):
+        complete = budget.periods.complete if budget.periods.complete.any() else np.ones(len(budget.periods), bool)
+        number = rank.steps.number[budget.periods.step]
+        kept.append((number[complete], budget.periods.dur_ns[complete]))
+    return median_over_ranks(kept, source="device periods")
+
+
+def _common_steps(ranks: Sequence[Rank]) -> Int64s:
+    """Return the step numbers that every rank has."""
+    counts: dict[int, int] = {}
+    for rank in ranks:
+        for number in np.unique(rank.steps.number).tolist():
+            counts[number] = counts.get(number, 0) + 1
+    return np.array(sorted(n for n, c in counts.items() if c == len(ranks)), np.int64)
+
+
+def _budget_columns(
+    ranks: Sequence[Rank], budgets: Sequence[RankBudget], names: Sequence[str], of: Callable[[RankBudget], Int64s]
+) -> PerStepTimes:
+    """Return a budget's columns, mean over the ranks that have each complete step."""
+    sums: dict[int, tuple[Floats, int]] = {}
+    for rank, budget in zip(ranks, budgets, strict=True):
+        number = rank.steps.number[budget.periods.step]
+        for i in np.flatnonzero(budget.periods.complete):
+            before, count = sums.get(int(number[i]), (np.zeros(len(names)), 0))
+            sums[int(number[i])] = before + of(budget)[i], count + 1
+    rows = [total / count for _, (total, count) in sorted(sums.items())]
+    table = np.array(rows).reshape(-1, len(names)) / NS_PER_MS
+    return PerStepTimes(tuple(names), table, np.ones_like(table))
+
+
+_Calls = tuple[Int64s, npt.NDArray[np.int32], Floats]
+"""index of the step, name, and duration of each call"""
+
+
+def _kernel_calls(rank: Rank) -> _Calls:
+    work = rank.work
+    keep = np.isin(work.kind, _KERNELS)
+    return work.step[keep].astype(np.int64), work.name[keep], (work.end_ns - work.start_ns)[keep].astype(float)
+
+
+def _host_calls(rank: Rank) -> _Calls:
+    calls = host_calls(rank)
+    return rank.steps.of(calls.start_ns).astype(np.int64), calls.name, calls.self_ns().astype(float)
+
+
+def _device_calls(rank: Rank) -> _Calls:
+    calls, work = host_calls(rank), rank.work
+    time = sum_by(calls.at_rows(work.op_row), (work.end_ns - work.start_ns).astype(float), len(calls))
+    return rank.steps.of(calls.start_ns).astype(np.int64), calls.name, time
+
+
+def _by_name(ranks: Sequence[Rank], numbers: Int64s, calls_of: Callable[[Rank], _Calls]) -> PerStepTimes:
+    """Return the calls of the steps that all ranks have, by name and step."""
+    columns: dict[str, Floats] = {}
+    for rank in ranks:
+        for name, column in _columns(rank, numbers, calls_of(rank)):
+            columns[name] = columns.get(name, 0.0) + column
+    names = tuple(columns)
+    table = np.array([columns[n] for n in names]).reshape(len(names), 2, len(numbers)) / max(len(ranks), 1)
+    return PerStepTimes(names, table[:, 0].T / NS_PER_MS, table[:, 1].T)
+
+
+def _columns(rank: Rank, numbers: Int64s, calls: _Calls) -> Iterator[tuple[str, Floats]]:
+    """Yield each name of one rank with its time (first row) and number of calls (second) in every step."""
+    step, name, time = calls
+    number = np.where(step >= 0, rank.steps.number[step], -1) if len(rank.steps) else step
+    at = np.searchsorted(numbers, number)
+    keep = (step >= 0) & (at < len(numbers))
+    keep[keep] = numbers[at[keep]] == number[keep]
+    ids, code = np.unique(name[keep], return_inverse=True)
+    most = max(MAX_CELLS // max(len(numbers), 1), 1)
+    if len(ids) > most:  # a name for nearly every call: those that take longest are compared
+        longest = np.argsort(-np.bincount(code.reshape(-1), time[keep]), kind="stable")[:most]
+        keep[keep] = np.isin(code.reshape(-1), longest)
+        ids, code = np.unique(name[keep], return_inverse=True)
+    cell = at[keep] * len(ids) + code
+    shape = (len(numbers), len(ids))
+    sums = np.bincount(cell, time[keep], minlength=shape[0] * shape[1]).reshape(shape)
+    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
+    for k, one in enumerate(ids.tolist()):
+        yield rank.trace.strings[one], np.array([sums[:, k], counts[:, k]])

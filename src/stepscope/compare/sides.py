@@ -1,17 +1,135 @@
 """Two sides of a comparison, of one run or several each, and the document that says what differs between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
-from stepscope.compare.code_lines import Lines, line_changes
-from stepscope.compare.conditions import Gate
+from stepscope.analyze.account import Account
+from stepscope.compare.conditions import Gate, GateResult, numbers
 from stepscope.compare.document import compare_json
-from stepscope.compare.gates import judge_changes
-from stepscope.compare.reports import compared
+from stepscope.compare.reports import (
+    ONE_SIDE,
+    ONE_VALUE,
+    Lines,
+    Metric,
+    OwnedLine,
+    compared,
+    line_changes,
+    lines_by_key,
+)
 from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples
+from stepscope.compare.samples import RunSamples, light_samples, run_samples
 from stepscope.dataclass import dataclass
+from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.code import CodeRow, code_view
+from stepscope.document.light import light_json
+from stepscope.document.report import report_json
+from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
+from stepscope.run.light import LightRun
+from stepscope.run.load import incomplete
+
+# Gates on a change: `step_ms>5%` fails where the second side is slower by more than 5 %, and not by chance.
+#
+#     step_ms>5%              the change in percent of the first side
+#     step_ms>120             the second side's number itself
+#     ranks.*.idle_ms>10%     any item of the list
+#
+# A change that has an interval fails a gate only where the interval leaves no room for no change. One without an
+# interval (a single number on a side) is judged as it is, and the reason says so.
+
+_SECTIONS = ("step", "efficiency", "steadiness")
+Reports = Sequence[Mapping[str, Any]]
+
+
+def judge_changes(gates: Sequence[Gate], metrics: Sequence[Metric], a: Reports, b: Reports) -> list[GateResult]:
+    """Return what each gate says of two sides; a `UsageError` for a name that neither has."""
+    by_name = {m.name: m for m in metrics}
+    return [_worst(gate, _meant(gate.name, by_name, a, b)) for gate in gates]
+
+
+def _meant(name: str, by_name: Mapping[str, Metric], a: Reports, b: Reports) -> list[Metric]:
+    """Return the metrics that a gate is about; what only one side has may be 0 on the other, as findings are."""
+    found = _named(name, by_name)
+    missing = len(found) == 1 and found[0].reason == ONE_SIDE
+    return found if found and not missing else [_from_reports(name, a, b)]
+
+
+def _worst(gate: Gate, metrics: Sequence[Metric]) -> GateResult:
+    """Return the first result that does not hold, else the first."""
+    results = [_gate_result(gate, metric) for metric in metrics]
+    return next((r for r in results if not r.holds), results[0])
+
+
+def _gate_result(gate: Gate, metric: Metric) -> GateResult:
+    if metric.b is None or (gate.relative and metric.a is None):
+        return GateResult(gate, False, None, f"{metric.name} is not known of both sides, so the gate cannot hold")
+    if not gate.relative:
+        return GateResult(gate, not gate.met(metric.b), metric.b, f"{metric.name} is {metric.b:g}")
+    change = _change_pct(metric)
+    said = f"{metric.name} changed by {change:+.2f} %{_interval(metric)}"
+    if not gate.met(change):
+        return GateResult(gate, True, change, said)
+    found = metric.difference
+    if found is None:
+        return GateResult(gate, False, change, f"{said}; {metric.reason}")
+    if found.low <= 0 <= found.high:
+        return GateResult(gate, True, change, f"{said}: not significant{_least(metric)}")
+    return GateResult(gate, False, change, said)
+
+
+def _change_pct(metric: Metric) -> float:
+    known = metric.change_pct
+    if known is not None:
+        return known
+    return inf if (metric.b or 0) > 0 else -inf if (metric.b or 0) < 0 else 0.0
+
+
+def _interval(metric: Metric) -> str:
+    found = metric.difference
+    if found is None or not metric.a:
+        return ""
+    low, high = (100 * x / abs(metric.a) for x in (found.low, found.high))
+    return f" ({low:+.2f} to {high:+.2f})"
+
+
+def _least(metric: Metric) -> str:
+    found = metric.difference
+    if found is None or found.detectable is None or not metric.a:
+        return ""
+    return f", less than {100 * found.detectable / abs(metric.a):.1f} % cannot be told from these samples"
+
+
+def _named(name: str, by_name: Mapping[str, Metric]) -> list[Metric]:
+    """Return the metrics that a gate's name stands for: its dotted name, a short one, or a pattern."""
+    if "*" in name:
+        return [m for n, m in by_name.items() if _matches(name.split("."), n.split("."))]
+    short = [f"step.budget.{name.removesuffix('_pct')}.pct", f"step.budget.{name.removesuffix('_ms')}.ms_per_step"]
+    written = [name, f"{name}.value", f"checks.{name}.value", *short, *(f"{s}.{name}" for s in _SECTIONS)]
+    found = [by_name[n] for n in written if n in by_name][:1]
+    return found or [m for n, m in by_name.items() if n.endswith(f".{name}") and "." not in name and n.count(".") == 1]
+
+
+def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    return len(pattern) == len(parts) and all(p in ("*", part) for p, part in zip(pattern, parts, strict=True))
+
+
+def _from_reports(name: str, a: Reports, b: Reports) -> Metric:
+    """Return a number that is no metric, such as how many items a list has, or a finding that nobody has."""
+    sides = [_mean(name, side) for side in (a, b)]
+    wrong = [error for _, error in sides if error is not None]
+    if len(wrong) == 2:
+        raise wrong[0]
+    return Metric(name, sides[0][0], sides[1][0], None, ONE_VALUE)
+
+
+def _mean(name: str, reports: Reports) -> tuple[float | None, UsageError | None]:
+    try:
+        values = [v for report in reports for v in numbers(report, name)]
+    except UsageError as error:
+        return None, error
+    known = [v for v in values if v is not None]
+    return (sum(known) / len(known) if known and len(known) == len(values) else None), None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,3 +161,31 @@ def comparison_document(
         code=line_changes([run.lines for run in a], [run.lines for run in b]),
         gates=judge_changes(gates, whole.metrics, reports[0], reports[1]),
     )
+
+
+# What a comparison needs of one run, from its account and findings or from its step logs.
+
+
+def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
+    """Return what a comparison needs of a run."""
+    run = account.run
+    report = report_json(account, diagnosis)
+    return ComparedRun(run_samples(account), report, code_lines(account), tuple(incomplete(run)), bool(run.unreadable))
+
+
+def compared_light_run(run: LightRun) -> ComparedRun:
+    """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
+    return ComparedRun(light_samples(run), light_json(run), None, (), False)
+
+
+def code_lines(account: Account) -> Lines | None:
+    """Return the lines of a run by what tells them apart, None where nobody recorded owners."""
+    view = code_view(account)
+    if view is None:
+        return None
+    return lines_by_key(line for row in reversed(view.lines) if (line := _owned(row)).own_ns > 0)
+
+
+def _owned(row: CodeRow) -> OwnedLine:
+    own_ns = max(row.own_host_ns, row.own_device_ns)
+    return OwnedLine(row.file, row.line, row.function, row.module, row.source, own_ns)

@@ -10,6 +10,7 @@ which operator called which: it takes the others too, and keeps the outermost.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 Shape = Sequence[int]
 
@@ -170,3 +171,19 @@ def convolution_flops(points: Shape, weight: Shape) -> int:
     and of the weight each take the same number again.
     """
     return 2 * points[0] * prod(points[2:]) * prod(weight)
+
+
+# Element types of matrix products by the names that users, configurations and the hardware table share.
+
+TRAINING_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+"""what a benchmark or a training can be run in"""
+PEAK_PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+"""what chips have a peak for"""
+
+
+# The workload of a benchmark or a training where nothing else is asked for: about 0.1 s per step on one core.
+
+WORKLOAD_DEFAULTS = MappingProxyType(
+    {"d_model": 256, "num_layers": 4, "num_heads": 8, "seq_len": 128, "vocab_size": 1024, "batch_size": 8}
+)
+DEFAULT_WORKLOAD = "gpt"

@@ -193,3 +193,168 @@ def seconds(value: object) -> float | None:
 def text(value: object) -> str | None:
     """Return a text of a length that texts have, None for anything else."""
     return value[:_MAX_TEXT] if isinstance(value, str) and value else None
+
+
+# What has been wrong for a while: alarms that rise late and fall late, so that one odd look rings no bell.
+#
+#     alarm        bad                                                     good again
+#     straggler    late by 10 % and more, beyond chance                    late by less than 5 %
+#     regression   steps take over 1.2 times what they took at the start   under 1.1 times
+#
+# An alarm rises after three looks in a row with new steps that are bad, and falls after three that are good; what lies
+# between the two bounds leaves it as it is. The job judges itself by this, and so does who watches it. Standard
+# library
+# only.
+
+LOOKS = 3
+NEW_STEPS = 5
+"""since the last look that counted; waiting alone proves nothing"""
+GOOD_SLOWDOWN = 1.05
+_BAD_REGRESSION, _GOOD_REGRESSION = 1.2, 1.1
+STRAGGLER, REGRESSION = "straggler", "regression"
+BAD, GOOD, BETWEEN = "bad", "good", "between"
+
+Key = tuple[str, int | None]
+"""the kind of an alarm and its rank, None for the whole job"""
+States = Mapping[Key, tuple[str, str]]
+"""bad, good or between, and the same in words"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """An alarm that rises or falls."""
+
+    kind: str
+    rank: int | None
+    rises: bool
+    text: str
+
+
+class Alarms:
+    """Which alarms are up; `update` is told of every look."""
+
+    def __init__(self) -> None:
+        self.up: dict[Key, str] = {}
+        self._in_a_row: dict[Key, tuple[str, int]] = {}
+        self._counted_step: int | None = None
+
+    def update(self, step: int | None, states: States) -> list[Change]:
+        """Return the alarms that rise or fall with a look; `step` is the newest one in it."""
+        if step is None or (self._counted_step is not None and 0 <= step - self._counted_step < NEW_STEPS):
+            return []
+        self._counted_step = step
+        return self.judge(states)
+
+    def judge(self, states: States) -> list[Change]:
+        """Return the changes with a look that counts."""
+        changes = []
+        for key, (state, words) in states.items():
+            before, count = self._in_a_row.get(key, (BETWEEN, 0))
+            self._in_a_row[key] = (state, count + 1 if state == before else 1)
+            if self._in_a_row[key][1] < LOOKS:
+                continue
+            if state == BAD and key not in self.up:
+                changes.append(Change(*key, rises=True, text=words))
+            elif state == GOOD and key in self.up:
+                del self.up[key]
+                changes.append(Change(*key, rises=False, text=words))
+            if state == BAD:
+                self.up[key] = words
+        return changes
+
+    def forget(self, key: Key) -> None:
+        """Begin anew with one alarm, whatever it was."""
+        self.up.pop(key, None)
+        self._in_a_row.pop(key, None)
+
+
+def regression_state(step_ns: float, first_step_ns: float) -> str:
+    """Return whether steps take too long against the first ones."""
+    ratio = step_ns / first_step_ns
+    return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < _GOOD_REGRESSION else BETWEEN
+
+
+# Which ranks make the others wait, from each rank's own time: what it needs for a step when it waits for nobody.
+#
+# A plain z-score of n ranks never exceeds sqrt(n - 1), so that over a threshold of 2 it cannot fire with five ranks or
+# fewer. So each rank is held against the others alone:
+#
+#     late  = own - median(others)
+#     noise = max(1.4826 x MAD(others), 2 % of their median)
+#     score = late / noise                  a straggler has score >= threshold and own >= 1.1 x mean(others)
+#
+# Standard library only: the job scores itself while it runs, the desk scores what it left.
+
+DEFAULT_WINDOW_STEPS = 100
+DEFAULT_SCORE = 2.0
+DEFAULT_SLOWDOWN = 1.10
+NOISE_SHARE = 0.02
+"""own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
+_SIGMA_OF_MAD = 1.4826
+
+
+@dataclass(frozen=True)
+class RankScore:
+    """One rank beside the others."""
+
+    rank: int
+    own_ms: float
+    late_ms: float
+    """own time beyond the median of the others'; negative where it is faster"""
+    slowdown: float
+    """own time / mean own time of the others"""
+    score: float
+    straggler: bool
+
+
+def rank_scores(
+    own_ms: Mapping[int, float], *, threshold: float = DEFAULT_SCORE, slowdown: float = DEFAULT_SLOWDOWN
+) -> list[RankScore]:
+    """Return the score of every rank, the latest first; none with fewer than two ranks.
+
+    >>> [s.rank for s in rank_scores({0: 10.0, 1: 10.2, 2: 14.0}) if s.straggler]
+    [2]
+    """
+    from statistics import fmean, median  # only where ranks are compared: it takes long to import
+
+    scores = []
+    for rank, own in own_ms.items():
+        others = [value for other, value in own_ms.items() if other != rank]
+        if not others or median(others) <= 0:
+            continue
+        late = own - median(others)
+        sigma = _SIGMA_OF_MAD * median(abs(value - median(others)) for value in others)
+        score = late / max(sigma, NOISE_SHARE * median(others))
+        times = own / fmean(others)
+        scores.append(RankScore(rank, own, late, times, score, score >= threshold and times >= slowdown))
+    return sorted(scores, key=lambda s: -s.late_ms)
+
+
+# What both sides of `stepscope tune` know: the file that a trial leaves, and the names of what it can set in a job.
+#
+# rank00000.trial.jsonl   one line: {"losses", "parameters": {"sum", "size"}, "took", "loaders", "optimizer",
+#                         "threads", "convolutions"}
+
+TRIAL = "trial.jsonl"
+"""one line; not `.json`, which trace viewers take for a trace"""
+
+WORKERS, PIN, PREFETCH, PERSISTENT = (
+    "loader.num_workers",
+    "loader.pin_memory",
+    "loader.prefetch_factor",
+    "loader.persistent_workers",
+)
+BUCKET, BUCKET_VIEW = "ddp.bucket_cap_mb", "ddp.gradient_as_bucket_view"
+FUSED = "optimizer.fused"
+TF32, BENCHMARK = "precision.tf32", "cudnn.benchmark"
+COMPILE = "compile.model"
+
+FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
+"""of torch, those that have a fused form"""
+
+VARIABLES = (
+    *("OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("TORCH_NCCL_HIGH_PRIORITY", "NCCL_ALGO", "NCCL_PROTO"),
+)
+"""of the environment, those that are tried; no others are taken from a file"""
+SETTINGS = (WORKERS, PIN, PREFETCH, PERSISTENT, BUCKET, BUCKET_VIEW, FUSED, TF32, BENCHMARK, COMPILE)

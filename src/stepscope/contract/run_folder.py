@@ -19,8 +19,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
+from stepscope.errors import UsageError
 from stepscope.output_path import refuse_output
 from stepscope.side_file import parsed_json, read_side_file
 
@@ -122,3 +123,62 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+# `run.json`: what a run was. The helper of rank 0 writes it last; the desk checks every value before it uses it.
+#
+# What is not known is None with its reason in `reasons`; a rank that left no facts is in `missing_ranks`. Entries per
+# rank are keyed by the rank's number as text. Numbers per step are of the whole job.
+
+
+class RunJson(TypedDict):
+    """The whole file."""
+
+    schema: int
+    created: str
+    created_ns: int
+    finished: bool
+    run_id: str | None
+    command: Any
+    backend: str | None
+    strategy: Any
+    device: dict[str, Any] | None
+    versions: dict[str, Any] | None
+    config: dict[str, Any] | None
+    environment: dict[str, Any] | None
+    commit: str | None
+    model: dict[str, Any] | None
+    optimizer: Any
+    ddp: dict[str, Any] | None
+    step_unit: str | None
+    world_size: int
+    missing_ranks: list[int]
+    hosts: dict[str, list[int]]
+    process_groups: list[dict[str, Any]]
+    flops_per_step: int | None
+    hardware_flops_per_step: int | None
+    tokens_per_step: int | None
+    samples_per_step: int | None
+    unprofiled_step_ms: float | None
+    profiled_step_ms: float | None
+    unprofiled_before: dict[str, Any]
+    unprofiled_after: dict[str, Any]
+    windows: list[dict[str, Any]]
+    warnings: list[str]
+    ranks: dict[str, dict[str, Any]]
+    reasons: dict[str, str]
+
+
+# The hosts of a Slurm job, from its short form of a list of them.
+
+
+def first_node(nodes: str) -> str:
+    """Return the first host of Slurm's short form of a list.
+
+    >>> first_node("gpu[07-09,12],login1")
+    'gpu07'
+    """
+    found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    if found is None:
+        raise UsageError(f"slurm: {nodes!r} is not a list of hosts such as gpu[07-09]; check SLURM_JOB_NODELIST")
+    return "".join(part or "" for part in found.groups())

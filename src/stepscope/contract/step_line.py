@@ -9,6 +9,9 @@ device's ends of two steps, of short ones the mean of a few, None where it was n
 without regions inside it.
 """
 
+import re
+from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NotRequired, TypedDict
 
 BEFORE, WARMUP, WINDOW, AFTER = "before", "warmup", "window", "after"
@@ -48,3 +51,63 @@ class StepLine(TypedDict):
     regions: RegionTimes
     memory: NotRequired[dict[str, Any]]
     collectives: NotRequired[dict[str, Any]]
+
+
+# Which part of training does the name of a range mean? One table of aliases for all frameworks.
+#
+# Names of whole steps (`step_3`, `training_step`, `ddp_step`) mean no part: what runs inside them decides.
+
+
+class Region(IntEnum):
+    """A part of a training step."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    DATA = 4
+
+
+EVALUATE = "autograd::engine::evaluate_function"
+"""what the autograd engine records around every node of a backward pass"""
+
+OLD_NODE = re.compile(r"^\w+Backward\d*$|^(struct )?torch::autograd::")
+"""the nodes themselves, as torch 1.8 recorded them"""
+
+# Around the name proper: `## forward ##`, `[pl][profile][Strategy]DDPStrategy.backward`, `PP:0F1`.
+_DECORATION = re.compile(r"^(\[pl\]|\[profile\]|\[\w+\]|pp:|#|\s)+|[#\s]+$", re.IGNORECASE)
+
+# First match wins.
+_PATTERNS = (
+    (r"^enumerate\(dataloader\)#", Region.DATA),
+    (r"^(train_|val_)?data_?loader(_next|\.__next__)?$|__next__$", Region.DATA),
+    (r"^(data|input)([_ ](load(ing)?|wait|fetch|prep\w*))?$", Region.DATA),
+    (r"^(load|fetch|get|next|wait_for|copy)_(next_|training_)?(batch|data|input)s?(_to_\w+)?$", Region.DATA),
+    (r"^batch_(load|fetch|to_device|transfer)\w*$", Region.DATA),
+    (r"^optimizer\.(step|zero_grad)#", Region.OPTIMIZER),
+    (r"^(.*\.)?optim(izer)?([_ ]?step)?$|^(.*\.)?zero_grad$|^deepspeedengine\.step$", Region.OPTIMIZER),
+    (r"^fsdp::(pre_backward|post_backward|backward_prefetch|root_post_backward)", Region.BACKWARD),
+    (r"^fsdp::(pre_forward|post_forward|root_pre_forward)", Region.FORWARD),
+    (r"\._?(pre|post)_backward\w*$", Region.BACKWARD),
+    (r"\._?(pre|post)_forward\w*$", Region.FORWARD),
+    (r"^(.*\.)?(backward|bwd)([_ ](pass|step|with_comm|compute))?$|^backward:", Region.BACKWARD),
+    (r"^(.*\.)?(forward|fwd)([_ ](pass|step|compute))?$|^forward:", Region.FORWARD),
+    (r"^(compute_)?loss(_fn)?$", Region.FORWARD),
+    (r"\((f|forward|fwd)\)$", Region.FORWARD),  # parts of a layer where passes overlap: `attn(F)`, `mlp(B)`, `mlp(W)`
+    (r"\((b|w|backward|bwd|wgrad|dgrad)\)$", Region.BACKWARD),
+    (r"^\d+f\d+$", Region.FORWARD),
+    (r"^\d+[biw]\d+$", Region.BACKWARD),
+    (r"^(gradient|grad)_(sync|clip\w*|norm)\w*$|^clip_grad\w*$|^(lr_)?schedul\w+$", Region.OTHER),
+)
+_COMPILED = tuple((re.compile(pattern), region) for pattern, region in _PATTERNS)
+
+
+@lru_cache(maxsize=4096)
+def named_region(name: str) -> Region | None:
+    """Return the part of training that a range's name stands for, None where it says nothing.
+
+    >>> [named_region(s) for s in ("## forward ##", "Optimizer.step#AdamW.step", "PP:0B3", "step_4")]
+    [<Region.FORWARD: 1>, <Region.OPTIMIZER: 3>, <Region.BACKWARD: 2>, None]
+    """
+    plain = _DECORATION.sub("", name).lower()
+    return next((region for pattern, region in _COMPILED if pattern.search(plain)), None)

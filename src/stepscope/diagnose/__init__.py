@@ -1,3 +1,1 @@
-"""Rules over the account: findings with cost, saving, evidence, cause and remedy; check lists; the guided
-investigation. Each rule is one small file and follows from the account.
-"""
+"""Findings with cost, saving, evidence, cause and remedy; check lists; the verdict."""

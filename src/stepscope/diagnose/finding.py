@@ -122,3 +122,73 @@ class Finding:
         first = self.where[0]
         inside = f" in {first.module}" if first.module and first.file is not None else ""
         return f"mostly {first.text}{inside} ({100 * first.share:.0f} % of it)"
+
+
+# Every id that a finding can have, and the fault it stands for. Ids are part of the contract.
+
+FINDING_IDS = {
+    "data-loading": "the step waits for input",
+    "launch-overhead": "the host launches kernels more slowly than the device runs them",
+    "host-device-sync": "`.item()`, `.cpu()`, synchronize and the like block the host in the step",
+    "host-to-device-copy": "pageable or unoverlapped copies",
+    "host-stall": "the host does something else: garbage collection, logging, checkpointing, lock",
+    "allocator": "cudaMalloc/cudaFree/retries inside steps",
+    "precision": "matmuls off the tensor cores, or wider than needed",
+    "mixed-precision-overhead": "loss scaling, casts",
+    "memory-bound-attention": "unfused attention",
+    "memory-bound-kernels": "other elementwise or normalisation kernels worth fusing",
+    "optimizer": "unfused or oversized optimizer step",
+    "recomputation": "activation checkpointing costs more than it must",
+    "small-batch": "too little work per kernel",
+    "communication-bound": "transfer time that no overlap could hide",
+    "no-overlap": "communication that could have been hidden and is not",
+    "too-many-small-collectives": "latency-bound communication: tiny buckets, per-parameter calls",
+    "redundant-communication": "gradients synchronised in every micro-batch, repeated gathers",
+    "straggler": "one rank is late; `ranks` names it, `cause` says host, device or data",
+    "load-imbalance": "ranks have different amounts of work",
+    "expert-imbalance": "uneven token routing",
+    "pipeline-bubble": "too few micro-batches for the stages",
+    "slow-link": "a collective far below what the link or the other groups reach",
+    "memory-pressure": "near the limit, fragmented, or growing",
+    "profiler-overhead": "the trace itself is distorted; says how far to trust it",
+}
+
+
+# Which setting of a what-if is the fix that a finding proposes?
+
+SETTING_OF_FINDING = {
+    "straggler": "straggler=off",
+    "load-imbalance": "load=even",
+    "no-overlap": "overlap=perfect",
+    "communication-bound": "bytes=0.5x",
+    "too-many-small-collectives": "bucket_mb=4",
+    "data-loading": "data=instant",
+    "host-device-sync": "sync=off",
+    "launch-overhead": "launch=graph",
+    "host-stall": "stalls=off",
+    "allocator": "allocator=off",
+    "host-to-device-copy": "copies=hidden",
+    "recomputation": "recompute=off",
+    "redundant-communication": "accumulation=no_sync",
+    "optimizer": "optimizer=fused",
+    "precision": "precision=16bit",
+    "memory-bound-attention": "attention=fused",
+    "memory-bound-kernels": "kernels=fused",
+    "mixed-precision-overhead": "scaler=off",
+    "expert-imbalance": "experts=even",
+    "slow-link": "links=even",
+}
+FINDING_OF_SETTING = {setting: finding for finding, setting in SETTING_OF_FINDING.items()}
+
+
+def setting_of_finding(finding: str, *, microbatches: int | None = None) -> str | None:
+    """Return the setting, None where a finding has none (a batch, memory, the profiler).
+
+    The fix of a pipeline's bubble is four times its micro-batches, so the setting needs their number.
+    """
+    if finding == "pipeline-bubble":
+        return None if not microbatches else f"microbatches={MORE_MICROBATCHES * microbatches}"
+    return SETTING_OF_FINDING.get(finding)
+
+
+MORE_MICROBATCHES = 4

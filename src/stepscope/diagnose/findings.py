@@ -5,21 +5,126 @@ what it adds   the same on top of all findings above it, so that no millisecond 
 worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from stepscope.analyze.account import Account, attempt
+from stepscope.analyze.owner_lines import steady_stalls
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.finding import Candidate, Finding, Where
-from stepscope.diagnose.rule import Rule
-from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
-from stepscope.diagnose.scope.needs import Need
-from stepscope.diagnose.scope.unexamined_faults import UnexaminedFault, not_examined
-from stepscope.diagnose.scope.unjudged_work import not_judged
+from stepscope.diagnose.examined import Need, Scope, applies
+from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Finding, Where
+from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC, Rule
 from stepscope.diagnose.where import where_of
 from stepscope.records import once_per_record
+from stepscope.units import ms
+
+# Which faults has nobody looked for? All clear is a claim: it holds only for rules that had what they need.
+
+_REPLAY = "steps that all ranks recorded and that launch work"
+_TOLD_WITHOUT_REPLAY = ("small-batch", "memory-pressure", "profiler-overhead")
+
+
+@dataclass(frozen=True)
+class UnexaminedFault:
+    """One fault that could be there unseen. The fields are those of the report's JSON."""
+
+    rule: str
+    """the id its finding would have"""
+    needs: str
+    """what the rule lacks, and how to get it"""
+
+
+def not_examined(account: Account, findings: Iterable[Finding], *, replayed: bool) -> tuple[UnexaminedFault, ...]:
+    """Return the faults that were not found and could not be ruled out, in the order of the rules.
+
+    Where nothing could be `replayed`, no rule can tell what its fix saves.
+    """
+    found = {f.id for f in findings}
+    needs: dict[str, list[str]] = {}
+    for rule in (*SPECIFIC, *GENERAL, *(rule for rule in BY_OWNER if rule.needs)):
+        lacks = rule.lacks(account)
+        if not replayed and applies(account, rule.scope) and rule.finds[0] not in _TOLD_WITHOUT_REPLAY:
+            lacks.append(_REPLAY)
+        for id_ in rule.finds if lacks else ():
+            needs.setdefault(id_, []).extend(lacks)
+    return tuple(
+        UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items() if id_ not in found
+    )
+
+
+def by_need(rules: Iterable[UnexaminedFault]) -> dict[str, list[str]]:
+    """Return the rules under what they lack, for one line each."""
+    out: dict[str, list[str]] = {}
+    for rule in rules:
+        out.setdefault(rule.needs, []).append(rule.rule)
+    return out
+
+
+# What does no rule judge, however complete the recording? An all-clear says it: silence about it proves nothing.
+
+_WORTH_TELLING = 0.02
+_COSTS = "stepscope code shows what each line costs"
+
+
+def not_judged(account: Account) -> tuple[str, ...]:
+    """Return sentences, for one line each, on work that could be needless and that no rule asks about."""
+    if not any(one is not None for one in account.ownership):
+        return (
+            "No rule judges work that only this job does, and its lines were not recorded: stepscope record without "
+            "--light and --no-owners, or with_stack=True.",
+        )
+    if applies(account, Scope.HOST):
+        return (
+            *_stopped_by_others(account),
+            "No rule judges work inside forward or backward that only this job does (but for hooks of gradients), what "
+            f"changes weights or gradients in place, or what loader processes run: {_COSTS}.",
+        )
+    return (
+        "No rule judges work inside forward or backward that only this job does, what prepares its input, or what "
+        f"changes weights or gradients in place: {_COSTS}.",
+    )
+
+
+def _stopped_by_others(account: Account) -> tuple[str, ...]:
+    """Return that the host's stalls come back in no line, where they are a part of the step that shows."""
+    step, known = account.step, [one for one in account.line_work if one is not None]
+    stalled = step.ns("host_stall") if step is not None else 0.0
+    steady = np.mean([sum(steady_stalls(one).values()) for one in known])
+    if step is None or stalled < _WORTH_TELLING * step.step_ns or steady >= MIN_MOSTLY * stalled:
+        return ()
+    return (
+        f"The host stalls for {ms(stalled):.1f} ms per step, mostly in other lines every time: as far as can be told, "
+        "other programs had the cores.",
+    )
+
+
+# A finding in the words of a run without steps: what rules say of a step then holds for the whole window.
+
+_WORDS = (
+    (re.compile(r"\b(each|every) step waits\b"), "the job waits"),
+    (re.compile(r"\bThe step waits\b"), "The job waits"),
+    (re.compile(r",? (per|in each|in every) step\b"), " over the window"),
+    (re.compile(r"\b([Tt])he step\b"), r"\1he window"),
+)
+
+
+def told_of_the_window(candidate: Candidate) -> Candidate:
+    """Return the same finding without a word of steps in title, cause and evidence."""
+    evidence = tuple(replace(e, what=_of_window(e.what), unit=_of_window(e.unit)) for e in candidate.evidence)
+    return replace(candidate, title=_of_window(candidate.title), cause=_of_window(candidate.cause), evidence=evidence)
+
+
+def _of_window(text: str) -> str:
+    for pattern, words in _WORDS:
+        text = pattern.sub(words, text)
+    return text
+
 
 MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -76,7 +181,6 @@ def _candidates(account: Account, rule: Rule) -> list[Candidate]:
 
 
 def _told_of_the_window(candidates: list[Candidate]) -> list[Candidate]:
-    from stepscope.diagnose.scope.without_steps import told_of_the_window  # only for runs without steps
 
     return [told_of_the_window(c) for c in candidates]
 

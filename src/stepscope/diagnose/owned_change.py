@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.line_work import LineWork, RankLines
-from stepscope.analyze.owners.stacks import Line
+from stepscope.analyze.owner_lines import LineWork, RankLines
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.owners.part import Choose, part_for
-from stepscope.analyze.replay.owners.removal import NO_PART, Part, taken_out
+from stepscope.analyze.replay.removal import NO_PART, Choose, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.stacks import Line
 from stepscope.diagnose.finding import Where
 
 

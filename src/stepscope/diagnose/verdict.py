@@ -8,23 +8,194 @@
 Every rendering shows this one conclusion.
 """
 
+from collections.abc import Sequence
+
 from stepscope.analyze.account import Account
-from stepscope.dataclass import dataclass
-from stepscope.diagnose.conclusion.categories import (
-    BALANCED,
-    CATEGORY_OF_FINDING,
-    MEMORY,
-    NOUN_OF,
-    UNCLEAR,
-    category_of_finding,
-    category_times_ns,
+from stepscope.analyze.budget import host_device_copies
+from stepscope.analyze.replay.changes import (
+    Change,
+    as_graph,
+    faster_network,
+    faster_work,
+    without_allocator,
+    without_data_wait,
+    without_stalls,
+    without_syncs,
 )
-from stepscope.diagnose.conclusion.headline import cost_in_words
+from stepscope.analyze.replay.graph import CircularWaits
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.saving import to_step
+from stepscope.dataclass import dataclass
+from stepscope.diagnose.examined import applied
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.scope.applied_fixes import applied
 from stepscope.run.device_name import CPU
-from stepscope.run.quality import rank_ranges
+from stepscope.run.rank import rank_ranges
+
+# What a run can be bound by: which parts of the budget, and which findings, stand for each category.
+
+UNCLEAR = "unclear"
+BALANCED = "balanced"
+MEMORY = "memory-bound"
+
+PARTS_OF = {
+    "compute-bound": ("forward", "backward", "optimizer", "other_compute"),
+    "communication-bound": ("exposed_transfer",),
+    "straggler-bound": ("wait",),
+    "pipeline-bound": ("pipeline_bubble",),
+    "copy-bound": ("copy",),
+    "data-bound": ("data_loading",),
+    "host-bound": ("launch_gap", "host_sync", "allocator", "host_stall"),
+    UNCLEAR: ("unknown",),
+}
+"""every part of the budget is in one category"""
+
+NOUN_OF = {
+    "compute-bound": "compute",
+    "communication-bound": "exposed communication",
+    "straggler-bound": "waiting for other ranks",
+    "pipeline-bound": "the pipeline's bubble",
+    "copy-bound": "copying between host and device",
+    "data-bound": "waiting for input",
+    "host-bound": "the host",
+    UNCLEAR: "what has no known cause",
+}
+
+CATEGORY_OF_FINDING = {
+    "data-loading": "data-bound",
+    "launch-overhead": "host-bound",
+    "host-device-sync": "host-bound",
+    "host-stall": "host-bound",
+    "allocator": "host-bound",
+    "host-to-device-copy": "copy-bound",
+    "precision": "compute-bound",
+    "memory-bound-attention": "compute-bound",
+    "memory-bound-kernels": "compute-bound",
+    "mixed-precision-overhead": "compute-bound",
+    "optimizer": "compute-bound",
+    "recomputation": "compute-bound",
+    "communication-bound": "communication-bound",
+    "no-overlap": "communication-bound",
+    "too-many-small-collectives": "communication-bound",
+    "redundant-communication": "communication-bound",
+    "slow-link": "communication-bound",
+    "straggler": "straggler-bound",
+    "load-imbalance": "straggler-bound",
+    "expert-imbalance": "straggler-bound",
+    "pipeline-bubble": "pipeline-bound",
+}
+"""what a run is bound by when this finding comes first; findings without a saving of their own never do"""
+
+_OR_THE_HOST = ("mixed-precision-overhead", "optimizer", "recomputation", "host-to-device-copy")
+"""they cost their own time, or the host's that launches them or waits for them"""
+
+
+def category_times_ns(account: Account) -> dict[str, float]:
+    """Return what each category takes of the step; communication that no rank matches is communication."""
+    step = account.step
+    if step is None:
+        return dict.fromkeys(PARTS_OF, 0.0)
+    times = {name: sum(step.ns(p) for p in parts) for name, parts in PARTS_OF.items()}
+    times["communication-bound"] += step.unmatched_ns
+    times[UNCLEAR] -= step.unmatched_ns
+    return times
+
+
+def category_of_finding(account: Account, finding: Finding) -> str | None:
+    """Return what a run is bound by whose largest fixable loss is this finding's; None for one that saves nothing.
+
+    Work that need not be done costs the device's time, or the host's that launches it or waits for it: whichever is the
+    larger here.
+    """
+    if finding.on_device:
+        return "compute-bound"
+    category = CATEGORY_OF_FINDING.get(finding.id)
+    if category is None or finding.id not in _OR_THE_HOST:
+        return category
+    times = category_times_ns(account)
+    return max((category, "host-bound"), key=lambda name: times[name])
+
+
+# A finding in the words of a headline: `rank 1 costs 28 %`.
+
+_SUBJECT = {
+    "data-loading": "waiting for input",
+    "launch-overhead": "launching kernels one by one",
+    "host-device-sync": "waiting of the host for the device",
+    "host-to-device-copy": "copying to the device",
+    "host-stall": "a host that does something else",
+    "allocator": "allocating device memory",
+    "precision": "matrix products wider than 16 bit",
+    "mixed-precision-overhead": "loss scaling",
+    "memory-bound-attention": "unfused attention",
+    "memory-bound-kernels": "unfused elementwise kernels",
+    "optimizer": "an unfused optimizer",
+    "recomputation": "recomputation",
+    "communication-bound": "waiting for transfers",
+    "no-overlap": "communication after backward instead of beside it",
+    "too-many-small-collectives": "communication in many small messages",
+    "redundant-communication": "synchronising gradients more than once",
+    "load-imbalance": "uneven work",
+    "expert-imbalance": "uneven routing of tokens",
+    "pipeline-bubble": "too few micro-batches",
+    "slow-link": "a slow link",
+}
+_PLURAL = ("precision", "memory-bound-kernels", "pipeline-bubble")
+
+
+def cost_in_words(finding: Finding) -> str:
+    """Return what a finding costs, with whom it names."""
+    if finding.id == "straggler":
+        return f"{_ranks(finding.ranks)} {'costs' if len(finding.ranks) == 1 else 'cost'} {finding.saving_pct:.0f} %"
+    subject = finding.subject or _SUBJECT.get(finding.id, finding.title)
+    on = f" ({_ranks(finding.ranks)})" if finding.ranks else ""
+    plural = finding.id in _PLURAL and not finding.subject
+    return f"{subject}{on} {'cost' if plural else 'costs'} {finding.saving_pct:.0f} %"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(r) for r in ranks[:4]]
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if len(ranks) <= 4 else f"ranks {', '.join(shown)}, ..."
+
+
+# How much shorter would the step be without a whole category of its budget? The replay's answer, as a cross-check.
+
+_FAST = 100.0
+"""times as fast: a network that no longer matters"""
+
+
+def removable_ns(account: Account, category: str) -> float | None:
+    """Return what the step would lose per step; None where no replay tells (compute, a bubble, the unknown)."""
+    change = _change(account, category)
+    if change is None or account.replay is None or account.step is None:
+        return None
+    try:
+        saved = account.replay.period_ns - change(account.replay).period_ns
+    except CircularWaits:
+        return None
+    return max(0.0, saved) * to_step(account.replay, account.step.step_ns)
+
+
+def _change(account: Account, category: str) -> Change | None:
+    if category == "communication-bound":
+        return lambda replay: faster_network(replay, _FAST)
+    if category == "data-bound":
+        return without_data_wait
+    if category == "copy-bound":
+        copies = [host_device_copies(rank) for rank in account.run.ranks]
+        return lambda replay: faster_work(replay, copies, 0.0)
+    if category == "host-bound" and all(rank.has_device for rank in account.run.ranks):
+        return _without_host
+    return None
+
+
+def _without_host(replay: Replay) -> Replay:
+    for change in (without_stalls, without_allocator, without_syncs, as_graph):
+        replay = change(replay)
+    return replay
+
 
 WORTH_NAMING_PCT = 10.0
 """of the step: a fix that saves as much alone decides the verdict"""
@@ -97,7 +268,6 @@ def _doubt(account: Account, category: str, time_ns: float) -> str | None:
     """Return why the largest category does not bound the step after all, None where it does as far as is known."""
     if category == "straggler-bound" and not account.stragglers:
         return "no rank is later than the others: they take turns"
-    from stepscope.diagnose.conclusion.removable import removable_ns  # only where no finding decides
 
     saved = removable_ns(account, category)
     if saved is None or saved >= _AGREES * time_ns:

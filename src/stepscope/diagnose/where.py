@@ -20,14 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host.time import Activities, HostParts
-from stepscope.analyze.owners.ownership import OwnedWork, Ownership
-from stepscope.analyze.owners.stacks import Line
-from stepscope.analyze.replay.owners.removal import recorded_host
+from stepscope.analyze.host_time import Activities, HostParts
+from stepscope.analyze.kernels import SHORT_NS
+from stepscope.analyze.ownership import OwnedWork, Ownership
 from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.stacks import Line
 from stepscope.diagnose.finding import MIN_MOSTLY, Where
 from stepscope.intervals import covered_ns
+from stepscope.run.matching import POINT_TO_POINT
+from stepscope.stats.distinct import among
+from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3
@@ -289,3 +293,49 @@ def _other_lines(owned: Ownership, trivial: set[Line]) -> list[tuple[Line, Line]
         return above if line is None or line in trivial else (above[0] if above else line, line)
 
     return owned.stacks.folded(None, grown)
+
+
+# Where is a fault that no replay can place? By counting what it is made of: messages, short kernels, recorded events.
+#
+# A pipeline's bubble is where its messages are asked for: the line that runs the schedule. Too little work per kernel
+# is
+# where most short kernels are launched, and the profiler costs most where most events were recorded.
+
+
+def schedule_lines(account: Account) -> tuple[Where, ...]:
+    """Return the lines that ask for messages between stages; every rank may have one of its own."""
+    asked: dict[tuple[str, int], float] = defaultdict(float)
+    for owned in _known(account):
+        c = owned.rank.collectives
+        messages = (c.step >= 0) & among(c.op, POINT_TO_POINT)
+        for (stack, caller, _), count in costs_by_owner(owned.by_collective, messages.astype(float)).items():
+            lines = user_lines(owned, caller if caller >= 0 else stack)
+            if lines:
+                asked[lines[-1]] += count
+    total = sum(asked.values())
+    largest = sorted(asked.items(), key=lambda item: -item[1])[:MAX_PLACES]
+    return tuple(Where(*line, share=count / total) for line, count in largest)
+
+
+def short_kernel_places(account: Account) -> tuple[Where, ...]:
+    """Return the lines that launch most of the short kernels."""
+    return places([(owned, _short_kernels(owned)) for owned in _known(account)])
+
+
+def recorded_event_places(account: Account) -> tuple[Where, ...]:
+    """Return the lines in which most host events were recorded."""
+    return places([(owned, _operators(owned)) for owned in _known(account)])
+
+
+def _known(account: Account) -> list[Ownership]:
+    return [one for one in account.ownership if one is not None]
+
+
+def _short_kernels(owned: Ownership) -> Costs:
+    work = owned.rank.work
+    short = (work.kind == EventKind.KERNEL) & (work.step >= 0) & (work.end_ns - work.start_ns < SHORT_NS)
+    return costs_by_owner(owned.by_work, short.astype(float))
+
+
+def _operators(owned: Ownership) -> Costs:
+    return costs_by_owner(owned.by_call, (owned.rank.steps.of(owned.calls.start_ns) >= 0).astype(float))

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
-from stepscope.analyze.replay.owners.savings import is_around_step
+from stepscope.analyze.owner_costs import CodeCosts, Cost, LineCost, ModuleCost
+from stepscope.analyze.replay.removal import is_around_step
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.dataclass import dataclass
-from stepscope.document.plain_values import ms_or_none
+from stepscope.document.values import ms_or_none
 from stepscope.errors import UsageError
-from stepscope.run.quality import rank_ranges
+from stepscope.run.rank import rank_ranges
 from stepscope.units import NS_PER_S, ms
 
 MAX_ROWS = 50
@@ -158,7 +158,7 @@ def _cost_json(row: CodeRow) -> dict[str, Any]:
 def _of_rank(account: Account, rank: int) -> CodeCosts | None:
     for one, sums in zip(account.ownership, account.owner_sums, strict=True):
         if one is not None and sums is not None and one.rank.rank == rank:
-            from stepscope.analyze.owners.costs import code_costs  # only where one rank is asked for
+            from stepscope.analyze.owner_costs import code_costs  # only where one rank is asked for
 
             return code_costs([one], [sums])
     known = rank_ranges([one.rank.rank for one in account.ownership if one is not None])

@@ -3,12 +3,23 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stepscope.analyze.hang.groups import user_frame
-from stepscope.analyze.hang.hang import MISMATCH, MISSING, STUCK, GroupState, Hang
-from stepscope.analyze.hang.mismatch import DTYPE, EXTRA, LEFT_OUT, ORDER, SHAPE, Mismatch
-from stepscope.run.collectives.dumps import Dumps
-from stepscope.run.quality import rank_ranges
-from stepscope.trace.pickles.flight_recorder import FlightEntry
+from stepscope.analyze.hang import (
+    DTYPE,
+    EXTRA,
+    LEFT_OUT,
+    MISMATCH,
+    MISSING,
+    ORDER,
+    SHAPE,
+    STUCK,
+    GroupState,
+    Hang,
+    Mismatch,
+    user_frame,
+)
+from stepscope.run.dumps import Dumps
+from stepscope.run.rank import rank_ranges
+from stepscope.trace.flight_recorder import FlightEntry
 from stepscope.units import NS_PER_S
 
 SCHEMA = 1

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.kernels.measured_alone import measured_kernels
-from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
-from stepscope.analyze.ranks.logged_regions import is_rare, median_ns, region_names, region_ns
-from stepscope.analyze.step.steadiness import log_series, steadiness_of
+from stepscope.analyze.kernels import measured_kernels
+from stepscope.analyze.log_stragglers import LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
+from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.diagnose.finding_ids import FINDING_IDS
-from stepscope.document.plain_values import ms_or_none
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.document.report import kernel_json, steadiness_json
+from stepscope.document.values import ms_or_none
 from stepscope.json_text import finite_document
 from stepscope.run.light import LightRun
 from stepscope.run.step_log import StepLog, unprofiled_step

@@ -1,14 +1,19 @@
 """A running job at one moment as JSON, and what became of a window that somebody asked it for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from stepscope.analyze.live.picture import Picture, RankNow
-from stepscope.analyze.ranks.log_stragglers import LateRank
-from stepscope.contract.alarms import Key
-from stepscope.contract.live import WindowPlan
-from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.plain_values import ms_or_none, plain
+from stepscope.analyze.account import Account
+from stepscope.analyze.live import Picture, RankNow
+from stepscope.analyze.log_stragglers import LateRank
+from stepscope.analyze.memory_snapshot import SnapshotView
+from stepscope.contract.live import Key, WindowPlan
+from stepscope.contract.run_folder import SCHEMA as run_folder_SCHEMA
+from stepscope.document.report import memory_json, memory_of_steps
+from stepscope.document.values import in_ms, ms_or_none, plain
+from stepscope.predict.memory import MemoryWhatIf, StateRow
 from stepscope.units import NS_PER_S, ms
 
 
@@ -23,7 +28,7 @@ def live_json(
 ) -> dict[str, Any]:
     """Return one look at a job; `news` is what `watch` says since the last one."""
     return {
-        "schema": SCHEMA,
+        "schema": run_folder_SCHEMA,
         "run": run,
         "over": over,
         "at_s": None if picture.at_ns is None else picture.at_ns / NS_PER_S,
@@ -47,7 +52,7 @@ def window_json(
 ) -> dict[str, Any]:
     """Return which steps a window has and its trace on each rank; `outcomes` is empty where nobody waited for them."""
     return {
-        "schema": SCHEMA,
+        "schema": run_folder_SCHEMA,
         "run": run,
         "window": plan.window,
         "first_step": plan.first,
@@ -93,3 +98,48 @@ def _trace(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "cut": outcome.get("cut"),
         "reason": outcome.get("reason"),
     }
+
+
+# Memory as one answer, as JSON: what the trace and the step logs say of each rank, and each rank's snapshot.
+
+SCHEMA = 1
+
+
+def memory_document(
+    account: Account | None,
+    snapshots: Mapping[int | None, SnapshotView],
+    *,
+    predicted: Sequence[StateRow] = (),
+    what_ifs: Sequence[MemoryWhatIf] = (),
+    of_rank: int | None = None,
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return `memory` as in the report (null without traces), memory of the logged steps, the snapshots, what the
+    formulas say beside what was measured, and the changes that were asked for; those two of `of_rank` alone.
+    """
+    beside = account.run.beside if account else None
+    return {
+        "schema": SCHEMA,
+        "run": account.run.name if account else None,
+        "memory": memory_json(account.memory) if account else None,
+        "memory_steps": [memory_of_steps(log) for log in account.run.logs] if account else [],
+        "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()] if beside else [],
+        "other_processes": [{"rank": one.rank, "size_bytes": one.others_bytes} for one in account.devices]
+        if account
+        else [],
+        "snapshots": [snapshot_json(rank, view) for rank, view in snapshots.items()],
+        "predicted_rank": of_rank,
+        "predicted": [asdict(row) for row in predicted],
+        "what_ifs": [what_if_json(one) for one in what_ifs],
+        "warnings": [*warnings, *(account.failures if account else ())],
+    }
+
+
+def what_if_json(one: MemoryWhatIf) -> dict[str, Any]:
+    """Return one change; times are milliseconds per step."""
+    return in_ms(one, ("extra_low", "extra_high"))
+
+
+def snapshot_json(rank: int | None, view: SnapshotView) -> dict[str, Any]:
+    """Return one snapshot; times are microseconds since the first event of its history."""
+    return {"rank": rank, **asdict(view), "path": Path(view.path).name}

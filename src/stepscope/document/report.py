@@ -1,30 +1,224 @@
 """The account as the JSON of the contract (schema 1). Times in milliseconds; unknown is null."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from stepscope.analyze.account import Account, attempt
-from stepscope.analyze.kernels.kernels import Kernel
-from stepscope.analyze.kernels.operators import Operator
-from stepscope.analyze.memory.usage import MemoryView, RankMemory
-from stepscope.analyze.ranks.collectives import CollectiveRow
-from stepscope.analyze.ranks.stragglers import Straggler
-from stepscope.analyze.step.serving import Serving
-from stepscope.analyze.step.steadiness import Steadiness
+from stepscope.analyze.collective_costs import CollectiveRow, RankWait
+from stepscope.analyze.kernels import Kernel
+from stepscope.analyze.memory import MemoryView, RankMemory
+from stepscope.analyze.operators import Operator
+from stepscope.analyze.rank_windows import RankAccount
+from stepscope.analyze.serving import Serving
+from stepscope.analyze.steadiness import Steadiness
+from stepscope.analyze.stragglers import Straggler
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
-from stepscope.document.by_strategy import by_strategy_json
 from stepscope.document.code import code_json
-from stepscope.document.plain_values import in_ms, ms_or_none, plain
-from stepscope.document.ranks import rank_json
-from stepscope.document.side_files import beside_json, live_busbw, logged_choice
+from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.json_text import finite_document
+from stepscope.run.groups import UNKNOWN_GROUP, Group
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import SideFiles
-from stepscope.units import ms
+from stepscope.run.step_log import StepLog
+from stepscope.trace.nccl import NcclLog
+from stepscope.units import ms, us
+
+# What each dimension of parallelism cost, as keys of the report's JSON. Times in milliseconds; unknown is null.
+
+_TRAFFIC = ("time", "exposed", "wait", "transfer")
+TIMES: Mapping[str, Mapping[str, Collection[str]]] = {
+    "buckets": {
+        "buckets": ("ready", *_TRAFFIC),
+        "ranks": (*_TRAFFIC, "backward", "first_delay", "tail", "hook_host", "hook_device"),
+    },
+    "sharding": {
+        "ranks": (
+            *("gather", "gather_exposed", "gather_wait"),
+            *("scatter", "scatter_exposed", "scatter_wait"),
+        )
+    },
+    "tensor_parallel": {"layers": ("time", "exposed", "wait", "compute"), "ranks": _TRAFFIC},
+    "pipeline": {
+        "ranks": (
+            *("step", "forward", "backward", "other", "transfer", "wait", "gaps", "idle"),
+            *("send", "receive", "exchange", "forward_microbatch", "backward_microbatch"),
+        )
+    },
+    "experts": {"ranks": _TRAFFIC},
+    "context_parallel": {"ranks": (*_TRAFFIC, "compute")},
+}
+"""by view: its lists of records, and which fields of those are times"""
+
+
+def by_strategy_json(account: Account) -> dict[str, Any]:
+    """Return the strategy and a view of each of its dimensions, null for those the run does not have."""
+    strategy, views = account.strategy, account.views
+    return {
+        "name": strategy.name,
+        "sure": strategy.sure,
+        "dimensions": plain(strategy.dimensions),
+        "other": plain(strategy.other),
+        **{name: _view(getattr(views, name), times) for name, times in TIMES.items()},
+    }
+
+
+def _view(view: Any, times: Mapping[str, Collection[str]]) -> dict[str, Any] | None:
+    if view is None:
+        return None
+    return {name: _part(name, value, times) for name, value in vars(view).items()}
+
+
+def _part(name: str, value: Any, times: Mapping[str, Collection[str]]) -> Any:
+    if name == "over_ranks":
+        return in_ms(value, times["ranks"])
+    return [in_ms(record, times[name]) for record in value] if name in times else plain(value)
+
+
+# One rank as an object of the report's JSON. Times in milliseconds; unknown is null.
+
+
+def rank_json(account: Account, index: int) -> dict[str, Any]:
+    """Return what is known of the rank at `index`: its steps, window, waits and clock."""
+    view, clocks = account.ranks_read[index], account.shared.whole.clocks
+    rank, steps = view.rank, view.rank.steps
+    known = bool(clocks.known[index]) and len(account.ranks_read) > 1
+    return {
+        "rank": rank.rank,
+        "rank_source": rank.rank_source,
+        "host": rank.host,
+        "num_events": rank.num_events,
+        "num_steps": steps.known,
+        "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
+        **_window(view.window),
+        **_wait(view.wait),
+        "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
+        "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
+        "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
+        "joins": _joins(rank),
+    }
+
+
+def _joins(rank: Rank) -> dict[str, int]:
+    return {
+        **asdict(rank.joins),
+        "collectives": len(rank.collectives),
+        "collectives_without_record": rank.collectives.unjoined,
+    }
+
+
+def _window(window: RankAccount | None) -> dict[str, Any]:
+    if window is None:
+        names = ("window", "compute", "comm", "memory", "exposed_comm", "idle")
+        return {**{f"{name}_ms": None for name in names}, "overlap_pct": None}
+    if window.host_only:
+        unknown = ("compute", "comm", "memory", "exposed_comm", "idle")
+        return {"window_ms": ms(window.window_ns), **{f"{name}_ms": None for name in unknown}, "overlap_pct": None}
+    return {
+        "window_ms": ms(window.window_ns),
+        "compute_ms": ms(window.compute.total_ns),
+        "comm_ms": ms(window.comm.total_ns),
+        "memory_ms": ms(window.memory.total_ns) if window.memory is not None else None,
+        "exposed_comm_ms": ms(window.exposed_comm.total_ns),
+        "idle_ms": ms(window.idle_ns),
+        "overlap_pct": None if window.overlap_pct is None else round(window.overlap_pct, 3),
+    }
+
+
+def _wait(wait: RankWait | None) -> dict[str, Any]:
+    return {
+        "wait_ms": ms_or_none(wait.wait_ns if wait else None),
+        "transfer_ms": ms_or_none(wait.transfer_ns if wait else None),
+        "unmatched_comm_ms": ms_or_none(wait.unmatched_ns if wait else None),
+        "waited_for_ms": ms_or_none(wait.waited_for_ns if wait else None),
+    }
+
+
+# What the recorder measured beside the traces, as keys of the report's JSON: devices, live collectives, memory of each
+# logged step, memory at the edges of regions, NCCL's log.
+
+_MAX_POINTS = 400
+_MEMORY = ("allocated_bytes", "reserved_bytes", "host_bytes")
+
+
+def beside_json(account: Account) -> dict[str, Any]:
+    """Return `devices`, `collectives_live`, `memory_steps`, `memory_edges`, `nccl` and `windows`."""
+    beside = account.run.beside
+    return {
+        "devices": [{**asdict(d), "held_back": d.held_back} for d in account.devices],
+        "collectives_live": [in_ms(c, ("time",)) for c in beside.collectives],
+        "memory_steps": [memory_of_steps(log) for log in account.run.logs],
+        "memory_edges": [asdict(e) for e in beside.memory[:_MAX_POINTS]],
+        "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()],
+        "nccl": [asdict(n) for n in beside.nccl],
+        "windows": [str(w) for w in beside.windows],
+    }
+
+
+def memory_of_steps(log: StepLog) -> dict[str, Any]:
+    """Return the memory samples of one rank's step log, thinned to the largest of equal stretches of steps."""
+    columns = {name: log.column(f"memory.{name}") for name in _MEMORY}
+    sampled = np.flatnonzero(~np.all([np.isnan(c) for c in columns.values()], axis=0))
+    stretches = np.array_split(sampled, max(1, min(len(sampled), _MAX_POINTS)))
+    chosen = [s[np.argmax(_size(columns, s))] for s in stretches if len(s)]
+    return {
+        "rank": log.rank,
+        "step": [int(log.step[i]) for i in chosen],
+        **{name: [None if np.isnan(c[i]) else int(c[i]) for i in chosen] for name, c in columns.items()},
+    }
+
+
+def _size(columns: dict[str, Any], steps: Any) -> Any:
+    known = columns["allocated_bytes"] if not np.isnan(columns["allocated_bytes"]).all() else columns["host_bytes"]
+    return np.nan_to_num(known[steps])
+
+
+def live_busbw(beside: SideFiles, op: str, group: Group) -> float | None:
+    """Return the mean over ranks of the bus bandwidth over the whole job, None where it was not timed.
+
+    Where the trace does not say the group, the only one that ran the operation is meant.
+    """
+    of_op = [c for c in beside.collectives if c.op == op]
+    if group == UNKNOWN_GROUP:
+        mine = of_op if len({c.group_desc for c in of_op}) == 1 else []
+    else:
+        names = {group.name, group.desc}
+        mine = [c for c in of_op if {c.group, c.group_desc} & names and group.size in (None, c.group_size)]
+    timed = [c.busbw_gb_per_s for c in mine if c.busbw_gb_per_s is not None]
+    return float(np.mean(timed)) if timed else None
+
+
+def logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] | None:
+    """Return what NCCL's logs say of an operation: algorithms, protocols, channels, transports; None without a log.
+
+    Choices are logged by operation and size, not by group: a rank count that differs from the group's rules a log out.
+    """
+    logs = [log for log in beside.nccl if group.size is None or _made_for(log, group.size)]
+    if not logs:
+        return None
+    chosen: dict[tuple[str, str, int | None], int] = {}
+    for choice in (c for log in logs for c in log.choices if c.op == op):
+        key = (choice.algorithm, choice.protocol, choice.channels)
+        chosen[key] = chosen.get(key, 0) + choice.count
+    names = ("algorithm", "protocol", "channels")
+    ordered = sorted(chosen.items(), key=lambda item: -item[1])
+    return {
+        "choices": [{**dict(zip(names, key, strict=True)), "count": count} for key, count in ordered],
+        "transports": sorted({name for log in logs for name in log.transports}),
+    }
+
+
+def _made_for(log: NcclLog, ranks: int) -> bool:
+    """Return whether a log tells of a communicator of that many ranks; True where it tells of none."""
+    return not log.communicators or any(c.num_ranks == ranks for c in log.communicators)
+
 
 _MAX_ROWS = 50
 _MAX_EXAMPLES = 20

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.integrations.loop_recording import LoopRecording
-from stepscope.record.hooks.loop.loop import Loop
+from stepscope.record.loop.loop import Loop
 
 _METHODS = ("backward", "allreduce_gradients", "step")
 

@@ -17,8 +17,8 @@ from typing import Any
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.install import Hooks, install
-from stepscope.record.hooks.loop.step_unit import unit_from
-from stepscope.record.launch.recording_by import already_recorded
+from stepscope.record.launch.inject_point import already_recorded
+from stepscope.record.loop.steps import unit_from
 from stepscope.record.profile import close_and_say, profile, region
 from stepscope.record.session import Recorder, current
 

@@ -14,7 +14,7 @@ sets the ranks and `join` leaves its variables alone.
 import os
 from collections.abc import Mapping
 
-from stepscope.contract.slurm_nodes import first_node
+from stepscope.contract.run_folder import first_node
 from stepscope.errors import UsageError
 
 _FIRST_PORT, _PORTS = 20_000, 20_000

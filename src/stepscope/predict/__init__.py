@@ -1,1 +1,1 @@
-"""The recorded run with one thing changed: replay (what-if), other world sizes, advice on strategy."""
+"""Predictions from a recorded run: memory, other world sizes, strategies."""

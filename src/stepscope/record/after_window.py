@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from stepscope.contract.run_folder import SOURCE_FOLDER, owners_file
-from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
+from stepscope.record.groups import group_timeout_s
 from stepscope.record.helper.handover import JobFacts
 from stepscope.record.helper.open_run import OpenRun
-from stepscope.record.hooks.loop.call_search import step_aside
+from stepscope.record.loop.call_search import step_aside
 from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep, owners_of, write_owners
 from stepscope.record.owners.loader_samples import SAMPLES, Line
 from stepscope.record.window.budget import TypicalStep, max_window_events
-from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.guards import ProfilerGuard
 from stepscope.record.window.schedule import census_step, frame_step
-from stepscope.record.window.step_census import StepCensus
+from stepscope.record.window.watched_step import StepCensus
 
 _TRIES = 3
 _FLOPS, _OWNERS = "flops_per_step", "owners"

@@ -2,21 +2,168 @@
 
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from stepscope.record.collectives.groups import backend, process_groups
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper.clock_probe import boot_id
+from stepscope.record.groups import backend, process_groups
+from stepscope.record.helper.side_channel import boot_id
 from stepscope.record.rank import Place, initialized_distributed
-from stepscope.record.source_commit import source_commit
-from stepscope.record.strategy import ranks_per_replica, strategy_of
+from stepscope.side_file import read_side_text
 from stepscope.version import __version__
+
+# Which commit does the training script run at? Read from the repository's own files: no process is started in the job.
+#
+# What the CI system says comes first; else `.git` of the folder the script lies in, or of one around it. Changes that
+# were not committed are not looked for: that would take a walk through all files.
+
+_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT", "CIRCLE_SHA1")
+_COMMIT = re.compile(r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")
+_REF = re.compile(r"^ref: (refs/[\w./-]{1,200})$")
+_MAX_FOLDERS = 40
+_MAX_BYTES = 1 << 20
+
+
+def source_commit(environment: Mapping[str, str] = os.environ, script: str | None = None) -> str | None:
+    """Return the commit of the script's repository, None where there is none."""
+    said = [environment[name].strip().lower() for name in _VARIABLES if name in environment]
+    known = next((one for one in said if _COMMIT.match(one)), None)
+    if known is not None:
+        return known
+    try:
+        start = Path(script if script is not None else sys.argv[0]).resolve().parent
+        for folder in [start, *start.parents][:_MAX_FOLDERS]:
+            if (folder / ".git").exists():
+                return _head(_git_folder(folder / ".git"))
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _git_folder(path: Path) -> Path:
+    """Return where a repository keeps its files: `.git` itself, or what it names in a worktree or submodule."""
+    if path.is_dir():
+        return path
+    said = _text(path).partition("gitdir: ")[2].strip()
+    return (path.parent / said).resolve()
+
+
+def _head(git: Path) -> str | None:
+    head = _text(git / "HEAD").strip()
+    ref = _REF.match(head)
+    if ref is None:
+        return head if _COMMIT.match(head) else None
+    common = git / "commondir"  # a worktree has its own HEAD and shares its branches
+    roots = [git, *([(git / _text(common).strip()).resolve()] if common.is_file() else [])]
+    return next((found for root in roots if (found := _branch(root, ref[1])) is not None), None)
+
+
+def _branch(root: Path, name: str) -> str | None:
+    if ".." in name:
+        return None
+    if (root / name).is_file():
+        found = _text(root / name).strip()
+        return found if _COMMIT.match(found) else None
+    packed = _text(root / "packed-refs").splitlines() if (root / "packed-refs").is_file() else []
+    commits = (line.split(" ", 1)[0] for line in packed if line.endswith(f" {name}"))
+    return next((one for one in commits if _COMMIT.match(one)), None)
+
+
+def _text(path: Path) -> str:
+    return read_side_text(path, max_bytes=_MAX_BYTES)
+
+
+# How a job is spread over its ranks, guessed from the objects it trains with.
+#
+# DistributedDataParallel -> ddp         FullyShardedDataParallel -> fsdp      fully_shard -> fsdp2 (hsdp with 2 axes)
+# DTensor over another axis -> + its name (tp)     ZeroRedundancyOptimizer -> zero1      pipeline groups -> + pp
+
+_PIPELINE_AXES = ("pp", "pipe", "pipeline", "stage")
+_MODEL_AXES = ("tp", "cp", "sp", "tensor", "context", "sequence", "model", *_PIPELINE_AXES)
+
+
+def strategy_of(model: Any, optimizer: Any) -> str | None:
+    """Return the strategy, `single` for one process, None where the objects do not tell."""
+    dist = initialized_distributed()
+    if dist is None or dist.get_world_size() == 1:
+        return "single"
+    parts = [part for part in (_data_parallel(model, optimizer), *_model_parallel_axes(model)) if part]
+    return "+".join(parts) or None
+
+
+def ranks_per_replica(model: Any) -> int:
+    """Return how many ranks share one replica's samples: the product of the mesh's model-parallel axes."""
+    mesh = _mesh_of(model)
+    names = getattr(mesh, "mesh_dim_names", None) or ()
+    size = 1
+    for i, name in enumerate(names):
+        if name.lower() in _MODEL_AXES:
+            size *= mesh.size(i)
+    return size
+
+
+def _data_parallel(model: Any, optimizer: Any) -> str | None:
+    kinds = {type(m).__name__ for m in _modules(model)}
+    if "FullyShardedDataParallel" in kinds:
+        return "fsdp"
+    fsdp2 = _fsdp2_class()
+    if fsdp2 is not None and any(isinstance(m, fsdp2) for m in _modules(model)):
+        return "hsdp" if _is_replicated_too(model) else "fsdp2"
+    if "DeepSpeedEngine" in kinds:
+        return "deepspeed"
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        return "zero1"
+    return "ddp" if "DistributedDataParallel" in kinds else None
+
+
+def _modules(model: Any) -> list[Any]:
+    return list(model.modules()) if hasattr(model, "modules") else []
+
+
+def _fsdp2_class() -> Any:
+    for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
+        found = getattr(sys.modules.get(name), "FSDPModule", None)
+        if found is not None:
+            return found
+    return None
+
+
+def _model_parallel_axes(model: Any) -> list[str]:
+    """Return the names of the mesh axes, other than data-parallel ones, that parameters or groups lie on."""
+    axes = [str(n).lower() for n in getattr(_mesh_of(model), "mesh_dim_names", None) or ()]
+    axes += [desc.removeprefix("mesh_").lower() for desc in _group_descriptions() if desc.startswith("mesh_")]
+    return [axis for axis in dict.fromkeys(axes) if axis in _MODEL_AXES]
+
+
+def _mesh_of(model: Any) -> Any:
+    """Return the device mesh of the parameters that are spread over the most axes."""
+    meshes = [p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")] if model is not None else []
+    return max(meshes, key=lambda mesh: mesh.ndim, default=None)
+
+
+def _is_replicated_too(model: Any) -> bool:
+    """Return whether parameters are sharded along one data axis and replicated along an earlier one."""
+    for parameter in model.parameters():
+        placements: Any = getattr(parameter, "placements", ())
+        if len(placements) > 1 and placements[0].is_replicate() and any(p.is_shard() for p in placements):
+            names = list(getattr(parameter.device_mesh, "mesh_dim_names", None) or [""])
+            return str(names[0]).lower() not in _MODEL_AXES
+    return False
+
+
+def _group_descriptions() -> list[str]:
+    dist = initialized_distributed()
+    if dist is None:
+        return []
+    return [str(getattr(group, "group_desc", "")) for group in dist.distributed_c10d._world.pg_names]
+
 
 # Variables that change how a job performs; nothing else of the environment is recorded.
 _PREFIXES = (

@@ -6,36 +6,266 @@ in here is one line on stderr, after which the recorder is off and training goes
 """
 
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.cuda.nvtx
 
-from stepscope.contract.step_line import BEFORE
+from stepscope.contract.step_line import BEFORE, EVALUATION, RegionTimes
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
-from stepscope.record.helper.handover import (
-    JobFacts,
-    hand_over_files,
-    introduce,
-)
+from stepscope.record.helper.handover import JobFacts, hand_over_files, introduce
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.live.whereabouts import whereabouts
 from stepscope.record.rank import place_of_process
-from stepscope.record.samplers.samplers import Samplers
-from stepscope.record.steps.device_timer import device_timer
-from stepscope.record.steps.log import PastStep, StepLog
-from stepscope.record.steps.nvtx import nvtx_functions
-from stepscope.record.steps.regions import Regions
-from stepscope.record.steps.statistics import FIRST_STEPS
-from stepscope.record.steps.step_times import StepTimes
-from stepscope.record.trial.ending import end_trial
+from stepscope.record.sampler import Samplers
+from stepscope.record.step_statistics import FIRST_STEPS
+from stepscope.record.steps import OF_TRAINING, DeviceTimer, Regions, device_timer, summed
+from stepscope.record.trial_end import end_trial
 from stepscope.record.watched_steps import WatchedSteps
+
+# The light log: one line per step (`contract.step_line`), profiled or not, on its way to `rankNNNNN.steps.jsonl`.
+#
+# On a CUDA device a line waits, in memory, for its device time, which is known when the device has passed the step's
+# end.
+#
+# Each line leaves the process at once in the first steps, where jobs are short or fail, and while the profiler runs.
+# Later lines leave two to ten times a second: several at once cost a fraction, because after a step's work nothing of
+# ours is in the processor's caches. So a job that is killed loses at most its last half second.
+
+_PERIOD_NS = 100_000_000
+_FIRST_STEPS = 8
+
+PastStep = tuple[int, RegionTimes, dict[str, Any]]
+"""when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then"""
+
+
+class StepLog:
+    """Builds lines and sends them on, in the order of the steps."""
+
+    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None) -> None:
+        self._send = send
+        self._timer = timer
+        self.mark_end: Callable[[], dict[str, Any]] = dict if timer is None else timer.step_end
+        """returns the line, empty so far, of a step that ends now; `add_past` takes it in"""
+        self._ready: list[dict[str, Any]] = []
+        self._next_send_ns = 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in one step; it is sent soon, once its device time is known."""
+        line["end_ns"] = end_ns = time.time_ns() - line.pop("late_ns", 0)
+        line["start_ns"] = end_ns - line["dur_ns"]
+        line["device_ns"] = None
+        if self._timer is None:
+            self._ready.append(line)
+        else:
+            self._timer.step_end(line)
+            self._take_finished(all_of_them=False)
+        is_soon = self._next_send_ns - _PERIOD_NS <= end_ns < self._next_send_ns  # False where the clock was set back
+        if not is_soon or line["step"] < _FIRST_STEPS or line["profiled"]:
+            self._next_send_ns = end_ns + _PERIOD_NS
+            self._send_ready()
+
+    def may_wait(self, step: int) -> bool:
+        """Return whether the line of this step may leave a little later."""
+        return step >= _FIRST_STEPS
+
+    def add_past(self, steps: Sequence[PastStep], *, first: int, start_ns: int, phase: str) -> int:
+        """Take in steps whose end was marked, by `perf_counter_ns`; return the longest one's time."""
+        epoch_ns, longest_ns = time.time_ns() - time.perf_counter_ns(), 0
+        for step, (end_ns, regions, line) in enumerate(steps, first):
+            dur_ns = end_ns - start_ns
+            line["text"] = (  # by hand: json takes three times as long
+                f'{{"step": {step}, "start_ns": {start_ns + epoch_ns}, "end_ns": {end_ns + epoch_ns}, '
+                f'"dur_ns": {dur_ns}, "profiled": false, "phase": "{phase}", '
+                f'"regions": {{{_text_of(regions)}}}, "device_ns": '
+            )
+            if self._timer is None:
+                self._ready.append(line)
+            longest_ns = max(longest_ns, dur_ns)
+            start_ns = end_ns
+        if self._timer is not None:
+            self._take_finished(all_of_them=False)
+        self._next_send_ns = start_ns + epoch_ns + _PERIOD_NS
+        self._send_ready()
+        return longest_ns
+
+    def restart(self) -> None:
+        """Let the next step's device time begin after a pause."""
+        if self._timer is not None:
+            self._timer.restart()
+
+    def flush(self) -> None:
+        """Send every line that still waits, with or without its device time."""
+        if self._timer is not None:
+            self._take_finished(all_of_them=True)
+        self._send_ready()
+
+    def _take_finished(self, *, all_of_them: bool) -> None:
+        assert self._timer is not None
+        for line, device_ns in self._timer.finished(all_of_them=all_of_them):
+            if line:  # not where its step was given up
+                line["device_ns"] = device_ns
+                self._ready.append(line)
+
+    def _send_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        if ready:
+            self._send(*map(_text, ready))
+
+
+def _text(line: dict[str, Any]) -> str:
+    """Return the line as it is written; that of a step which was only timed lacks nothing but the device time."""
+    begun, device_ns = line.get("text"), line.get("device_ns")
+    if begun is None:
+        return json.dumps(line)
+    return f"{begun}{'null' if device_ns is None else device_ns}}}"
+
+
+def _text_of(regions: RegionTimes) -> str:
+    return ", ".join([f'"{name}": {{"ns": {own["ns"]}, "n": {own["n"]}}}' for name, own in regions.items()])
+
+
+# NVTX's stack of ranges as torch has it, without the Python functions that torch puts around it.
+#
+# Eight ranges are pushed and popped in a step that is only timed: each such function is a call of Python in a step
+# where
+# nothing of it is in the processor's caches. Where no tool listens they would be for nobody: NVTX says so in what it
+# returns, and asks for a tool only once in the life of a process.
+
+
+def nvtx_functions() -> Any:
+    """Return an object with `range_push(name)` and `range_pop()`, None where no tool listens to ranges."""
+    inner = getattr(torch.cuda.nvtx, "_nvtx", None)
+    push, pop = getattr(inner, "rangePushA", None), getattr(inner, "rangePop", None)
+    found: Any = SimpleNamespace(range_push=push, range_pop=pop)
+    if push is None or pop is None:  # a torch that keeps them elsewhere
+        found = torch.cuda.nvtx
+    depth = found.range_push("stepscope")
+    found.range_pop()
+    return None if isinstance(depth, int) and depth < 0 else found
+
+
+# Evaluation between two training steps: how long it took, as a region of the step that begins after it.
+#
+# What was loaded and computed in it is part of it; what else was marked (a checkpoint, a collection) keeps its name.
+
+MAX_STEPS_BETWEEN = 3
+"""evaluations that come as often are part of the routine, as a rollout in every step of reinforcement learning is"""
+_NO_TIME = {"ns": 0, "n": 0}
+
+
+class Evaluation:
+    """The evaluation since the last step ended, if there was any."""
+
+    def __init__(self) -> None:
+        self._regions: RegionTimes = {}
+        self._until_ns: int | None = None
+        self._last_step: int | None = None  # the last one that had some
+        self._between: int | None = None  # steps from the one before to it
+
+    def is_routine(self, step: int) -> bool:
+        """Return whether there was one a few steps ago as well."""
+        return self._last_step is not None and step - self._last_step <= MAX_STEPS_BETWEEN
+
+    def next_step(self, step: int) -> int:
+        """Return the first step from `step` on that begins with some where it comes every few steps, else `step`."""
+        if self._last_step is None or self._between is None or self._between > MAX_STEPS_BETWEEN:
+            return step
+        return step + (self._last_step - step) % self._between
+
+    def add(self, regions: RegionTimes, *, step: int, step_start_ns: int, now_ns: int) -> None:
+        """All that passed up to now, since the step began or since the last call, was evaluation."""
+        since_ns = step_start_ns if self._until_ns is None else self._until_ns
+        kept = {name: time for name, time in regions.items() if name not in OF_TRAINING}
+        own_ns = max(0, now_ns - since_ns - sum(time["ns"] for time in kept.values()))
+        count = 1 if self._until_ns is None else 0
+        self._regions = summed(self._regions, {**kept, EVALUATION: {"ns": own_ns, "n": count}})
+        self._until_ns = now_ns
+        if self._last_step is not None and self._last_step != step:
+            self._between = step - self._last_step
+        self._last_step = step
+
+    def leave_out(self, paused_ns: int) -> None:
+        """The recorder took this long right after; it is in no step."""
+        if self._until_ns is not None:
+            self._until_ns += paused_ns
+
+    def end_step(self, regions: RegionTimes) -> tuple[RegionTimes, int]:
+        """Return the regions of the step with its evaluation, and how long that was; the next step has none yet."""
+        if not self._regions:
+            return regions, 0
+        found, self._regions, self._until_ns = self._regions, {}, None
+        return summed(found, regions), found.get(EVALUATION, _NO_TIME)["ns"]
+
+
+# When did the current step begin, which regions has it, and how much of it is evaluation or a pause of ours?
+
+
+class StepTimes:
+    """The step that runs, by `perf_counter_ns`."""
+
+    def __init__(self, regions: Regions) -> None:
+        self.start_ns = perf_counter_ns()
+        self.last_ns = 0  # how long the last step took, without its evaluation
+        self._regions = regions
+        self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
+        self._evaluation = Evaluation()
+
+    def begin(self) -> None:
+        """Let the step begin now: what passed since the last one ended is in no step."""
+        self.start_ns = perf_counter_ns()
+        if self._regions.interruptions:
+            self._regions.interruptions.taken(before_ns=self.start_ns)
+
+    def may_end(self, at_ns: int) -> int:
+        """Return the moment at which the step may turn out to have ended: `end(at_ns=...)`."""
+        self._held = (at_ns, self._regions_until(at_ns))
+        return at_ns
+
+    def end(self, now_ns: int, at_ns: int | None) -> tuple[int, RegionTimes]:
+        """Return the step's time and its regions, at a moment before now where that is known only later."""
+        end_ns = now_ns if at_ns is None else at_ns
+        held = self._held
+        regions = held[1] if held is not None and held[0] == at_ns else self._regions_until(now_ns)
+        self._held = None
+        regions, evaluated_ns = self._evaluation.end_step(regions)
+        dur_ns = end_ns - self.start_ns
+        self.last_ns = dur_ns - evaluated_ns
+        return dur_ns, regions
+
+    def is_routine(self, step: int) -> bool:
+        """Return whether evaluation in this step is part of what every few steps do."""
+        return self._evaluation.is_routine(step)
+
+    def begins_round(self, step: int) -> int:
+        """Return the first step from `step` on that begins with evaluation where that is routine, else `step`."""
+        return self._evaluation.next_step(step)
+
+    def end_evaluation(self, step: int) -> None:
+        """Take what passed since the step began for evaluation."""
+        now_ns = perf_counter_ns()
+        self._evaluation.add(self._regions_until(now_ns), step=step, step_start_ns=self.start_ns, now_ns=now_ns)
+
+    def leave_out(self, paused_ns: int, *, of_evaluation: bool) -> None:
+        """Take out what the recorder itself took in this step."""
+        self.start_ns += paused_ns
+        self._regions.leave_out(paused_ns)
+        if of_evaluation:
+            self._evaluation.leave_out(paused_ns)
+
+    def _regions_until(self, now_ns: int) -> RegionTimes:
+        held, self._held = self._held, None
+        times = self._regions.split_step(now_ns)
+        return times if held is None else summed(held[1], times)
 
 
 class StepRecorder:

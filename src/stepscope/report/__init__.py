@@ -1,3 +1,1 @@
-"""Renderings of the account: terminal text, JSON, HTML, timelines. Nothing is computed here that another
-rendering would need too.
-"""
+"""Renderings: terminal text, HTML, timelines, pictures, TensorBoard, notebooks."""

@@ -6,8 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.dataclass import dataclass
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import name_text, plain_table, row_name
+from stepscope.report.terminal import name_text, plain_table, print_fitting, row_name
 
 
 @dataclass(frozen=True)

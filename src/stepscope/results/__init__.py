@@ -1,2 +1,1 @@
-"""Statistics of benchmarks: step times with their intervals, scaling, sweeps. They read results folders and never
-see a run."""
+"""Statistics of benchmarks and sweeps."""

@@ -8,11 +8,17 @@ import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.run.clocks.machines import machine_of_rank, one_clock_per_machine
-from stepscope.run.clocks.offsets import Clocks, align_clocks
-from stepscope.run.clocks.probes import probed_ties, tied_by_probes, within_probes
+from stepscope.run.clocks import (
+    Clocks,
+    align_clocks,
+    machine_of_rank,
+    one_clock_per_machine,
+    probed_ties,
+    tied_by_probes,
+    within_probes,
+)
 from stepscope.run.load import Run
-from stepscope.run.matching.match import Matches, match_collectives
+from stepscope.run.matching import Matches, match_collectives
 from stepscope.trace.table import Int64s
 
 UNMATCHED = -1

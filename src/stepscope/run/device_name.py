@@ -18,7 +18,7 @@ import numpy as np
 
 from stepscope.dataclass import dataclass
 from stepscope.run.device_work import DeviceWork
-from stepscope.trace.device_processes import labels
+from stepscope.trace.classify import labels
 from stepscope.trace.table import Trace
 
 CPU = "CPU"

@@ -19,7 +19,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
 from stepscope.stats.distinct import among, distinct, distinct_places
 from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds
-from stepscope.trace.scanner import call_stack_parents, stacked
+from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
 from stepscope.trace.table import Int64s, SparseColumn, Trace
 
 Rows = npt.NDArray[np.int64]

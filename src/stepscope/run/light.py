@@ -6,8 +6,8 @@ from typing import Any
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
+from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.load import run_description
-from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.sources import is_unreadable_report
 from stepscope.run.step_log import StepLog, readable_step_logs
 

@@ -1,41 +1,285 @@
 """Files into one `Run`: find them, read them on all cores, know whose they are, say what is missing."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.dataclass import dataclass
+from stepscope.digest import Digest
+from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
-from stepscope.run.collectives.flight import FLIGHT_RECORDER
-from stepscope.run.imports.one_recording import one_recording_each
-from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
+from stepscope.run.flight_recorder import FLIGHT_RECORDER
+from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
-from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
-from stepscope.run.rank import Rank, believable_world, rank_of_trace
-from stepscope.run.reading.each_file import Progress, source_reader
-from stepscope.run.reading.pulled_window import pulled_window, steps_it_stands_for
-from stepscope.run.reading.told_apart import refuse_double_ranks, sorted_out, with_parts_joined, without_repeats
+from stepscope.run.rank import Rank, believable_world, cut_off, quality_warnings, rank_of_trace, rank_ranges
+from stepscope.run.read_files import FailedSource, Progress, ReadSource, source_reader
 from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Sources, find_sources
-from stepscope.run.step_log import PASSES_NS, StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
-from stepscope.run.step_search.unmarked_steps import with_derived_steps
-from stepscope.run.unread_events import unread_lines
+from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.step_log import PASSES_NS, StepLog, UnprofiledStep, log_since, readable_step_logs, unprofiled_step
+from stepscope.run.unmarked_steps import with_derived_steps
 from stepscope.side_file import read_side_json, unusable_fields
+from stepscope.trace.budget import return_freed
 from stepscope.trace.cache import WriteLater
-from stepscope.trace.freed_memory import return_freed
-from stepscope.trace.table import Trace
+from stepscope.trace.classify import EventKind, event_kinds, labels
+from stepscope.trace.table import NO_STRING, Trace
+from stepscope.units import NS_PER_MS, ms
+
+# Who asked for a profile window while the job ran, and which steps does it stand for?
+#
+# An alarm pulls a window because the job has changed: rank 1 is slow since step 340. Held against the steps before
+# that,
+# the change would look like the profiler's own cost. So the steps since then are what such a window is held against.
+
+_MIN_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Why there is a window."""
+
+    by: str
+    """a command, or an alarm in words"""
+    since: int | None
+    """the step since when it is so, by an alarm"""
+
+
+def pulled_window(description: Mapping[str, Any], window: int) -> Pulled | None:
+    """Return who asked for a window, as the ranks noted it in `run.json`; None where nobody did."""
+    windows = description.get("windows")
+    known = [w for w in windows if isinstance(w, dict)] if isinstance(windows, list) else []
+    by_rank = [w["ranks"] for w in known if w.get("window") == window and isinstance(w.get("ranks"), dict)]
+    for rank in (rank for ranks in by_rank for rank in ranks.values() if isinstance(rank, dict)):
+        by, since = rank.get("asked_by"), rank.get("since")
+        if isinstance(by, str) and by:
+            return Pulled(by, since if isinstance(since, int) and not isinstance(since, bool) else None)
+    return None
+
+
+def steps_it_stands_for(
+    logs: Sequence[StepLog], description: dict[str, Any], pulled: Pulled | None
+) -> tuple[tuple[StepLog, ...], dict[str, Any], list[str]]:
+    """Return the logs and the description of a window: the steps since its alarm, where there are enough of them."""
+    if pulled is None or pulled.since is None:
+        return tuple(logs), description, []
+    since = [log_since(log, pulled.since) for log in logs]
+    step = unprofiled_step(since)
+    if step is None or step.num_steps < _MIN_STEPS:
+        return tuple(logs), description, []
+    line = f"this window was pulled for what is so since step {pulled.since}: the steps before are not in this report"
+    # The recorder's own warnings compare the steps after the first window with those before it.
+    return tuple(since), {**description, "unprofiled_step_ms": ms(step.median_ns), "warnings": []}, [line]
+
+
+# Which events does nothing here understand? They are left out of every number, so they are named with their count.
+
+_HARMLESS = {"trace", "trace_root", "external_correlation"}
+"""spans around the whole recording, and joins that the other events carry as well"""
+_MAX_NAMED = 4
+
+
+def unread_lines(ranks: tuple[Rank, ...]) -> list[str]:
+    """Return one line per category (or process, for events without one) of spans that no analysis reads."""
+    total: dict[str, int] = {}
+    for rank in ranks:
+        for what, count in _unread(rank).items():
+            total[what] = total.get(what, 0) + count
+    most = sorted(total.items(), key=lambda item: -item[1])
+    lines = [f"{count:,} events {what} are not understood and in no number here" for what, count in most[:_MAX_NAMED]]
+    if len(most) > _MAX_NAMED:
+        rest = sum(count for _, count in most[_MAX_NAMED:])
+        lines.append(f"{rest:,} events of {len(most) - _MAX_NAMED} more categories are not understood either")
+    return lines
+
+
+def _unread(rank: Rank) -> dict[str, int]:
+    trace = rank.trace
+    rows = np.flatnonzero((rank.kinds == EventKind.OTHER) & (trace["ph"] == ord("X")))
+    out: dict[str, int] = {}
+    ids, count = np.unique(trace["cat"][rows], return_counts=True)
+    for i, n in zip(ids.tolist(), count.tolist(), strict=True):
+        if i != NO_STRING and trace.strings[i].lower() not in _HARMLESS:
+            out[f"of category {trace.strings[i]!r}"] = n
+    bare = rows[trace["cat"][rows] == NO_STRING]
+    if len(bare):
+        names = {pid: text for (pid, _), text in labels(trace, "process_name").items()}
+        pids, count = np.unique(trace["pid"][bare], return_counts=True)
+        for pid, n in zip(pids.tolist(), count.tolist(), strict=True):
+            what = f"without a category, of process {names.get(pid) or trace.id_text(pid)!r}"
+            out[what] = out.get(what, 0) + n
+    return out
+
+
+# Do two recordings of one rank, by PyTorch's profiler and by Nsight Systems, show the same?
+#
+# The trace of PyTorch's profiler is what the report is made of: it has operators, shapes and collectives. The other
+# one
+# is held against it where both were recording, by the wall clock.
+
+_KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+_MAX_APART = 0.02
+"""share by which the device's time may differ before the two are said to disagree"""
+
+
+def is_nsight(trace: Trace) -> bool:
+    """Return whether a trace was read from an export of Nsight Systems."""
+    return process_of(trace) is not None
+
+
+def process_of(trace: Trace) -> int | None:
+    """Return which process of a capture a trace is of, None for a trace of one process."""
+    about = trace.header.get("nsight")
+    process = about.get("process") if isinstance(about, dict) else None
+    return process if isinstance(process, int) else None
+
+
+def second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
+    """Return one line on what the two recordings of a rank have in common."""
+    names = f"rank {rank}: {Path(nsight.path).name} (Nsight Systems) and {Path(kineto.path).name}"
+    ours, theirs = _kernels(kineto), _kernels(nsight)
+    if not len(ours) or not len(theirs):
+        return f"{names} both record it, and one of them has no kernels; the latter is used"
+    begin, end = max(ours[:, 0].min(), theirs[:, 0].min()), min(ours[:, 1].max(), theirs[:, 1].max())
+    if begin >= end:
+        apart_s = (begin - end) / 1e9
+        return f"{names} record other times ({apart_s:,.1f} s apart by the wall clock); the latter is used"
+    both = [of[(of[:, 0] >= begin) & (of[:, 1] <= end)] for of in (ours, theirs)]
+    count, busy = [len(of) for of in both], [int((of[:, 1] - of[:, 0]).sum()) for of in both]
+    told = f"{count[1]:,} and {count[0]:,} kernels, {busy[1] / NS_PER_MS:,.1f} and {busy[0] / NS_PER_MS:,.1f} ms"
+    agree = count[0] == count[1] and abs(busy[0] - busy[1]) <= _MAX_APART * max(*busy, 1)
+    word = "agree" if agree else "disagree"
+    return f"{names} {word} where both record ({told}); the latter is used"
+
+
+def _kernels(trace: Trace) -> npt.NDArray[np.int64]:
+    rows = np.flatnonzero(np.isin(event_kinds(trace), _KERNELS))
+    start = trace["ts_ns"][rows]
+    return np.stack((start, start + trace["dur_ns"][rows]), axis=1)
+
+
+# Which trace stands for each rank, where PyTorch's profiler and Nsight Systems recorded the same job?
+#
+# PyTorch's, where a rank has both: the other is compared with it and set aside. A rank that only Nsight Systems
+# recorded
+# joins the others where it is known which it is.
+
+
+def one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
+    """Return one trace for each rank with how the rank is known, and lines on recordings that were set aside."""
+    of_file = Counter(t.path for t in traces)
+    # The name of a file that holds several ranks is of none of them.
+    named = [
+        (stated_name(Path(t.path), root=root) if of_file[t.path] == 1 else "", rank_in_header(t.header)) for t in traces
+    ]
+    by_kineto = [i for i, t in enumerate(traces) if not is_nsight(t)]
+    if not by_kineto or len(by_kineto) == len(traces):
+        return traces, assign_ranks(named), []
+    first = assign_ranks([named[i] for i in by_kineto])
+    kineto = {rank: traces[i] for i, (rank, _) in zip(by_kineto, first, strict=True)}
+    kept, known, lines = [traces[i] for i in by_kineto], list(first), []
+    nsight = [i for i in range(len(traces)) if is_nsight(traces[i])]
+    for i, (rank, source) in zip(nsight, assign_ranks([named[i] for i in nsight]), strict=True):
+        if source == "order" and len(nsight) != len(by_kineto):
+            lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
+        elif rank in kineto:
+            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
+        else:
+            kept.append(traces[i])
+            known.append((rank, source))
+    return kept, known, lines
+
+
+# Which of the traces are ranks of one job? Copies count once, parts are joined, what is no trace is left out.
+
+
+def sorted_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[str]]:
+    """Return traces, lines for ranks that could not be read, and lines for files that are no traces."""
+    traces = [trace for r in results if not isinstance(r, FailedSource) for trace in r]
+    failed = [r for r in results if isinstance(r, FailedSource)]
+    if not traces:
+        if len(failed) == 1:
+            raise failed[0].error
+        first = failed[0].error
+        raise InputError(f"none of {len(failed)} files could be read; the first: {first}") from first
+    unreadable = [str(error) for source, error in failed if source.claimed]
+    left_out = [f"left out, not a trace of a rank: {error}" for source, error in failed if not source.claimed]
+    return traces, unreadable, left_out
+
+
+def without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
+    """Return each distinct trace once; copies of a file count once and are named.
+
+    Ranks that did the same at the same time are no copies of each other: their headers differ.
+    """
+    alike = Counter(map(_size, traces))
+    seen: dict[tuple[int, int | None, int | None, str], Trace] = {}
+    warnings = []
+    for trace in traces:
+        first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else ""), trace)
+        if first is not trace:
+            names = f"{Path(first.path).name} and {Path(trace.path).name}"
+            warnings.append(f"{names} hold the same trace; it counts once")
+    return list(seen.values()), warnings
+
+
+def _size(trace: Trace) -> tuple[int, int | None, int | None]:
+    return trace.num_events, rank_in_header(trace.header), process_of(trace)
+
+
+def _digest(trace: Trace) -> str:
+    content = Digest("\0".join(trace.strings).encode(errors="surrogatepass"))
+    for column in ("ts_ns", "dur_ns", "name", "tid"):
+        content.add(trace[column].tobytes())
+    return content.text()
+
+
+def with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
+    """Return traces that lie in several files as one, and a line for each."""
+    if len(traces) < 2:
+        return traces, []
+    from stepscope.trace.parts import (
+        joined,
+        trace_id,  # one trace has no other part
+    )
+
+    parts: dict[object, list[Trace]] = {}
+    for trace in traces:
+        of = trace_id(trace)
+        parts.setdefault((rank_in_header(trace.header), of) if of else id(trace), []).append(trace)
+    lines = [
+        f"{', '.join(Path(t.path).name for t in several)} hold parts of one trace and are read as one"
+        for several in parts.values()
+        if len(several) > 1
+    ]
+    return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
+
+
+def refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:
+    """Raise where two different files are of the same rank: two runs, or two windows, in one place."""
+    owner: dict[int, str] = {}
+    for trace, (rank, source) in zip(traces, known, strict=True):
+        if rank in owner:
+            raise InputError(
+                f"two traces are of rank {rank} (by {source}): {owner[rank]} and {trace.path}; "
+                "two runs or two windows lie together: pass one of them, by folder or by glob"
+            )
+        owner[rank] = trace.path
+
 
 MAX_JOBS = 256
 """threads; more than that no machine has cores for, and some refuse to start"""
 MAX_FULL_RANKS = 128
 """a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)"""
-_MAX_NAMED = 3
+_LOAD_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,7 +395,7 @@ def load_sources(
     in_words: list[str] = []
     # Ranks that are only outlined cannot be put into other steps.
     if not everyone and any(PASSES_NS in log.numbers for log in logs):
-        from stepscope.run.step_search.rounds import in_rounds  # few jobs have such passes
+        from stepscope.run.unmarked_steps import in_rounds  # few jobs have such passes
 
         ranks, logs, description, in_words = in_rounds(ranks, logs, description)
     read_here = {source.path.name for source in files if source.path.parent == about}
@@ -202,8 +446,8 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
         )
     unread = run.beside.unread
     if unread:
-        more = f"; and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
-        lines.append(f"not all beside the traces was read: {'; '.join(unread[:_MAX_NAMED])}{more}")
+        more = f"; and {len(unread) - _LOAD_MAX_NAMED} more" if len(unread) > _LOAD_MAX_NAMED else ""
+        lines.append(f"not all beside the traces was read: {'; '.join(unread[:_LOAD_MAX_NAMED])}{more}")
     return lines
 
 
@@ -303,3 +547,27 @@ def _worlds(run: Run) -> list[str]:
         return []
     listed = "; ".join(f"{world} say rank {rank_ranges(ranks)}" for world, ranks in sorted(said.items()))
     return [f"the traces disagree on the number of ranks ({listed}): they are of different jobs"]
+
+
+# One question asked of every rank, on as many threads as the run was read with; answers come in the order of ranks.
+#
+# What a rank's answer follows from is that rank alone, so it is the same with any number of threads. Sorting, sums
+# over
+# columns and the compiled module let other threads run meanwhile.
+
+Answer = TypeVar("Answer")
+
+
+def each_rank(run: Run, question: Callable[[int, Rank], Answer]) -> tuple[Answer, ...]:
+    """Return `question(index, rank)` of every rank; what the first of them raises is raised."""
+    return side_by_side(run.jobs, question, range(len(run.ranks)), run.ranks)
+
+
+def side_by_side(jobs: int, question: Callable[..., Answer], *given: Iterable[Any]) -> tuple[Answer, ...]:
+    """Return what `question` answers to the first of all that is given, to the second and so on, on so many threads."""
+    rows = tuple(zip(*given, strict=True))
+    threads = min(jobs, len(rows))
+    if threads <= 1:
+        return tuple(question(*row) for row in rows)
+    with ThreadPoolExecutor(threads) as pool:
+        return tuple(pool.map(lambda row: question(*row), rows))

@@ -11,19 +11,181 @@ Files grow while the job runs and may be cut: lines that are no JSON objects are
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from stepscope.contract.run_folder import rank_of
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.run_folder import json_object, rank_of
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.run.imports.detect import beside, others_in
-from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
-from stepscope.run.telemetry import Telemetry, read_telemetry
-from stepscope.trace.nccl.said import NcclLog
-from stepscope.units import ns_of_ms
+from stepscope.run.formats import beside, others_in
+from stepscope.side_file import is_number, side_file_lines
+from stepscope.trace.nccl import NcclLog
+from stepscope.units import ns_of_ms, readable_bytes
+
+# Which lines of a file beside the traces are read, and what is kept of each?
+#
+# Anybody may have put the file there, and a job of a thousand ranks leaves thousands of them: all together are read up
+# to
+# MAX_FOLDER_BYTES, each up to its even share, and of each line only what `keep` makes of it stays. Lines that are no
+# JSON
+# objects are counted; a last line that is cut is normal while the job runs. What is not read is said.
+
+T = TypeVar("T")
+MAX_FOLDER_BYTES = 128 << 20
+MIN_SHARE_BYTES = 64 << 10
+MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class KeptLines(Generic[T]):
+    """What the lines of one file became."""
+
+    lines: tuple[T, ...] = ()
+    damaged: int = 0
+    unread: tuple[str, ...] = ()
+    """why not all of it was read"""
+
+
+def share_of_each(num_files: int) -> int:
+    """Return up to how many bytes each of so many files is read."""
+    return max(MIN_SHARE_BYTES, MAX_FOLDER_BYTES // max(num_files, 1))
+
+
+def kept_lines(
+    path: Path, keep: Callable[[dict[str, Any]], T | None], *, max_bytes: int, max_kept: int
+) -> KeptLines[T]:
+    """Return what `keep` makes of each JSON object in a file, without the None among them.
+
+    No more than `max_kept`: what a line becomes takes more memory than a short line does.
+    """
+    kept: list[T] = []
+    unread: list[str] = []
+    damaged, last_is_damaged = 0, False
+    for text in text_lines(path, max_bytes=max_bytes, say=unread.append):
+        if len(kept) >= max_kept:
+            unread.append(f"{path.name}: only its first {max_kept:,} lines were read")
+            break
+        if not text.strip():
+            continue
+        line = json_object(text)
+        last_is_damaged = line is None
+        damaged += last_is_damaged
+        made = keep(line) if line is not None else None
+        if made is not None:
+            kept.append(made)
+    return KeptLines(tuple(kept), damaged - last_is_damaged, tuple(unread))
+
+
+def text_lines(path: Path, *, max_bytes: int, say: Callable[[str], None]) -> Iterator[bytes]:
+    """Yield the lines of a regular file up to a size; `say` is told why there are not more, where there are."""
+    left = max_bytes
+    try:
+        with closing(side_file_lines(path)) as found:
+            for line in found:
+                left -= len(line)
+                if left < 0:
+                    say(f"{path.name}: only its first {readable_bytes(max_bytes)} were read")
+                    return
+                yield line
+    except OSError as error:
+        say(f"{path.name}: {error.strerror or error}")
+
+
+def number(value: object) -> float | None:
+    """Return a finite number, None for anything else."""
+    return float(value) if is_number(value) else None  # type: ignore[arg-type]
+
+
+def whole(value: object) -> int | None:
+    """Return a number as a whole one, None for anything else."""
+    return int(value) if is_number(value) else None  # type: ignore[call-overload]
+
+
+def name(value: object) -> str:
+    """Return a name of a length that names have, an empty one for what is none."""
+    return value[:MAX_NAME] if isinstance(value, str) else str(value)[:MAX_NAME] if is_number(value) else ""
+
+
+# In what state was a rank's device while it ran? The recorder's samples as columns.
+#
+#     rank00000.telemetry.jsonl   {"kind": "device", "name": "NVIDIA H200", ...}                       -> `device`
+#                                 {"kind": "state", "time_ns": ..., "sm_clock_mhz": 1980, ...}         -> a row of each
+#
+# A value that is not of its kind is unknown, as is one that the driver did not give.
+
+MAX_STATES = 100_000
+"""as many as the recorder keeps"""
+_COLUMNS = (
+    "time_ns", "step", "utilization_pct", "memory_utilization_pct", "sm_clock_mhz", "memory_clock_mhz", "power_w",
+    "temperature_c", "memory_used_bytes",
+)  # fmt: skip
+_TEXTS = ("name", "uuid")
+_LIMITS = ("index", "max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
+_MAX_REASONS = 32
+
+Reasons = frozenset[str] | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Telemetry(ArrayRecord):
+    """The states of one rank's device, as the recorder sampled them, by time."""
+
+    rank: int
+    device: dict[str, Any]
+    """name and uuid as text, highest clocks and power limit as numbers; what the driver did not give is missing"""
+    columns: dict[str, npt.NDArray[np.float64]]
+    """by name, a value per sample, NaN where unknown"""
+    reasons: tuple[Reasons, ...]
+    """why the clocks were held back at each sample, None where unknown"""
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A state, or the device where `device` is given."""
+
+    values: tuple[float, ...] = ()
+    reasons: Reasons = None
+    device: dict[str, Any] | None = None
+
+
+def read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
+    """Return one rank's telemetry, and what was lost of it."""
+    found = kept_lines(path, _line, max_bytes=max_bytes, max_kept=MAX_STATES + 1)
+    device = next((line.device for line in found.lines if line.device is not None), {})
+    states = [line for line in found.lines if line.device is None]
+    values = np.array([line.values for line in states]).reshape(-1, len(_COLUMNS))
+    order = np.argsort(np.nan_to_num(values[:, 0]), kind="stable")
+    columns = {column: values[order, i] for i, column in enumerate(_COLUMNS)}
+    return Telemetry(rank, device, columns, tuple(states[i].reasons for i in order)), found
+
+
+def _line(line: dict[str, Any]) -> _Line | None:
+    """Return a line with the values that are of their kind, None for one of another kind."""
+    if line.get("kind") == "device":
+        texts = {key: name(line[key]) for key in _TEXTS if isinstance(line.get(key), str)}
+        limits = {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
+        return _Line(device={**texts, **limits})
+    if line.get("kind") != "state":
+        return None
+    numbers = (number(line.get(column)) for column in _COLUMNS)
+    reasons = line.get("throttle_reasons")
+    if isinstance(reasons, list):
+        return _Line(_known(numbers), frozenset(name(r) for r in reasons[:_MAX_REASONS] if isinstance(r, str)))
+    return _Line(_known(numbers))
+
+
+def _known(numbers: Any) -> tuple[float, ...]:
+    return tuple(np.nan if n is None else n for n in numbers)
+
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
 _INSPECTOR = "nccl_inspector.jsonl"
@@ -112,7 +274,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     lost = 0
     for rank, what, path in there:
         if what == _NCCL:
-            from stepscope.trace.nccl.log import nccl_log  # only where there is one
+            from stepscope.trace.nccl import nccl_log  # only where there is one
 
             logs.append(nccl_log(text_lines(path, max_bytes=share, say=unread.append), rank=rank))
             continue
@@ -151,8 +313,8 @@ def _logs_of_all(
     folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]
 ) -> list[NcclLog]:
     """Return what logs of any name say of the ranks that have no log of their own; one may hold several."""
-    from stepscope.run.imports.nccl import NCCL_LOG
-    from stepscope.trace.nccl.log import nccl_logs
+    from stepscope.run.formats import NCCL_LOG
+    from stepscope.trace.nccl import nccl_logs
 
     found = []
     for path in [one.path for one in beside(folder, NCCL_LOG.id, but=but)][:_MAX_JOB_FILES]:
@@ -168,7 +330,7 @@ def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Li
     found: list[LiveCollective] = []
     lost = 0
     for path in sorted(folder.glob(f"*.{_INSPECTOR}"))[:_MAX_JOB_FILES]:
-        from stepscope.trace.nccl.inspector import inspected  # only where there is one
+        from stepscope.trace.nccl import inspected  # only where there is one
 
         rows, damaged = inspected(text_lines(path, max_bytes=max_bytes, say=unread.append))
         lost += damaged

@@ -20,9 +20,18 @@ import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.stats.autocorrelation import CONFIDENCE, MIN_SAMPLES, Floats, block_length, mean_errors, num_trimmed
-from stepscope.stats.middle import median, quantiles
-from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
+from stepscope.stats.intervals import (
+    CONFIDENCE,
+    MIN_SAMPLES,
+    Floats,
+    block_length,
+    detectable,
+    mean_errors,
+    num_trimmed,
+    t_quantile,
+    t_two_sided,
+)
+from stepscope.stats.robust import median, quantiles
 
 Statistic = Callable[[Floats], Floats]
 """one number for each row"""

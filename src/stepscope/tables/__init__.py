@@ -1,2 +1,1 @@
-"""A run as tables: every column typed and described in `schema`, made from what was recorded and from the account,
-and given out as CSV, Parquet, Arrow or through SQL."""
+"""A run as typed tables: schema, Arrow, CSV, Parquet, SQL."""

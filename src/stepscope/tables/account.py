@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.attribution.idle import CAUSE_NAMES
-from stepscope.analyze.step.parts import PARTS
+from stepscope.analyze.idle import CAUSE_NAMES
+from stepscope.analyze.layers import PARTS
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.code import CodeRow, code_view

@@ -6,19 +6,271 @@ stepscope.load("run/").table("events").arrow()              a pyarrow.Table
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.step_periods import step_periods
+from stepscope.contract.collectives import OPS
 from stepscope.errors import UsageError
-from stepscope.run.aligned import AlignedRun, aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun, aligned
 from stepscope.run.load import Run
-from stepscope.run.step_log import StepLog
-from stepscope.tables.recorded import collectives, device_work, events, step_log, step_values, steps
+from stepscope.run.rank import Rank
+from stepscope.run.step_log import MISSING, StepLog
+from stepscope.stats.distinct import numbered
 from stepscope.tables.schema import TABLES
-from stepscope.tables.table import Table
+from stepscope.tables.table import Cells, Table, table_of
+from stepscope.trace.classify import EventKind, of_kinds
+from stepscope.trace.table import NO_STRING, NONE_NS, Int64s, Trace
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
     from stepscope.diagnose.findings import Diagnosis
+
+# Texts of several ranks as numbers into one list, each distinct text once.
+
+UNNAMED = "?"
+"""stands for an event without the text"""
+
+
+class StringTable:
+    """Grows while ranks are added."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, int] = {}
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Return all texts by number."""
+        return tuple(self._place)
+
+    def place(self, text: str) -> int:
+        """Return the number of one text."""
+        return self._place.setdefault(text, len(self._place))
+
+    def strings(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return the numbers of string ids."""
+        used, back = numbered(ids)
+        texts = [trace.text(i) for i in used.tolist()]
+        return np.array([self.place(UNNAMED if t is None else t) for t in texts], np.int32)[back]
+
+    def process_ids(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return the numbers of `pid` or `tid` values as people read them."""
+        used, back = numbered(ids)
+        return np.array([self.place(trace.id_text(i)) for i in used.tolist()], np.int32)[back]
+
+
+# The tables of what was recorded: events, device work, collectives, steps. Whole columns, however many rows.
+#
+# Times are on the clock that all ranks share. A step is given by its number, as the trace names it.
+
+Numbers = npt.NDArray[Any]
+_KINDS = tuple(kind.name.lower() for kind in EventKind)
+_ABSENT = np.iinfo(np.int64).min
+"""in columns of numbers under construction: nothing is known"""
+_NO_TEXT = -1
+"""the same in those of texts"""
+
+
+def events(shared: AlignedRun) -> Table:
+    """Return every event of the traces but flows and metadata."""
+    texts, threads = StringTable(), StringTable()
+    parts = [_events_of(shared, i, texts, threads) for i in range(len(shared.run.ranks))]
+    return _joined("events", parts, {"kind": _KINDS, "category": texts.listed, "name": texts.listed,
+                                     "process": threads.listed, "thread": threads.listed})  # fmt: skip
+
+
+def device_work(shared: AlignedRun) -> Table:
+    """Return every kernel, copy and set."""
+    texts = StringTable()
+    parts = [_work_of(shared, i, texts) for i in range(len(shared.run.ranks))]
+    return _joined("device_work", parts, {"kind": _KINDS, "name": texts.listed, "operator": texts.listed})
+
+
+def collectives(shared: AlignedRun) -> Table:
+    """Return every communication operation of every rank."""
+    groups = StringTable()
+    match, last_rank = _matches(shared)
+    parts = [_collectives_of(shared, i, groups, match[i], last_rank) for i in range(len(shared.run.ranks))]
+    return _joined("collectives", parts, {"op": OPS, "process_group": groups.listed})
+
+
+def steps(shared: AlignedRun) -> Table:
+    """Return every recorded step of every rank."""
+    return _joined("steps", [_steps_of(shared, i) for i in range(len(shared.run.ranks))], {})
+
+
+def step_log(logs: Sequence[StepLog]) -> Table:
+    """Return every step of the step logs."""
+    phases = StringTable()
+    parts = [
+        {
+            "rank": np.full(len(log), log.rank),
+            "step": log.step,
+            "start_ns": log.start_ns,
+            "dur_ns": log.dur_ns,
+            "device_ns": _or_absent(log.device_ns, log.device_ns != MISSING),
+            "profiled": log.profiled,
+            "phase": np.array([phases.place(phase) for phase in log.phase], np.int64),
+        }
+        for log in logs
+    ]
+    return _joined("step_log", parts, {"phase": phases.listed})
+
+
+def step_values(logs: Sequence[StepLog]) -> Table:
+    """Return the other numbers of the step logs."""
+    names = StringTable()
+    parts = []
+    for log in logs:
+        for what, values in log.numbers.items():
+            there = np.flatnonzero(~np.isnan(values))
+            parts.append({
+                "rank": np.full(len(there), log.rank),
+                "step": log.step[there],
+                "what": np.full(len(there), names.place(what)),
+                "value": values[there],
+            })  # fmt: skip
+    return _joined("step_values", parts, {"what": names.listed})
+
+
+def _events_of(shared: AlignedRun, index: int, texts: StringTable, threads: StringTable) -> dict[str, Numbers]:
+    rank = shared.run.ranks[index]
+    trace = rank.trace
+    there = (trace["ts_ns"] != NONE_NS) & ~of_kinds(rank.kinds, (EventKind.FLOW, EventKind.META))
+    rows = np.flatnonzero(there)
+    began = rank.steps.of(trace["ts_ns"])
+    began[rank.work.row] = rank.work.step
+    return {
+        "rank": np.full(len(rows), rank.rank),
+        "row": rows,
+        "kind": rank.kinds.take(rows),
+        "category": _strings(texts, rank, trace["cat"][rows]),
+        "name": _strings(texts, rank, trace["name"][rows]),
+        "process": threads.process_ids(trace, trace["pid"][rows]),
+        "thread": threads.process_ids(trace, trace["tid"][rows]),
+        "start_ns": shared.clocks.shared(index, trace["ts_ns"][rows]),
+        "dur_ns": _or_absent(trace["dur_ns"][rows], trace["dur_ns"][rows] != NONE_NS),
+        "step": _step_numbers(rank, began[rows]),
+        "correlation": trace.arg("correlation").at(rows, missing=_ABSENT),
+        "external_id": trace.arg("external_id").at(rows, missing=_ABSENT),
+    }
+
+
+def _work_of(shared: AlignedRun, index: int, texts: StringTable) -> dict[str, Numbers]:
+    rank = shared.run.ranks[index]
+    work, trace = rank.work, rank.trace
+    launched = work.launch_row >= 0
+    asked = np.where(work.op_row >= 0, trace["name"][work.op_row], NO_STRING) if len(work) else work.op_row
+    return {
+        "rank": np.full(len(work), rank.rank),
+        "row": work.row,
+        "kind": work.kind.astype(np.int64),
+        "name": _strings(texts, rank, work.name),
+        "device": work.device,
+        "stream": work.stream,
+        "start_ns": shared.clocks.shared(index, work.start_ns),
+        "dur_ns": work.end_ns - work.start_ns,
+        "launch_ns": _or_absent(shared.clocks.shared(index, trace["ts_ns"][work.launch_row]), launched),
+        "operator": _strings(texts, rank, asked),
+        "step": _step_numbers(rank, work.step),
+    }
+
+
+def _collectives_of(
+    shared: AlignedRun, index: int, groups: StringTable, match: Int64s, last_rank: Int64s
+) -> dict[str, Numbers]:
+    rank = shared.run.ranks[index]
+    c, wait = rank.collectives, shared.wait_ns[index]
+    size = np.array([_ABSENT if g.size is None else g.size for g in c.groups], np.int64)
+    named = np.array([groups.place(g.desc or g.name) for g in c.groups], np.int64)
+    duration, matched, issued = c.end_ns - c.start_ns, wait != UNMATCHED, c.issue_ns != _ABSENT
+    return {
+        "rank": np.full(len(c), rank.rank),
+        "op": c.op.astype(np.int64),
+        "process_group": named[c.group],
+        "group_size": size[c.group],
+        "start_ns": shared.clocks.shared(index, c.start_ns),
+        "dur_ns": duration,
+        "issue_ns": _or_absent(shared.clocks.shared(index, np.where(issued, c.issue_ns, 0)), issued),
+        "size_bytes": _or_absent(c.full_bytes, c.full_bytes >= 0),
+        "sent_bytes": _or_absent(c.in_bytes, c.in_bytes >= 0),
+        "received_bytes": _or_absent(c.out_bytes, c.out_bytes >= 0),
+        "peer": _or_absent(c.peer.astype(np.int64), c.peer >= 0),
+        "step": _step_numbers(rank, c.step),
+        "match": match,
+        "wait_ns": _or_absent(wait, matched),
+        "transfer_ns": _or_absent(duration - wait, matched),
+        "last_rank": np.where(match == _ABSENT, _ABSENT, np.append(last_rank, _ABSENT)[np.maximum(match, -1)]),
+    }
+
+
+def _matches(shared: AlignedRun) -> tuple[list[Int64s], Int64s]:
+    """Return the match of each collective of each rank (the last of several), and who came last to each match."""
+    matches = shared.matches
+    match = [np.full(len(rank.collectives), _ABSENT, np.int64) for rank in shared.run.ranks]
+    for i, mine in enumerate(match):
+        members = np.flatnonzero(matches.rank_index == i)
+        mine[matches.row[members]] = matches.of_member[members]
+    numbers = np.array([rank.rank for rank in shared.run.ranks], np.int64)
+    by_arrival = np.lexsort((shared.arrival_ns, matches.of_member))
+    latest = by_arrival[matches.first[1:] - 1]
+    return match, numbers[matches.rank_index[latest]]
+
+
+def _steps_of(shared: AlignedRun, index: int) -> dict[str, Numbers]:
+    rank = shared.run.ranks[index]
+    recorded, periods = rank.steps, step_periods(rank)
+    period, complete = np.full(len(recorded), _ABSENT, np.int64), np.full(len(recorded), _ABSENT, np.int64)
+    if periods is not None:
+        own = periods.step >= 0
+        period[periods.step[own]] = periods.dur_ns[own]
+        complete[periods.step[own]] = periods.complete[own]
+    return {
+        "rank": np.full(len(recorded), rank.rank),
+        "step": recorded.number,
+        "start_ns": shared.clocks.shared(index, recorded.start_ns),
+        "dur_ns": recorded.end_ns - recorded.start_ns,
+        "period_ns": period,
+        "complete": complete,
+    }
+
+
+def _strings(texts: StringTable, rank: Rank, ids: Numbers) -> Numbers:
+    numbers = texts.strings(rank.trace, ids)
+    numbers[ids == NO_STRING] = _NO_TEXT
+    return numbers
+
+
+def _step_numbers(rank: Rank, index: npt.NDArray[np.int32]) -> Int64s:
+    return np.append(rank.steps.number, _ABSENT)[index]  # -1 is no step: the extra last one
+
+
+def _or_absent(values: Int64s, where: npt.NDArray[np.bool_]) -> Int64s:
+    return np.where(where, values, _ABSENT)
+
+
+def _of_all_ranks(parts: Sequence[Numbers]) -> Numbers:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _joined(name: str, parts: Sequence[dict[str, Numbers]], texts: dict[str, Sequence[str]]) -> Table:
+    """Return the parts of all ranks as one table."""
+    schema = TABLES[name]
+    columns: dict[str, Cells | Numbers] = {}
+    for column in schema.columns:
+        values = _of_all_ranks([p[column.name] for p in parts])
+        listed = tuple(texts[column.name]) if column.dtype == "text" else None
+        there = values != (_ABSENT if listed is None else _NO_TEXT) if column.null else None
+        if there is None or there.all():
+            columns[column.name] = Cells(values, listed)
+        else:
+            columns[column.name] = Cells(np.where(there, values, 0), listed, ~there)
+    return table_of(schema, columns)
+
 
 _OF_TRACES = {"events": events, "device_work": device_work, "collectives": collectives, "steps": steps}
 _OF_LOGS = {"step_log": step_log, "step_values": step_values}

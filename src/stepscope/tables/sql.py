@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
-from stepscope.tables import kept
+from stepscope.tables import cache as kept
 from stepscope.tables.schema import TABLES
 
 if TYPE_CHECKING:

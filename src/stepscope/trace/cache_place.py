@@ -1,9 +1,12 @@
 """Where is the cache of a trace? Standard library only."""
 
+import os
 from pathlib import Path
+from typing import IO, Any
 
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.digest import digest_of
+from stepscope.digest import Digest, digest_of
+from stepscope.side_file import open_side_file
 
 MIN_RAW_BYTES = 32 << 20
 """Smaller traces are parsed faster than a cache is worth."""
@@ -15,3 +18,47 @@ def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "c
         return path.parent / CACHE_FOLDER / f"{path.name}.{ending}"
     where = digest_of(str(path.absolute()).encode(errors="surrogateescape"), 12)
     return cache_folder / f"{path.name}.{where}.{ending}"
+
+
+# What tells a file from any other, without reading all of it? Size, times and sampled content.
+#
+# The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart. Standard
+# library only: a report that was kept is found before anything heavy is imported.
+
+MAX_FILE_BYTES = 1 << 42
+SAMPLE_BYTES = 1 << 14
+NUM_SAMPLES = 32
+
+
+def content_key(path: Path) -> dict[str, Any] | None:
+    """Return size, times and sampled content of a file, None where it cannot be read."""
+    try:
+        with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
+            status = os.fstat(f.fileno())
+            content = _sampled(f, status.st_size)
+    except OSError:
+        return None
+    return _size_and_times(status) | {"content": content}
+
+
+def is_unchanged(path: Path, key: dict[str, Any]) -> bool:
+    """Return whether a file still has the size and times of its key: nobody wrote to it since."""
+    try:
+        now = _size_and_times(path.stat())
+    except OSError:
+        return False
+    return all(key[name] == value for name, value in now.items())
+
+
+def _size_and_times(status: os.stat_result) -> dict[str, Any]:
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
+
+
+def _sampled(f: IO[bytes], size: int) -> str:
+    """Return a digest of the head, the tail and blocks between them, all of it where the file is small."""
+    digest = Digest()
+    last = max(size - SAMPLE_BYTES, 0)
+    for at in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
+        f.seek(at)
+        digest.add(f.read(SAMPLE_BYTES))
+    return digest.text()

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.trace.schema import ARGS, NONE_NS, ArgKind
-from stepscope.trace.table import Int64s, SparseColumn
+from stepscope.trace.table import ARGS, NONE_NS, ArgKind, Int64s, SparseColumn
 
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
 """ends and differences of times within these stay within 64 bits; the last time is in the year 2116"""

@@ -4,15 +4,17 @@ The profiler gives every trace an id of its own, so files that share it hold par
 two windows or two runs never do.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
-from stepscope.trace.table import Int64s, Quality, SparseColumn, Trace
+from stepscope.trace.streams import Stream
+from stepscope.trace.table import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind, Int64s, Quality, SparseColumn, Trace
 
 _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
@@ -86,3 +88,46 @@ def _quality(parts: Sequence[Quality]) -> Quality:
         notes=tuple(note for q in parts for note in q.notes),
         **counts,
     )
+
+
+# Whole events on demand: what the columns do not hold is read from the file by the event's byte offset.
+
+_CHUNK_BYTES = 1 << 20
+_TYPICAL_EVENT_BYTES = 1 << 13
+_MAX_EVENT_BYTES = 1 << 20
+
+
+def events_at(path: str | Path, offsets: Sequence[int]) -> list[dict[str, Any] | None]:
+    """Return the events at the given offsets of a trace, None for one that is no valid JSON.
+
+    The file is unpacked once, up to the last offset.
+    """
+    wanted = sorted(set(offsets))
+    found = dict(zip(wanted, _texts(Stream(Path(path)).chunks(_CHUNK_BYTES), wanted), strict=False))
+    return [_event(found[offset]) if offset in found else None for offset in offsets]
+
+
+def _texts(chunks: Iterator[bytes], offsets: list[int]) -> Iterator[bytes]:
+    """Yield from each of the ascending offsets as much text as an event may take."""
+    window, start = bytearray(), 0
+    for offset in offsets:
+        while start + len(window) < offset + _MAX_EVENT_BYTES and (chunk := next(chunks, None)):
+            window += chunk
+            if start + len(window) < offset:
+                start += len(window)
+                window.clear()
+        del window[: offset - start]
+        start = max(start, offset)
+        if not window:
+            return
+        yield bytes(window[:_MAX_EVENT_BYTES])
+
+
+def _event(text: bytes) -> dict[str, Any] | None:
+    for size in (_TYPICAL_EVENT_BYTES, _MAX_EVENT_BYTES):
+        try:
+            event, _ = json.JSONDecoder(strict=False).raw_decode(text[:size].decode(errors="replace"))
+        except (ValueError, RecursionError):
+            continue
+        return event if isinstance(event, dict) else None
+    return None

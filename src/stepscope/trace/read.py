@@ -4,23 +4,433 @@
 (`blocks`, `scanner`) and joins the parts (`assemble`, `texts`). Damage ends up in `Quality`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import TraceError
+from stepscope.records import ArrayRecord
+from stepscope.side_file import ParsedJson, unusable_fields, usable
 from stepscope.trace.assemble import Columns, Strings
-from stepscope.trace.blocks import Events, parse_ahead, parse_in_turn
 from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
-from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.scanner import Buffer
+from stepscope.trace.scanner.scanner import Buffer, Counts, Flags, ParsedBlock, Room, Rows, Scanner
 from stepscope.trace.scanner.wasm import MemoryLimitError
-from stepscope.trace.second_trace import SecondTrace, refuse_archive
 from stepscope.trace.streams import Filler, Stream
 from stepscope.trace.table import Quality, Trace
+
+# The top-level fields of a trace beside its events: where the array of events begins, and what stands around it.
+#
+# Both parts are small and are read by the standard library; where they are damaged, the fields that matter most are
+# picked out one by one.
+
+MAX_HEADER_BYTES = 4 << 20
+MAX_TAIL_BYTES = 4 << 20
+"""Twenty groups of 1,024 ranks each, at six characters a rank, are 120 kB."""
+_MAX_CANDIDATES = 16
+
+_BOM = b"\xef\xbb\xbf"
+_SPACE = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_SALVAGED_NUMBER = re.compile(r'"(baseTimeNanoseconds|schemaVersion)"\s*:\s*(-?\d{1,30})\b')
+_SALVAGED_OBJECT = re.compile(r'"(distributedInfo|deviceProperties)"\s*:\s*')
+
+
+@dataclass(frozen=True)
+class Head:
+    """What precedes the events. They start at byte `events_at`."""
+
+    fields: dict[str, Any]
+    events_at: int
+    top_array: bool
+    notes: tuple[str, ...]
+
+
+def read_head(data: bytes, *, complete: bool) -> Head | None:
+    """Return the head of a file that begins with `data`, or None as long as it has no array of events.
+
+    `complete` says that nothing follows: then a damaged head is taken as it is.
+    """
+    notes = ("byte-order mark",) if data.startswith(_BOM) else ()
+    text_at = _SPACE.match(data).end()  # type: ignore[union-attr]
+    if data[text_at : text_at + 1] == b"[":
+        return Head({}, text_at + 1, True, notes)
+    candidates = []
+    for found in _EVENTS.finditer(data):
+        parsed = _object(data[text_at : found.start()])
+        if parsed is not None:
+            return Head(parsed.value, found.end(), False, (*notes, *unusable_fields(parsed, "header")))
+        candidates.append(found)
+        if len(candidates) == _MAX_CANDIDATES:
+            break
+    if not candidates or not (complete or len(data) >= MAX_HEADER_BYTES):
+        return None
+    salvaged = _salvaged(data[: candidates[0].start()])
+    return Head(salvaged, candidates[0].end(), False, (*notes, "the fields before the events are damaged"))
+
+
+def read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tuple[str, ...]]:
+    """Return the fields after the events, whether the file ends properly, and notes on what it ends with."""
+    text = data.decode(errors="replace").strip().strip("\0").strip()
+    if top_array:
+        return {}, True, ("bytes after the events are ignored",) if text else ()
+    try:
+        found, end = json.JSONDecoder(strict=False).raw_decode("{" + text.removeprefix(","))
+        parsed = usable(found)
+    except (ValueError, RecursionError):
+        return _salvaged(data), False, ()
+    fields = parsed.value
+    fields.pop("traceEvents", None)
+    garbage = len("{" + text.removeprefix(",")) > end
+    notes = ("bytes after the end of the JSON are ignored",) if garbage else ()
+    return fields, True, (*notes, *unusable_fields(parsed, "header"))
+
+
+def _object(data: bytes) -> ParsedJson | None:
+    """Return the object that is still open at the end of `data`, or None if it is no object."""
+    try:
+        text = data.rstrip().removesuffix(b",").decode(errors="replace") + "}"
+        parsed = usable(json.loads(text, strict=False))
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed.value, dict) else None
+
+
+def _salvaged(data: bytes) -> dict[str, Any]:
+    text = data.decode(errors="replace")
+    fields: dict[str, Any] = usable({name: int(number) for name, number in _SALVAGED_NUMBER.findall(text)}).value
+    for found in _SALVAGED_OBJECT.finditer(text):
+        try:
+            fields[found.group(1)] = usable(json.JSONDecoder(strict=False).raw_decode(text, found.end())[0]).value
+        except (ValueError, RecursionError):
+            continue
+    return fields
+
+
+# Does a file hold more than one trace? Two that were written one after the other would be read as one rank.
+#
+#     cat rank0.json rank1.json > all.json      two objects, `} {`
+#     tar cf all.tar rank0.json rank1.json      a tar archive: headers between the files
+#
+# A second array of events counts where a new object, or a new array, began before it. The same key twice in one
+# object,
+# or in a text, is no second trace. Nor are braces in a text: a quote after them ends it, and no name follows that
+# quote.
+
+_KEY = b'"traceEvents"'
+_SECOND_TRACE_EVENTS = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|\Z)|\Z)')
+_NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
+_NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
+_KEPT_BYTES = 1 << 20
+"""before a second key, in which the object that holds it began"""
+_TAR_MAGIC_AT = 257
+_ARCHIVES = ((_TAR_MAGIC_AT, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
+_UNPACK = {"tar": "tar -xf", "zip": "unzip"}
+
+
+def refuse_archive(path: Path, data: bytes) -> None:
+    """Raise where the first bytes of a file, unpacked, are those of an archive."""
+    for at, magic, kind in _ARCHIVES:
+        if data[at : at + len(magic)] == magic:
+            raise TraceError(
+                f"{path}: is a {kind} archive, not one trace; unpack it ({_UNPACK[kind]} {path.name}) and give the "
+                "folder"
+            )
+
+
+class SecondTrace:
+    """A watch for a second trace in the bytes that follow byte `offset` of a file.
+
+    Where a block holds nothing but events there is none, so only the others are searched, with what came before them.
+    """
+
+    def __init__(self, path: Path, *, offset: int, top_array: bool, packed: bool) -> None:
+        self._path, self._top_array, self._packed = path, top_array, packed
+        self._recent: deque[Buffer] = deque()
+        self._begin = offset
+
+    def watched(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+        """Yield the chunks, and keep them until they are read as events."""
+        for chunk in chunks:
+            self._recent.append(chunk)
+            yield chunk
+
+    def refuse(self, until: int, recent: Sequence[Buffer] | None = None, *, clean: bool) -> None:
+        """Raise where a second trace begins before byte `until` of the file, up to which it was read last.
+
+        `recent` are the bytes before it, where they were not watched.
+        """
+        if not clean:
+            known = self._recent if recent is None else recent
+            begin = self._begin if recent is None else until - sum(map(len, recent))
+            at = _second_trace(b"".join(known)[: until - begin], top_array=self._top_array)
+            if at is not None:
+                raise TraceError(_how_to_split(self._path, begin + at, packed=self._packed))
+        while self._recent and self._begin + len(self._recent[0]) <= until - _KEPT_BYTES:
+            self._begin += len(self._recent.popleft())
+
+
+def _second_trace(window: bytes, *, top_array: bool) -> int | None:
+    """Return where in some bytes a second trace begins, None where none does."""
+    if top_array:
+        found = _NEW_ARRAY.search(window)
+        return found.start(1) if found else None
+    if _KEY not in window:
+        return None
+    for key in _SECOND_TRACE_EVENTS.finditer(window):
+        begins = [found.start(1) for found in _NEW_OBJECT.finditer(window, 0, key.start() + 2)]
+        if begins:
+            return begins[-1]
+    return None
+
+
+def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
+    name = path.name
+    read = f"gzip -dc {name} | " if packed else ""
+    source = "" if packed else f" {name}"
+    return (
+        f"{path}: holds several traces one after the other, the second from byte {at:,} on; split them: "
+        f"{read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
+    )
+
+
+# A stream of events parsed block by block, on one thread or several, with the same result.
+#
+# What is packed takes as long to unpack as to parse, so one thread does either, and unpacks to where it is parsed.
+# What
+# is not is cut into blocks where one event ends and the next begins, as far as the bytes tell, which are parsed ahead
+# of
+# knowing whether that is right. A block's result counts only if the block before it ended exactly at the cut;
+# otherwise
+# it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
+
+BLOCK_BYTES = 3 << 20
+_SEARCHED_BYTES = 1 << 16
+_BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
+_MAX_TRIES = 64
+_AHEAD = 1
+"""blocks in flight beyond one per thread"""
+
+
+@dataclass(eq=False, repr=False)
+class Events(ArrayRecord):
+    """What the events of a file gave so far, before the strings are joined."""
+
+    top_array: bool
+    offset: int
+    """where the next block begins in the file"""
+    columns: Columns
+    scanners: list[Scanner] = field(default_factory=lambda: [Scanner()])
+    counts: Counts = field(default_factory=Counts)
+    first_bad_offset: int | None = None
+    rest: bytes = b""
+    """what the block before left over"""
+    lost: bool = False
+    clean: bool = True
+    """whether the last block held nothing but events: no end of the array, no damage"""
+    ended: bool = False
+    cut: bool = False
+    tail: bytearray = field(default_factory=bytearray)
+    """what follows the events, or what could not be read of them"""
+
+    def flags(self, *, last: bool) -> Flags:
+        """Return what a scanner has to know of the next block."""
+        wanted = {Flags.TOP_ARRAY: self.top_array, Flags.FINAL: last, Flags.LOST: self.lost}
+        return sum((flag for flag, is_set in wanted.items() if is_set), Flags.NONE)
+
+    def parse(self, size: int, *, last: bool) -> None:
+        """Parse the next block: its `size` bytes were put to the first scanner, behind what the one before left."""
+        offset = self.offset - len(self.rest)
+        parsed = self.scanners[0].parse(self.flags(last=last), self._append, offset=offset)
+        self._take(parsed, offset, size, last=last)
+
+    def parse_room(self, room: Room, size: int, *, last: bool) -> None:
+        """Parse the next block, whose `size` bytes lie in a room of the first scanner."""
+        offset, flags = self.offset - len(self.rest), self.flags(last=last)
+        parsed = self.scanners[0].parse_room(room, size, flags, self._append, rest=self.rest, offset=offset)
+        self._take(parsed, offset, size, last=last)
+
+    def finish(self) -> None:
+        """Take over the rows that the first scanner still holds."""
+        self.scanners[0].finish(self._append)
+
+    def _append(self, rows: Rows) -> None:
+        self.columns.append(rows, scanner=0, offset=rows.origin)
+
+    def accept(self, parts: list[Rows], parsed: ParsedBlock, *, scanner: int, size: int, last: bool) -> None:
+        """Take over the next block as another scanner parsed it."""
+        for rows in parts:
+            self.columns.append(rows, scanner=scanner, offset=self.offset)
+        self._take(parsed, self.offset, size, last=last)
+
+    def keep_tail(self, pieces: Iterable[Buffer]) -> None:
+        """Keep what follows the events, within limits."""
+        for piece in pieces:
+            self.tail += memoryview(piece)[: MAX_TAIL_BYTES + 1 - len(self.tail)]
+
+    def pass_over(self, pieces: Iterable[Buffer]) -> None:
+        """Take over what follows the block in which the events ended."""
+        for piece in pieces:
+            self.keep_tail([piece])
+            self.offset += len(piece)
+
+    def _take(self, parsed: ParsedBlock, offset: int, size: int, *, last: bool) -> None:
+        self.counts = self.counts.plus(parsed.counts)
+        if parsed.first_bad is not None and self.first_bad_offset is None:
+            self.first_bad_offset = offset + parsed.first_bad
+        self.offset += size
+        self.clean = parsed.clean and not self.lost
+        self.ended, self.cut, self.lost, self.rest = parsed.ended, parsed.cut, parsed.lost, parsed.rest
+        if self.ended or last:
+            self.keep_tail([self.rest])
+            self.rest = b""
+
+
+def parse_in_turn(events: Events, fill: Filler, *, beside: bool, done: Callable[[Sequence[Buffer]], None]) -> None:
+    """Parse all that `fill` gives, where wanted while another thread fills the room for the block that follows.
+
+    `done` is called after each block with it and the one before.
+    """
+    scanner, size = events.scanners[0], BLOCK_BYTES
+    with ThreadPoolExecutor(1) if beside and not scanner.memory_moves else nullcontext() as pool:
+        before: Buffer = b""
+        number, room = 0, scanner.room(0, size)
+        filled = fill(room.bytes)
+        last = False
+        while not last:
+            last = filled < size
+            following = None
+            if pool and not last and scanner.fits(events.rest):
+                following = pool.submit(fill, scanner.room(number + 1, size).bytes)
+            block: Buffer = room.bytes[:filled]
+            if scanner.memory_moves or not scanner.fits(events.rest):
+                before, block = bytes(before), bytes(block)
+            _parse_room(events, room, block, last=last)
+            done([before, block])
+            before = block
+            if not last:
+                number += 1
+                room = scanner.room(number, size)
+                filled = following.result() if following else fill(room.bytes)
+    events.finish()
+
+
+def _parse_room(events: Events, room: Room, block: Buffer, *, last: bool) -> None:
+    scanner = events.scanners[0]
+    if events.ended:
+        events.pass_over([block])
+    elif scanner.fits(events.rest):
+        events.parse_room(room, len(block), last=last)
+    else:
+        for piece in (events.rest, block):
+            scanner.put(piece)
+        events.parse(len(block), last=last)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of the events. `clean` says that it should begin between two events."""
+
+    pieces: list[Buffer]
+    clean: bool
+    last: bool
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes."""
+        return sum(map(len, self.pieces))
+
+
+def parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done: Callable[[], None]) -> None:
+    """Parse all chunks on so many threads, while this one unpacks and cuts; `done` is called after each block."""
+    with ThreadPoolExecutor(threads) as pool:
+        for block, guess in _parsed_ahead(events, cut_blocks(chunks), pool, threads):
+            if events.ended:
+                events.pass_over(block.pieces)
+            elif guess is None or events.rest or events.lost:
+                for piece in (events.rest, *block.pieces):
+                    events.scanners[0].put(piece)
+                events.parse(block.size, last=block.last)
+                events.finish()
+            else:
+                scanner, parts, parsed = guess.result()
+                events.accept(parts, parsed, scanner=scanner, size=block.size, last=block.last)
+            done()
+
+
+Guess = Future[tuple[int, list[Rows], ParsedBlock]]
+
+
+def _parsed_ahead(
+    events: Events, blocks: Iterator[Block], pool: ThreadPoolExecutor, threads: int
+) -> Iterator[tuple[Block, Guess | None]]:
+    """Yield the blocks in order, each with its result in the making where it can be parsed ahead."""
+    idle: SimpleQueue[int] = SimpleQueue()
+    for _ in range(threads):
+        idle.put(len(events.scanners))
+        events.scanners.append(Scanner())
+
+    def parse(block: Block) -> tuple[int, list[Rows], ParsedBlock]:
+        number = idle.get()
+        scanner, parts = events.scanners[number], list[Rows]()
+        try:
+            for piece in block.pieces:
+                scanner.put(piece)
+            flags = (Flags.TOP_ARRAY if events.top_array else Flags.NONE) | (Flags.FINAL if block.last else Flags.NONE)
+            parsed = scanner.parse(flags, lambda rows: parts.append(rows.copy()))
+            scanner.finish(lambda rows: parts.append(rows.copy()))
+            return number, parts, parsed
+        finally:
+            idle.put(number)
+
+    waiting: deque[tuple[Block, Guess | None]] = deque()
+    for block in blocks:
+        waiting.append((block, pool.submit(parse, block) if block.clean and not events.ended else None))
+        if len(waiting) > threads + _AHEAD:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
+    """Yield the chunks in blocks of about BLOCK_BYTES, each up to its last separator."""
+    pieces: list[Buffer] = []
+    clean, size = True, 0
+    for chunk in chunks:
+        if size >= BLOCK_BYTES:
+            cut = _last_separator(pieces[-1])
+            rest = bytes(memoryview(pieces[-1])[cut:]) if cut else b""
+            if cut:
+                pieces[-1] = memoryview(pieces[-1])[:cut]
+            yield Block(pieces, clean, False)
+            clean, pieces, size = cut > 0, [rest], len(rest)
+        pieces.append(chunk)
+        size += len(chunk)
+    yield Block(pieces, clean, True)
+
+
+def _last_separator(chunk: Buffer) -> int:
+    """Return where the last event of a chunk that begins with its phase starts; 0 if the chunk's end shows none."""
+    tail = bytes(memoryview(chunk)[-_SEARCHED_BYTES:])
+    at = len(tail)
+    for _ in range(_MAX_TRIES):
+        at = tail.rfind(b'"ph"', 0, at)
+        if at < 0:
+            return 0
+        found = _BETWEEN_EVENTS.search(tail, max(0, at - 256), at)
+        if found:
+            return len(chunk) - len(tail) + found.start(1)
+    return 0
+
 
 CHUNK_BYTES = 1 << 18
 _MAGIC_BYTES = 512

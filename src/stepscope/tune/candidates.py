@@ -9,11 +9,116 @@ A setting that can change results is of one of three kinds, and is judged by it:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
-from stepscope.contract import tuning as names
+import numpy as np
+
+from stepscope.contract import live as names
+from stepscope.contract.live import TRIAL
+from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file
 from stepscope.dataclass import dataclass
-from stepscope.tune.job import Job, Loader
+from stepscope.run.step_log import step_logs
+
+# What is known of a job before anything is tried, from the folder of its first run.
+
+
+@dataclass(frozen=True)
+class Loader:
+    """One `DataLoader`, as the script asked for it."""
+
+    num_workers: int
+    pin_memory: bool
+    prefetch_factor: int | None
+    persistent_workers: bool
+    map_style: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """What decides which settings can matter."""
+
+    device: str
+    """cpu, cuda or rocm"""
+    cores: int
+    """of this machine, that the job may use"""
+    local_ranks: int
+    backend: str | None
+    has_ddp: bool
+    loaders: tuple[Loader, ...] = ()
+    loader_starts: int = 0
+    """how often a loader began again after the first step"""
+    optimizer: str | None = None
+    optimizer_chosen: bool = False
+    """the script asked for a fused or a foreach form itself"""
+    threads: int | None = None
+    convolutions: bool = False
+    environment: Mapping[str, str] | None = None
+    """variables that matter for performance, as they were"""
+    mimalloc: bool = False
+    """torch brings its own allocator for the CPU here"""
+
+    @property
+    def on_cuda(self) -> bool:
+        """Return whether it trains on a GPU."""
+        return self.device in ("cuda", "rocm")
+
+    @property
+    def cores_per_rank(self) -> int:
+        """Return how many cores each rank of this machine can have for itself."""
+        return max(1, self.cores // max(1, self.local_ranks))
+
+
+def job_in(folder: Path, *, cores: int, mimalloc: bool = False) -> Job:
+    """Return what the folder of a trial tells of its job; what it does not tell is left out of what is tried."""
+    run, noted = json_object_in(folder / RUN_JSON), json_object_in(folder / rank_file(0, TRIAL))
+    device, optimizer = _object(run, "device"), _object(noted, "optimizer")
+    hosts = [ranks for ranks in _object(run, "hosts").values() if isinstance(ranks, list)]
+    loaders = noted.get("loaders")
+    return Job(
+        device=str(device.get("kind") or "cpu"),
+        cores=cores,
+        local_ranks=max(map(len, hosts), default=1),
+        backend=_text(run.get("backend")),
+        has_ddp=bool(run.get("ddp")),
+        loaders=tuple(_loader(one) for one in loaders if isinstance(one, dict)) if isinstance(loaders, list) else (),
+        loader_starts=_loader_starts(folder),
+        optimizer=_text(optimizer.get("name")),
+        optimizer_chosen=optimizer.get("fused") is not None or optimizer.get("foreach") is not None,
+        threads=_count(noted.get("threads")),
+        convolutions=noted.get("convolutions") is True,
+        environment={k: v for k, v in _object(run, "environment").items() if isinstance(v, str)},
+        mimalloc=mimalloc,
+    )
+
+
+def _loader_starts(folder: Path) -> int:
+    counts = [float(np.nansum(log.column("regions.loader_start.n")[1:])) for log in step_logs(folder)]
+    return int(max(counts, default=0.0))
+
+
+def _loader(found: Mapping[str, Any]) -> Loader:
+    return Loader(
+        num_workers=_count(found.get("num_workers")) or 0,
+        pin_memory=found.get("pin_memory") is True,
+        prefetch_factor=_count(found.get("prefetch_factor")),
+        persistent_workers=found.get("persistent_workers") is True,
+        map_style=found.get("map_style") is True,
+    )
+
+
+def _object(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = found.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 20 else None
+
 
 EQUAL, ROUNDING, INEXACT = "equal", "rounding", "inexact"
 
@@ -113,19 +218,19 @@ def _loading(job: Job) -> Iterator[Candidate]:
     at_work = [loader for loader in job.loaders if loader.num_workers]
     if alone:
         for workers in _worker_counts(job):
-            yield _loader({names.WORKERS: workers})
+            yield _candidates_loader({names.WORKERS: workers})
             if job.loader_starts:
-                yield _loader({names.WORKERS: workers, names.PERSISTENT: True})
+                yield _candidates_loader({names.WORKERS: workers, names.PERSISTENT: True})
     if at_work and job.loader_starts and not all(loader.persistent_workers for loader in at_work):
-        yield _loader({names.PERSISTENT: True})
+        yield _candidates_loader({names.PERSISTENT: True})
     if at_work and not alone:
         factor = max(_prefetch(loader) for loader in at_work)
-        yield _loader({names.PREFETCH: 2 * factor})
+        yield _candidates_loader({names.PREFETCH: 2 * factor})
         workers = max(loader.num_workers for loader in at_work)
         if all(loader.map_style for loader in at_work) and 2 * workers <= min(job.cores_per_rank, 4 * _MAX_WORKERS):
-            yield _loader({names.WORKERS: 2 * workers})
+            yield _candidates_loader({names.WORKERS: 2 * workers})
     if job.loaders and job.on_cuda and not all(loader.pin_memory for loader in job.loaders):
-        yield _loader({names.PIN: True}, ("host-to-device-copy", *_LOADING))
+        yield _candidates_loader({names.PIN: True}, ("host-to-device-copy", *_LOADING))
 
 
 def _worker_counts(job: Job) -> list[int]:
@@ -137,7 +242,7 @@ def _prefetch(loader: Loader) -> int:
     return loader.prefetch_factor or 2  # torch's own default
 
 
-def _loader(settings: Mapping[str, Any], findings: tuple[str, ...] = _LOADING) -> Candidate:
+def _candidates_loader(settings: Mapping[str, Any], findings: tuple[str, ...] = _LOADING) -> Candidate:
     given = ", ".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
     title = ", ".join(f"{name}={value}" for name, value in settings.items())
     short = title.replace(", loader.", ", ")

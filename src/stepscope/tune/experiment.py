@@ -8,14 +8,367 @@ All intervals are corrected for the settings tried, the one of them together inc
 has run is judged as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
 
+from stepscope.contract.live import TRIAL
+from stepscope.contract.run_folder import json_object_in, rank_file
 from stepscope.dataclass import dataclass
-from stepscope.tune.candidates import Candidate, together
-from stepscope.tune.rounds import BASE, Out, order_of, still_in, why_out
-from stepscope.tune.trial import Trial
-from stepscope.tune.verdict import JudgedSetting, best, judged
+from stepscope.run.step_log import MISSING, StepLog, step_logs
+from stepscope.stats.intervals import t_quantile
+from stepscope.tune.candidates import EQUAL, INEXACT, Candidate, together
+from stepscope.units import NS_PER_MS
+
+# What did one trial leave? Its time per step after the warm-up, and what it computed.
+#
+#     step = (end of the last step - end of the warm-up) / steps        on the rank that took longest
+#
+# The mean, because what recurs in some steps only (a loader that starts again) is paid for too. On a GPU by the
+# device's
+# own times, since the host runs ahead of it.
+
+MIN_STEPS = 5
+"""measured, below which a trial says nothing"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the job; without a step time the reason is there."""
+
+    step_ms: float | None
+    steps: int = 0
+    """measured, on the rank with the fewest"""
+    losses: tuple[float | None, ...] = ()
+    parameters: tuple[float, float] | None = None
+    """sum, and sum of sizes"""
+    took: tuple[str, ...] = ()
+    """settings that changed anything in the job"""
+    failed: str | None = None
+
+
+def trial_in(folder: Path | None, *, warmup: int, ended: str | None = None) -> Trial:
+    """Return what a trial left in its run folder; `ended` says why it did not end as it should."""
+    logs = step_logs(folder) if folder is not None else ()
+    if ended is not None or folder is None or not logs:
+        return Trial(None, failed=ended or "no step of it was recorded")
+    times = [_mean_ns(log, warmup) for log in logs]
+    steps = min(count for _, count in times)
+    if steps < MIN_STEPS:
+        return Trial(None, steps, failed=f"only {steps} steps after the first {warmup} were recorded")
+    noted = json_object_in(folder / rank_file(logs[0].rank, TRIAL))
+    return Trial(
+        max(ns for ns, _ in times) / NS_PER_MS,
+        steps,
+        losses=_losses(noted.get("losses")),
+        parameters=_sums(noted.get("parameters")),
+        took=tuple(name for name in noted.get("took") or () if isinstance(name, str)),
+    )
+
+
+def _mean_ns(log: StepLog, warmup: int) -> tuple[float, int]:
+    """Return the mean step of a rank and how many there are, 0 of them without any."""
+    kept = (log.step >= warmup) & ~log.profiled
+    device = log.device_ns[kept]
+    times = device if len(device) and (device != MISSING).all() else log.dur_ns[kept]
+    return (float(times.mean()), len(times)) if len(times) else (0.0, 0)
+
+
+def _losses(found: Any) -> tuple[float | None, ...]:
+    return tuple(_number(one) for one in found) if isinstance(found, list) else ()
+
+
+def _sums(found: Any) -> tuple[float, float] | None:
+    if not isinstance(found, Mapping):
+        return None
+    total, size = _number(found.get("sum")), _number(found.get("size"))
+    return None if total is None or size is None else (total, size)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# What does a setting save, and could that be chance? From the trials of each round, with and without it.
+#
+#     gain = 1 - exp(mean of log(with / without))        over rounds; what slows a whole round cancels
+#     interval: Student's t over the rounds, at a confidence of 1 - 5 % / (2 x settings tried) (Bonferroni)
+#
+# So that at most one of twenty jobs in which nothing helps has any setting whose interval lies above 0. Twice, because
+# a
+# setting that is left undecided is looked at once more, after more rounds.
+
+MAX_FALSE = 0.05
+MIN_ROUNDS = 3
+LOOKS = 2
+"""at a setting: after the rounds that were asked for, and after more of them"""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The share of the step that a setting saves; negative where it costs."""
+
+    share: float
+    low: float
+    high: float
+    rounds: int
+    typical: float
+    """share by the median over rounds, which one disturbed round does not move"""
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Return whether the whole interval is a gain."""
+        return self.low > 0
+
+    @property
+    def slower(self) -> bool:
+        """Return whether the whole interval is a loss."""
+        return self.high < 0
+
+
+def gain(base_ms: Sequence[float], with_ms: Sequence[float], *, tried: int) -> Gain | None:
+    """Return what a setting saves by pairs of trials of the same round; None with fewer than three of them.
+
+    >>> found = gain([100.0, 104.0, 98.0], [50.0, 51.0, 50.0], tried=1)
+    >>> round(found.share, 2), found.beyond_chance
+    (0.5, True)
+    """
+    ratios = [log(b / a) for a, b in zip(base_ms, with_ms, strict=True)]
+    if len(ratios) < MIN_ROUNDS:
+        return None
+    middle = fmean(ratios)
+    width = t_quantile(1 - MAX_FALSE / (LOOKS * max(1, tried)), len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
+    typical = 1 - exp(median(ratios))
+    return Gain(1 - exp(middle), 1 - exp(middle + width), 1 - exp(middle - width), len(ratios), typical)
+
+
+# Does the job still compute the same with a setting? Losses of the same backward, and sums over the parameters.
+#
+#     apart = max |loss - loss'| / |loss'|        over the first backwards, before rounding has grown into the loss
+#             |sum - sum'| / size'                over the parameters at the end
+#
+# Settings that change no number have to agree exactly; where the unchanged job itself differs from trial to trial
+# (many
+# GPU kernels add in no fixed order), by no more than three times that. Those that only add in another order are held
+# to
+# rounding. Inexact ones, which were asked for, may be a few percent off, and how far is told.
+
+ROUNDING_BOUND = 1e-3
+"""relative: what other orders of summation grow to in the first steps"""
+MAX_OWN = 1e-2
+"""by which the unchanged job may differ from itself: more is no rounding, but a seed that is not set"""
+_COMPARED = 16  # backwards
+INEXACT_BOUND = 0.05
+"""for settings that may change results: further off is another training"""
+_OWN_TIMES = 3.0
+_SMALL = 1e-3
+"""of the first loss: below that a loss is as good as 0, and its relative error says nothing"""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether results agree, None where that cannot be told, and how far they are apart."""
+
+    agrees: bool | None
+    apart: float | None
+    why: str
+
+
+def agreement(trial: Trial, base: Sequence[Trial], *, results: str) -> Agreement:
+    """Return whether a trial computes what the trials of the unchanged job do."""
+    own = max((a for other in base[1:] if (a := distance(other, base[0])) is not None), default=0.0)
+    if own > MAX_OWN:
+        return Agreement(None, None, f"the unchanged job differs from itself by {own:.1e}: set its seeds")
+    apart = distance(trial, base[0])
+    if apart is None:
+        return Agreement(None, None, "it left no loss and no parameters to compare")
+    if results == INEXACT:
+        return Agreement(apart <= INEXACT_BOUND, apart, f"losses or parameters differ by {apart:.1e}")
+    bound = max(0.0 if results == EQUAL else ROUNDING_BOUND, min(MAX_OWN, _OWN_TIMES * own))
+    if apart <= bound:
+        return Agreement(True, apart, "equal" if apart == 0 else f"equal within rounding ({apart:.0e})")
+    return Agreement(False, apart, f"losses or parameters differ by {apart:.1e}")
+
+
+def distance(a: Trial, b: Trial) -> float | None:
+    """Return how far two trials are apart, relative; infinite where one is not finite, None without a number of both.
+
+    Sums over the parameters are compared where both trials took the same number of steps.
+    """
+    pairs = zip(a.losses[:_COMPARED], b.losses[:_COMPARED], strict=False)
+    apart = [_apart(x, y, b.losses[0]) for x, y in pairs]
+    if a.parameters is not None and b.parameters is not None and a.steps == b.steps:
+        apart.append(abs(a.parameters[0] - b.parameters[0]) / max(b.parameters[1], 1e-30))
+    return max(apart, default=None)
+
+
+def _apart(x: float | None, y: float | None, first: float | None) -> float:
+    if x is None or y is None:
+        return 0.0 if x is y else float("inf")
+    return abs(x - y) / max(abs(y), _SMALL * abs(first or 0.0), 1e-30)
+
+
+# Who runs when: every round has one trial of the unchanged job and one of each setting still in, in a turned order.
+#
+# What the machine does over time then falls on all alike. After two rounds a setting that saved nothing is given up:
+# that can only take recommendations away, so the intervals of the others hold. One that fails, does not take hold or
+# changes results is given up at once.
+
+BASE = "as it is"
+GIVE_UP_AFTER = 2
+
+
+@dataclass(frozen=True)
+class Out:
+    """Why a setting was given up."""
+
+    why: str
+    agreement: Agreement | None = None
+
+
+def order_of(number: int, names: Sequence[str]) -> list[str]:
+    """Return the order of a round: every round begins one further on, every second one goes backwards.
+
+    >>> order_of(0, ["a", "b"]), order_of(1, ["a", "b"])
+    (['as it is', 'a', 'b'], ['as it is', 'b', 'a'])
+    """
+    every = [BASE, *names]
+    at = number % len(every)
+    turned = [*every[at:], *every[:at]]
+    return turned if number % 2 == 0 else turned[::-1]
+
+
+def why_out(candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial]) -> Out | None:
+    """Return why a setting is out after its trials so far, paired with those of the unchanged job; None to go on."""
+    last, good = trials[-1], [t for t in base if t.failed is None]
+    if last.failed is not None:
+        return Out(last.failed)
+    if candidate.settings and not set(candidate.settings) & set(last.took):
+        return Out("changed nothing in this job")
+    agrees = agreement(last, good, results=candidate.results)
+    if agrees.agrees is False:
+        return Out(f"changes results: {agrees.why}", agrees)
+    times = pairs(base, trials)
+    if len(times) == GIVE_UP_AFTER and fmean(log(b / a) for a, b in times) >= 0:
+        return Out(f"no gain in {GIVE_UP_AFTER} rounds", agrees)
+    return None
+
+
+def pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, float]]:
+    """Return the step times without and with a setting of the rounds that have both."""
+    return [
+        (a.step_ms, b.step_ms)
+        for a, b in zip(base, trials, strict=False)
+        if a.step_ms is not None and b.step_ms is not None
+    ]
+
+
+def still_in(names: Sequence[str], out: Mapping[str, Out]) -> list[str]:
+    """Return the settings that were not given up."""
+    return [name for name in names if name not in out]
+
+
+# What to keep, from all trials: every setting with its gain, results and reason, and those that are kept together.
+#
+# A setting is kept where its results agree and its interval lies above 0. Several that are kept were run together too,
+# and that is what counts: it takes the place of the single ones only where its own interval lies above 0 and it saves
+# more than the best of them.
+
+_MATTERS = 0.05
+_UNDECIDED = "may help, but within chance: more --rounds or a quieter machine would tell"
+
+
+@dataclass(frozen=True)
+class JudgedSetting:
+    """One setting after its trials."""
+
+    candidate: Candidate
+    step_ms: float | None
+    gain: Gain | None
+    agreement: Agreement | None
+    why_not: str | None
+    """why it is not kept; None where it is"""
+
+    @property
+    def keeps(self) -> bool:
+        """Return whether it is worth keeping."""
+        return self.why_not is None
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether more rounds may tell what these do not."""
+        return self.why_not == _UNDECIDED
+
+
+def judged(
+    candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: Out | None = None
+) -> JudgedSetting:
+    """Return what came of a setting; `tried` is how many there were."""
+    times = pairs(base, trials)
+    found = gain([a for a, _ in times], [b for _, b in times], tried=tried)
+    good, unchanged = ([t for t in some if t.failed is None] for some in (trials, base))
+    agrees = _worst([agreement(t, unchanged, results=candidate.results) for t in good])
+    return JudgedSetting(
+        candidate,
+        fmean(b for _, b in times) if times else None,
+        found,
+        agrees,
+        out.why if out is not None else _why_not(found, agrees),
+    )
+
+
+def best(single: Sequence[JudgedSetting], both: JudgedSetting | None) -> JudgedSetting | None:
+    """Return what to keep: all together, else the best single one; None where nothing is worth it."""
+    kept = sorted((j for j in single if j.keeps and j.gain), key=lambda j: -(j.gain.share if j.gain else 0.0))
+    if both is not None and both.keeps and both.gain and kept and kept[0].gain:
+        return both if both.gain.share > kept[0].gain.share else kept[0]
+    return kept[0] if kept else None
+
+
+def document(kept: JudgedSetting | None, rows: Sequence[JudgedSetting]) -> Mapping[str, object]:
+    """Return the verdict as JSON: what is kept, and every setting that was tried."""
+    return {"keep": _row(kept) if kept else None, "settings": [_row(j) for j in rows]}
+
+
+def _worst(found: Sequence[Agreement]) -> Agreement | None:
+    """Return the agreement of the trial that is furthest off."""
+    order = {False: 0, None: 1, True: 2}
+    return min(found, key=lambda a: (order[a.agrees], -(a.apart or 0.0)), default=None)
+
+
+def _why_not(found: Gain | None, agrees: Agreement | None) -> str | None:
+    if found is None:
+        return "too few trials ended well"
+    if agrees is None or not agrees.agrees:
+        return agrees.why if agrees else "nothing to compare"
+    if found.beyond_chance:
+        return None
+    if found.slower:
+        return "slower"
+    return _UNDECIDED if max(found.share, found.typical) > _MATTERS else "within chance"
+
+
+def _row(judged: JudgedSetting) -> dict[str, object]:
+    c, g, a = judged.candidate, judged.gain, judged.agreement
+    return {
+        "name": c.name,
+        "settings": dict(c.settings),
+        "environment": dict(c.environment),
+        "in_the_script": c.keep,
+        "step_ms": judged.step_ms,
+        "gain_pct": 100 * g.share if g else None,
+        "gain_low_pct": 100 * g.low if g else None,
+        "gain_high_pct": 100 * g.high if g else None,
+        "rounds": g.rounds if g else None,
+        "results": a.why if a else None,
+        "results_apart": a.apart if a else None,
+        "kept": judged.keeps,
+        "why_not": judged.why_not,
+    }
+
 
 _MIN_MORE = 6
 """rounds: fewer hardly narrow an interval that one disturbed round has widened"""

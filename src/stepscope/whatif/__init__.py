@@ -1,2 +1,1 @@
-"""What the step would take if something were different: settings by name, the changes they stand for, and the fixes
-that the rules propose."""
+"""The step time under changed settings."""

@@ -6,48 +6,390 @@
 A setting that a finding proposes (`optimizer=fused`) saves what the finding says: both are the same change.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import host_device_copies
+from stepscope.analyze.collective_costs import RankView
+from stepscope.analyze.kernel_costs import FAMILIES, FAMILY_CODE
+from stepscope.analyze.owner_selection import OwnerName, owner_name
 from stepscope.analyze.replay.changes import (
+    Change,
     as_graph,
     evenly_spread,
+    faster_network,
+    faster_work,
+    straggler_off,
     without_allocator,
     without_data_wait,
     without_stalls,
     without_syncs,
+    without_work,
+)
+from stepscope.analyze.replay.communication_changes import (
+    fewer_bytes,
+    larger_messages,
+    overlapped,
+    perfectly_overlapped,
 )
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.predicted_step import Prediction, predict
+from stepscope.analyze.replay.removal import NO_PART, Part, claimed_ns, part_of, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.saving import Fix, Prediction, predict, together
+from stepscope.contract.step_line import Region
+from stepscope.cost.kernel_names import Family
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.setting_of_finding import FINDING_OF_SETTING
+from stepscope.diagnose.finding import FINDING_OF_SETTING
+from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.errors import InputError, UsageError
-from stepscope.run.quality import rank_ranges
-from stepscope.whatif import setting_changes as make
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import rank_ranges
+from stepscope.trace.classify import EventKind
 from stepscope.whatif.keys import FAMILY, SETTINGS
-from stepscope.whatif.setting_changes import Maker, SettingChange, SettingRequest, fix, made_of, only
-from stepscope.whatif.without import owner_setting, scaled_owner, without_owner
+
+# What each setting of a what-if does to the replay: makers of changes from an account and a value.
+
+Mask = npt.NDArray[np.bool_]
+Masks = list[Mask]
+
+_TIMES = re.compile(r"^(\d+\.?\d*|\.\d+)x$")
+_NOT_FREE = ("tp", "pp", "ep", "cp")
+"""parallel over these, collectives stand inside the passes: their results are needed at once"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SettingRequest(ArrayRecord):
+    """One `KEY=VALUE`, and what it is asked of."""
+
+    account: Account
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}"
+
+    def error(self, why: str) -> UsageError:
+        """Return the error for a value that cannot be used: why not, and what can."""
+        return UsageError(f"--set {self}: {why}")
+
+    def check_value(self, word: str) -> None:
+        """Refuse any value but the one that the setting has."""
+        if self.value != word:
+            raise self.error(f"the only value is {self.key}={word}")
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """A setting as a change."""
+
+    change: Change
+    doubt: float = 0.15
+    """relative error of the modelled change"""
+    saving_ns: float = 0.0
+    """what a formula says it saves per step, where no replay can tell"""
+    note: str | None = None
+    limit_ns: float | None = None
+    """the time per step that it claims to remove"""
+    claim: str = ""
+    """which time that is"""
+
+    @property
+    def fix(self) -> Fix:
+        """Return the same without the note."""
+        return Fix(self.change, self.doubt, self.saving_ns, self.limit_ns, self.claim)
+
+
+Maker = Callable[[SettingRequest], SettingChange]
+
+
+def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False) -> Maker:
+    """Return the maker of a setting that has one value."""
+
+    def make(asked: SettingRequest) -> SettingChange:
+        asked.check_value(word)
+        if device:
+            _needs_device(asked)
+        return SettingChange(change, doubt)
+
+    return make
+
+
+def fix(word: str, finding: str) -> Maker:
+    """Return the maker of a setting that undoes a fault the rules know, for runs that do not show the fault."""
+
+    def make(asked: SettingRequest) -> SettingChange:
+        asked.check_value(word)
+        return SettingChange(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
+
+    return make
+
+
+def made_of(fix: Fix) -> SettingChange:
+    """Return a rule's fix as a setting."""
+    return SettingChange(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns, claim=fix.claim)
+
+
+def straggler(asked: SettingRequest) -> SettingChange:
+    """Return late ranks as fast as the median of the others: those found, or those named."""
+    ranks = [r.rank for r in asked.account.run.ranks]
+    if asked.value == "off":
+        late = [s.rank for s in asked.account.stragglers]
+        if not late:
+            return SettingChange(_same, note=f"{asked}: no rank is late, so nothing changes")
+    elif re.fullmatch(r"\d+(,\d+)*", asked.value):
+        late = [int(part) for part in asked.value.split(",")]
+    else:
+        raise asked.error("give off, or ranks such as 3 or 1,3")
+    if not set(late) <= set(ranks) or set(late) == set(ranks):
+        raise asked.error(f"name some of the recorded ranks ({rank_ranges(ranks)}), but not all of them")
+    return SettingChange(lambda replay: straggler_off(replay, late))
+
+
+def network(asked: SettingRequest) -> SettingChange:
+    """Return every transfer faster."""
+    speedup = _times(asked)
+    return SettingChange(lambda replay: faster_network(replay, speedup))
+
+
+def fewer(asked: SettingRequest) -> SettingChange:
+    """Return every collective with a share of its bytes."""
+    share = _times(asked)
+    known = any((rank.collectives.full_bytes > 0).any() for rank in asked.account.run.ranks)
+    note = None if known else f"{asked}: no collective's size was recorded (--shapes on gloo), so nothing changes"
+    return SettingChange(lambda replay: fewer_bytes(replay, share), doubt=0.2, note=note)
+
+
+def overlap(asked: SettingRequest) -> SettingChange:
+    """Return gradients sent while backward runs."""
+    asked.check_value("perfect")
+    return SettingChange(perfectly_overlapped(_backward(asked)), doubt=0.3)
+
+
+def bucket_mb(asked: SettingRequest) -> SettingChange:
+    """Return gradients in buckets of one size: small ones merged, large ones split, each sent when it is ready."""
+    message_bytes = max(1, round(_number(asked) * 2**20))
+    backward = _backward(asked)
+
+    def rebucketed(replay: Replay) -> Replay:
+        merged = larger_messages(replay, message_bytes)
+        return overlapped(merged, backward, message_bytes=message_bytes, exactly=True)
+
+    return SettingChange(rebucketed, doubt=0.35)
+
+
+def copies(asked: SettingRequest) -> SettingChange:
+    """Return the run without copies between host and device, and without waiting for those to it."""
+    asked.check_value("hidden")
+    _needs_device(asked)
+    from stepscope.analyze.replay.changes import hidden_copies  # only for this setting
+
+    moves: Masks = [host_device_copies(rank) for rank in asked.account.run.ranks]
+    return SettingChange(lambda replay: hidden_copies(replay, moves))
+
+
+def recompute(asked: SettingRequest) -> SettingChange:
+    """Return the run without forward work repeated in backward."""
+    asked.check_value("off")
+    _needs_device(asked)
+    again: Masks = [v.costs.recomputed & (v.rank.work.step >= 0) for v in asked.account.ranks]
+    return SettingChange(lambda replay: without_work(replay, again))
+
+
+def kernel(asked: SettingRequest) -> SettingChange:
+    """Return the kernels of one family faster."""
+    family, share = asked.key.removeprefix("kernel:"), 1 / _times(asked)
+    _needs_device(asked)
+    costs = [view.costs for view in asked.account.ranks]
+    kinds = [view.rank.work.kind == EventKind.KERNEL for view in asked.account.ranks]
+    ran = {int(code) for c, is_kernel in zip(costs, kinds, strict=True) for code in np.unique(c.family[is_kernel])}
+    present = sorted(FAMILIES[code].value for code in ran)
+    if family not in present:
+        raise asked.error(f"no such kernel ran; there is {', '.join(f'kernel:{name}' for name in present)}")
+    code = FAMILY_CODE[Family(family)]
+    chosen: Masks = [(c.family == code) & is_kernel for c, is_kernel in zip(costs, kinds, strict=True)]
+    return SettingChange(lambda replay: faster_work(replay, chosen, share))
+
+
+def microbatches(asked: SettingRequest) -> SettingChange:
+    """Return another number of micro-batches at the same total work: a pipeline's bubble shrinks like 1/m."""
+    number = _number(asked)
+    account, view = asked.account, asked.account.views.pipeline
+    if not number.is_integer():
+        raise asked.error("the number of micro-batches is a whole number, such as microbatches=16")
+    if view is None or not view.microbatches or account.step is None:
+        raise asked.error(f"this run has no pipeline; its strategy is {account.strategy.name}")
+    bubble_ns = view.bubble_pct / 100 * account.step.step_ns
+    note = f"{asked}: by formula; of the step, the bubble's {view.bubble_pct:.1f} % shrinks by {view.microbatches}/m"
+    return SettingChange(_same, 0.3, bubble_ns * (1 - view.microbatches / number), note)
+
+
+def _same(replay: Replay) -> Replay:
+    return replay
+
+
+def _times(asked: SettingRequest) -> float:
+    found = _TIMES.match(asked.value)
+    if not found or not float(found[1]):
+        raise asked.error("give a factor above 0, such as 2x or 0.5x")
+    return float(found[1])
+
+
+def _number(asked: SettingRequest) -> float:
+    if not re.fullmatch(r"\d+\.?\d*|\.\d+", asked.value) or not 0 < float(asked.value) < 1e9:
+        raise asked.error("give a number above 0, such as 16")
+    return float(asked.value)
+
+
+def _backward(asked: SettingRequest) -> Masks:
+    """Return the work of the backward pass, where collectives are of gradients alone."""
+    _needs_device(asked)
+    if asked.account.strategy.has(*_NOT_FREE):
+        raise asked.error(
+            f"this run is {asked.account.strategy.name}: not all its collectives are of gradients, and the others "
+            "cannot be moved"
+        )
+    return [_backward_of(view) for view in asked.account.ranks]
+
+
+def _backward_of(view: RankView) -> Mask:
+    if view.budget is None or view.budget.regions is None:
+        return np.zeros(len(view.rank.work), bool)
+    return view.budget.regions.region == Region.BACKWARD
+
+
+def _needs_device(asked: SettingRequest) -> None:
+    without = [rank.rank for rank in asked.account.run.ranks if not rank.has_device]
+    if without:
+        ranks = f"rank{'s' if len(without) > 1 else ''} {rank_ranges(without)}"
+        raise asked.error(f"this setting is about device work, and the run has {ranks} without device work")
+
+
+# The change to the replay that stands for a fault the rules see: what `optimizer=fused` and the like apply.
+
+
+def fix_of(account: Account, finding: str) -> Fix | None:
+    """Return the fix of all faults with this finding id, made together; None where the run shows none that has a fix,
+    or only those that say that another option gives it, or none.
+
+    Only rules that can find it are asked: all of them take longer than the replay.
+    """
+    found = [
+        candidate.fix
+        for rule in (*SPECIFIC, *GENERAL)
+        if finding in rule.finds
+        for candidate in rule(account)
+        if candidate.id == finding and candidate.what_if is None
+    ]
+    fixes = [fix for fix in found if fix.change is not None or fix.formula_ns]
+    return together(fixes) if fixes else None
+
+
+# The step without a line or a module of the user's code: `--without train.py:42`, `--scale module:layers.*.bn=0.5`.
+#
+# Everything that was done for the owner is taken out of the replay: its host time, kernels, copies, collectives and
+# the
+# synchronisations it called. That is the step with the line deleted, not with something better in its place, and
+# without
+# what else a deletion brings about (parameters that lose their gradient).
+
+NOT_RECORDED = (
+    "who owns the time was not recorded; record again with stepscope record (without --no-owners or --light), or "
+    "profile with with_stack=True"
+)
+_DOUBT = 0.15
+_MAX_FACTOR = 100.0
+_SCALE = re.compile(r"^(?P<owner>.+)=(?P<factor>\d+\.?\d*|\.\d+)$")
+
+
+@dataclass(frozen=True)
+class OwnerChange:
+    """An owner whose time is to be another."""
+
+    label: str
+    owner: str
+    factor: float
+
+
+def without_owner(text: str) -> OwnerChange:
+    """Return the change that `--without OWNER` stands for."""
+    return OwnerChange(f"{text} deleted", text, 0.0)
+
+
+def scaled_owner(text: str) -> OwnerChange:
+    """Return the change that `--scale OWNER=FACTOR` stands for."""
+    found = _SCALE.match(text)
+    if found is None or not float(found["factor"]) <= _MAX_FACTOR:
+        raise UsageError(
+            f"--scale {text}: write OWNER=FACTOR such as train.py:42=0.5, with a factor of at most {_MAX_FACTOR:g}"
+        )
+    return OwnerChange(f"{found['owner']} x{found['factor']}", found["owner"], float(found["factor"]))
+
+
+def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int] | None = None) -> SettingChange:
+    """Return the change to the replay in which an owner takes another time, on all ranks or on some."""
+    known = [one for one in account.ownership if one is not None]
+    if not known:
+        raise InputError(f"{change.label}: {NOT_RECORDED}")
+    name = owner_name(change.owner, known)
+    present = [r.rank for r in account.run.ranks]
+    wanted = set(present if ranks is None else ranks)
+    if not wanted <= set(present):
+        raise UsageError(
+            f"--ranks {rank_ranges(sorted(wanted))}: not all of them were recorded; there is {rank_ranges(present)}"
+        )
+    parts = [
+        part_of(one, name) if one is not None and one.rank.rank in wanted else NO_PART for one in account.ownership
+    ]
+    all_ranks = wanted == set(present)
+
+    def changed(replay: Replay) -> Replay:
+        return taken_out(replay, parts, factor=change.factor, collectives=all_ranks)
+
+    limit_ns = _limit_ns(account, name, wanted) * (1 - change.factor) if change.factor <= 1 else None
+    return SettingChange(changed, _DOUBT, note=_note(account, change, parts, all_ranks), limit_ns=limit_ns)
+
+
+def _limit_ns(account: Account, name: OwnerName, ranks: set[int]) -> float:
+    """Return all the time per step that an owner takes on the rank where it takes most."""
+    each = zip(account.ownership, account.owner_sums, strict=True)
+    return max((claimed_ns(o, s, name) for o, s in each if o is not None and s and o.rank.rank in ranks), default=0.0)
+
+
+def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_ranks: bool) -> str:
+    """Return what the prediction is of, and what it leaves out."""
+    said = "deleted, not replaced by something better" if not change.factor else "taking another time"
+    lines = [f"{change.owner}: the step with it {said}; what else that brings about is not in it"]
+    if not all_ranks and any(part.collectives.any() for part in parts if part is not NO_PART):
+        lines.append("its collectives stay: the other ranks take part in them")
+    missing = [r.rank for r, one in zip(account.run.ranks, account.ownership, strict=True) if one is None]
+    if missing:
+        lines.append(f"unchanged on rank {rank_ranges(missing)}, whose owners were not recorded")
+    return "; ".join(lines)
+
 
 _FAR_OFF = 0.15
 
 
 MAKERS: dict[str, Maker] = {
-    "straggler": make.straggler,
+    "straggler": straggler,
     "load": only("even", evenly_spread, doubt=0.3),
-    "overlap": make.overlap,
-    "network": make.network,
-    "bytes": make.fewer,
-    "bucket_mb": make.bucket_mb,
+    "overlap": overlap,
+    "network": network,
+    "bytes": fewer,
+    "bucket_mb": bucket_mb,
     "data": only("instant", without_data_wait),
     "sync": only("off", without_syncs, doubt=0.3, device=True),
     "launch": only("graph", as_graph, doubt=0.2, device=True),
     "stalls": only("off", without_stalls),
     "allocator": only("off", without_allocator),
-    "copies": make.copies,
-    "recompute": make.recompute,
-    FAMILY: make.kernel,
-    "microbatches": make.microbatches,
+    "copies": copies,
+    "recompute": recompute,
+    FAMILY: kernel,
+    "microbatches": microbatches,
     "accumulation": fix("no_sync", "redundant-communication"),
     "optimizer": fix("fused", "optimizer"),
     "precision": fix("16bit", "precision"),
@@ -114,8 +456,6 @@ def setting_of(account: Account, text: str) -> SettingChange:
     finding = FINDING_OF_SETTING.get(text)
     found = None
     if finding is not None:
-        from stepscope.whatif.fixes import fix_of  # all rules, only where a setting is the fix of a finding
-
         found = fix_of(account, finding)
     return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else made_of(found)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.attribution.budget import RankBudget, budgets
-from stepscope.analyze.attribution.without_profiler import step_budget
-from stepscope.analyze.step.parts import PARTS
+from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.layers import PARTS
+from stepscope.analyze.unprofiled_budget import step_budget
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run, true_ns
 
-from stepscope.analyze.attribution.budget import RankBudget, rank_budget
-from stepscope.analyze.attribution.idle import CAUSE_NAMES
+from stepscope.analyze.budget import RankBudget, rank_budget
+from stepscope.analyze.idle import CAUSE_NAMES
 from stepscope.run.aligned import aligned
 
 

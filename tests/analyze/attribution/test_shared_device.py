@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.attribution.budget import budgets
-from stepscope.analyze.attribution.idle import CAUSE_NAMES
+from stepscope.analyze.budget import budgets
+from stepscope.analyze.idle import CAUSE_NAMES
 from stepscope.run.aligned import aligned
 
 

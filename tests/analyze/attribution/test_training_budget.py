@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.attribution.budget import budgets
-from stepscope.analyze.attribution.training_budget import beyond_window
-from stepscope.analyze.attribution.without_profiler import step_budget
-from stepscope.analyze.step.training_step import training_step
+from stepscope.analyze.budget import budgets
+from stepscope.analyze.training_step import training_step
+from stepscope.analyze.unprofiled_budget import beyond_window, step_budget
 from stepscope.run.aligned import aligned
 
 MS = 1000

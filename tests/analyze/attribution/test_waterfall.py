@@ -13,16 +13,21 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
-from stepscope.analyze.attribution.budget import budgets
-from stepscope.analyze.attribution.compute_kinds import COMPUTE_PARTS, OTHER, RECOMPUTED, compute_kinds_ns
-from stepscope.analyze.attribution.waterfall import ACHIEVED, LOSSES, Waterfall, waterfall
-from stepscope.analyze.attribution.without_profiler import step_budget
-from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.kernels.chip import run_chip
-from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
-from stepscope.analyze.kernels.kernel_costs import kernel_costs
-from stepscope.cost.chips.hardware import Lookup
-from stepscope.cost.chips.table import Chip
+from stepscope.analyze.budget import budgets
+from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
+from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
+from stepscope.analyze.unprofiled_budget import step_budget
+from stepscope.analyze.waterfall import (
+    ACHIEVED,
+    COMPUTE_PARTS,
+    LOSSES,
+    OTHER,
+    RECOMPUTED,
+    Waterfall,
+    compute_kinds_ns,
+    waterfall,
+)
+from stepscope.cost.chips import Chip, Lookup
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
 from stepscope.units import ns_of_ms

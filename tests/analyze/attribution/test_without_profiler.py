@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
-from stepscope.analyze.attribution.idle import Cause, Idle
-from stepscope.analyze.attribution.without_profiler import (
+from stepscope.analyze.budget import PART_OF_CAUSE, RankBudget
+from stepscope.analyze.idle import Cause, Idle
+from stepscope.analyze.layers import PART_CODE, PARTS
+from stepscope.analyze.step_periods import StepPeriods
+from stepscope.analyze.unprofiled_budget import (
     _NUM_ENTRIES,
     _ON_HOST,
     StepBudget,
@@ -16,8 +18,6 @@ from stepscope.analyze.attribution.without_profiler import (
     step_budget,
     unprofiled_step_ns,
 )
-from stepscope.analyze.step.parts import PART_CODE, PARTS
-from stepscope.analyze.step.periods import StepPeriods
 from stepscope.units import NS_PER_MS, ns_of_ms
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.analyze.hang.dumps import Recorder, world
 
-from stepscope.analyze.hang.hang import Hang, hang_of
+from stepscope.analyze.hang import Hang, hang_of
 from stepscope.document.hang import conclusions, hang_json
-from stepscope.run.collectives.dumps import read_dumps
+from stepscope.run.dumps import read_dumps
 
 
 def read(folder: Path, recorders: list[Recorder]) -> Hang:

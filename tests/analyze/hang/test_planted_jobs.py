@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.analyze.hang.hang import Hang, hang_of
+from stepscope.analyze.hang import Hang, hang_of
 from stepscope.document.hang import conclusions
-from stepscope.run.collectives.dumps import read_dumps
+from stepscope.run.dumps import read_dumps
 
 JOB = Path(__file__).with_name("planted_job.py")
 LINES = JOB.read_text().splitlines()

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run, true_ns
 
-from stepscope.analyze.host.calls import HostCalls, host_calls
+from stepscope.analyze.host_calls import HostCalls, host_calls
 from stepscope.intervals import union
-from stepscope.trace.scanner import call_stack_parents
+from stepscope.trace.scanner.call_stack import call_stack_parents
 
 spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 20)), max_size=25)
 

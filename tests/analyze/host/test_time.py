@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.host import time
-from stepscope.analyze.host.host_compute import computing_operators
-from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
-from stepscope.analyze.host.time import blocked_host, host_parts, recorded_events, stalling
+from stepscope.analyze import host_time as time
+from stepscope.analyze.host_calls import is_allocation, is_synchronisation
+from stepscope.analyze.host_time import blocked_host, computing_operators, host_parts, recorded_events, stalling
 from stepscope.run.rank import Rank
 
 MS = 1000.0

@@ -6,8 +6,8 @@ import numpy as np
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, matmul, node, shapes
 
-from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS, CallCosts, call_costs
-from stepscope.cost.operators.families import Family
+from stepscope.analyze.kernel_costs import FAMILIES, PRECISIONS, CallCosts, call_costs
+from stepscope.cost.kernel_names import Family
 
 MM = 2 * 1024**3
 

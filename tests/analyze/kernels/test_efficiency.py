@@ -8,12 +8,9 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.kernels.test_flops_in_trace import trained
 from tests.analyze.products import BF16_KERNEL, FP8_KERNEL, matmul
 
-from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.kernels.chip import run_chip
-from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
-from stepscope.analyze.kernels.kernel_costs import kernel_costs
-from stepscope.cost.chips.hardware import look_up
-from stepscope.cost.chips.table import Chip
+from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
+from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
+from stepscope.cost.chips import Chip, look_up
 from stepscope.run.load import Run
 
 MM = 2 * 1024**3

@@ -6,9 +6,8 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, FP32_KERNEL, matmul, node
 
-from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.kernels.flops_in_trace import RecordedFlops, precision_shares, recorded_flops
-from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
+from stepscope.analyze.efficiency import RecordedFlops, precision_shares, recorded_flops
+from stepscope.analyze.kernel_costs import KernelCosts, call_costs, kernel_costs
 from stepscope.run.load import Run, load
 
 DATA = Path(__file__).parents[2] / "data"

@@ -16,8 +16,7 @@ from tests.analyze.products import (
     shapes,
 )
 
-from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS, call_costs
-from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
+from stepscope.analyze.kernel_costs import FAMILIES, PRECISIONS, KernelCosts, call_costs, kernel_costs
 
 MM = 2 * 1024**3
 

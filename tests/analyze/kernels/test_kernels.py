@@ -7,11 +7,9 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.products import ADD_KERNEL, BF16_KERNEL, FP32_KERNEL, add, matmul
 
-from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.kernels.kernel_costs import kernel_costs
-from stepscope.analyze.kernels.kernels import Kernel, KernelTable, kernel_table
-from stepscope.analyze.kernels.roofline import SHORT_NS
-from stepscope.cost.chips.table import Chip
+from stepscope.analyze.kernel_costs import call_costs, kernel_costs
+from stepscope.analyze.kernels import SHORT_NS, Kernel, KernelTable, kernel_table
+from stepscope.cost.chips import Chip
 from stepscope.run.load import Run, load
 
 DATA = Path(__file__).parents[2] / "data"

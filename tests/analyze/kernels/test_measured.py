@@ -8,12 +8,11 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels.measured import measured_rows
-from stepscope.analyze.kernels.measured_names import kernels_named
+from stepscope.analyze.ncu_kernels import kernels_named, measured_rows
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import Run
-from stepscope.trace.nsight.ncu_csv import read_ncu_csv
+from stepscope.trace.ncu import read_ncu_csv
 
 DATA = Path(__file__).parents[2] / "data"
 _VECTORIZED = "vectorized_elementwise_kernel"

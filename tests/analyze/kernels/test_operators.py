@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.host.calls import host_calls
-from stepscope.analyze.kernels.operators import SORTABLE, GroupBy, Operator, OperatorTable, _may_nest, operator_table
+from stepscope.analyze.host_calls import host_calls
+from stepscope.analyze.operators import SORTABLE, GroupBy, Operator, OperatorTable, _may_nest, operator_table
 from stepscope.run.load import load
 
 STACKS = Path(__file__).parents[2] / "data" / "h200-python-stacks"

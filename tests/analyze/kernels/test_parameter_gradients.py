@@ -6,8 +6,8 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels.backward_work import parameter_gradients
-from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
+from stepscope.analyze.backward_work import parameter_gradients
+from stepscope.diagnose.kernel_rules import memory_bound_kernels
 
 NODE = "autograd::engine::evaluate_function: "
 STORE = "torch::autograd::AccumulateGrad"

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 from tests.analyze.live.runs import line, write_facts, write_log
 
-from stepscope.analyze.live.alarms import states_of
-from stepscope.analyze.live.picture import GivenNumbers, picture_of
-from stepscope.analyze.live.stalls import explained, place
-from stepscope.contract.alarms import BAD, BETWEEN, GOOD, LOOKS, Alarms, Change
-from stepscope.contract.live import Frame, Stall
-from stepscope.run.live.running import KEPT_STEPS, RunningJob
+from stepscope.analyze.live import GivenNumbers, explained, picture_of, place, states_of
+from stepscope.contract.live import BAD, BETWEEN, GOOD, LOOKS, Alarms, Change, Frame, Stall
+from stepscope.run.running import KEPT_STEPS, RunningJob
 
 
 def noise(step: int, rank: int) -> float:

@@ -11,10 +11,9 @@ from tests.analyze.memory.test_usage import MB, Allocator, seen, training
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.memory.kept import FromBefore
-from stepscope.analyze.memory.leaks import leaks
-from stepscope.analyze.memory.usage import RankMemory
-from stepscope.diagnose.rules.memory_pressure import memory_pressure
+from stepscope.analyze.memory import RankMemory, leaks
+from stepscope.analyze.memory_events import FromBefore
+from stepscope.diagnose.kernel_rules import memory_pressure
 from stepscope.run.side_files import MemoryEdge, SideFiles
 from stepscope.trace.table import Int64s
 

@@ -10,9 +10,8 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, PID, RankTrace, built_run
 from tests.analyze.jobs import STEP, training_step
 
-from stepscope.analyze.memory.growth import growth
-from stepscope.analyze.memory.usage import MemoryView, RankMemory, memory_view
-from stepscope.analyze.step.phases import passes
+from stepscope.analyze.memory import MemoryView, RankMemory, growth, memory_view
+from stepscope.analyze.phases import passes
 from stepscope.run.load import Run
 from stepscope.run.side_files import MemoryEdge, SideFiles
 from stepscope.run.step_log import StepLog, step_log_of

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from stepscope.analyze.owners import align
-from stepscope.analyze.owners.align import NOTHING, Tries, aligned
+from stepscope.analyze import match_owners as align
+from stepscope.analyze.match_owners import NOTHING, Tries, aligned
 
 
 def longest_common(a: list[int], b: list[int]) -> int:

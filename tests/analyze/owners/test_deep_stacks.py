@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyze.owners.stacks import NOBODY, Stacks
+from stepscope.analyze.stacks import NOBODY, Stacks
 from stepscope.cli.main import main
 from stepscope.run.owners import Frame
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.analysis import load
-from stepscope.analyze.owners.cost import CodeCosts
-from stepscope.analyze.owners.foreign import _is_users
+from stepscope.analyze.frame_owners import _is_users
+from stepscope.analyze.owner_costs import CodeCosts
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -7,8 +7,8 @@ import pytest
 from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank
 
-from stepscope.analyze.owners.from_frames import ownership_by_frames
-from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.match_owners import ownership_by_frames
+from stepscope.analyze.ownership import Ownership
 
 STEP = 10_000.0
 Line = tuple[int, tuple[str, ...]]

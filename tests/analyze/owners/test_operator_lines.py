@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.owners.operator_lines import MAX_LINES, operator_symbols, with_operator_lines
+from stepscope.analyze.frame_owners import MAX_LINES, operator_symbols, with_operator_lines
 from stepscope.contract.owners import EXECUTING, TRAINING
 from stepscope.run.owners import Frame, OwnedThread, RankOwners
 from stepscope.run.source_text import SourceText

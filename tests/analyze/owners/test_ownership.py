@@ -6,11 +6,10 @@ import pytest
 from tests.analyze.build import AUTOGRAD, built_run
 from tests.analyze.owners.planted import PlantedRank
 
-from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.owners.costs import code_costs
-from stepscope.analyze.owners.from_frames import ownership_by_frames
-from stepscope.analyze.owners.ownership import Ownership
-from stepscope.analyze.owners.sums import owner_sums
+from stepscope.analyze.kernel_costs import call_costs
+from stepscope.analyze.match_owners import ownership_by_frames
+from stepscope.analyze.owner_costs import code_costs, owner_sums
+from stepscope.analyze.ownership import Ownership
 
 STEP = 1000.0
 

@@ -7,8 +7,7 @@ import numpy as np
 from tests.analyze.owners.owned_folder import owned_folder
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.owners.sums import COLUMNS
-from stepscope.analyze.owners.trees import MAX_NODES, OTHERS, CodeNode, _bounded, _GrowingNode
+from stepscope.analyze.owner_costs import COLUMNS, MAX_NODES, OTHERS, CodeNode, _bounded, _GrowingNode
 
 
 def found(node: CodeNode, *names: str) -> CodeNode:

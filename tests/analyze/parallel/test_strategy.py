@@ -6,7 +6,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
 from tests.analyze.jobs import STEP, Job, collective, ddp, fsdp, job_run, tp, training_step
 
-from stepscope.analyze.parallel.strategy import Strategy, strategy_of
+from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.run.load import Run
 
 

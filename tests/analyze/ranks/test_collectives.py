@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
-from stepscope.analyze.ranks.window import RankAccount, rank_account
+from stepscope.analyze.collective_costs import CollectiveRow, collective_rows, late_rank, rank_wait
+from stepscope.analyze.rank_windows import RankAccount, rank_account
 from stepscope.contract.collectives import bus_factor
 from stepscope.run.aligned import AlignedRun, aligned
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.analyze.ranks.device_state import device_states, device_warnings
-from stepscope.run.telemetry import Telemetry
+from stepscope.analyze.device_state import device_states, device_warnings
+from stepscope.run.side_files import Telemetry
 
 COLUMNS = ("sm_clock_mhz", "power_w", "temperature_c", "utilization_pct", "memory_used_bytes")
 

@@ -8,9 +8,9 @@ them more than the other; a hiccup of one rank that lasts for several steps.
 import numpy as np
 import pytest
 
-from stepscope.analyze.ranks.log_stragglers import independent_samples, late_ranks, lateness
-from stepscope.analyze.ranks.training_stragglers import _recurring_late
-from stepscope.analyze.step.training_step import training_step
+from stepscope.analyze.log_stragglers import independent_samples, late_ranks, lateness
+from stepscope.analyze.stragglers import _recurring_late
+from stepscope.analyze.training_step import training_step
 from stepscope.run.step_log import StepLog, step_log_of
 from stepscope.units import ms
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
+from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
 
 
 def overlapping(rank: int, *, comm: tuple[float, float]) -> RankTrace:

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stepscope.analyze.ranks.training_stragglers as judged_module
-from stepscope.analyze.ranks.stragglers import Straggler
-from stepscope.analyze.ranks.training_stragglers import training_stragglers
+from stepscope.analyze import stragglers as judged_module
+from stepscope.analyze.stragglers import Straggler, training_stragglers
 from stepscope.run.step_log import StepLog, step_log_of
 
 STEPS, WINDOW = 60, range(20, 25)

@@ -6,7 +6,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.ranks.uneven_compute import uneven_compute
+from stepscope.analyze.stragglers import uneven_compute
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.load import Run
 

@@ -12,7 +12,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.plain_account import plain_account
 from tests.run.traces import event, rank_of
 
-from stepscope.analyze.ranks.window import RankAccount, rank_account
+from stepscope.analyze.rank_windows import RankAccount, rank_account
 from stepscope.run.load import load
 
 DATA = Path(__file__).parents[2] / "data"

@@ -16,6 +16,7 @@ from stepscope.analyze.replay.changes import (
     faster_network,
     faster_work,
     fused_work,
+    straggler_off,
     with_transfer_times,
     without_allocator,
     without_data_wait,
@@ -24,11 +25,9 @@ from stepscope.analyze.replay.changes import (
     without_work,
 )
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages, without_collectives
-from stepscope.analyze.replay.predicted_step import predict
 from stepscope.analyze.replay.program import EMPTY_PROGRAM
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of, with_factor
-from stepscope.analyze.replay.saving import Fix
-from stepscope.analyze.replay.straggler_off import straggler_off
+from stepscope.analyze.replay.saving import Fix, predict
 from stepscope.trace.classify import EventKind
 
 KERNELS = [kernel(300) for _ in range(5)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
-from stepscope.analyze.host.time import HostParts
+from stepscope.analyze.host_time import HostParts
 from stepscope.analyze.replay.graph import (
     CircularWaits,
     Meeting,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.simulate import kernel, simulate
 
-from stepscope.analyze.replay.logged_host import logged_factor
-from stepscope.analyze.replay.replay import replay_of
+from stepscope.analyze.replay.replay import logged_factor, replay_of
 from stepscope.run.aligned import AlignedRun
 
 LAUNCHES, HOST_US, DEVICE_US = 20, 100, 500

@@ -9,7 +9,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.account import account_of
-from stepscope.analyze.replay.owners.savings import MAX_REPLAYED
+from stepscope.analyze.replay.removal import MAX_REPLAYED
 
 DEVICE_BOUND = [kernel(150, host_us=20) for _ in range(6)]
 

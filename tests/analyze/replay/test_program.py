@@ -7,8 +7,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
-from stepscope.analyze.replay.host_program import host_program
-from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, device_program
+from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, device_program, host_program
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.trace.classify import EventKind
 

@@ -8,12 +8,10 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.simulate import Op, kernel, simulate
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.replay.changes import without_data_wait
-from stepscope.analyze.replay.communication_changes import larger_messages
-from stepscope.analyze.replay.fewer_calls import fewer_calls
+from stepscope.analyze.replay.changes import save_ns, state_saves, without_data_wait, without_state_saves
+from stepscope.analyze.replay.communication_changes import fewer_calls, larger_messages
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, saving_of, together
-from stepscope.analyze.replay.state_saves import save_ns, state_saves, without_state_saves
 from stepscope.diagnose.findings import diagnose
 
 SYNC = Op("sync", 0)

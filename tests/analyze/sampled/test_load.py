@@ -10,8 +10,8 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.ranks.outlined_rank import OutlinedRank
-from stepscope.analyze.sampled.load import MIN_FULL_RANKS, load_run
+from stepscope.analyze.outlined_rank import OutlinedRank
+from stepscope.analyze.sampled import MIN_FULL_RANKS, load_run
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import incomplete
@@ -165,7 +165,7 @@ def test_all_ranks_asked_for_are_all_in_full(tmp_path: Path) -> None:
 
 
 def test_large_traces_leave_room_for_fewer_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.analyze.sampled.load.MAX_FULL_RANKS", 20)
-    monkeypatch.setattr("stepscope.analyze.sampled.load.MAX_FULL_EVENTS", 1)
+    monkeypatch.setattr("stepscope.analyze.sampled.MAX_FULL_RANKS", 20)
+    monkeypatch.setattr("stepscope.analyze.sampled.MAX_FULL_EVENTS", 1)
     run = load_run(job(tmp_path / "job"), cache=False)
     assert len(run.ranks) == MIN_FULL_RANKS and run.sampling.startswith(f"{MIN_FULL_RANKS} of {RANKS} ranks")

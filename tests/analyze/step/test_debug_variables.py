@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.account import account_of
-from stepscope.analyze.step.debug_variables import debug_warnings
+from stepscope.analyze.account import account_of, debug_warnings
 
 
 @pytest.mark.parametrize(

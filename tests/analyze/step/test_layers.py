@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.step.layers import NOTHING, label_ns, painted
+from stepscope.analyze.layers import NOTHING, label_ns, painted
 from stepscope.intervals import union
 
 moments = st.integers(0, 60)

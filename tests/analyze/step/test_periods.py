@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run, true_ns
 
-from stepscope.analyze.step.periods import StepPeriods, profiled_step_ns, step_periods
+from stepscope.analyze.step_periods import StepPeriods, profiled_step_ns, step_periods
 
 
 def periods(tmp_path: Path, trace: RankTrace) -> StepPeriods:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run, true_ns
 
-from stepscope.analyze.step.phases import Phase, collective_phases, passes, work_phases
+from stepscope.analyze.phases import Phase, collective_phases, passes, work_phases
 
 F, B, A, O = Phase.FORWARD, Phase.BACKWARD, Phase.AFTER_BACKWARD, Phase.OPTIMIZER  # noqa: E741
 

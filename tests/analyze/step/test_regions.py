@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.step.regions import regions
-from stepscope.contract.regions import Region
+from stepscope.analyze.phases import regions
+from stepscope.contract.step_line import Region
 
 FORWARD_OP = {"Sequence number": 5, "Fwd thread id": 0}
 EVALUATE = "autograd::engine::evaluate_function: AddmmBackward0"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.step.steadiness import Series, steadiness, steadiness_of
+from stepscope.analyze.steadiness import Series, steadiness, steadiness_of
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog, step_log_of
 from stepscope.units import NS_PER_MS, ms

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyze.step.recurring import OUTSIDE
-from stepscope.analyze.step.training_step import training_step
+from stepscope.analyze.training_step import OUTSIDE, training_step
 from stepscope.run.step_log import StepLog, step_log_of
 
 STEPS = 60

@@ -16,11 +16,13 @@ from tests.bench.parallel_job import CASES, SHAPE  # noqa: E402
 from stepscope.bench.simulate.model import Shape  # noqa: E402
 from stepscope.bench.simulate.step import Job, simulate_step  # noqa: E402
 from stepscope.contract.collectives import op_name  # noqa: E402
-from stepscope.cost.models.activations import Batch  # noqa: E402
-from stepscope.cost.models.flops import Experts, Recompute, Transformer  # noqa: E402
-from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding  # noqa: E402
-from stepscope.cost.models.memory import training_memory  # noqa: E402
-from stepscope.cost.strategies.traffic import strategy_traffic  # noqa: E402
+from stepscope.cost.model_flops import Experts, Recompute, Transformer  # noqa: E402
+from stepscope.cost.model_memory import (  # noqa: E402
+    Batch,
+    training_memory,
+)
+from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding  # noqa: E402
+from stepscope.cost.strategy_cost import strategy_traffic  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

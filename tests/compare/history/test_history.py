@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 from tests.compare.history.folders import light_run
 
-from stepscope.compare.history.against import runs_before
-from stepscope.compare.history.folder import history_rows, row_from_json, run_folders
-from stepscope.compare.history.groups import groups
-from stepscope.compare.history.newest import interval_of_one_more, newest_runs
-from stepscope.compare.history.row import HistoryRow, HostTime, host_times
-from stepscope.compare.history.slow_hosts import host_records, tail
+from stepscope.compare.history import (
+    HistoryRow,
+    HostTime,
+    groups,
+    history_rows,
+    host_records,
+    host_times,
+    interval_of_one_more,
+    newest_runs,
+    row_from_json,
+    run_folders,
+    runs_before,
+    tail,
+)
 from stepscope.errors import InputError
 
 
@@ -114,7 +122,7 @@ def test_groups_by_commit_and_host() -> None:
 
 
 def test_rows_are_kept_and_only_changed_runs_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.compare.history import folder
+    from stepscope.compare import history as folder
 
     light_run(tmp_path / "old" / "one", created=day(1))
     light_run(tmp_path / "two", created=day(2))

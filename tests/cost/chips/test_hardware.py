@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 
-from stepscope.contract.precisions import PEAK_PRECISIONS
-from stepscope.cost.chips.hardware import DeviceFacts, Peak, chip, look_up, mfu_peak, nameless
-from stepscope.cost.chips.table import Chip, built_in_chips, families, load_chips, shared_names
+from stepscope.contract.flops import PEAK_PRECISIONS
+from stepscope.cost.chips import (
+    Chip,
+    DeviceFacts,
+    Peak,
+    built_in_chips,
+    chip,
+    families,
+    load_chips,
+    look_up,
+    mfu_peak,
+    nameless,
+    shared_names,
+)
 from stepscope.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +127,7 @@ def test_the_rows_that_are_read_are_those_that_people_edit():
         [sys.executable, ROOT / "tools" / "write_hardware.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert load_chips(ROOT / "src/stepscope/cost/chips/hardware.toml") == built_in_chips()
+    assert load_chips(ROOT / "src/stepscope/cost/hardware.toml") == built_in_chips()
     for shared in shared_names():
         assert shared.reason and all(re.compile(pattern) for pattern in shared.match)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepscope.cost.collectives.alpha_beta import DEFAULT_LATENCY_NS, fit
+from stepscope.cost.alpha_beta import DEFAULT_LATENCY_NS, fit
 from stepscope.errors import InputError
 
 SIZES = 1024.0 * 4 ** np.arange(9)

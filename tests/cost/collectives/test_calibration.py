@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from stepscope.cost.collectives.alpha_beta import fit
-from stepscope.cost.collectives.alpha_beta_pieces import fit_pieces
-from stepscope.cost.collectives.calibration import calibrate
-from stepscope.cost.collectives.calibration_file import calibration_json, load_calibration
-from stepscope.cost.collectives.points import Point, points_from_csv, points_from_nccl_tests
+from stepscope.cost.alpha_beta import fit, fit_pieces
+from stepscope.cost.calibration import calibrate, calibration_json, load_calibration
+from stepscope.cost.measured_collectives import Point, points_from_csv, points_from_nccl_tests
 from stepscope.errors import InputError, UsageError
-from stepscope.report.text.calibration import print_calibration
+from stepscope.report.text.bench import print_calibration
 
 DATA = Path(__file__).parents[2] / "data" / "nccl_collectives"
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

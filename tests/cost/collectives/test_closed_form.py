@@ -4,7 +4,7 @@ import pytest
 from tests.cost import collective_simulator as sim
 
 from stepscope.contract.collectives import bus_factor
-from stepscope.cost.collectives.closed_form import (
+from stepscope.cost.closed_form import (
     TREE_BANDWIDTH_SHARE,
     Fabric,
     Link,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.cost.models.flops import (
+from stepscope.cost.model_flops import (
     Experts,
     LatentAttention,
     Recompute,
@@ -19,7 +19,7 @@ from stepscope.cost.models.flops import (
     training_flops_per_token,
     utilisation,
 )
-from stepscope.cost.models.parameters import transformer_from_config
+from stepscope.cost.model_shape import transformer_from_config
 from stepscope.errors import StepscopeError
 
 SEQ, BATCH = 16, 2

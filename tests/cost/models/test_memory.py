@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.cost.models.activations import Batch, layer_bytes
-from stepscope.cost.models.flops import Experts, LatentAttention, Recompute, Transformer
-from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
-from stepscope.cost.models.memory import WORKSPACE_BYTES, bytes_per_parameter, training_memory
-from stepscope.cost.models.parameters import parameters, transformer_from_config
+from stepscope.cost.model_flops import Experts, LatentAttention, Recompute, Transformer
+from stepscope.cost.model_memory import WORKSPACE_BYTES, Batch, bytes_per_parameter, layer_bytes, training_memory
+from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding, parameters, transformer_from_config
 from stepscope.errors import InputError, UsageError
 
 

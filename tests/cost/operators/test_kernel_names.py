@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cost.operators.families import Family
-from stepscope.cost.operators.kernel_names import KernelClass, kernel_class
+from stepscope.cost.kernel_names import Family, KernelClass, kernel_class
 
 _TABLE = (Path(__file__).parents[2] / "data/cost/kernel_names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 LABELLED = [line.split("\t") for line in _TABLE]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.cost.operators.families import Family
-from stepscope.cost.operators.operators import COSTED, counted_once, operator_cost
+from stepscope.cost.kernel_names import Family
+from stepscope.cost.operators import COSTED, counted_once, operator_cost
 
 RECORDED = json.loads(gzip.decompress((Path(__file__).parents[2] / "data/cost/recorded_steps.json.gz").read_bytes()))
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-from stepscope.cost.collectives.closed_form import Fabric, Link, ring_ns
-from stepscope.cost.models.activations import Batch
-from stepscope.cost.models.flops import Experts, Transformer
-from stepscope.cost.models.layout import Layout, Precision, Sharding
-from stepscope.cost.models.parameters import parameters
-from stepscope.cost.strategies.profiler import CommunicationProfiler
-from stepscope.cost.strategies.traffic import ddp_traffic, strategy_traffic
+from stepscope.cost.closed_form import Fabric, Link, ring_ns
+from stepscope.cost.comm_estimates import CommunicationProfiler
+from stepscope.cost.model_flops import Experts, Transformer
+from stepscope.cost.model_memory import Batch
+from stepscope.cost.model_shape import Layout, Precision, Sharding, parameters
+from stepscope.cost.strategy_cost import ddp_traffic, strategy_traffic
 from stepscope.errors import UsageError
 
 MIB = 2**20

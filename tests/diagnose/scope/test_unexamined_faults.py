@@ -9,12 +9,12 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.examined import Need
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
-from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.verdict import conclude
+from stepscope.run import unmarked_steps
 from stepscope.run.load import load
-from stepscope.run.step_search import unmarked_steps
 
 STEP = 4000
 

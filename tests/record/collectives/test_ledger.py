@@ -1,4 +1,4 @@
-from stepscope.record.collectives.ledger import Ledger
+from stepscope.record.collectives import Ledger
 
 SIZES = {"0": 4}
 

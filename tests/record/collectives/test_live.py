@@ -11,8 +11,7 @@ from tests.job_environment import python_path
 from tests.limits import HANG_S
 from tests.made_once import made_once
 
-from stepscope.record.collectives.live import LiveCollectives
-from stepscope.record.collectives.tap import CollectiveTap, stride_for
+from stepscope.record.collectives import CollectiveTap, LiveCollectives, stride_for
 
 JOB = Path(__file__).parents[1] / "collectives_job.py"
 BUCKETS_BYTES = 2 * (512 * 512 + 512) * 4

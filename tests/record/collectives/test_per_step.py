@@ -1,4 +1,4 @@
-from stepscope.record.collectives.per_step import StepVolume
+from stepscope.record.collectives import StepVolume
 
 
 def entry(time_ns, *, elements=1000, name="gloo:all_reduce", group="0", p2p=False):

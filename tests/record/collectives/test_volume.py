@@ -1,6 +1,6 @@
 import pytest
 
-from stepscope.record.collectives.volume import entry_bytes, operation_of
+from stepscope.record.collectives import entry_bytes, operation_of
 
 
 @pytest.mark.parametrize(

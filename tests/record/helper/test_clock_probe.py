@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from tests.record.memory_store import MemoryStore
 
-from stepscope.record.helper.clock_probe import ask, register, serve
-from stepscope.record.helper.side_channel import ChannelClosed, SideChannel
+from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, ask, register, serve
 
 AHEAD_NS = 37_123_000
 
@@ -34,7 +33,7 @@ def test_known_offset_lies_within_the_bounds() -> None:
 
 
 def test_rank_without_an_answer_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.record.helper.clock_probe._FIRST_S", 0.05)
+    monkeypatch.setattr("stepscope.record.helper.side_channel._FIRST_S", 0.05)
     channel = SideChannel(MemoryStore())
     assert ask(channel, number=register(channel, rank=1), when="after") is None
     assert serve(channel, when="later") == 1

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepscope.record.helper.description import run_description
+from stepscope.record.helper.writer import run_description
 
 
 def facts(rank: int, **more: Any) -> dict[str, Any]:

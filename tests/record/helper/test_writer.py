@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.record.helper.outbox import Outbox
+from stepscope.record.helper.open_run import Outbox
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
 from stepscope.record.helper.writer import Writer
-from stepscope.record.steps.statistics import StepStatistics
+from stepscope.record.step_statistics import StepStatistics
 
 
 def settings(scratch: Path, *, rank: int = 0, world_size: int = 1, **more: Any) -> dict[str, Any]:

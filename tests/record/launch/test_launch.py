@@ -72,7 +72,7 @@ OTHER_HOST = (
     MODEL
     + """
 import functools, os, time
-import stepscope.record.helper.clock_probe as probe
+import stepscope.record.helper.side_channel as probe
 host = os.environ["GROUP_RANK"]
 probe.boot_id = lambda: "host " + host
 if host == "1":

@@ -13,8 +13,8 @@ import stepscope
 from stepscope.cli.main import main
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.outside_tool import exported, is_one_process, under_tool
+from stepscope.run.formats import measured_launches
 from stepscope.run.load import load
-from stepscope.run.measured_kernels import measured_launches
 
 TOOL = """#!{python} -S
 import json, os, subprocess, sys

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from tests.analyze.ranks.test_real_noise import LOADS, own_times
 
-from stepscope.contract.alarms import LOOKS, REGRESSION, STRAGGLER, Change
-from stepscope.contract.live import LIVE_FOLDER, REQUEST, read_plan, read_request
+from stepscope.contract.live import LIVE_FOLDER, LOOKS, REGRESSION, REQUEST, STRAGGLER, Change, read_plan, read_request
 from stepscope.contract.run_folder import steps_file
 from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms, Risen
 from stepscope.record.live.live import Live

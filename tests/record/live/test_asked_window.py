@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.contract.live import LIVE_FOLDER, REQUEST, RankStatus, Stall, WindowRequest, read_plan
 from stepscope.record.config import RecordConfig
-from stepscope.record.live.asked_window import ANSWER_S, WARMUP_STEPS, Rules, plan_for
-from stepscope.record.live.live import Live
+from stepscope.record.live.live import ASKED_WINDOW_ANSWER_S as ANSWER_S
+from stepscope.record.live.live import WARMUP_STEPS, Live, Rules, plan_for
 from stepscope.record.window.schedule import free_step, next_busy_step, phase_of
 
 REQUESTED = WindowRequest("a", 5, "test")

@@ -19,10 +19,17 @@ import pytest
 from tests.limits import HANG_S
 
 from stepscope.errors import UsageError
-from stepscope.record.live.endpoint import Endpoint, address_from
-from stepscope.record.live.metrics import BUCKETS_S, Metrics
-from stepscope.record.live.otlp import OtlpPush, collector_from, headers_in, otlp_request
-from stepscope.record.live.prometheus import prometheus_text
+from stepscope.record.live.export import (
+    BUCKETS_S,
+    Endpoint,
+    Metrics,
+    OtlpPush,
+    address_from,
+    collector_from,
+    headers_in,
+    otlp_request,
+    prometheus_text,
+)
 
 MONITORING = Path(__file__).parents[3] / "examples" / "monitoring"
 LABELS = (("run", 'a"b\\c\n'), ("rank", "3"))
@@ -151,7 +158,7 @@ def test_endpoint_answers_beside_clients_that_hang(endpoint: Endpoint) -> None:
 
 def test_requests_that_drip_leave_the_endpoint_to_others(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     assert endpoint.url is not None
-    monkeypatch.setattr("stepscope.record.live.endpoint._Server.within_s", 0.2)
+    monkeypatch.setattr("stepscope.record.live.export._Server.within_s", 0.2)
     port = int(endpoint.url.split(":")[2].partition("/")[0])
     dripping = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
     served, until = False, time.monotonic() + HANG_S

@@ -1,7 +1,7 @@
 import torch
 import torch.distributed as dist
 
-from stepscope.record.memory.categories import at_peak, bucket_sizes, live_objects, storages_of, totals
+from stepscope.record.memory import at_peak, bucket_sizes, live_objects, storages_of, totals
 
 
 def trained(model):

@@ -2,8 +2,8 @@ import pickle
 
 import torch
 
-from stepscope.record.memory import history as memory_history
-from stepscope.record.memory.history import MemoryHistory
+from stepscope.record import memory as memory_history
+from stepscope.record.memory import MemoryHistory
 
 
 class Memory:

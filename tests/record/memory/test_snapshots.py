@@ -3,7 +3,7 @@ import mmap
 
 import torch
 
-from stepscope.record.memory.snapshots import MemorySampler, memory_snapshot
+from stepscope.record.memory import MemorySampler, memory_snapshot
 
 STATS = {
     "num_alloc_retries": 2,
@@ -90,6 +90,6 @@ def test_step_line_has_device_memory_where_cuda_is_in_use(monkeypatch):
 
 def test_fast_steps_share_a_look(monkeypatch):
     clock = iter(range(10**9, 10**10, 40_000_000))  # a step every 40 ms
-    monkeypatch.setattr("stepscope.record.memory.snapshots.time.monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr("stepscope.record.memory.time.monotonic_ns", lambda: next(clock))
     sampler = MemorySampler(period_ns=100_000_000)
     assert [step for step in range(12) if sampler.on_step_end(step)] == [0, 3, 6, 9]

@@ -4,8 +4,7 @@ import json
 import torch
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.memory.snapshots import memory_snapshot
-from stepscope.record.memory.timeline import NO_DEVICE, MemoryTimeline
+from stepscope.record.memory import NO_DEVICE, MemoryTimeline, memory_snapshot
 from stepscope.record.window.schedule import close_look_at_memory
 
 

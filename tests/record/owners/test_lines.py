@@ -9,11 +9,11 @@ from tests.record.owners.watched import innermost, operators, owners_in, trainin
 
 from stepscope.contract.owners import HOOK
 from stepscope.record.config import RecordConfig
-from stepscope.record.hooks.loop.call_search import CallSearch, step_aside
+from stepscope.record.loop.call_search import CallSearch, step_aside
 from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep
 from stepscope.record.window.budget import TypicalStep
-from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.guards import ProfilerGuard
 
 FILE = planted_step.__file__
 ANNOTATIONS = ("ProfilerStep#", "Optimizer.")

@@ -13,9 +13,9 @@ from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.contract.run_folder import owners_file
+from stepscope.record.owners.event_tree import Places
 from stepscope.record.owners.frame_step import loader_shares
 from stepscope.record.owners.loader_samples import LoaderSamples, innermost_line
-from stepscope.record.owners.places import Places
 
 JOB = Path(__file__).with_name("loader_job.py")
 SOURCE = Path(__file__).parents[3] / "src"

@@ -3,7 +3,7 @@
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.frame_step import FrameStep, owners_of
 from stepscope.record.window.budget import TypicalStep
-from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.guards import ProfilerGuard
 
 
 def owners_in(step, *, model=None, number=7):

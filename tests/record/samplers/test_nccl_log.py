@@ -5,7 +5,7 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import job_environment
-from stepscope.record.samplers.nccl_log import NcclLog, debug_environment, log_of_process
+from stepscope.record.nccl_log import NcclLog, debug_environment, log_of_process
 
 
 def test_nccl_writes_one_file_per_process_which_becomes_the_ranks_log(tmp_path):

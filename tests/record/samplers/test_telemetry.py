@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from stepscope.record.samplers.nvml import Nvml
-from stepscope.record.samplers.telemetry import Telemetry
+from stepscope.record.samplers import Nvml, Telemetry
 
 
 class FakeLibrary:

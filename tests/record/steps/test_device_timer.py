@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.steps.device_timer import DeviceTimer
+from stepscope.record.steps import DeviceTimer
 
 
 class Device:
@@ -35,7 +35,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         def elapsed_time(self, end: "Event") -> float:
             return float(end.at_ms - self.at_ms)
 
-    monkeypatch.setattr("stepscope.record.steps.device_timer.perf_counter_ns", lambda: device.now_ms * 1_000_000)
+    monkeypatch.setattr("stepscope.record.steps.perf_counter_ns", lambda: device.now_ms * 1_000_000)
     monkeypatch.setattr("torch.cuda.Event", Event)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(number=device.stream))
     for name, answer in (

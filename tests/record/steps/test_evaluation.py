@@ -1,6 +1,6 @@
 """Which step begins with passes without gradients where these come every few steps?"""
 
-from stepscope.record.steps.evaluation import Evaluation
+from stepscope.record.step_recorder import Evaluation
 
 
 def evaluated(*steps: int) -> Evaluation:

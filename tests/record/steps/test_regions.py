@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import stepscope.record.steps.regions as regions_module
-from stepscope.record.steps.nvtx import nvtx_functions
-from stepscope.record.steps.regions import Regions
+from stepscope.record import steps as regions_module
+from stepscope.record.step_recorder import nvtx_functions
+from stepscope.record.steps import Regions
 
 
 @pytest.fixture

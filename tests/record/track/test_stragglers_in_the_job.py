@@ -7,10 +7,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stepscope.contract.late_ranks import rank_scores
+from stepscope.contract.live import rank_scores
 from stepscope.errors import UsageError
-from stepscope.record.track.detector import StragglerDetector
-from stepscope.record.track.exchange import Exchange, FolderChannel
+from stepscope.record.straggler_detector import Exchange, FolderChannel, StragglerDetector
 
 
 class Words:

@@ -10,13 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.contract.late_ranks import rank_scores  # noqa: E402
+from stepscope.contract.live import rank_scores  # noqa: E402
 from stepscope.contract.run_folder import steps_file  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
-from stepscope.record.track.alerts import Alert, alerts_of  # noqa: E402
-from stepscope.record.track.run_follower import RunFollower  # noqa: E402
-from stepscope.record.track.sinks import sink_from  # noqa: E402
-from stepscope.record.track.tracker import PerformanceTracker  # noqa: E402
+from stepscope.record.run_follower import RunFollower  # noqa: E402
+from stepscope.record.sinks import sink_from  # noqa: E402
+from stepscope.record.tracker import (  # noqa: E402
+    Alert,
+    PerformanceTracker,
+    alerts_of,
+)
 
 
 class Clock:

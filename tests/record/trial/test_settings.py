@@ -9,12 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
 
+from stepscope.contract.live import TRIAL  # noqa: E402
 from stepscope.contract.run_folder import rank_file  # noqa: E402
-from stepscope.contract.tuning import TRIAL  # noqa: E402
 from stepscope.record.config import RecordConfig  # noqa: E402
 from stepscope.record.hooks.patches import Patches  # noqa: E402
-from stepscope.record.trial.results import TrialResults  # noqa: E402
-from stepscope.record.trial.settings import Settings  # noqa: E402
+from stepscope.record.trial import (  # noqa: E402
+    Settings,
+    TrialResults,
+)
 from stepscope.record.window.schedule import next_busy_step  # noqa: E402
 
 

@@ -5,8 +5,8 @@ T1, T2, ... in names number the faults that recording has to survive; `fault_run
 
 import pytest
 
-import stepscope.record.window.budget as budget_module
 from stepscope.record.config import RecordConfig
+from stepscope.record.window import budget as budget_module
 from stepscope.record.window.budget import BYTES_PER_EVENT, Budget, TypicalStep, anonymous_bytes, max_window_events
 
 

@@ -8,9 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.window.budget import TypicalStep
-from stepscope.record.window.flops import flops_of
-from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.step_census import StepCensus
+from stepscope.record.window.guards import ProfilerGuard
+from stepscope.record.window.watched_step import StepCensus, flops_of
 
 
 class Small(torch.nn.Module):

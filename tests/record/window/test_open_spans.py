@@ -19,8 +19,8 @@ from torch.profiler import record_function
 from stepscope.record.config import RecordConfig
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.kineto import Kineto
-from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.step_census import StepCensus
+from stepscope.record.window.guards import ProfilerGuard
+from stepscope.record.window.watched_step import StepCensus
 
 def work():
     for _ in range(50):

@@ -8,7 +8,7 @@ import pytest
 from stepscope.record.config import RecordConfig
 from stepscope.record.window import window as windows
 from stepscope.record.window.budget import TypicalStep
-from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.guards import ProfilerGuard
 
 
 class Range:

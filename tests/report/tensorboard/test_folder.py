@@ -13,11 +13,10 @@ from tests.diagnose.late import OWN_US, late_run
 from tests.report.trace_processor import fields
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels.efficiency import GivenValues
+from stepscope.analyze.efficiency import GivenValues
 from stepscope.contract.run_folder import trace_file
 from stepscope.contract.tensorboard import crc32c
-from stepscope.report.tensorboard.events import Scalar, event_file
-from stepscope.report.tensorboard.folder import EVENT_FILE, scalars_of, tensorboard_files
+from stepscope.report.tensorboard import EVENT_FILE, Scalar, event_file, scalars_of, tensorboard_files
 from stepscope.run.load import load
 
 LATE_US = 2000.0

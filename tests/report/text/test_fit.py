@@ -7,17 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from stepscope.cli.doctor import Check, print_checks_table
-from stepscope.cost.collectives.calibration import calibrate
-from stepscope.cost.collectives.points import points_from_csv
-from stepscope.diagnose.health import COLUMNS, RankHealth
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.bench import print_bench
-from stepscope.report.text.calibration import print_calibration
-from stepscope.report.text.code import MIN_SOURCE_WIDTH
-from stepscope.report.text.code_columns import Columns
+from stepscope.cost.calibration import calibrate
+from stepscope.cost.measured_collectives import points_from_csv
+from stepscope.diagnose.checks import COLUMNS, RankHealth
+from stepscope.report.terminal import PlainConsole, plain_table, print_fitting
+from stepscope.report.text.bench import print_bench, print_calibration
+from stepscope.report.text.code import MIN_SOURCE_WIDTH, Columns
 from stepscope.report.text.health import print_rank_health
 from stepscope.report.text.tables import print_answer
-from stepscope.report.text.terminal import PlainConsole, plain_table
 from stepscope.tables.sql import Answer
 
 WIDTH = 80

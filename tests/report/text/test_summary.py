@@ -10,13 +10,10 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.diagnose.finding import FINDING_IDS, SETTING_OF_FINDING
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.setting_of_finding import SETTING_OF_FINDING
-from stepscope.report.next_commands import next_commands
-from stepscope.report.text.ranks import print_ranks
-from stepscope.report.text.summary import print_summary
-from stepscope.report.text.terminal import console, name_text, plain_table, speaks_unicode
+from stepscope.report.terminal import console, name_text, plain_table, speaks_unicode
+from stepscope.report.text.summary import next_commands, print_ranks, print_summary
 from stepscope.run.load import Run
 from stepscope.whatif.keys import SETTINGS
 

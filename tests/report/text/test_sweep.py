@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from tests.results.sweeps.test_verdict import TOLERANCE, row
 
-from stepscope.report.text.sweep import print_sweep
+from stepscope.report.text.bench import print_sweep
 from stepscope.results.sweeps.verdict import sweep_verdict
 
 

@@ -11,8 +11,8 @@ from tests.source_trees import desk_calls
 
 from stepscope.cli.messages import print_line, print_stderr, warn
 from stepscope.investigate.investigation import Step
+from stepscope.report.terminal import PlainConsole, console, plain_table, row_name
 from stepscope.report.text.investigation import print_step
-from stepscope.report.text.terminal import PlainConsole, console, plain_table, row_name
 
 HOSTILE = "[red]x[/red] [/foo] \x1b[31m \x1b]52;c;AAAA\x07 \x9b2J \u202e\u2066 :smile:"
 

@@ -6,11 +6,9 @@ import pytest
 from tests.analyze.owners.owned_folder import STEPS, owned_folder
 from tests.report.timeline.test_slices import decoded, from_json, source
 
-from stepscope.report.timeline.chrome import chrome_trace
-from stepscope.report.timeline.filter import Filter
-from stepscope.report.timeline.owner_tracks import LINES, MODULES, with_owner_tracks
-from stepscope.report.timeline.perfetto import perfetto_trace
-from stepscope.report.timeline.slices import timeline_of
+from stepscope.report.chrome import chrome_trace
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import LINES, MODULES, Filter, timeline_of, with_owner_tracks
 from stepscope.run.aligned import AlignedRun, aligned
 
 

@@ -14,16 +14,14 @@ from tests.diagnose.late import late_run
 from tests.report.trace_processor import fields, queried, why_not
 
 from stepscope.contract import tensorboard as event_records
-from stepscope.report.timeline import lanes as timeline_lanes
-from stepscope.report.timeline import protobuf
-from stepscope.report.timeline.chrome import chrome_trace
-from stepscope.report.timeline.filter import Filter
-from stepscope.report.timeline.lanes import MAX_LANES, lanes
-from stepscope.report.timeline.perfetto import perfetto_trace
-from stepscope.report.timeline.slices import FIRST_PID, Timeline, timeline_of
+from stepscope.report import perfetto as protobuf
+from stepscope.report import timeline as timeline_lanes
+from stepscope.report.chrome import chrome_trace
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import FIRST_PID, MAX_LANES, Filter, Timeline, lanes, timeline_of
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
-from stepscope.tables import csv as tables_csv
+from stepscope.tables import table as tables_csv
 
 DATA = Path(__file__).parents[2] / "data"
 needs_trace_processor = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

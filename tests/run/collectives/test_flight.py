@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.analyze.ranks.collectives import collective_rows
-from stepscope.analyze.ranks.window import rank_account
+from stepscope.analyze.collective_costs import collective_rows
+from stepscope.analyze.rank_windows import rank_account
 from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import rank_file
 from stepscope.run.aligned import aligned
-from stepscope.run.collectives.flight import calls_of_operators, flight_calls
+from stepscope.run.flight_recorder import calls_of_operators, flight_calls
 from stepscope.run.load import Run, load
 
 RECORDED = Path(__file__).parents[2] / "data" / "gloo-mesh"

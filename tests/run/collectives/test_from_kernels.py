@@ -7,7 +7,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.traces import event, rank_of
 
 from stepscope.contract.collectives import OPS
-from stepscope.run.collectives.table import Collectives
+from stepscope.run.collectives import Collectives
 from stepscope.run.rank import Rank
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.run.traces import event, trace_of
 
-from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, group_of_record, header_groups
+from stepscope.run.groups import UNKNOWN_GROUP, Group, group_of_record, header_groups
 
 
 def header(*groups: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import pytest
 from tests.run.traces import event
 
 from stepscope.errors import InputError, UsageError
-from stepscope.run.engine.dask import scheduler_address
-from stepscope.run.engine.task import keep_columns
+from stepscope.run.dask import keep_columns, scheduler_address
 from stepscope.trace.cache import read_cached
 
 

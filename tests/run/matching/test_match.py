@@ -14,7 +14,7 @@ from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import trace_file
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
-from stepscope.run.matching.match import Matches, match_collectives, op_text
+from stepscope.run.matching import Matches, match_collectives, op_text
 
 
 def members(matches: Matches) -> list[set[tuple[int, int]]]:

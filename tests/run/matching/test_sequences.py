@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.run.matching.segments import mad_sigmas, median_times, medians
-from stepscope.run.matching.sequences import NO_STEP, shared_columns
+from stepscope.run.matching import NO_STEP, mad_sigmas, median_times, medians, shared_columns
 from stepscope.stats.robust import mad_sigma
 
 Call = tuple[int, int, int, int]

@@ -10,9 +10,15 @@ fsspec = pytest.importorskip("fsspec")
 
 from stepscope.contract.redaction import shown_address  # noqa: E402
 from stepscope.errors import InputError, UsageError  # noqa: E402
-from stepscope.run.remote.address import base_name, is_address  # noqa: E402
-from stepscope.run.remote.copies import local_copies  # noqa: E402
-from stepscope.run.remote.objects import RemoteFile, Room, copy_file, files_at, write_object  # noqa: E402
+from stepscope.run.address import base_name, is_address  # noqa: E402
+from stepscope.run.remote import (  # noqa: E402
+    RemoteFile,
+    Room,
+    copy_file,
+    files_at,
+    local_copies,
+    write_object,
+)
 
 
 @pytest.fixture

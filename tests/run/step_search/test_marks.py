@@ -4,8 +4,7 @@ from pathlib import Path
 
 from tests.run.traces import Event, event, rank_of
 
-from stepscope.run.step_search.marks import steps_between_marks
-from stepscope.run.step_search.unmarked_steps import with_derived_steps
+from stepscope.run.unmarked_steps import steps_between_marks, with_derived_steps
 
 LOADER, SGD, ADAM = "enumerate(DataLoader)#_Iter.__next__", "Optimizer.step#SGD.step", "Optimizer.step#Adam.step"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.run.traces import Event, event, rank_of
 
-from stepscope.run.step_search.period import kernel_period
+from stepscope.run.unmarked_steps import kernel_period
 
 STEP = ["embed", "norm", "gemm_a", "gemm_b", "norm", "gemm_a", "gemm_b", "head", "loss"]
 LAYER = ["norm", "qkv", "scores", "soft", "out", "up", "down"]

@@ -9,7 +9,7 @@ from tests.analyze.build import RankTrace, built_run
 
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog, step_log_of
-from stepscope.run.step_search.rounds import Rounds, in_rounds
+from stepscope.run.unmarked_steps import Rounds, in_rounds
 
 STEPS, FIRST, LAST = 40, 21, 28
 WRITES_MS, IMPROVES_MS = 80.0, 20.0

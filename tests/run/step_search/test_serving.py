@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.run.step_search.serving import serving_step
+from stepscope.run.steps import serving_step
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.trace.nccl.log import nccl_log, nccl_logs
-from stepscope.trace.nccl.said import Choice, LoggedCollective, NcclLog
+from stepscope.trace.nccl import Choice, LoggedCollective, NcclLog, nccl_log, nccl_logs
 
 RECORDED = Path(__file__).parents[2] / "data" / "nccl_logs"
 VERSIONS = [f"2.{minor}" for minor in range(14, 31)]

@@ -11,9 +11,8 @@ from tests.trace.nsight.test_read_nsys import small
 
 from stepscope.cli.main import main
 from stepscope.errors import TraceError
-from stepscope.trace.nsight.btree_size import TablePages
-from stepscope.trace.nsight.overview import overview
-from stepscope.trace.nsight.read import read_nsys
+from stepscope.trace.nsight import overview, read_nsys
+from stepscope.trace.sqlite_file import TablePages
 
 PAGE = 4096
 KERNELS, CALLS, RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import InputError
-from stepscope.trace.nsight.ncu_csv import is_ncu_csv, read_ncu_csv
-from stepscope.trace.nsight.numerals import decimal_mark, marks_of, number
+from stepscope.trace.ncu import decimal_mark, is_ncu_csv, marks_of, number, read_ncu_csv
 
 DATA = Path(__file__).parents[2] / "data" / "ncu-h200"
 OLD = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream",

@@ -15,9 +15,9 @@ from tests.trace.nsight.kineto_as_nsys import INIT, MACHINE, SIZED, Export, payl
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.run.load import load
 from stepscope.trace.classify import EventKind, event_kinds
-from stepscope.trace.nsight.database import Database, integers
-from stepscope.trace.nsight.read import read_nsys
-from stepscope.trace.nsight.torch_ranges import torch_range, without_numbers
+from stepscope.trace.nsight import read_nsys
+from stepscope.trace.nsight_rows import torch_range, without_numbers
+from stepscope.trace.sqlite_file import Database, integers
 from stepscope.trace.table import Trace
 
 REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
@@ -99,7 +99,7 @@ def test_times_are_on_the_wall_clock(real: Path) -> None:
 
 def test_chunks_do_not_change_the_table(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_nsys(real)
-    monkeypatch.setattr("stepscope.trace.nsight.database.CHUNK_ROWS", 37)
+    monkeypatch.setattr("stepscope.trace.sqlite_file.CHUNK_ROWS", 37)
     for one, other in zip(whole, read_nsys(real), strict=True):
         assert [one.strings[i] for i in one["name"]] == [other.strings[i] for i in other["name"]]
         assert one["ts_ns"].tolist() == other["ts_ns"].tolist()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.trace.pickles.plain_data import NotPlainData, plain_data
+from stepscope.trace.pickles import NotPlainData, plain_data
 
 PLAIN = {
     "texts": ["", "a", "ä" * 300, "\ud800", "x" * 70_000],

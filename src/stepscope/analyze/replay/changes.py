@@ -10,15 +10,205 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import HostParts
-from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.host_time import HostParts, blocking_calls
+from stepscope.analyze.replay.program import NOTHING, Program, without_calls
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
-from stepscope.analyze.replay.straggler_off import host_part_ns, host_part_scaled
-from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
+from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES
+from stepscope.records import once_per_record
+from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.stats.middle import median
-from stepscope.trace.classify import EventKind
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.robust import median
+from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
+
+# The run in which a late rank is as fast as its peers.
+#
+# Ranks of one job mostly run the same program. Then the late rank takes, item by item, what a median peer takes for
+# the same item: the lateness goes from where it was. Items that no peer has (the work of whatever made it late) take
+# nothing. Where programs differ too much to be laid side by side (stages of a pipeline), the late rank is shortened
+# evenly, part by part.
+
+_SAME_PROGRAM = 0.75
+"""of the items of both ranks have a counterpart"""
+
+
+def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
+    """Return the run in which the named ranks are as fast as the median of the others, host and device."""
+    every = replay.shared.run.ranks
+    late = {i for i, r in enumerate(every) if r.rank in set(ranks)}
+    peers = [i for i, p in enumerate(replay.programs) if i not in late and len(p)]
+    if not late or not peers:
+        return replay
+    programs = list(replay.programs)
+    for i in late:
+        programs[i] = _like_peers(replay, i, peers)
+    return rebuilt(replace(replay, recurring=replay.recurring.with_ranks_like_others(ranks)), programs)
+
+
+def _like_peers(replay: Replay, late: int, peers: Sequence[int]) -> Program:
+    """Return the late rank's program with the times of its peers."""
+    program, ranks = replay.programs[late], replay.shared.run.ranks
+    host = _median_peer(replay.programs, peers, _host_ns)
+    device = _median_peer(replay.programs, peers, compute_ns)
+    as_host = _counterparts(ranks[late], program, ranks[host], replay.programs[host])
+    as_device = _counterparts(ranks[late], program, ranks[device], replay.programs[device])
+    if as_host is None or as_device is None:
+        return _shortened(program, [replay.programs[p] for p in peers])
+    slow, fast = replay.programs[host], replay.programs[device]
+    return replace(
+        program,
+        host=HostParts(*(_taken(getattr(slow.host, f.name), as_host) for f in fields(HostParts))),
+        tail=slow.tail,
+        duration_ns=np.where(program.collective == NOTHING, _taken(fast.duration_ns, as_device), program.duration_ns),
+        queued_gap_ns={**program.queued_gap_ns, **fast.queued_gap_ns},
+    )
+
+
+def _taken(values: Int64s, counterpart: Int64s) -> Int64s:
+    """Return a peer's values for the items of the late rank; 0 for those without a counterpart."""
+    return np.where(counterpart >= 0, values[np.maximum(counterpart, 0)], 0)
+
+
+def _median_peer(programs: Sequence[Program], peers: Sequence[int], time_ns: Callable[[Program], float]) -> int:
+    """Return the peer in the middle by some time; of two in the middle the slower one."""
+    return sorted(peers, key=lambda i: time_ns(programs[i]))[len(peers) // 2]
+
+
+def _host_ns(program: Program) -> float:
+    return float(program.host.total_ns.sum() + program.tail.total_ns.sum())
+
+
+def compute_ns(program: Program) -> float:
+    """Return what the work of a program takes that is not communication."""
+    return float(program.duration_ns[program.kind != EventKind.COMM_KERNEL].sum())
+
+
+def _counterparts(rank: Rank, program: Program, other_rank: Rank, other: Program) -> Int64s | None:
+    """Return for each item the other rank's item of the same step and name, the k-th for the k-th; NOTHING for none.
+
+    None where the two ranks do not run the same program.
+    """
+    if not len(program) or not len(other):
+        return None
+    mine, theirs = _names(rank, program), _names(other_rank, other)
+    _, both = np.unique(np.concatenate((mine, theirs)), return_inverse=True)
+    mine_key = _nth(both[: len(mine)], program.step)
+    their_key = _nth(both[len(mine) :], other.step)
+    _, key = np.unique(np.concatenate((mine_key, their_key)), axis=0, return_inverse=True)
+    key = key.reshape(-1)
+    at = np.full(int(key.max()) + 1, NOTHING, np.int64)
+    at[key[len(mine) :]] = np.arange(len(other))
+    found = at[key[: len(mine)]]
+    share = (found >= 0).sum() / max(len(program), len(other))
+    return found if share >= _SAME_PROGRAM else None
+
+
+def _names(rank: Rank, program: Program) -> npt.NDArray[np.str_]:
+    """Return what each item is called."""
+    if not rank.has_device:
+        return rank.collectives.op[program.device_index].astype(str)
+    name = rank.work.name[program.device_index]
+    used, at = np.unique(name, return_inverse=True)
+    return np.array([rank.trace.strings[i] for i in used.tolist()])[at.reshape(-1)]
+
+
+def _nth(name: Int64s, step: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Return rows `(step, name, how many of that name came before in the step)`."""
+    group = step.astype(np.int64) * (int(name.max()) + 1) + name
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    fresh = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    first = np.maximum.accumulate(np.where(fresh, np.arange(len(group)), 0))
+    nth = np.empty(len(group), np.int64)
+    nth[order] = np.arange(len(group)) - first
+    return np.stack((group, nth), axis=1)
+
+
+def _shortened(program: Program, peers: Sequence[Program]) -> Program:
+    """Return a program shortened, part by part, to the median of its peers."""
+    for name in (f.name for f in fields(HostParts)):
+        usual, own = median([host_part_ns(p, name) for p in peers]), host_part_ns(program, name)
+        if own > usual:
+            program = host_part_scaled(program, name, usual / own)
+    usual, mine = median([compute_ns(p) for p in peers]), compute_ns(program)
+    if mine <= usual:
+        return program
+    computes = program.kind != EventKind.COMM_KERNEL
+    shorter = np.where(computes, np.rint(program.duration_ns * (usual / mine)), program.duration_ns)
+    return replace(program, duration_ns=shorter.astype(np.int64))
+
+
+def host_part_ns(program: Program, part: str) -> float:
+    """Return what one part of the host's time takes in all."""
+    return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
+
+
+def host_part_scaled(program: Program, part: str, factor: float) -> Program:
+    """Return a program in which one part of the host's time takes `factor` times as long."""
+
+    def scaled(parts: HostParts) -> HostParts:
+        return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
+
+    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
+
+
+# The run without saving its state: copies to the host in a row, and what the host does between and around them.
+#
+# Training reads single values from the device: a loss, a flag. Many copies to the host with nothing computed between
+# them are a model or an optimizer on its way to a file. What the host does meanwhile (writing, hashing, packing) is
+# the
+# same stop, wherever it shows: as a stall, as its own time, as waiting for the copies.
+
+MIN_COPIES = 8
+"""in a row: fewer are values that the loop reads"""
+
+
+def state_saves(rank: Rank, program: Program) -> npt.NDArray[np.bool_]:
+    """Return which items of a program copy state to the host: runs of such copies with nothing else between them."""
+    if not rank.has_device or not len(program):
+        return np.zeros(len(program), bool)
+    work = rank.work
+    to_host = by_string(rank.trace, work.name, lambda s: "DtoH" in s or "DeviceToHost" in s).astype(bool)
+    copies = (to_host & (work.kind == EventKind.COPY))[program.device_index]
+    run = np.cumsum(~copies)  # copies in a row have the same number as the item before them
+    count = np.bincount(run[copies], minlength=int(run.max()) + 1)
+    return copies & (count[run] >= MIN_COPIES)
+
+
+def save_ns(replay: Replay) -> float:
+    """Return what saving state takes per step: copies, and the host between them; of the median rank."""
+    totals = []
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        saves = state_saves(rank, program)
+        totals.append(float(program.duration_ns[saves].sum() + program.host.own_ns[saves].sum()))
+    return median(totals) / max(len(replay.steps), 1) if totals else 0.0
+
+
+def without_state_saves(replay: Replay) -> Replay:
+    """Return the run in which no state is saved."""
+    programs = []
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        saves = state_saves(rank, program)
+        programs.append(_without(program, saves) if saves.any() else program)
+    return rebuilt(replay, programs)
+
+
+def _without(program: Program, saves: npt.NDArray[np.bool_]) -> Program:
+    """Return a program whose chosen copies take nothing; the host waits neither for them nor before them."""
+    by_save = (program.released_by != NOTHING) & saves[np.maximum(program.released_by, 0)]
+    host = program.host
+    tail = program.tail_released_by
+    return replace(
+        program,
+        duration_ns=np.where(saves, 0, program.duration_ns),
+        host=replace(
+            host, own_ns=np.where(saves, 0, host.own_ns), stall_ns=np.where(saves | by_save, 0, host.stall_ns)
+        ),
+        released_by=np.where(saves | by_save, NOTHING, program.released_by),
+        tail_released_by=NOTHING if tail != NOTHING and saves[tail] else tail,
+    )
+
 
 Chosen = Sequence[npt.NDArray[np.bool_]]
 Change = Callable[[Replay], Replay]
@@ -47,7 +237,7 @@ def at_any_factor(change: Change) -> Change:
 
 def without_data_wait(replay: Replay) -> Replay:
     """Return the run with every batch ready when it is asked for, and no loader that is started again."""
-    return _with_host(without_recurring(replay, DATA_CAUSES), lambda parts: _without(parts, "data_ns"))
+    return _with_host(without_recurring(replay, DATA_CAUSES), lambda parts: _changes_without(parts, "data_ns"))
 
 
 def without_stalls(replay: Replay) -> Replay:
@@ -58,7 +248,7 @@ def without_stalls(replay: Replay) -> Replay:
 
 def without_window_stalls(replay: Replay) -> Replay:
     """Return the run with no host stalls in the replayed steps."""
-    return _with_host(replay, lambda parts: _without(parts, "stall_ns"))
+    return _with_host(replay, lambda parts: _changes_without(parts, "stall_ns"))
 
 
 def without_recurring(replay: Replay, causes: Sequence[str]) -> Replay:
@@ -69,7 +259,7 @@ def without_recurring(replay: Replay, causes: Sequence[str]) -> Replay:
 
 def without_allocator(replay: Replay) -> Replay:
     """Return the run with no calls for device memory inside steps, and without the synchronisation they imply."""
-    return _with_host(replay, lambda parts: _without(parts, "allocator_ns"))
+    return _with_host(replay, lambda parts: _changes_without(parts, "allocator_ns"))
 
 
 def without_syncs(replay: Replay) -> Replay:
@@ -215,9 +405,76 @@ def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float | npt.
     return replace(program, duration_ns=duration)
 
 
-def _without(parts: HostParts, name: str) -> HostParts:
+def _changes_without(parts: HostParts, name: str) -> HostParts:
     return replace(parts, **{name: np.zeros_like(getattr(parts, name))})
 
 
 def _with_host(replay: Replay, change: Callable[[HostParts], HostParts]) -> Replay:
     return rebuilt(replay, [replace(p, host=change(p.host), tail=change(p.tail)) for p in replay.programs])
+
+
+# The run with each chain of kernels fused into one: one launch, and one pass over memory.
+
+
+def fused_chains(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]], leads: Chosen) -> Replay:
+    """Return the run in which chosen kernels take other times, and only those in `leads` are still launched.
+
+    All three are given per rank over the rows of its DeviceWork.
+    """
+    shorter = programs_with_times(replay, chosen, times_ns)
+    programs = []
+    for program, mask, lead, rank in zip(shorter, chosen, leads, replay.shared.run.ranks, strict=True):
+        if not rank.has_device:
+            programs.append(program)
+            continue
+        gone = (mask & ~lead)[program.device_index]
+        own_ns = np.where(gone, 0, program.host.own_ns)
+        programs.append(replace(program, host=replace(program.host, own_ns=own_ns)))
+    return rebuilt(replay, programs)
+
+
+# What if nobody waited for copies? They take no time, and the host goes on when it has asked for one.
+#
+# Those that follow one another are one: what the host does between two copies is for the second.
+#
+# The host waits for a copy inside the operator that asks for it: where the source is pageable memory, and where
+# `non_blocking=True` was not said. What it waits for there is all that was launched before, not the copy alone.
+
+Mask = npt.NDArray[np.bool_]
+
+
+@once_per_record
+def copies_to_device(rank: Rank) -> Mask:
+    """Return which rows of a rank's work copy from the host to the device."""
+    named = by_string(rank.trace, rank.work.name, lambda s: "HtoD" in s or "HostToDevice" in s).astype(bool)
+    return named & (rank.work.kind == EventKind.COPY)
+
+
+def hidden_copies(replay: Replay, copies: Chosen) -> Replay:
+    """Return the run in which these copies take nothing, and the host waits for none that goes to the device."""
+    ranks = replay.shared.run.ranks
+    programs = []
+    for rank, program, mask in zip(ranks, without_waits(replay), copies, strict=True):
+        items = mask[program.device_index] if rank.has_device else np.zeros(len(program), bool)
+        further = items & np.append(False, items[:-1])[: len(items)]
+        host = replace(program.host, own_ns=np.where(further, 0, program.host.own_ns))
+        programs.append(replace(program, host=host, duration_ns=np.where(items, 0, program.duration_ns)))
+    return rebuilt(replay, programs)
+
+
+def without_waits(replay: Replay) -> list[Program]:
+    """Return the programs in which the host does not wait for copies to the device."""
+    ranks = replay.shared.run.ranks
+    return [
+        without_calls(program, rank, replay.steps, _waiting_calls(rank)) if rank.has_device else program
+        for rank, program in zip(ranks, replay.programs, strict=True)
+    ]
+
+
+@once_per_record
+def _waiting_calls(rank: Rank) -> Int64s:
+    """Return the synchronising calls that make copies to the device, or lie in the operators that ask for them."""
+    copies, calls = copies_to_device(rank), np.sort(blocking_calls(rank, synchronisations_only=True)[2])
+    launches, operators = rank.work.launch_row[copies], rank.work.op_row[copies]
+    mine = among(calls, distinct(launches)) | (enclosing(rank.trace, distinct(operators[operators >= 0]), calls) >= 0)
+    return calls[mine]

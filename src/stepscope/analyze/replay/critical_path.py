@@ -14,10 +14,9 @@ from stepscope.analyze.replay.replay import Replay, with_host_factor
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
-from stepscope.stats.middle import median
+from stepscope.stats.robust import median
 from stepscope.trace.classify import EventKind
-from stepscope.trace.schema import NO_STRING
-from stepscope.trace.table import Int64s
+from stepscope.trace.table import NO_STRING, Int64s
 from stepscope.units import printable
 
 _MAX_SEGMENTS = 30

@@ -8,13 +8,13 @@ it, and the doubt is larger.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import RECORDING_COST_NS, HostParts, recorded_events
-from stepscope.analyze.ranks.lateness import common_steps
+from stepscope.analyze.host_time import RECORDING_COST_NS, Activities, HostParts, activities, recorded_events
+from stepscope.analyze.lateness import common_steps
 from stepscope.analyze.replay.graph import (
     CircularWaits,
     Graph,
@@ -24,23 +24,125 @@ from stepscope.analyze.replay.graph import (
     steady_period_ns,
     with_durations,
 )
-from stepscope.analyze.replay.host_program import host_program
-from stepscope.analyze.replay.logged_host import logged_factor
-from stepscope.analyze.replay.program import Program, device_program
-from stepscope.analyze.replay.unprofiled_lateness import as_late_as_known
-from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
-from stepscope.analyze.step.training_step import TrainingStep
+from stepscope.analyze.replay.program import Program, device_program, host_program
+from stepscope.analyze.training_step import NOTHING_RECURS, WORK_REGIONS, Floats, Recurring, TrainingStep, region_times
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
-from stepscope.run.each_rank import each_rank
+from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import Rank
+from stepscope.run.step_log import StepLog
 from stepscope.stats.distinct import among
-from stepscope.stats.robust import far_longer, recurring_long
+from stepscope.stats.robust import far_longer, median, recurring_long
+from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
+# What is left of the host's time without the profiler, by the regions of the step log?
+#
+# The log times forward, backward and optimizer step in steps without the profiler too. Where the device decides the
+# step,
+# the host waits in them for room in the queue, but not in all: after a pause the queue is empty. The quickest of each
+# region are thus the host's own work, and so is what the trace has of them in profiled steps without waiting.
+#
+#     factor = quickest unprofiled / own profiled, summed over regions and ranks
+#
+# Waiting only makes it larger: it is a bound from above.
+
 _MIN_STEPS = 8
-"""steps laid end to end, so that the second half is steady"""
+_QUICK = 1.5
+"""times the quickest: so much do regions differ in which the host does not wait"""
+
+
+def logged_factor(run: Run, steps: Int64s) -> float | None:
+    """Return the largest that the host's factor can be, None where the logs do not tell."""
+    logs = {log.rank: log for log in run.logs}
+    own = quick = 0.0
+    for rank in run.ranks:
+        log = logs.get(rank.rank)
+        if log is None or not rank.has_device:
+            continue
+        times = region_times(log)
+        regions = [name for name in WORK_REGIONS if name in times]
+        did = activities(rank) if regions else None
+        for name in regions:
+            unprofiled = _quick_ns(log, times[name])
+            recorded = _own_ns(rank, did, name, steps) if did is not None and unprofiled else None
+            if recorded and unprofiled:
+                own, quick = own + recorded, quick + unprofiled
+    return quick / own if own else None
+
+
+def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
+    """Return the host's own time in a region of the recorded steps, per step."""
+    rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
+    rows = rows_named(rank.trace, rows, lambda name: name == region)
+    start = rank.trace["ts_ns"][rows]
+    at = rank.steps.of(start)
+    kept = (at >= 0) & among(rank.steps.number[np.maximum(at, 0)], steps)
+    start, took = start[kept], rank.trace["dur_ns"][rows[kept]]
+    own = did.parts(start, start + took).own_ns
+    return float(own.sum()) / max(len(steps), 1)
+
+
+def _quick_ns(log: StepLog, took: Floats) -> float | None:
+    """Return how long a region takes in steps without the profiler in which the host did not wait."""
+    known = took[log.unprofiled & (took > 0)]
+    if len(known) < _MIN_STEPS:
+        return None
+    return median(known[known <= _QUICK * known.min()])
+
+
+# Programs in which ranks are as late as the steps without the profiler show them, not as in the few recorded ones.
+#
+# A rank's host takes, per step, the median of the others' plus its known lateness. Time that it lacks is added at the
+# beginning of each step; time that is too much is taken from stalls, then from loading data, then from its own work.
+
+_TAKEN_FROM = ("stall_ns", "data_ns", "own_ns")
+
+
+def as_late_as_known(
+    programs: tuple[Program, ...], ranks: Sequence[int], late_ns: Mapping[int, float], *, num_steps: int
+) -> tuple[Program, ...]:
+    """Return the programs with the known ranks as late as said, per step; ranks without a program stay as they are."""
+    times = np.array([_host_ns(p) / num_steps for p in programs])
+    others = [i for i, (rank, p) in enumerate(zip(ranks, programs, strict=True)) if rank not in late_ns and len(p)]
+    if not late_ns or not others:
+        return programs
+    usual = median(times[others])
+    out = list(programs)
+    for i, rank in enumerate(ranks):
+        if rank in late_ns and len(programs[i]):
+            out[i] = _changed(programs[i], usual + late_ns[rank] - float(times[i]), num_steps)
+    return tuple(out)
+
+
+def _host_ns(program: Program) -> float:
+    return float(program.host.total_ns.sum() + program.tail.total_ns.sum())
+
+
+def _changed(program: Program, more_ns: float, num_steps: int) -> Program:
+    if more_ns >= 0:
+        stall = program.host.stall_ns.copy()
+        stall[np.unique(program.step, return_index=True)[1]] += round(more_ns)
+        return replace(program, host=replace(program.host, stall_ns=stall))
+    left = -more_ns * num_steps
+    for name in _TAKEN_FROM:
+        there = float(getattr(program.host, name).sum() + getattr(program.tail, name).sum())
+        taken = min(left, there)
+        if taken > 0:
+            program = _scaled(program, name, 1 - taken / there)
+            left -= taken
+    return program
+
+
+def _scaled(program: Program, part: str, factor: float) -> Program:
+    def scaled(parts: HostParts) -> HostParts:
+        assert part in {f.name for f in fields(parts)}
+        return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
+
+    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
+
+
 _MIN_STEADY_STEPS = 3
 """... or so many, where a step alone is large"""
 _MAX_ITEMS = 24_000

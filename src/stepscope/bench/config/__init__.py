@@ -1,2 +1,1 @@
-"""Settings of benchmarks and trainings: sections and fields with their limits, read from a file, changed on the
-command line."""
+"""Settings of benchmarks and training runs."""

@@ -30,7 +30,10 @@ class ConfiguredParser(argparse.ArgumentParser):
         add_config_arguments(look)
         given, _ = look.parse_known_args(args)
         if given.config is not None or given.overrides:
-            from stepscope.bench.config.settings import config_from, flags_from  # not for --help, which it would slow
+            from stepscope.bench.config.settings import (
+                config_from,
+                flags_from,  # not for --help, which it would slow
+            )
 
             known = {action.dest for action in self._actions}
             flags = flags_from(given.config, given.overrides)

@@ -12,8 +12,7 @@ from stepscope.bench.config.field import setting
 from stepscope.bench.config.optimizer import OptimizerConfig
 from stepscope.bench.config.schedule import SchedulerConfig
 from stepscope.bench.data_parallel.strategies import NAMES, SHARDED
-from stepscope.contract.precisions import TRAINING_PRECISIONS
-from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
+from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
 SINGLE = "single"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
-from stepscope.contract.slurm_nodes import first_node
+from stepscope.contract.run_folder import first_node
 from stepscope.errors import UsageError
 
 # What tells rank, world size, rank and ranks on this machine. A batch script of Slurm has SLURM_PROCID and

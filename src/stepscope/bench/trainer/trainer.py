@@ -36,7 +36,7 @@ from stepscope.bench.trainer.process import Process, join_group
 from stepscope.bench.trainer.progress import Progress, Say, name_write_errors
 from stepscope.bench.trainer.steps import Loss, SingleProcess, Steps, make_steps, make_workload
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.record.launch.recording_by import followed_from_outside
+from stepscope.record.launch.inject_point import followed_from_outside
 from stepscope.record.profile import profile, region
 
 RUN = "run"

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stepscope.bench.workloads.fed import BatchCount
 from stepscope.bench.workloads.loader import RankBatches, move_to_device
-from stepscope.contract.precisions import TRAINING_PRECISIONS
-from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
+from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}

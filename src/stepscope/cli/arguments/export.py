@@ -16,7 +16,7 @@ import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
 from stepscope.cli.arguments.sizes import above_zero, at_least_zero, whole_number
-from stepscope.report.timeline.limit import MAX_SLICES
+from stepscope.report.timeline_limit import MAX_SLICES
 from stepscope.tables.schema import TABLES
 
 

@@ -16,7 +16,7 @@ output, exit code and results stay as they are.
 import argparse
 
 from stepscope.cli.arguments.sizes import at_least_one
-from stepscope.record.samplers.nccl_log import SWITCHES
+from stepscope.record.nccl_log import SWITCHES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

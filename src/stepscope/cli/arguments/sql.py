@@ -30,8 +30,8 @@ class _ListTables(argparse.Action):
     """Lists the tables and ends, as --help does: no run is needed for it."""
 
     def __call__(self, *_: Any) -> None:
+        from stepscope.report.terminal import console
         from stepscope.report.text.tables import print_tables
-        from stepscope.report.text.terminal import console
 
         print_tables(console(sys.stdout))
         raise SystemExit(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepscope.bench.session.results import RESULTS
 from stepscope.cli.output import refuse_existing
-from stepscope.contract.workload import WORKLOAD_DEFAULTS
+from stepscope.contract.flops import WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
 PLOT = "results.svg"

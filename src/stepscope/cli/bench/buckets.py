@@ -10,8 +10,8 @@ from stepscope.bench.session.rank_records import first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.session import Document, document_of, elsewhere, finish_bench, start_ranks
 from stepscope.errors import UsageError
+from stepscope.report.terminal import console, plain_table
 from stepscope.report.text.bench import times_of
-from stepscope.report.text.terminal import console, plain_table
 from stepscope.results.times import ratio
 
 _JOB = "stepscope.bench.data_parallel.bucket_sweep:bucket_sweep"

@@ -11,9 +11,8 @@ from stepscope.cli.bench.session import Document, command_line, write_page
 from stepscope.cli.calibrate import measure_points
 from stepscope.cli.output import write_json
 from stepscope.contract.collectives import bus_factor
-from stepscope.cost.collectives.points import Point
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.cost.measured_collectives import Point
+from stepscope.report.terminal import console, plain_table, print_fitting
 from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
+from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
 from stepscope.bench.session.rank_records import Records, every
 from stepscope.cli.given.progress import work_progress
 from stepscope.errors import InputError

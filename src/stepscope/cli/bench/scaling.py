@@ -13,12 +13,11 @@ from stepscope.cli.arguments.bench.scaling import MODES, WORLD_SIZES
 from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
 from stepscope.cli.bench.session import Document, command_line, elsewhere, finish_bench, start_ranks
 from stepscope.cli.messages import print_stderr
-from stepscope.document.plain_values import in_ms
+from stepscope.document.values import in_ms
 from stepscope.errors import UsageError
-from stepscope.report.fit import print_fitting
-from stepscope.report.svg.scaling import scaling_svg
+from stepscope.report.svg import scaling_svg
+from stepscope.report.terminal import plain_table, print_fitting
 from stepscope.report.text.bench import print_doubts
-from stepscope.report.text.terminal import plain_table
 from stepscope.results.scaling import ScalingPoint, scaling
 from stepscope.units import ms, ns_of_ms
 

@@ -21,9 +21,9 @@ from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import write_json, write_output
 from stepscope.contract.redaction import redacted
 from stepscope.errors import InputError
-from stepscope.report.svg.bench import bench_svg
+from stepscope.report.svg import bench_svg
+from stepscope.report.terminal import console
 from stepscope.report.text.bench import print_bench
-from stepscope.report.text.terminal import console
 from stepscope.results.folder import bench_results_of
 from stepscope.run.sources import RESULTS_JSON
 
@@ -105,8 +105,7 @@ def command_line() -> str:
 def write_page(args: argparse.Namespace, document: Document, folder: Path) -> None:
     """Write the results as a page where that was asked for."""
     if getattr(args, "html", None):
-        from stepscope.report.html.sheets.bench import bench_sheet
-        from stepscope.report.html.sheets.sheet import sheet_page
+        from stepscope.report.html.sheets import bench_sheet, sheet_page
 
         found = bench_results_of(document, name=folder.resolve().name, path=folder / RESULTS_JSON)
         write_output(args.html, sheet_page(bench_sheet(found)), force=args.force)

@@ -7,16 +7,15 @@ from typing import Any
 
 from rich.console import Console
 
-from stepscope.analyze.ranks.log_stragglers import late_ranks
+from stepscope.analyze.log_stragglers import late_ranks
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.rank_records import Records, first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.session import Document, document_of, elsewhere, finish_bench, start_ranks
-from stepscope.document.plain_values import in_ms
+from stepscope.document.values import in_ms
 from stepscope.errors import UsageError
-from stepscope.report.fit import print_fitting
+from stepscope.report.terminal import plain_table, print_fitting
 from stepscope.report.text.bench import print_doubts
-from stepscope.report.text.terminal import plain_table
 from stepscope.results.times import ratio
 from stepscope.run.step_log import step_logs
 

@@ -19,10 +19,9 @@ from stepscope.bench.sweeps.sessions import FITTING, MEASURING, Method, Sessions
 from stepscope.cli.bench.arguments import results_folder, workload_settings
 from stepscope.cli.bench.session import command_line, elsewhere, finish_bench
 from stepscope.cli.given.progress import work_progress
-from stepscope.document.plain_values import in_ms
+from stepscope.document.values import in_ms
 from stepscope.errors import InputError, UsageError
-from stepscope.report.text.bench import print_doubts
-from stepscope.report.text.sweep import print_sweep
+from stepscope.report.text.bench import print_doubts, print_sweep
 from stepscope.results.sweeps.verdict import sweep_verdict
 
 _HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "allocator", "dataloader", "offload")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.contract.run_folder import RUN_JSON
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.run.remote.address import is_address
+from stepscope.run.address import is_address
 
 if TYPE_CHECKING:
     from stepscope.run.load import Run
@@ -19,7 +19,7 @@ _WRITES_INTO_THE_RUN = {"investigate": "keeps its record beside the run", "impor
 def run_on_copies(name: str, command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     """Return the exit code of a command whose runs are addresses, on copies that are gone afterwards."""
     from stepscope.cli.given.progress import work_progress
-    from stepscope.run.remote.copies import local_copies
+    from stepscope.run.remote import local_copies
 
     given = {one: value for one in _NAMES if (value := getattr(args, one, None))}
     flat = [word for value in given.values() for word in ([value] if isinstance(value, str) else value)]
@@ -53,6 +53,6 @@ def as_given(args: argparse.Namespace, run: "Run") -> "Run":
     copies = getattr(args, "copies", None)
     if copies is None:
         return run
-    from stepscope.run.remote.copies import named_as_given
+    from stepscope.run.remote import named_as_given
 
     return named_as_given(run, copies)

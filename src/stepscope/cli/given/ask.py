@@ -15,9 +15,8 @@ from typing import Any
 from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowPlan, WindowRequest, read_plan, read_request
 from stepscope.contract.run_folder import SCHEMA, json_object_in, rank_of
 from stepscope.errors import InputError
-from stepscope.record.helper.claim import CLAIM
+from stepscope.record.helper.claim import CLAIM, create_whole
 from stepscope.record.live.live import has_ended, window_outcome
-from stepscope.record.whole_file import create_whole
 
 POLL_S = 0.2
 ANSWER_S = 30.0

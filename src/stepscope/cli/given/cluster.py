@@ -10,8 +10,8 @@ from stepscope.cli.messages import warn
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.analyze.ranks.outlined_rank import OutlinedRank
-    from stepscope.analyze.sampled.load import Arguments, OutlineFiles
+    from stepscope.analyze.outlined_rank import OutlinedRank
+    from stepscope.analyze.sampled import Arguments, OutlineFiles
 
 _MAX_NAMED = 3
 
@@ -19,7 +19,7 @@ _MAX_NAMED = 3
 def read_ahead(args: argparse.Namespace, run: Sequence[str]) -> None:
     """Let the cluster read the run's files; those that it could not are named and read here."""
     from stepscope.cli.given.progress import work_progress
-    from stepscope.run.engine.dask import read_on_cluster
+    from stepscope.run.dask import read_on_cluster
     from stepscope.run.sources import find_sources
 
     _check(args)
@@ -33,9 +33,9 @@ def read_ahead(args: argparse.Namespace, run: Sequence[str]) -> None:
 
 def outlines_from(args: argparse.Namespace) -> "OutlineFiles":
     """Return what lets the cluster read the ranks of a large run; those that it could not are named and read here."""
-    from stepscope.analyze.sampled.outline_file import outline_file
+    from stepscope.analyze.sampled import outline_file
     from stepscope.cli.given.progress import work_progress
-    from stepscope.run.engine.dask import Lost, run_on_cluster
+    from stepscope.run.dask import Lost, run_on_cluster
 
     _check(args)
 
@@ -60,7 +60,7 @@ def _named(rank: "OutlinedRank", path: str) -> "OutlinedRank":
 
 
 def _check(args: argparse.Namespace) -> None:
-    from stepscope.run.engine.dask import scheduler_address
+    from stepscope.run.dask import scheduler_address
 
     scheduler_address(args.engine)
     if getattr(args, "copies", None) is not None:

@@ -3,8 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from stepscope.document.kept import KeptPlace, kept_place
-from stepscope.document.kept_report import ReportPlace, report_place
+from stepscope.document.cache import KeptPlace, ReportPlace, kept_place, report_place
 
 if TYPE_CHECKING:
     from stepscope.run.load import Run

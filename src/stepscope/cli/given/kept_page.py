@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepscope.cli.given.kept import account_options, may_be_kept, raw_bytes_of
-from stepscope.document.kept import KeptPlace
-from stepscope.report.html.kept import KeptPage, found_page, keep_page, page_place
+from stepscope.document.cache import KeptPlace
+from stepscope.report.html.cache import KeptPage, found_page, keep_page, page_place
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
@@ -25,8 +25,7 @@ def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account
 
     def made(account: "Account", diagnosis: "Diagnosis") -> KeptPage:
         from stepscope.cli.given.run_arguments import calibration_for
-        from stepscope.report.html.page import parts_of
-        from stepscope.report.run_page import report_data
+        from stepscope.report.html.page import parts_of, report_data
 
         run = account.run
         data = report_data(account, diagnosis, calibration=calibration_for(args.calibration, account))

@@ -51,7 +51,7 @@ class _Bar:
         from rich.progress import Task as RichTask
         from rich.text import Text
 
-        from stepscope.report.text.terminal import console
+        from stepscope.report.terminal import console
 
         class Rate(ProgressColumn):
             """How much is done per second, and how long the rest takes at that rate."""

@@ -12,11 +12,11 @@ from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.run.load import MAX_FULL_RANKS, Run, incomplete, load_sources, run_name
 from stepscope.run.sources import find_sources
-from stepscope.trace.freed_memory import keep_freed
+from stepscope.trace.budget import keep_freed
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
-    from stepscope.cost.collectives.calibration import Calibration
+    from stepscope.cost.calibration import Calibration
 
 
 def account_from(
@@ -35,7 +35,7 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     how = {"jobs": args.jobs, "cache": not args.no_cache, "cache_folder": args.cache_folder}
     sources = find_sources(given)
     if len(sources.files) > (full_ranks or MAX_FULL_RANKS):
-        from stepscope.analyze.sampled.load import load_run
+        from stepscope.analyze.sampled import load_run
 
         outline_files = None
         if on_cluster:
@@ -75,8 +75,8 @@ def _ranks_asked_for(args: argparse.Namespace) -> frozenset[int]:
 def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> "Account":
     """Return the account of a run with the options of the command line."""
     from stepscope.analyze.account import account_of
-    from stepscope.analyze.kernels.efficiency import GivenValues
-    from stepscope.cost.chips.table import load_chips
+    from stepscope.analyze.efficiency import GivenValues
+    from stepscope.cost.chips import load_chips
 
     account = account_of(
         run,
@@ -101,7 +101,7 @@ def warn_incomplete(account: "Account") -> None:
 
 def calibration_for(path: str | None, account: "Account") -> "Calibration | None":
     """Return the calibration in a file, or the one that lies beside the run's traces; None where there is none."""
-    from stepscope.cost.collectives.calibration_file import load_calibration
+    from stepscope.cost.calibration import load_calibration
 
     beside = Path(account.run.ranks[0].trace.path).parent / "calibration.json"
     return load_calibration(path or beside) if path or beside.is_file() else None

@@ -6,9 +6,9 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import diagnose
-from stepscope.record.track.sinks import sink_from
-from stepscope.report.run_page import render_html
-from stepscope.report.tensorboard.folder import scalars_of
+from stepscope.record.sinks import sink_from
+from stepscope.report.html.page import render_html
+from stepscope.report.tensorboard import scalars_of
 
 REPORT = "report.html"
 

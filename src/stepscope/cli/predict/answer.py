@@ -28,8 +28,7 @@ def is_for_terminal(args: argparse.Namespace, document: Any) -> bool:
     """Return whether the terminal is free for text, after writing the prediction as JSON and as a page where asked."""
     write_json(args.json, document, force=args.force)
     if args.html:
-        from stepscope.report.html.sheets.predict import predict_sheet
-        from stepscope.report.html.sheets.sheet import sheet_page
+        from stepscope.report.html.sheets import predict_sheet, sheet_page
 
         page = sheet_page(predict_sheet(args.what, document, asked=asked()))
         write_output(args.html, page, force=args.force)

@@ -7,11 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.cli.predict.answer import is_for_terminal
-from stepscope.cost.collectives.calibration_file import load_calibration
-from stepscope.cost.collectives.closed_form import Fabric, fastest
+from stepscope.cost.calibration import load_calibration
+from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.errors import UsageError
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.report.terminal import console, plain_table, print_fitting
 from stepscope.units import readable_bytes, us
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from stepscope.cli.arguments.predict.model import RECOMPUTE
 from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.model import model_of
-from stepscope.cost.models.flops import forward_flops_per_token, training_flops_per_token
-from stepscope.cost.models.parameters import parameters
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.cost.model_flops import forward_flops_per_token, training_flops_per_token
+from stepscope.cost.model_shape import parameters
+from stepscope.report.terminal import console, plain_table
 
 
 def run(args: argparse.Namespace) -> int:

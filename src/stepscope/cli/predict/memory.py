@@ -7,17 +7,12 @@ from typing import Any
 from stepscope.cli.arguments.predict.memory import STRATEGIES
 from stepscope.cli.arguments.predict.model import RECOMPUTE
 from stepscope.cli.predict.answer import is_for_terminal
-from stepscope.cli.predict.model import (
-    chip_of,
-    device_bytes,
-    model_of,
-)
+from stepscope.cli.predict.model import chip_of, device_bytes, model_of
 from stepscope.cli.predict.simulated_step import simulated_step
-from stepscope.cost.models.activations import Batch
-from stepscope.cost.models.layout import Layout, Optimizer, Precision
-from stepscope.cost.models.memory import CONTEXT_BYTES, Moment, training_memory
-from stepscope.cost.strategies.traffic import Traffic, strategy_traffic
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.cost.model_memory import CONTEXT_BYTES, Batch, Moment, training_memory
+from stepscope.cost.model_shape import Layout, Optimizer, Precision
+from stepscope.cost.strategy_cost import Traffic, strategy_traffic
+from stepscope.report.terminal import console, plain_table
 from stepscope.units import readable_bytes
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")

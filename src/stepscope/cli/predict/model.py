@@ -3,10 +3,9 @@
 import argparse
 
 from stepscope.cli.messages import say_with_answer
-from stepscope.cost.chips.hardware import GIB, look_up
-from stepscope.cost.chips.table import Chip, built_in_chips, load_chips
-from stepscope.cost.models.flops import Experts, Transformer
-from stepscope.cost.models.parameters import checked, transformer_from_config
+from stepscope.cost.chips import GIB, Chip, built_in_chips, load_chips, look_up
+from stepscope.cost.model_flops import Experts, Transformer
+from stepscope.cost.model_shape import checked, transformer_from_config
 from stepscope.errors import UsageError
 
 _NEEDED = ("layers", "d_model", "heads", "vocab")

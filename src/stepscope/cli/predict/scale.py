@@ -7,13 +7,11 @@ from typing import Any
 from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.collective import fabric
-from stepscope.cost.collectives.calibration import Calibration
-from stepscope.cost.collectives.calibration_file import load_calibration
-from stepscope.cost.collectives.closed_form import Fabric
+from stepscope.cost.calibration import Calibration, load_calibration
+from stepscope.cost.closed_form import Fabric
 from stepscope.errors import UsageError
 from stepscope.predict.scale import ScaledStep, Scaling, scaled
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.report.terminal import console, plain_table, print_fitting
 from stepscope.units import ms
 
 MAX_RANKS = 16384

@@ -9,11 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepscope.cost.models.activations import Batch
-from stepscope.cost.models.flops import Recompute, Transformer
-from stepscope.cost.models.layout import Layout, Precision, Sharding
-from stepscope.cost.strategies.simulated_step import load_simulated
-from stepscope.cost.strategies.traffic import Traffic, strategy_traffic
+from stepscope.cost.model_flops import Recompute, Transformer
+from stepscope.cost.model_memory import Batch
+from stepscope.cost.model_shape import Layout, Precision, Sharding
+from stepscope.cost.strategy_cost import Traffic, load_simulated, strategy_traffic
 from stepscope.errors import UsageError
 
 _STRATEGIES = {Sharding.DDP: "ddp", Sharding.ZERO2: "zero2", Sharding.ZERO3: "zero3"}

@@ -7,19 +7,15 @@ from typing import Any
 from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.collective import fabric
 from stepscope.cli.predict.model import chip_of, device_bytes, model_of
-from stepscope.cost.chips.hardware import mfu_peak
-from stepscope.cost.chips.table import Chip
-from stepscope.cost.collectives.calibration import Calibration
-from stepscope.cost.collectives.calibration_file import load_calibration
-from stepscope.cost.collectives.closed_form import Fabric, Link
-from stepscope.cost.models.layout import Optimizer, Precision
-from stepscope.cost.strategies.time import CollectiveTimes, times_of
+from stepscope.cost.calibration import Calibration, load_calibration
+from stepscope.cost.chips import Chip, mfu_peak
+from stepscope.cost.closed_form import Fabric, Link
+from stepscope.cost.model_shape import Optimizer, Precision
+from stepscope.cost.strategy_cost import CollectiveTimes, times_of
 from stepscope.errors import UsageError
-from stepscope.predict.strategy import TYPICAL_RANGE, Advice, Candidate, Question, advise, time_band
-from stepscope.predict.strategy_time import Speed
-from stepscope.report.fit import print_fitting
-from stepscope.report.html.sheets.predict import layout_name
-from stepscope.report.text.terminal import console, plain_table
+from stepscope.predict.strategy import TYPICAL_RANGE, Advice, Candidate, Question, Speed, advise, time_band
+from stepscope.report.html.sheets import layout_name
+from stepscope.report.terminal import console, plain_table, print_fitting
 from stepscope.units import ms, readable_bytes
 
 _TYPICAL_EFFICIENCY = 0.5

@@ -16,10 +16,9 @@ from stepscope.cli.tune.first_run import FirstRun, first_run
 from stepscope.cli.tune.kept import apply_kept, tune_document
 from stepscope.cli.tune.trials import Trials
 from stepscope.errors import UsageError
-from stepscope.report.text.tuned.lines import tune_lines
+from stepscope.report.text.tune import tune_lines
 from stepscope.tune.candidates import candidates
-from stepscope.tune.experiment import Experiment, experiment
-from stepscope.tune.gain import MIN_ROUNDS
+from stepscope.tune.experiment import MIN_ROUNDS, Experiment, experiment
 
 RESULT, TEXT = "tune.json", "tune.txt"
 

@@ -14,8 +14,8 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.bounded_run import BoundedRun
 from stepscope.record.launch.launch import launch
-from stepscope.tune.job import Job, job_in
-from stepscope.tune.trial import MIN_STEPS, trial_in
+from stepscope.tune.candidates import Job, job_in
+from stepscope.tune.experiment import MIN_STEPS, trial_in
 
 _STEPS = 25
 """up to the last profiled step, the two that are watched after it, and a few"""
@@ -88,7 +88,7 @@ def _report(folder: Path) -> tuple[tuple[NamedFinding, ...], str | None]:
     """Return findings and verdict of the first run; none, with a warning, where it left no trace."""
     try:
         from stepscope.analyze.account import account_of
-        from stepscope.analyze.sampled.load import load_run
+        from stepscope.analyze.sampled import load_run
         from stepscope.diagnose.findings import diagnose
         from stepscope.diagnose.verdict import conclude
 

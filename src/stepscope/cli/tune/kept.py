@@ -9,17 +9,15 @@ from typing import Any
 
 from stepscope.cli.tune.first_run import FirstRun
 from stepscope.cli.tune.trials import Told, Trials
+from stepscope.contract.live import SETTINGS, VARIABLES
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.contract.tuning import SETTINGS, VARIABLES
 from stepscope.errors import InputError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import launch
 from stepscope.side_file import read_side_json
 from stepscope.tune.candidates import Choice
-from stepscope.tune.experiment import Experiment
-from stepscope.tune.rounds import BASE
-from stepscope.tune.verdict import document
+from stepscope.tune.experiment import BASE, Experiment, document
 
 _MAX_VALUE = 1_000_000
 

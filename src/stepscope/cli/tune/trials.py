@@ -15,8 +15,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.launch.bounded_run import BoundedRun
 from stepscope.record.launch.launch import launch
 from stepscope.tune.candidates import Candidate
-from stepscope.tune.rounds import BASE
-from stepscope.tune.trial import Trial, trial_in
+from stepscope.tune.experiment import BASE, Trial, trial_in
 
 
 @dataclass(frozen=True)

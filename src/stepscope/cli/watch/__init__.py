@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.live import Live as Screen
 
-from stepscope.analyze.live.picture import GivenNumbers
+from stepscope.analyze.live import GivenNumbers
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.messages import print_line
 from stepscope.cli.output import growing_lines
 from stepscope.cli.watch.watched import WatchedJob
 from stepscope.document.live import live_json
-from stepscope.report.live.screen import plain_line, screen
-from stepscope.report.text.terminal import console
+from stepscope.report.live import plain_line, screen
+from stepscope.report.terminal import console
 from stepscope.units import printable
 
 _MAX_PAUSE_S = 3600.0

@@ -5,10 +5,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from stepscope.analyze.live.picture import GivenNumbers
+from stepscope.analyze.live import GivenNumbers
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.watch.watched import WatchedJob
-from stepscope.report.live.page import POLICY, live_page
+from stepscope.report.live import POLICY, live_page
 from stepscope.report.view.server import Answer
 
 _FRESH_S = 1.0

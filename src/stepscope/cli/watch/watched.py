@@ -3,15 +3,13 @@
 import time
 from pathlib import Path
 
-from stepscope.analyze.live.alarms import states_of
-from stepscope.analyze.live.picture import GivenNumbers, Picture, picture_of
-from stepscope.analyze.live.stalls import explained
+from stepscope.analyze.live import GivenNumbers, Picture, explained, picture_of, states_of
 from stepscope.cli.given.ask import ask_for_window
 from stepscope.cli.given.attempts import newest_attempt
-from stepscope.contract.alarms import Alarms
+from stepscope.contract.live import Alarms
 from stepscope.contract.run_folder import of_window
 from stepscope.errors import InputError
-from stepscope.run.live.running import Running, RunningJob
+from stepscope.run.running import Running, RunningJob
 from stepscope.units import printable
 
 _RESTART_S = 60.0

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from stepscope.contract.run_folder import SCHEMA, of_window, rank_file, trace_file
-from stepscope.record.collectives.groups import FLIGHT_RECORDER, flight_dump, process_groups
 from stepscope.record.facts import facts_at_start, facts_of_training
+from stepscope.record.groups import FLIGHT_RECORDER, flight_dump, process_groups
 from stepscope.record.helper.open_run import OpenRun
-from stepscope.record.samplers.samplers import Samplers
+from stepscope.record.sampler import Samplers
 
 
 def introduce(run: OpenRun, *, created_ns: int) -> None:

@@ -3,12 +3,17 @@
 Everything slow happens on one background thread or in the helper; the training thread only puts messages.
 """
 
+import contextlib
 import itertools
+import json
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +21,223 @@ from typing import Any
 from stepscope.contract.live import WindowPlan, plan_of
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
-from stepscope.record.helper import clock_probe
-from stepscope.record.helper.agreement import agree_on_folder
-from stepscope.record.helper.outbox import Outbox
+from stepscope.record.helper import side_channel as clock_probe
 from stepscope.record.helper.scratch import make_scratch
-from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, open_side_channel
+from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, boot_id, open_side_channel
 from stepscope.record.live.settings import live_settings
 from stepscope.record.progress_notes import CLOSED, FOLDERS, HELPER, SEEN_VARIABLE, leave_word
 from stepscope.record.rank import Place
 
+# The way out of the training process: a pipe to a helper process that does all writing.
+#
+# A line put here costs one `write` to a pipe, never waits, and outlives the process: when training is killed the
+# helper still has every line and finishes the run folder. Where the helper cannot keep up (hanging storage) lines are
+# dropped and counted; training never notices.
+#
+#     job --(lines)--> pipe --> helper process --> run folder
+
+STEP = b"s"
+_STEP = STEP.decode()
+MESSAGE = b"m"
+_PIPE_BYTES = 1 << 20
+_HELD_BYTES = 1 << 20
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
+_LOOK_S = 0.05
+_LEAVES_S = 5.0  # for a process whose answers ended to be gone
+# What starts other tools or us inside the helper; it has to be a plain interpreter.
+_NOT_FOR_HELPER = ("STEPSCOPE_RECORD", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
+
+
+class Outbox:
+    """The job's end of the pipe. All methods return at once."""
+
+    def __init__(self, *, on_reply: Callable[[dict[str, Any]], None], settings: dict[str, Any]) -> None:
+        self.dropped = 0
+        self.helper_gone = False  # while there was still something to write
+        self.failing: str | None = None  # why a write fails that this process waits for
+        self._held = b""
+        self._lock = threading.Lock()
+        self._own_files_done = threading.Event()
+        self._helper = _start_helper(settings)
+        assert self._helper.stdin is not None
+        self._pipe = self._helper.stdin.fileno()
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.fcntl(self._pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
+        reader = threading.Thread(target=self._read_replies, args=(on_reply,), name="stepscope", daemon=True)
+        reader.start()
+
+    @property
+    def helper_pid(self) -> int:
+        """The process number of the helper."""
+        return self._helper.pid
+
+    def put_step(self, *lines: str) -> None:
+        """Send lines of the step log."""
+        self._put("".join([f"{_STEP}{line}\n" for line in lines]).encode())
+
+    def put(self, message: dict[str, Any]) -> None:
+        """Send a message: `run`, `trace`, `file`, `facts`, `where` or `close`."""
+        self._put(MESSAGE + json.dumps(message, default=str).encode() + b"\n")
+
+    def finish(self, *, own_wait_s: float, grace_s: float) -> bool:
+        """Close the pipe and return whether the helper was done in time; otherwise it goes on alone.
+
+        It has `own_wait_s` for this rank's files, and then `grace_s` for what depends on other ranks; but on storage
+        that fails it has no time at all.
+        """
+        os.set_blocking(self._pipe, True)
+        threading.Thread(target=self._close_pipe, name="stepscope", daemon=True).start()
+        until = time.monotonic() + own_wait_s
+        while not self._own_files_done.wait(_LOOK_S) and self.failing is None and time.monotonic() < until:
+            pass
+        try:
+            self._helper.wait(timeout=grace_s if self.failing is None else 0)
+        except subprocess.TimeoutExpired:
+            self._helper.returncode = 0  # it is left alone on purpose: no warning about it at exit
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Let go of the pipe in a forked child, so that the helper sees the end of its real parent."""
+        self._let_go()
+        self._pipe = -1  # its number may become that of another file
+        self._helper.returncode = 0
+
+    def _put(self, data: bytes) -> None:
+        with self._lock:
+            if self._held:
+                data = self._held + data
+            try:
+                sent = os.write(self._pipe, data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.helper_gone = True
+                self.dropped += 1
+                self._held = b""
+                return
+            self._hold(data[sent:])
+
+    def _hold(self, rest: bytes) -> None:
+        """Keep what the pipe did not take; past the limit the newest lines are dropped."""
+        while len(rest) > _HELD_BYTES:
+            rest = rest[: rest[:-1].rfind(b"\n") + 1]
+            self.dropped += 1
+        self._held = rest
+
+    def _close_pipe(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._held:
+                os.write(self._pipe, self._held)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError):
+            self._helper.stdin.close()  # type: ignore[union-attr]
+
+    def _read_replies(self, on_reply: Callable[[dict[str, Any]], None]) -> None:
+        assert self._helper.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._helper.stdout:
+                reply = json.loads(line)
+                if "own_files" in reply:
+                    self._own_files_done.set()
+                elif "storage" in reply:
+                    self.failing = reply["storage"]
+                else:
+                    on_reply(reply)
+        self._own_files_done.set()  # the helper is gone
+        code = self._exit_code()
+        if code:
+            on_reply({"error": f"the process that writes the run ended with code {code} ({sys.executable})"})
+
+    def _exit_code(self) -> int | None:
+        """Return what the helper ended with, None where it closed its answers and goes on."""
+        try:
+            return self._helper.wait(timeout=_LEAVES_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    root = str(Path(__file__).resolve().parents[3])
+    program = f"import sys; sys.path.insert(0, {root!r}); from stepscope.record.helper.writer import main; main()"
+    environment = {k: v for k, v in os.environ.items() if k not in _NOT_FOR_HELPER}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program, json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # An orphan that holds the job's stderr would keep whoever reads it waiting.
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+# One folder for all ranks, agreed in the background: rank 0 chooses it, the others are told over the side channel.
+#
+# rank 0   helper claims a folder --> "folder" in the store
+# others   wait for "folder"; without a store, claim it by an id that all ranks of the job can work out alone
+
+_KEY = "folder"
+_STALE_S = 60.0  # an answer so much older than this process is from before an elastic restart
+
+Claim = Callable[[str], dict[str, Any]]
+"""Asks the helper for a folder by run id; returns its reply, `{"folder"}` or `{"error"}`."""
+
+
+def agree_on_folder(
+    config: RecordConfig, place: Place, *, channel: SideChannel | None, claim: Claim, started_ns: int, number: int = 0
+) -> dict[str, Any]:
+    """Return `{"folder", "run_id", "boot_id"}` of this run (boot id: rank 0's), or `{"error"}`.
+
+    `number` counts the runs of this process: a second one must not take the first one's answer.
+    """
+    key = f"{_KEY}{number}" if number else _KEY
+    if place.world_size == 1:
+        return _claim_folder(claim, str(uuid.uuid4()))
+    if channel is None:
+        return _claim_folder(claim, id_without_store(config, os.environ))
+    if place.rank == 0:
+        answer = _claim_folder(claim, str(uuid.uuid4()))
+        channel.put(key, json.dumps({**answer, "started_ns": started_ns}))
+        return answer
+    told = _wait_for_answer(channel, key, config.other_ranks_wait_s, started_ns=started_ns)
+    return told if told is not None else _claim_folder(claim, id_without_store(config, os.environ))
+
+
+def id_without_store(config: RecordConfig, environ: Mapping[str, str]) -> str:
+    """Return an id that is the same on all ranks of this job and another one in the next job."""
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if "SLURM_JOB_ID" in environ:
+        return f"slurm-{environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '0')}-{restart}"
+    return f"{config.run_id or boot_id()}-{os.getppid()}-{restart}"
+
+
+def _claim_folder(claim: Claim, run_id: str) -> dict[str, Any]:
+    return {"run_id": run_id, "boot_id": boot_id(), **claim(run_id)}
+
+
+def _wait_for_answer(channel: SideChannel, key: str, timeout_s: float, *, started_ns: int) -> dict[str, Any] | None:
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        text = channel.wait_for(key, left_s)
+        if text is None:
+            return None
+        answer: dict[str, Any] = json.loads(text)
+        if answer.pop("started_ns") > started_ns - _STALE_S * 1e9:
+            return answer
+        time.sleep(1.0)
+    return None
+
+
 _CLAIM_S = 30.0
 _LATE_ASKERS_S = 10.0
-_LOOK_S = 0.1
+_OPEN_RUN_LOOK_S = 0.1
 _opened = itertools.count()
 """runs of this process; all ranks open them in the same order"""
 
@@ -94,7 +304,7 @@ class OpenRun:
     def wait_for_folder(self, *, give_up: bool = False) -> None:
         """Wait until the folder is known, but not for storage that fails; `give_up` asks for no folder then."""
         until = time.monotonic() + self.config.close_wait_s
-        while not self.settled.wait(_LOOK_S) and time.monotonic() < until:
+        while not self.settled.wait(_OPEN_RUN_LOOK_S) and time.monotonic() < until:
             if self.outbox.failing and not give_up:
                 return
             if self.outbox.failing and self._replies.empty():
@@ -182,5 +392,5 @@ class OpenRun:
 
     def _has_time(self, until: float) -> bool:
         """Return, after a moment, whether nothing else is to be done until then."""
-        time.sleep(_LOOK_S)
+        time.sleep(_OPEN_RUN_LOOK_S)
         return self._probes.empty() and time.monotonic() < until

@@ -22,31 +22,384 @@ Beside its writing it looks for windows that are asked for, and for a rank that 
 """
 
 import contextlib
+import datetime
 import errno
 import json
 import os
 import queue
 import select
+import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object_in, steps_file
+from stepscope.contract.redaction import redacted
+from stepscope.contract.run_folder import RUN_JSON, SCHEMA, RunJson, facts_file, json_object_in, steps_file
 from stepscope.errors import StepscopeError
-from stepscope.record.helper.claim import claim_folder
-from stepscope.record.helper.description import rank_facts, run_description
-from stepscope.record.helper.growing_log import GrowingLog
-from stepscope.record.helper.move_file import move_file
-from stepscope.record.helper.retries import Retries, may_pass
+from stepscope.output_path import open_private
+from stepscope.record.groups import flight_lines
+from stepscope.record.helper.claim import FULL, claim_folder
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
 from stepscope.record.progress_notes import DONE, ERRNO, HELPER, leave_word
-from stepscope.record.steps.statistics import StepStatistics
-from stepscope.record.window.trace_file import place_whole, sweep
+from stepscope.record.step_statistics import StepStatistics
+from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
+from stepscope.units import ms
+
+# `run.json`: what a run was, put together by rank 0's helper from the facts that every rank left in the folder.
+#
+#     rank00000.facts.jsonl, rank00001.facts.jsonl, ...  ->  run.json
+#
+# Standard library only, no torch: it runs in the helper process. What is not known is None with its reason in
+# `reasons`; a rank that left no facts is in `missing_ranks`. Per-rank entries are keyed by the rank's number as text.
+
+Facts = dict[str, Any]
+MAX_DIFFERENCE = 0.02
+"""of steps after the window from those before it that is not worth a line"""
+
+# Facts of the job, equal on all ranks: the lowest rank that knows one speaks for it.
+_OF_THE_JOB = (
+    "run_id",
+    "command",
+    "backend",
+    "strategy",
+    "device",
+    "versions",
+    "config",
+    "environment",
+    "commit",
+    "model",
+    "optimizer",
+    "ddp",
+    "step_unit",
+)
+# Facts of a rank that run.json repeats.
+_OF_A_RANK = (
+    "host",
+    "pid",
+    "local_rank",
+    "device",
+    "boot_id",
+    "ended",
+    "clock_probes",
+    "warnings",
+    "lines_dropped",  # before they reached the helper
+    "writing",  # what the helper could not write, at once or at all
+)
+
+
+def rank_facts(
+    facts: Facts,
+    *,
+    rank: int,
+    world_size: int,
+    files: list[Facts],
+    steps: StepStatistics,
+    ended: str,
+    writing: Facts | None = None,
+) -> Facts:
+    """Return the content of one rank's facts file."""
+    return {
+        "schema": SCHEMA,
+        "rank": rank,
+        "world_size": world_size,
+        **redacted(facts),
+        "files": files,
+        "steps": steps.summary(),
+        "ended": ended,
+        "writing": writing,
+        "written_ns": time.time_ns(),
+    }
+
+
+def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> RunJson:
+    """Return the content of run.json from the facts of the ranks that left some, in order of rank."""
+    job = {name: _first(found, name) for name in _OF_THE_JOB}
+    created_ns = min((f["created_ns"] for f in found if "created_ns" in f), default=time.time_ns())
+    flops = _flops(found, world_size)
+    tokens = {name: _whole_job(found, name, world_size) for name in ("tokens_per_step", "samples_per_step")}
+    described = {
+        "schema": SCHEMA,
+        "created": _iso(created_ns),
+        "created_ns": created_ns,
+        "finished": finished,
+        **job,
+        "world_size": world_size,
+        "missing_ranks": _missing(found, world_size),
+        "hosts": _hosts(found),
+        "process_groups": _groups(found),
+        **flops,
+        **tokens,
+        **_unprofiled(found),
+        "windows": _windows(found),
+        "warnings": _warnings(found),
+        "ranks": {str(f["rank"]): _of_a_rank(f) for f in found},
+        "reasons": _reasons(job, flops, tokens, found),
+    }
+    return cast(RunJson, described)
+
+
+def _first(found: Sequence[Facts], name: str) -> Any:
+    return next((f[name] for f in found if f.get(name) is not None), None)
+
+
+def _iso(time_ns: int) -> str:
+    return datetime.datetime.fromtimestamp(time_ns / 1e9, tz=datetime.UTC).isoformat(timespec="seconds")
+
+
+def _missing(found: Sequence[Facts], world_size: int) -> list[int]:
+    present = {f["rank"] for f in found}
+    return [rank for rank in range(world_size) if rank not in present]
+
+
+def _hosts(found: Sequence[Facts]) -> dict[str, list[int]]:
+    hosts: dict[str, list[int]] = {}
+    for f in found:
+        hosts.setdefault(str(f.get("host")), []).append(f["rank"])
+    return hosts
+
+
+def _groups(found: Sequence[Facts]) -> list[Facts]:
+    """Return every process group of the job once; one rank knows only the groups it is in."""
+    groups: dict[tuple[str, tuple[int, ...]], Facts] = {}
+    for f in found:
+        for group in f.get("process_groups") or []:
+            groups.setdefault((group["name"], tuple(group["ranks"])), group)
+    return sorted(groups.values(), key=lambda g: (-len(g["ranks"]), g["name"], g["ranks"]))
+
+
+def _flops(found: Sequence[Facts], world_size: int) -> Facts:
+    """Return the job's FLOPs per step: the sum over ranks of what each was seen to do in one step.
+
+    `flops_per_step` are the model's: a backward pass of at most twice its forward, so that recomputation is left
+    out. `hardware_flops_per_step` is all that was executed.
+    """
+    counted = [f["flops"] for f in found if f.get("flops")]
+    if len(counted) < world_size:
+        return {"flops_per_step": None, "hardware_flops_per_step": None}
+    total = sum(c["total"] for c in counted)
+    model = sum(min(c["total"], 3 * c["forward"]) if c["forward"] else c["total"] for c in counted)
+    return {"flops_per_step": model, "hardware_flops_per_step": total}
+
+
+def _whole_job(found: Sequence[Facts], name: str, world_size: int) -> int | None:
+    """Return the sum over ranks, each replica counted once: ranks that share a replica saw the same samples."""
+    known = [f[name] for f in found if f.get(name) is not None]
+    if len(known) < world_size:
+        return None
+    per_replica = max((f.get("ranks_per_replica") or 1 for f in found), default=1)
+    return int(sum(known)) // int(per_replica)
+
+
+def _unprofiled(found: Sequence[Facts]) -> Facts:
+    """Return the step's time without and with the profiler: the median over ranks of each rank's median.
+
+    By device events where there are any (a host that runs ahead does not take as long as the step does).
+    """
+    out: Facts = {}
+    for name, part in (("unprofiled_step_ms", "unprofiled"), ("profiled_step_ms", "window")):
+        out[name] = _median_ms([f["steps"][part] for f in found if f["steps"].get(part)])
+    for part in ("before", "after"):
+        known = [f["steps"][part] for f in found if f["steps"].get(part)]
+        out[f"unprofiled_{part}"] = {
+            "steps": min((k["steps"] for k in known), default=0),
+            "median_ms": _median_ms(known),
+        }
+    return out
+
+
+def _warnings(found: Sequence[Facts]) -> list[str]:
+    """Return a line where steps after the window differ from those before it by more than chance on most ranks."""
+    compared = [(f, f["steps"]["after_to_before"]) for f in found if f["steps"].get("after_to_before")]
+    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > MAX_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
+    if not beyond or 2 * len(beyond) <= len(compared):
+        return []
+    ratio = statistics.median(c["ratio"] for _, c in beyond)
+    low, high = min(c["low"] for _, c in beyond), max(c["high"] for _, c in beyond)
+    longer = "longer" if ratio > 1 else "shorter"
+    on_cuda = any((f.get("device") or {}).get("kind") == "cuda" for f, _ in beyond)
+    why = "CUPTI may still be attached (this torch or driver does not detach it)" if on_cuda and ratio > 1 else ""
+    why = why or "the job changed on the way, or the machine did"
+    return [
+        f"steps after the window are {100 * abs(ratio - 1):.1f} % {longer} than those before it "
+        f"({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %): {why}; those before it are used"
+    ]
+
+
+def _median_ms(parts: list[Facts]) -> float | None:
+    device = [p["device_median_ns"] for p in parts if p.get("device_median_ns") is not None]
+    host = [p["median_ns"] for p in parts]
+    return ms(statistics.median(device or host)) if parts else None
+
+
+def _windows(found: Sequence[Facts]) -> list[Facts]:
+    """Return one entry per window: its steps, and per rank the trace or the reason why there is none."""
+    windows: dict[int, Facts] = {}
+    for f in found:
+        traces = {w["name"]: w for w in f["files"] if w.get("kind") == "trace"}
+        for outcome in f.get("windows") or []:
+            window = windows.setdefault(outcome["window"], {"window": outcome["window"], "ranks": {}})
+            window["ranks"][str(f["rank"])] = {**outcome, **traces.get(outcome.get("name"), {})}
+    return [windows[k] for k in sorted(windows)]
+
+
+def _of_a_rank(f: Facts) -> Facts:
+    return {**{name: f.get(name) for name in _OF_A_RANK}, "flops": f.get("flops"), "steps": f["steps"]}
+
+
+def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) -> dict[str, str]:
+    """Return why a number is None or a kind of file is not there, by its name."""
+    said = {name: why for f in found for name, why in (f.get("reasons") or {}).items()}
+    unknown = [name for name, value in {**job, **flops, **tokens}.items() if value is None]
+    missing_files = {name: said[name] for name in ("owners",) if name in said}
+    return {**{name: said.get(name, "not every rank reported it") for name in unknown}, **missing_files}
+
+
+# A file that grows by whole lines, on storage that may fail for a while.
+#
+# Lines that cannot be written wait in memory, within a bound, and are written later in their order; those past the
+# bound
+# and those left at the end are counted as lost. The file never ends in half a line: one that was cut by a full disk is
+# taken back.
+
+MAX_WAITING_BYTES = 64 << 20
+
+
+class GrowingLog:
+    """One process's log; the file must not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_private(path, os.O_EXCL)
+        self._waiting = bytearray()
+        self._size_bytes = 0
+        self._whole_bytes = 0  # up to the last line's end
+        self._refused = 0
+
+    def add(self, line: bytes) -> bool:
+        """Take in a line, to be written by the next `flush`; return False where there is no room to keep it."""
+        if len(self._waiting) + len(line) >= MAX_WAITING_BYTES:
+            self._refused += 1
+            return False
+        self._waiting += line + b"\n"
+        return True
+
+    def flush(self) -> None:
+        """Write what waits; on failure raise OSError, and the rest waits on."""
+        while self._waiting:
+            done = os.write(self._file, self._waiting)
+            newline = self._waiting.rfind(b"\n", 0, done)
+            if newline >= 0:
+                self._whole_bytes = self._size_bytes + newline + 1
+            self._size_bytes += done
+            del self._waiting[:done]
+
+    def close(self) -> int:
+        """Return how many lines were lost, after leaving the file with whole lines only."""
+        lost = self._refused + self._waiting.count(b"\n")
+        if self._size_bytes > self._whole_bytes:
+            os.ftruncate(self._file, self._whole_bytes)
+        os.close(self._file)
+        return lost
+
+
+# One file of the training process, brought from local disk into the run folder: traces, dumps, files of samplers.
+#
+# Standard library only: it runs in the helper process. What storage refuses is raised, for the helper to try again.
+
+
+def move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
+    """Return the size of one file that was brought into the folder, or why it was not worth it."""
+    plain, target = Path(job["plain"]), folder / job["name"]
+    folder.stat()  # one that was removed is not made again, without its step log
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if job["do"] == "file":
+        place_whole(plain.read_bytes(), target)
+        return {"status": "written", "bytes": target.stat().st_size}
+    if job["do"] == "flight":
+        place_whole(flight_lines(plain.read_bytes(), rank=rank, groups=job["process_groups"]), target)
+        return {"kind": "flight", "status": "written", "bytes": target.stat().st_size}
+    trouble = trouble_with_export(plain)
+    if trouble:
+        return {"status": "failed", "reason": trouble}
+    return {"status": "written", "bytes": compress_into(plain, target)}
+
+
+# Writing to storage that fails for a while: what may pass is tried again, and every failure is counted.
+#
+# A disk that is full has room again once somebody cleans up, a quota is raised, a file server comes back. The helper
+# process has time: while training runs nothing waits for it. Standard library only.
+
+_PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 2.0
+_Done = TypeVar("_Done")
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Return whether the same write may succeed later."""
+    return isinstance(error, OSError) and error.errno in _PASSING
+
+
+class Retries:
+    """How long this process goes on trying, and what came of it. Used by several threads."""
+
+    def __init__(self, while_running_s: float, *, on_failure: Callable[[OSError], None] = lambda _: None) -> None:
+        self.failed_writes = 0
+        self.lost_lines = 0
+        self.lost_files: list[str] = []
+        self._reason: str | None = None
+        self._while_running_s = while_running_s
+        self._ends_at: float | None = None
+        self._ending = threading.Event()
+        self._on_failure = on_failure
+
+    def end_within(self, seconds: float) -> None:
+        """Training is over: from now on everything together has so many seconds."""
+        self._ends_at = time.monotonic() + seconds
+        self._ending.set()
+
+    def note_failure(self, error: OSError) -> None:
+        """Count a write that failed."""
+        self.failed_writes += 1
+        self._reason = error.strerror or str(error)
+        self._on_failure(error)
+
+    def until_done(self, act: Callable[[], _Done], *, within_s: float | None = None) -> _Done:
+        """Return `act()`, tried again where its failure may pass; the last failure is raised."""
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                return act()
+            except OSError as e:
+                self.note_failure(e)
+                if not may_pass(e) or time.monotonic() + pause_s > self._latest(began, within_s):
+                    raise
+            if self._ending.is_set():
+                time.sleep(pause_s)
+            else:
+                self._ending.wait(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return what was not written at once or at all, None where all was."""
+        if not self.failed_writes:
+            return None
+        return {
+            "failed_writes": self.failed_writes,
+            "lost_lines": self.lost_lines,
+            "lost_files": self.lost_files,
+            "reason": self._reason,
+        }
+
+    def _latest(self, began: float, within_s: float | None) -> float:
+        if within_s is not None:
+            return began + within_s
+        return began + self._while_running_s if self._ends_at is None else self._ends_at
+
 
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most

@@ -1,39 +1,432 @@
 """Put every hook in, each on its own: one that this torch does not allow is said and left out."""
 
 import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
+from threading import get_ident
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import torch
+import torch.distributed
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.data._utils import worker
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
+from stepscope.contract import step_line as regions
+from stepscope.contract.step_line import ANOMALY_DETECTION
 from stepscope.record.failsafe import explain, say
-from stepscope.record.hooks import (
-    amp,
-    anomaly,
-    backward,
-    compiler,
-    data,
-    forward,
-    groups,
-    optimizer,
-    pipeline,
-    recurring,
-    saving,
-)
-from stepscope.record.hooks.after_import import after_import
-from stepscope.record.hooks.compiler import CompilerWatch
-from stepscope.record.hooks.gradient_sync import GradientSync
-from stepscope.record.hooks.loop.batch_size import BatchSize
-from stepscope.record.hooks.loop.job_notes import JobNotes
-from stepscope.record.hooks.loop.loop import Loop
-from stepscope.record.hooks.loop.step_unit import StepUnit
-from stepscope.record.hooks.patches import Patches
-from stepscope.record.hooks.recurring import Recurring
+from stepscope.record.hooks import backward, forward
+from stepscope.record.hooks.backward import GradientSync
+from stepscope.record.hooks.patches import Patches, after_import
+from stepscope.record.loop.job_notes import BatchSize, JobNotes
+from stepscope.record.loop.loop import Loop
+from stepscope.record.loop.pattern import BACKWARD
+from stepscope.record.loop.steps import StepUnit
+from stepscope.record.own_frame import leave_out
+from stepscope.record.owners.loader_samples import SAMPLES
+
+# Mixed precision: a scaler's step is the optimizer's step, also when it finds infinities and skips it.
+#
+# The unscaling and the check for infinities are part of it: they are what loss scaling costs.
+
+
+def amp_install(loop: Loop, patches: Patches) -> None:
+    """Put the hook in."""
+
+    def watched(scaler_step: Any) -> Any:
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            loop.optimizer_begins(optimizer, by=self)
+            try:
+                return scaler_step(self, optimizer, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
+            finally:
+                loop.optimizer_ends(by=self)
+
+        return step
+
+    patches.replace(GradScaler, "step", watched)
+
+
+# Autograd's anomaly detection: how long a step takes to keep a stack for every node of the graph.
+#
+# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node asks Python for its stack, inside
+# the
+# operator: no event of a profiler shows it. torch asks for it by name in a module, so that name is where it is timed.
+
+MODULE = "torch.fx.traceback"
+
+
+def anomaly_install(loop: Loop, patches: Patches) -> None:
+    """Time the function that torch asks for stacks; its module has been imported."""
+
+    def watched(format_stack: Any) -> Any:
+        def timed() -> list[str]:
+            begin_ns = perf_counter_ns()
+            stack: list[str] = format_stack()
+            if stack and __file__ in stack[-1]:  # our own frame is nothing that the job did
+                stack = stack[:-1]
+            if torch.is_anomaly_enabled() and loop.is_training_thread(get_ident()):
+                loop.interruptions.add(ANOMALY_DETECTION, begin_ns, perf_counter_ns())
+            return stack
+
+        return timed
+
+    patches.replace(sys.modules[MODULE], "format_stack", watched)
+
+
+# Keep torch.compile from tracing our replacements, from its first use on.
+#
+# `torch._dynamo` is loaded by every optimizer, but few jobs compile. What hides a function from it (`disable`) costs a
+# microsecond or two at every call, so nothing is hidden before somebody compiles: `torch.compile`, `Module.compile`
+# and
+# decorators all begin with `torch._dynamo.optimize`.
+
+COMPILER_MODULE = "torch._dynamo"
+_WAYS_IN = ("optimize", "optimize_assert")
+
+
+class CompilerWatch:
+    """Calls `hide(disable)` once, before the first compilation."""
+
+    def __init__(self, hide: Callable[[Callable[[Any], Any]], None]) -> None:
+        self._hide = hide
+        self._originals: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Wait at the ways in; `torch._dynamo` has been imported."""
+        dynamo = sys.modules[COMPILER_MODULE]
+        for name in _WAYS_IN:
+            original = getattr(dynamo, name, None)
+            if original is not None:
+                self._originals[name] = original
+                setattr(dynamo, name, self._announcing(original))
+
+    def remove(self) -> None:
+        """Put the ways in back."""
+        for name, original in self._originals.items():
+            setattr(sys.modules[COMPILER_MODULE], name, original)
+        self._originals = {}
+
+    def _announcing(self, original: Any) -> Any:
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            if self._originals:
+                self.remove()
+                self._hide(sys.modules[COMPILER_MODULE].disable)
+            return original(*args, **kwargs)
+
+        return announced
+
+
+# Data loading: how long the training thread waits for each batch of a `DataLoader`, and for its workers to start.
+#
+# Forked workers get a thread that can sample their lines around the step with frames (`owners/loader_samples`).
+
+
+def data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
+    """Put the hooks in. Those of batches are for the process that asks for them; workers do not come there."""
+
+    def watched(next_batch: Any) -> Any:
+        def __next__(self: Any) -> Any:
+            counts, got_batch = not loop.backwards_left and loop.data_begins(), False
+            try:
+                batch = next_batch(self)
+                got_batch = True
+            except BaseException as e:
+                leave_out(e)
+                raise
+            finally:
+                if counts:
+                    loop.data_ends(got_batch=got_batch)
+            if counts and batch_size.looks:
+                loop.safely(batch_size.loaded, batch)
+            return batch
+
+        return __next__
+
+    def started(make_iterator: Any) -> Any:
+        def __iter__(self: Any) -> Any:
+            counts = loop.loader_begins()
+            try:
+                return make_iterator(self)
+            except BaseException as e:
+                leave_out(e)
+                raise
+            finally:
+                if counts:
+                    loop.loader_ends()
+
+        return __iter__
+
+    patches.replace(_BaseDataLoaderIter, "__next__", watched)
+    patches.replace(DataLoader, "__iter__", started)
+    patches.replace(worker, "_worker_loop", SAMPLES.in_worker)
+
+
+# Process groups: after they are made the rank is known and recording starts; before they go the last step ends.
+
+# All modules that hold these functions under their own name once `import torch` is done.
+_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
+
+GLOO_FINISHES_S = 0.05
+"""for a thread of gloo to take Python's lock once and let go of the last reduction; it needs some microseconds of it"""
+
+
+def groups_install(loop: Loop, patches: Patches, before_destroy: Callable[[], None]) -> None:
+    """Put the hooks in."""
+    if not torch.distributed.is_available():
+        return
+
+    def starting(original: Any) -> Any:
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
+            loop.start()
+            return result
+
+        return init_process_group
+
+    def ending(original: Any) -> Any:
+        def destroy_process_group(group: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if group is None:
+                before_destroy()
+                let_gloo_finish()
+            try:
+                return original(group, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
+
+        return destroy_process_group
+
+    for name, make in (("init_process_group", starting), ("destroy_process_group", ending)):
+        replacement = make(getattr(torch.distributed, name))
+        for module in _MODULES:
+            if hasattr(sys.modules.get(module), name):
+                patches.share(sys.modules[module], name, replacement)
+
+
+def let_gloo_finish() -> None:
+    """Give gloo's threads Python's lock for a moment, or a job that ends right after its last backward may hang.
+
+    A reduction that backward began holds backward's context (in torch 2.13), and a thread of gloo drops it some time
+    later, for which it needs Python's lock. Where the DDP model outlives `destroy_process_group`, as in a script
+    that is one function, that thread is joined by the model's end, with the lock held: neither ever goes on. It happens
+    to unrecorded jobs too, one in ten of those that end within milliseconds of their last step.
+    """
+    if hasattr(torch._C, "_stash_obj_in_tls") and _uses_gloo():
+        sleep(GLOO_FINISHES_S)
+
+
+def _uses_gloo() -> bool:
+    try:
+        return "gloo" in str(torch.distributed.distributed_c10d.get_backend_config())
+    except (ValueError, RuntimeError):  # no default group
+        return False
+
+
+# Optimizer steps, through torch's own global hooks, and which optimizers exist.
+#
+# Compiled optimizers too: `torch.optim` leaves its graph before every step, so a hook outside of it costs no graph.
+
+_KEY: Any = -1
+"""under which torch's dictionaries hold our hooks. torch itself counts up for every hook in the process, and such a
+number is part of a model's pickle: ours must not use one up."""
+
+
+class OptimizerHooks:
+    """The two global hooks, which torch keeps in dictionaries rather than attributes."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._hooks: tuple[Any, Any] = (self._begins, self._ends)
+        loop.rest_optimizers = self.rest
+        self._set(*self._hooks)
+
+    def hide_from_compiler(self, disable: Any) -> None:
+        """Make torch.compile run the hooks untraced, if they are still there."""
+        if _KEY in _global_optimizer_pre_hooks:
+            self._hooks = (disable(self._begins), disable(self._ends))
+            self._set(*self._hooks)
+
+    def rest(self, rests: bool) -> None:
+        """Let the hooks do nothing for a while. They stay where they are: torch is going through them right now."""
+        if _KEY in _global_optimizer_pre_hooks:
+            self._set(*((_nothing, _nothing) if rests else self._hooks))
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        _global_optimizer_pre_hooks.pop(_KEY, None)
+        _global_optimizer_post_hooks.pop(_KEY, None)
+
+    def _set(self, before: Any, after: Any) -> None:
+        _global_optimizer_pre_hooks[_KEY] = before
+        _global_optimizer_post_hooks[_KEY] = after
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        token, routine = 2 * id(optimizer), self._loop.routine
+        if not (routine.expected == token and routine.takes(token)):
+            self._loop.optimizer_begins(optimizer, by=optimizer)
+
+    def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        token, routine = -id(optimizer), self._loop.routine
+        if not (routine.expected == token and routine.takes(token)):
+            self._loop.optimizer_ends(by=optimizer)
+
+
+def _nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
+    pass
+
+
+def optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
+    """Return the hooks, in place. `_patch_step_function` is what every optimizer calls when it is made."""
+
+    def watched(original: Any) -> Any:
+        def _patch_step_function(self: Any) -> None:
+            loop.optimizers.is_made(self)
+            original(self)
+
+        return _patch_step_function
+
+    patches.replace(Optimizer, "_patch_step_function", watched)
+    return OptimizerHooks(loop)
+
+
+# Pipelines: every stage begins its step with the schedule, also those that load no data and wait for a neighbour.
+
+PIPELINE_MODULE = "torch.distributed.pipelining.schedules"
+
+
+def pipeline_install(loop: Loop, patches: Patches, schedules: Any) -> None:
+    """Put the hook into the module of schedules, which is imported by those who use it only."""
+
+    def watched(schedule_step: Any) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            loop.schedule_begins()
+            if loop.recorder is not None:
+                loop.recorder.note(pipeline=_description(self))
+            try:
+                return schedule_step(self, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
+
+        return step
+
+    for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+        if hasattr(schedules, name):
+            patches.replace(getattr(schedules, name), "step", watched)
+
+
+def _description(schedule: Any) -> dict[str, Any]:
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    return {
+        "schedule": type(schedule).__name__.removeprefix("Schedule"),
+        "microbatches": schedule._n_microbatches,
+        "stages": stages[0].num_stages,
+        "stages_here": [stage.stage_index for stage in stages],
+    }
+
+
+# What stops the training thread now and then wherever it is: full garbage collections, and torch.compile compiling.
+#
+# Young generations are collected many times a second in microseconds; only a full collection has a region.
+# Compilations
+# of a backward may run on one of autograd's threads while the training thread waits for it.
+
+COMPILER = "torch._dynamo.callback"
+_FULL = 2
+
+
+class Recurring:
+    """The callbacks that note interruptions, and do nothing else: they come inside our own code too."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._handler: Any = None
+
+    def watch_garbage(self) -> None:
+        """Note full collections from now on."""
+        gc.callbacks.append(self._collects)
+
+    def watch_compiler(self) -> None:
+        """Note compilations from now on; the compiler's callbacks have been imported."""
+        self._handler = sys.modules[COMPILER].callback_handler
+        self._handler.register_start_callback(self._compilation_begins)
+        self._handler.register_end_callback(self._compilation_ends)
+
+    def remove(self) -> None:
+        """Note nothing more."""
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
+        if self._handler is not None and self._compilation_begins in self._handler.start_callbacks:
+            self._handler.remove_start_callback(self._compilation_begins)
+            self._handler.remove_end_callback(self._compilation_ends)
+        self._handler = None
+
+    def _collects(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == _FULL and self._loop.is_training_thread(get_ident()):
+            if phase == "start":
+                self._loop.interruptions.begins(regions.GARBAGE_COLLECTION)
+            else:
+                self._loop.interruptions.ends(regions.GARBAGE_COLLECTION)
+
+    def _compilation_begins(self, *_: Any) -> None:
+        if self._loop.is_training_thread(get_ident()) or self._loop.is_inside(BACKWARD):
+            self._loop.interruptions.begins(regions.COMPILATION)
+
+    def _compilation_ends(self, *_: Any) -> None:
+        self._loop.interruptions.ends(regions.COMPILATION)
+
+
+# Checkpoints: what writes models to storage, so that the time it takes has a region of its own.
+#
+# torch.save                                          and whatever ends in it
+# torch.distributed.checkpoint.save, async_save       the part on the training thread
+# safetensors.torch.save_file                         as Transformers and Accelerate save
+
+LATER = {"torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"), "safetensors.torch": ("save_file",)}
+
+
+def saving_install(loop: Loop, patches: Patches) -> None:
+    """Put the hook into torch itself."""
+    replacement = _watched(loop, torch.save)
+    for module in (torch.serialization, torch):
+        patches.share(module, "save", replacement)
+
+
+def install_in(loop: Loop, patches: Patches, module: str) -> None:
+    """Put the hook into a module that was imported later."""
+    for name in LATER[module]:
+        if hasattr(sys.modules[module], name):
+            patches.replace(sys.modules[module], name, lambda save: _watched(loop, save))
+
+
+def _watched(loop: Loop, save: Any) -> Any:
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        counts = loop.saving_begins()
+        try:
+            return save(*args, **kwargs)
+        except BaseException as e:
+            leave_out(e)
+            raise
+        finally:
+            if counts:
+                loop.saving_ends()
+
+    return saving
 
 
 @dataclass(frozen=True)
@@ -42,7 +435,7 @@ class Hooks:
 
     loop: Loop
     patches: Patches
-    optimizers: optimizer.OptimizerHooks | None
+    optimizers: OptimizerHooks | None
     forwards: forward.ForwardHooks | None
     compiler: CompilerWatch
     recurring: Recurring
@@ -88,25 +481,25 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
     hooks = Hooks(
         loop,
         patches,
-        optimizers=_put_in("optimizer steps", lambda: optimizer.install(loop, patches)),
+        optimizers=_put_in("optimizer steps", lambda: optimizer_install(loop, patches)),
         forwards=_put_in("forward passes", lambda: forward.install(loop, patches, found)),
         compiler=CompilerWatch(lambda disable: hooks.hide_from_compiler(disable)),
         recurring=Recurring(loop),
         learned=learned,
     )
-    _put_in("mixed precision", lambda: amp.install(loop, patches))
+    _put_in("mixed precision", lambda: amp_install(loop, patches))
     _put_in("backward passes", lambda: backward.install(loop, patches, sync))
-    _put_in("data loading", lambda: data.install(loop, patches, batch_size))
-    _put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
+    _put_in("data loading", lambda: data_install(loop, patches, batch_size))
+    _put_in("process groups", lambda: groups_install(loop, patches, hooks.before_destroy))
     _put_in("garbage collection", hooks.recurring.watch_garbage)
-    _put_in("checkpoints", lambda: saving.install(loop, patches))
+    _put_in("checkpoints", lambda: saving_install(loop, patches))
     loop.on_first_steps += [batch_size.step_ended, learned.step_ended]
-    after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
-    after_import(anomaly.MODULE, lambda: _put_in("anomaly detection", lambda: anomaly.install(loop, patches)))
-    after_import(compiler.MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
-    after_import(recurring.COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
-    for module in saving.LATER:
-        after_import(module, lambda name=module: _put_in("checkpoints", lambda: saving.install_in(loop, patches, name)))  # type: ignore[misc]
+    after_import(PIPELINE_MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
+    after_import(MODULE, lambda: _put_in("anomaly detection", lambda: anomaly_install(loop, patches)))
+    after_import(COMPILER_MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
+    after_import(COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
+    for module in LATER:
+        after_import(module, lambda name=module: _put_in("checkpoints", lambda: install_in(loop, patches, name)))  # type: ignore[misc]
     os.register_at_fork(after_in_child=loop.in_forked_child)
     return hooks
 
@@ -121,7 +514,7 @@ def _put_in(what: str, act: Callable[[], Any]) -> Any:
 
 
 def _pipelines(loop: Loop, patches: Patches) -> None:
-    pipeline.install(loop, patches, sys.modules[pipeline.MODULE])
+    pipeline_install(loop, patches, sys.modules[PIPELINE_MODULE])
 
 
 def _start_recorder_with(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import say
 from stepscope.record.progress_notes import leave_word
-from stepscope.record.window.kineto_settings import set_kineto_settings
+from stepscope.record.session import current
+from stepscope.record.window.kineto import set_kineto_settings
 
 MIN_TORCH = (2, 4)
 
@@ -27,20 +29,20 @@ def begin() -> None:
         say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
         return
     if config.only_set:
-        from stepscope.record.trial.begin import only_set
+        from stepscope.record.trial import only_set
 
         only_set(config)
         return
     from stepscope.record.hooks.install import install
-    from stepscope.record.hooks.loop.step_unit import unit_from
-    from stepscope.record.samplers.nccl_log import turn_on_nccl_log
+    from stepscope.record.loop.steps import unit_from
+    from stepscope.record.nccl_log import turn_on_nccl_log
 
     if config.nccl_log:
         turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
     samplers: list[Any] = []
     hooks = install(lambda: _recorder(config, samplers, hooks), unit_from(config.step_of))
     if config.trial_steps is not None:
-        from stepscope.record.trial.begin import begin_trial
+        from stepscope.record.trial import begin_trial
 
         samplers.append(begin_trial(config, hooks))
 
@@ -63,7 +65,7 @@ def _followers(config: RecordConfig, recorder: Any, hooks: Any) -> list[Any]:
 
     if not config.track or place_of_process().rank != 0:
         return []
-    from stepscope.record.track.run_follower import RunFollower
+    from stepscope.record.run_follower import RunFollower
 
     return [
         RunFollower(
@@ -73,3 +75,19 @@ def _followers(config: RecordConfig, recorder: Any, hooks: Any) -> list[Any]:
             batch=hooks.learned.batch,
         )
     ]
+
+
+# Whether somebody else records this process: one recorder is enough, and two would cancel each other's profiler.
+
+_INJECTED = "stepscope.record.launch.inject_point"
+
+
+def already_recorded() -> bool:
+    """Return whether there is a recorder, or will be: `stepscope record` starts its own when training begins."""
+    return current() is not None or followed_from_outside()
+
+
+def followed_from_outside() -> bool:
+    """Return whether the hooks of `stepscope record` are in this process and mark steps and regions by themselves."""
+    config = RecordConfig.from_env() if _INJECTED in sys.modules else None
+    return config is not None and not config.only_set

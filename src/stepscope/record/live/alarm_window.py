@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.alarms import (
+from stepscope.contract.live import (
     BAD,
     BETWEEN,
     GOOD,
@@ -27,14 +27,15 @@ from stepscope.contract.alarms import (
     Alarms,
     Change,
     Key,
+    RankScore,
+    WindowRequest,
+    rank_scores,
     regression_state,
 )
-from stepscope.contract.late_ranks import RankScore, rank_scores
-from stepscope.contract.live import WindowRequest
 from stepscope.contract.run_folder import steps_file
 from stepscope.contract.step_line import WARMUP
-from stepscope.record.steps.log_tail import LogTail, waited_ns
-from stepscope.record.steps.statistics import error_of_median
+from stepscope.record.log_tail import LogTail, waited_ns
+from stepscope.record.step_statistics import error_of_median
 from stepscope.units import NS_PER_MS, ms
 
 STEPS_PER_LOOK = 20

@@ -7,12 +7,13 @@ profile, and the question where its training thread is.
 
 import contextlib
 import json
+import math
 import socket
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,175 @@ from stepscope.contract.live import (
     status_file,
 )
 from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
-from stepscope.record.live.asked_window import Rules, plan_for
-from stepscope.record.live.process_state import process_state
-from stepscope.record.live.stalls import ANSWER_S, StallWatch, stall_status
-from stepscope.record.whole_file import create_whole
+from stepscope.record.helper.claim import create_whole
 from stepscope.record.window.trace_file import place_whole
+
+# A profile window that somebody asks for while the job runs: which steps, or why not. One rank decides for all.
+#
+#     every rank   a request is there  ->  its newest step and what a step takes, in its own file
+#     rank 0       all have answered   ->  a plan: steps that no rank will have reached when it hears of them
+#     every rank   the plan is there   ->  told to the training process
+#
+# Nothing here waits: each helper looks when it wakes. Ranks answer at different moments, so a rank may be further than
+# it
+# said: the plan leaves room for that, and a rank that hears of it too late records what is left.
+
+WARMUP_STEPS = 2
+ASKED_WINDOW_ANSWER_S = 10.0
+"""for which the ranks' answers are waited for, on top of a few looks"""
+_LOOKS = 4
+_ROOM_S = 1.0
+_MIN_STEP_S = 1e-4
+_MAX_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What rank 0 knows that bounds a plan."""
+
+    world_size: int
+    free_step: int
+    """before which the run's own windows are not over"""
+    number: int
+    """of the next window"""
+    look_s: float
+    """how often helpers look"""
+    since_last_s: float | None
+    """since the last window that was asked for was over; None where there was none"""
+    pause_s: float
+    why_never: str | None = None
+
+
+def plan_for(
+    request: WindowRequest, answers: Mapping[int, RankStatus], rules: Rules, *, waited_s: float
+) -> WindowPlan | None:
+    """Return the plan for a request, refused or not; None where answers are still to come."""
+    refused = _refusal(answers, rules, waited_s)
+    if refused is not None:
+        return WindowPlan(request.id, refused=refused)
+    if len(answers) < rules.world_size:
+        return None
+    step_s = max(min(status.step_s or 0.0 for status in answers.values()), _MIN_STEP_S)
+    room_s = waited_s + _LOOKS * rules.look_s + _ROOM_S
+    reached = max(status.step or 0 for status in answers.values()) + 1
+    ready = max(reached + math.ceil(room_s / step_s), rules.free_step)
+    first = ready + WARMUP_STEPS
+    return WindowPlan(
+        request.id, first, first + request.steps, WARMUP_STEPS, rules.number, by=request.by, since=request.since
+    )
+
+
+def _refusal(answers: Mapping[int, RankStatus], rules: Rules, waited_s: float) -> str | None:
+    if rules.why_never is not None:
+        return rules.why_never
+    if rules.since_last_s is not None and rules.since_last_s < rules.pause_s:
+        left_s = math.ceil(rules.pause_s - rules.since_last_s)
+        return f"the last window was over {rules.since_last_s:.0f} s ago; ask again in {left_s} s"
+    for rank, status in sorted(answers.items()):
+        if status.stall is not None:
+            return f"rank {rank} has taken no step for {status.stall.for_s:.0f} s; stepscope watch says where it is"
+    silent = [rank for rank in range(rules.world_size) if rank not in answers]
+    if silent and waited_s > ASKED_WINDOW_ANSWER_S + _LOOKS * rules.look_s:
+        named = ", ".join(map(str, silent[:_MAX_NAMED])) + (", ..." if len(silent) > _MAX_NAMED else "")
+        many = "rank" if len(silent) == 1 else "ranks"
+        return f"{many} {named} did not answer within {waited_s:.0f} s: dead, or on a host that is gone"
+    return None
+
+
+# What the system says of a process that gives no answer: its state, and the call in the kernel that it waits in.
+
+_STATES = {
+    "R": "it runs: a call in C holds the interpreter's lock",
+    "S": "it sleeps in a call that holds the interpreter's lock",
+    "D": "it waits for the kernel: storage or a driver",
+    "T": "it was stopped by a signal",
+    "t": "a debugger holds it",
+    "Z": "it has ended",
+}
+
+
+def process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
+    """Return one sentence on a process; what is not known is left out."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+        state = text.rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "no answer from its interpreter"
+    waits_in = _waits_in(proc / str(pid) / "wchan")
+    known = _STATES.get(state, f"state {state}")
+    return f"no answer from its interpreter; {known}{f' ({waits_in})' if waits_in else ''}"
+
+
+def _waits_in(path: Path) -> str:
+    try:
+        found = path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+    return found[:60] if found not in ("", "0") else ""
+
+
+# Whether a rank has taken no step for longer than its steps take, and when to ask where it is.
+#
+# A helper hears of steps a few times a second, or once per step where they are longer. A gap of more than twice the
+# longest of the last ones, and of a second at least, is worth a question: the answer is there within three step times.
+# It
+# is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
+# which.
+
+MIN_STALL_S = 1.0
+TIMES_LONGEST = 2.0
+ANSWER_S = 1.0
+"""for which an answer is waited for: a thread that holds the interpreter's lock lets nobody answer"""
+_KEPT = 32
+_MIN_GAPS = 3
+
+
+class StallWatch:
+    """Hears when steps arrive, by a clock that never jumps."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.asked_s: float | None = None  # when it was asked last where the rank is
+        self._last_s: float | None = None
+        self._gaps: deque[float] = deque(maxlen=_KEPT)
+        self._ask_at_s: float | None = None
+
+    def step_arrived(self, step: int, dur_s: float, now_s: float) -> bool:
+        """Take in a step; return whether a stall has ended with it."""
+        was_stalled = self.asked_s is not None
+        gap_s = now_s - self._last_s if self._last_s is not None else dur_s
+        if step > 0 and not was_stalled:  # the first one has everything to load
+            self._gaps.append(max(gap_s, dur_s))
+        self.step, self._last_s = step, now_s
+        self.asked_s = self._ask_at_s = None
+        return was_stalled
+
+    @property
+    def usual_s(self) -> float:
+        """The longest of the last steps."""
+        return max(self._gaps, default=0.0)
+
+    def for_s(self, now_s: float) -> float:
+        """Return how long ago the last step arrived."""
+        return now_s - self._last_s if self._last_s is not None else 0.0
+
+    def asks(self, now_s: float) -> bool:
+        """Return whether to ask now where the rank is."""
+        if self._last_s is None or len(self._gaps) < _MIN_GAPS:
+            return False
+        if self._ask_at_s is None:
+            self._ask_at_s = self._last_s + max(TIMES_LONGEST * self.usual_s, MIN_STALL_S)
+        if now_s < self._ask_at_s:
+            return False
+        self.asked_s = now_s
+        self._ask_at_s = now_s + self.for_s(now_s)
+        return True
+
+
+def stall_status(watch: StallWatch, answer: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Return what a rank's file says of its stall."""
+    return {"step": watch.step, "for_s": round(watch.for_s(now_s), 3), "usual_s": round(watch.usual_s, 4), **answer}
+
 
 LOOK_S = 0.5
 _LOOK_PER_RANK_S = 0.002  # thousands of ranks look at shared storage less often

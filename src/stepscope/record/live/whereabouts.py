@@ -24,7 +24,7 @@ def whereabouts(thread: int, *, region: str | None) -> dict[str, Any]:
 
 def _newest_collective() -> dict[str, Any]:
     try:
-        from stepscope.record.collectives.flight_recorder import newest_collectives
+        from stepscope.record.flight_recorder import newest_collectives
 
         entries = newest_collectives()
     except Exception:  # noqa: BLE001 - a private interface of torch

@@ -9,13 +9,219 @@ have returned stay open. So a call's real caller is the nearest open frame with 
 Private API of torch: whatever is missing raises, and the caller does without.
 """
 
+import os
+import site
+import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from stepscope.contract.owners import HOOK
-from stepscope.record.owners.places import OURS, USER
-from stepscope.record.owners.stacks import EMPTY, Stacks
+
+# Where a function lies: torch shortens file names by the folders of `sys.path`; here they get their paths back.
+#
+#     "train.py"                     /home/u/project/train.py              the user's
+#     "torch/nn/modules/linear.py"   .../site-packages/torch/nn/...        a library's
+#     "<ipython-input-3-a1b2>"       as it is                              the user's
+#
+# A name that fits several files is that of the module that was imported; where several were, it is ambiguous, and
+# said.
+
+USER, LIBRARY, OURS, PLUMBING = "user", "library", "ours", "plumbing"
+_OWN_ROOMS = tuple(str(Path(__file__).parents[2] / room) + os.sep for room in ("record", "integrations"))
+_TYPED_BY_HAND = ("<ipython-input", "<stdin>", "<cell")
+# Between a line and what it calls: a frame of theirs says nothing of the work.
+_PLUMBING = (
+    "torch/nn/modules/module.py",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/utils/_contextlib.py",
+    "torch/autograd/grad_mode.py",
+    "torch/optim/optimizer.py",
+    "torch/autograd/profiler.py",
+    "torch/_tensor.py",
+    "torch/_ops.py",
+    "contextlib.py",
+    "functools.py",
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class Places:
+    """Answers by file name, each worked out once."""
+
+    def __init__(self) -> None:
+        self.ambiguous: list[str] = []
+        self._prefixes = shortened_by()
+        self._imported: set[str] | None = None
+        self._installed = _installed_folders()
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def of(self, name: str) -> tuple[str, str]:
+        """Return `(path, kind)` of a file name that torch gave."""
+        found = self._known.get(name)
+        if found is None:
+            path = self._path_of(name)
+            found = self._known[name] = (path, self._kind_of(path))
+        return found
+
+    def _path_of(self, name: str) -> str:
+        if name.startswith("<") or Path(name).is_absolute():
+            return name
+        fitting = [path for prefix in self._prefixes if self._fits(path := prefix + name, name)]
+        if len(fitting) > 1:
+            fitting = [path for path in fitting if path in self._files_imported()] or fitting
+        if len(fitting) > 1:
+            self.ambiguous.append(name)
+        return fitting[0] if fitting else str(Path(name).absolute()) if Path(name).exists() else name
+
+    def _fits(self, path: str, name: str) -> bool:
+        """Return whether torch would shorten this path to that name: by the first folder in its own order."""
+        first = next(prefix for prefix in self._prefixes if path.startswith(prefix))
+        return path == first + name and Path(path).is_file()
+
+    def _files_imported(self) -> set[str]:
+        if self._imported is None:
+            named = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+            self._imported = {os.path.abspath(path) for path in named if isinstance(path, str)}  # noqa: PTH100 - links stay
+        return self._imported
+
+    def _kind_of(self, path: str) -> str:
+        if path.startswith(_OWN_ROOMS):
+            return OURS
+        if not Path(path).is_absolute():
+            return USER if path.startswith(_TYPED_BY_HAND) else LIBRARY
+        if path.startswith(self._installed) or any(folder in path for folder in _INSTALLED):
+            return PLUMBING if path.endswith(_PLUMBING) else LIBRARY
+        return USER
+
+
+def shortened_by() -> list[str]:
+    """Return the folders by which torch's profiler shortens file names, in its order."""
+    try:
+        from torch.profiler.python_tracer import _prefix_regex
+
+        return list(_prefix_regex())
+    except (ImportError, AssertionError, AttributeError, TypeError):
+        return sorted({os.path.abspath(folder) + os.sep for folder in sys.path}, reverse=True)  # noqa: PTH100
+
+
+def _installed_folders() -> tuple[str, ...]:
+    """Return the folders of the standard library, of installed packages and of torch, each with its separator."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)}
+    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if folder)
+
+
+# Stacks of the user's frames, each kept once: a call adds a frame to the stack that it was made from.
+#
+#     calls     train.py:40 step -> torch/nn/modules/module.py:1778 -> ... -> model.py:12 forward -> functional.py:88
+#     gelu
+#     kept      train.py:40 step, model.py:12 forward, functional.py:88 gelu
+#
+# Of libraries only the first frame below the user's innermost one is kept; a module's call and decorators
+# say nothing of the work and are passed over.
+
+EMPTY = 0
+
+
+@dataclass(frozen=True)
+class StackTable:
+    """Stacks by number of frame, frames by number of file."""
+
+    root: str
+    files: list[str]
+    frames: list[list[int | str]]
+    stacks: list[list[int]]
+    user_files: list[str]
+
+
+class Stacks:
+    """Numbered stacks and the frames and files in them; stack 0 is empty."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self._frames: dict[tuple[str, int, str, int, int], int] = {}
+        self._stacks: dict[tuple[tuple[int, ...], int], int] = {((), -1): EMPTY}
+        self._contents: list[tuple[tuple[int, ...], int]] = [((), -1)]
+        self._pushed: dict[tuple[int, str, str, int, int], int] = {}
+
+    def push(self, stack: int, file: str, function: str, line: int, line_to: int) -> int:
+        """Return the stack that has one frame more, or the same one where that frame is not kept."""
+        key = (stack, file, function, line, line_to)
+        found = self._pushed.get(key)
+        if found is None:
+            found = self._pushed[key] = self._with_frame(stack, file, function, line, line_to)
+        return found
+
+    def _with_frame(self, stack: int, file: str, function: str, line: int, line_to: int) -> int:
+        path, kind = self.places.of(file)
+        users, library = self._contents[stack]
+        if kind in (OURS, PLUMBING) or (kind == LIBRARY and (library != -1 or not users)):
+            return stack
+        exact = line if kind == LIBRARY else line_to
+        frame = self._frames.setdefault((path, line, function, int(kind == USER), exact), len(self._frames))
+        content = ((*users, frame), -1) if kind == USER else (users, frame)
+        number = self._stacks.setdefault(content, len(self._contents))
+        if number == len(self._contents):
+            self._contents.append(content)
+        return number
+
+    def table(self, wanted: Sequence[int]) -> StackTable:
+        """Return the wanted stacks, in that order, with their frames and files as the file has them."""
+        kept = [self._contents[stack] for stack in wanted]
+        contents = [[*users, *([library] if library != -1 else [])] for users, library in kept]
+        keys = list(self._frames)
+        used = list(dict.fromkeys(frame for stack in contents for frame in stack))
+        number = {frame: i for i, frame in enumerate(used)}
+        paths = list(dict.fromkeys(keys[frame][0] for frame in used))
+        users = list(dict.fromkeys(keys[frame][0] for frame in used if keys[frame][3]))
+        root = root_of(users)
+        file = {path: i for i, path in enumerate(paths)}
+        rows = [keys[frame] for frame in used]
+        return StackTable(
+            root,
+            [below(path, root) for path in paths],
+            [[file[path], line, function, user, to] for path, line, function, user, to in rows],
+            [[number[frame] for frame in stack] for stack in contents],
+            [below(path, root) for path in users],
+        )
+
+
+def root_of(paths: list[str]) -> str:
+    """Return the folder that all files of the user lie in, or the main script's where that would be too wide."""
+    main = _main_folder()
+    folders = [str(Path(path).parent) for path in paths if Path(path).is_absolute()]
+    if not folders:
+        return main
+    shared = os.path.commonpath([*folders, main] if _is_project(main, folders) else folders)
+    return shared if _is_narrow(shared) else main
+
+
+def below(path: str, root: str) -> str:
+    """Return a path relative to the root where it lies below it."""
+    return path[len(root) :].lstrip(os.sep) if path.startswith(root.rstrip(os.sep) + os.sep) else path
+
+
+def _main_folder() -> str:
+    import __main__
+
+    path = getattr(__main__, "__file__", None)
+    return str(Path(path).absolute().parent) if path else str(Path.cwd())
+
+
+def _is_project(main: str, folders: list[str]) -> bool:
+    """Return whether the main script's folder is one of the user's: that of a launcher in `bin` is not."""
+    return any(folder.startswith(main) or main.startswith(folder) for folder in folders)
+
+
+def _is_narrow(folder: str) -> bool:
+    return len(Path(folder).parts) > 2 and not str(Path.home()).startswith(folder)  # more than / and one name
+
 
 _OPERATOR, _CALL, _C_CALL = "TorchOp", "PyCall", "PyCCall"
 _ANNOTATION = "USER_SCOPE"

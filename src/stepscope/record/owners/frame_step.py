@@ -5,27 +5,370 @@ The step has the same marks as those of the window (its own, and the regions), s
 
 import gc
 import json
-from collections.abc import Callable, Mapping
+import linecache
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 
-from stepscope.contract.owners import EXECUTING, FUNCTIONS, NONE, OWNERS_SCHEMA, Owners
+from stepscope.contract.owners import (
+    AUTOGRAD,
+    EXECUTING,
+    FUNCTIONS,
+    MAX_SOURCE_BYTES,
+    MAX_SOURCE_FILE_BYTES,
+    NONE,
+    OTHER,
+    OWNERS_SCHEMA,
+    TRAINING,
+    Owners,
+    OwnersThread,
+)
+from stepscope.contract.step_line import EVALUATE
 from stepscope.record.config import RecordConfig
-from stepscope.record.owners.buckets import buckets_of, ddp_in
 from stepscope.record.owners.call_count import why_not_traced
-from stepscope.record.owners.event_tree import Event, walked
-from stepscope.record.owners.function_events import function_tree
+from stepscope.record.owners.event_tree import EMPTY, Event, Places, Stacks, below, walked
 from stepscope.record.owners.loader_samples import Line
-from stepscope.record.owners.module_paths import paths_of_modules
-from stepscope.record.owners.places import Places
-from stepscope.record.owners.source import copy_source
-from stepscope.record.owners.stacks import EMPTY, Stacks, below
-from stepscope.record.owners.threads import threads_of
 from stepscope.record.window.budget import TypicalStep
-from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.guards import ProfilerGuard
 from stepscope.record.window.watched_step import WatchedStep
+
+# A tree of function calls from the profiler's plain events, for a torch without an event tree: lines of definitions.
+#
+# Plain events name a Python function `file.py(12): forward`, 12 being the line of its definition. They are put below
+# each
+# other by time, and look like nodes of the event tree: a call's caller is then known by its definition alone.
+
+_FUNCTION = re.compile(r"^(?P<file>[^()]+)\((?P<line>\d+)\): (?P<function>.+)$")
+_BUILT_IN = "<built-in"
+_MODULE = "nn.Module: "
+
+
+def function_tree(events: Iterable[Any]) -> list[Any]:
+    """Return the roots of a tree with the names that `event_tree` reads."""
+    roots: list[Any] = []
+    open_nodes: dict[int, list[Any]] = {}
+    for event in sorted(events, key=lambda e: (e.start_ns(), -e.duration_ns())):
+        thread, start_ns = event.start_thread_id(), event.start_ns()
+        above = open_nodes.setdefault(thread, [])
+        while above and above[-1].end_time_ns <= start_ns:
+            above.pop()
+        node = _node(event, next((n for n in reversed(above) if n.tag.name == "PyCall"), None))
+        (above[-1].children if above else roots).append(node)
+        above.append(node)
+    return roots
+
+
+def _node(event: Any, function: Any) -> Any:
+    """Return one node; `function` is the Python function around it."""
+    name = event.name()
+    found = _FUNCTION.match(name)
+    nowhere = SimpleNamespace(file_name="<unknown>", function_name="<unknown>", line_number=0)
+    caller = function.extra_fields.callsite if function is not None else nowhere
+    if found:
+        site = SimpleNamespace(file_name=found["file"], function_name=found["function"], line_number=int(found["line"]))
+        kind, fields = "PyCall", SimpleNamespace(caller=caller, callsite=site, module=None)
+    elif name.startswith((_BUILT_IN, _MODULE)):
+        kind, fields = "PyCCall", SimpleNamespace(caller=caller)
+    else:
+        annotation = "USER_SCOPE" if _is_annotation(event) else "FUNCTION"
+        kind = "TorchOp"
+        fields = SimpleNamespace(sequence_number=event.sequence_nr(), scope=SimpleNamespace(name=annotation))
+    return SimpleNamespace(
+        name=name,
+        tag=SimpleNamespace(name=kind),
+        extra_fields=fields,
+        children=[],
+        start_tid=event.start_thread_id(),
+        start_time_ns=event.start_ns(),
+        end_time_ns=event.start_ns() + event.duration_ns(),
+    )
+
+
+def _is_annotation(event: Any) -> bool:
+    asked = getattr(event, "is_user_annotation", None)
+    return bool(asked()) if asked is not None else False
+
+
+# Operators in columns, one table per thread, with the Python time between them.
+#
+#     events of a thread    call f .. [ op a [ op b ] ] .. call g .. [ op c ] ..
+#     operators             a (depth 0), b (depth 1), c (depth 0)
+#     python                before a: f's lines; before c: f's and g's; after c: f's
+#
+# Depth counts operators and annotations by time. Python time inside an annotation is Python time all the same: only
+# operators end it.
+
+_MIN_PYTHON_NS = 1_000
+
+
+def threads_of(
+    events: Iterable[Event],
+    *,
+    step: int,
+    training_thread: int,
+    stack_number: Callable[[int], int],
+    module_number: Callable[[int | None], int],
+    name_number: Callable[[str], int],
+) -> list[OwnersThread]:
+    """Return one table per thread, the training thread's first; threads without operators are left out."""
+    by_thread: dict[int, list[Event]] = {training_thread: []}
+    for event in events:
+        by_thread.setdefault(event.thread, []).append(event)
+    out: list[OwnersThread] = []
+    for thread, own in by_thread.items():
+        own.sort(key=lambda event: event.start_ns)  # stable: parents stay before children that start with them
+        operators = [event for event in own if event.name is not None]
+        if not operators:
+            continue
+        out.append(
+            {
+                "role": _role(thread == training_thread, operators),
+                "name": [name_number(str(event.name)) for event in operators],
+                "depth": depths(operators),
+                "stack": [stack_number(event.stack) for event in operators],
+                "module": [module_number(event.module) for event in operators],
+                "sequence": [event.sequence for event in operators],
+                "step": [step] * len(operators),
+                "python": [[i, stack_number(stack), ns] for i, stack, ns in python_time(own) if stack],
+            }
+        )
+    return out
+
+
+def _role(is_training: bool, operators: list[Event]) -> Literal["training", "autograd", "other"]:
+    if is_training:
+        return TRAINING
+    return AUTOGRAD if any(str(event.name).startswith(EVALUATE) for event in operators) else OTHER
+
+
+def depths(operators: list[Event]) -> list[int]:
+    """Return how many operators and annotations of the thread are open when each one starts."""
+    out: list[int] = []
+    ends: list[int] = []
+    for event in operators:
+        while ends and ends[-1] <= event.start_ns:
+            ends.pop()
+        out.append(len(ends))
+        ends.append(min(event.end_ns, ends[-1]) if ends else event.end_ns)
+    return out
+
+
+def python_time(events: list[Event]) -> list[tuple[int, int, int]]:
+    """Return `(i, stack, ns)`: Python time in no operator before operator i, by stack, ours left out."""
+    return _Gaps().of(events)
+
+
+class _Open:
+    """What runs right now: an operator, or Python with the stack of the line it has reached."""
+
+    __slots__ = ("end_ns", "is_operator", "is_ours", "own_stack", "stack")
+
+    def __init__(self, event: Event) -> None:
+        self.end_ns = event.end_ns
+        self.is_operator = event.name is not None
+        self.is_ours = event.is_ours
+        self.own_stack = event.own_stack
+        self.stack: int | None = None  # of the last call it made
+
+
+class _Gaps:
+    """Goes through the events of one thread in order of start."""
+
+    def __init__(self) -> None:
+        self._open: list[_Open] = []
+        self._operators_open = 0
+        self._seen = 0  # operators and annotations
+        self._now_ns = 0
+        self._gap: dict[int, int] = {}
+        self._out: list[tuple[int, int, int]] = []
+
+    def of(self, events: list[Event]) -> list[tuple[int, int, int]]:
+        for event in events:
+            self._close_until(event.start_ns)
+            self._pass(event.start_ns, coming=event if event.name is None else None)
+            if event.name is not None:
+                self._end_gap()
+                self._seen += 1
+            if not event.is_annotation:
+                self._open.append(_Open(event))
+                self._operators_open += event.name is not None
+        self._close_until(None)
+        self._end_gap()
+        return self._out
+
+    def _close_until(self, at_ns: int | None) -> None:
+        while self._open and (at_ns is None or self._open[-1].end_ns <= at_ns):
+            self._pass(self._open[-1].end_ns, coming=None)
+            self._operators_open -= self._open.pop().is_operator
+
+    def _pass(self, until_ns: int, *, coming: Event | None) -> None:
+        """Give the time until then to what runs; a coming call shows the line of its caller."""
+        top = self._open[-1] if self._open else None
+        if top is not None and not self._operators_open and not top.is_ours and until_ns > self._now_ns:
+            before = top.stack if top.stack is not None else coming.stack if coming is not None else top.own_stack
+            self._gap[before] = self._gap.get(before, 0) + until_ns - self._now_ns
+        if top is not None and coming is not None:
+            top.stack = coming.stack
+        self._now_ns = max(self._now_ns, until_ns)
+
+    def _end_gap(self) -> None:
+        """Keep the gap before the next operator: what is worth a line, and always the largest."""
+        if self._gap:
+            largest = max(self._gap, key=lambda stack: self._gap[stack])
+            kept = {s: ns for s, ns in self._gap.items() if ns >= _MIN_PYTHON_NS or s == largest}
+            self._out += [(self._seen, stack, ns) for stack, ns in kept.items()]
+            self._gap = {}
+
+
+# The text of the user's files that occur in frames, copied to where the helper takes it into the run folder.
+
+
+def copy_source(files: Iterable[str], root: str, folder: Path) -> list[str]:
+    """Return which files, given by their paths below the root, were copied to `folder`, each at its own path there."""
+    kept: list[str] = []
+    left_bytes = MAX_SOURCE_BYTES
+    for file in files:
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            continue
+        text = _text_of(file, root)
+        if text is None or len(text) > min(left_bytes, MAX_SOURCE_FILE_BYTES):
+            continue
+        target = folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text)
+        left_bytes -= len(text)
+        kept.append(file)
+    return kept
+
+
+def _text_of(file: str, root: str) -> bytes | None:
+    """Return a file's text, or that of a notebook's cell, which no file has."""
+    if file.startswith("<"):
+        return "".join(linecache.getlines(file)).encode() or None
+    try:
+        path = Path(root) / file
+        return path.read_bytes() if path.stat().st_size <= MAX_SOURCE_FILE_BYTES else None
+    except OSError:
+        return None
+
+
+# Module objects -> their paths in the model, as the user would write them: `layers.3.attn`.
+#
+# What wraps a model or a layer (DDP, FSDP, torch.compile, activation checkpointing) is left out of the path. The model
+# with the most parameters is the root, with an empty path; modules outside it (a loss, a second model) begin with the
+# name of their class.
+
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_WRAPS = (
+    "DistributedDataParallel",
+    "DataParallel",
+    "OptimizedModule",
+    "FullyShardedDataParallel",
+    "CheckpointWrapper",
+    "DeepSpeedEngine",
+)
+
+
+def paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None") -> dict[int, str]:
+    """Return the path of every module that was called, by its `id`; those that are gone have none."""
+    wanted = set(called)
+    alive = {id(module): module for module in modules_alive()}
+    if model is not None:
+        alive.update((id(module), module) for module in model.modules())
+    tops = [module for module in _tops(alive.values()) if any(id(inner) in wanted for inner in module.modules())]
+    tops.sort(key=lambda module: -sum(p.numel() for p in module.parameters()))
+    out: dict[int, str] = {}
+    for i, top in enumerate(tops):
+        prefix = "" if i == 0 and any(True for _ in top.parameters()) else type(_unwrapped(top)).__name__
+        for name, module in top.named_modules():
+            if id(module) in wanted and id(module) not in out:
+                out[id(module)] = ".".join(part for part in (prefix, plain_path(top, name)) if part)
+    return out
+
+
+def modules_alive() -> list[torch.nn.Module]:
+    """Return the modules that the garbage collector knows; asked by type, so that no proxy is woken."""
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+
+
+def plain_path(top: torch.nn.Module, name: str) -> str:
+    """Return a path without wrappers: `module.layers.3` of a DDP module is `layers.3`."""
+    kept: list[str] = []
+    at: object = top
+    for part in name.split(".") if name else []:
+        if not (part in _WRAPPERS and is_wrapper(at)):
+            kept.append(part)
+        at = getattr(at, "_modules", {}).get(part)
+    return ".".join(kept)
+
+
+def is_wrapper(module: object) -> bool:
+    """Return whether a module only wraps another one."""
+    return any(kind.__name__ in _WRAPS for kind in type(module).__mro__)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    while is_wrapper(module):
+        inner = next((module._modules.get(name) for name in _WRAPPERS if module._modules.get(name) is not None), None)
+        if inner is None:
+            break
+        module = inner
+    return module
+
+
+def _tops(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return those that lie in no other one."""
+    alive = list(modules)
+    inner = {id(child) for module in alive for child in module._modules.values() if child is not None}
+    return [module for module in alive if id(module) not in inner]
+
+
+# DDP's gradient buckets -> the parameters in them, in the order in which DDP reduces them.
+
+_INDICES = "rebuilt_per_bucket_param_indices"
+
+
+def buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
+    """Return the buckets' parameters, or None and why they are not known."""
+    if ddp is None:
+        return None, "no DistributedDataParallel model was seen"
+    try:
+        told = str(dict(ddp._get_ddp_logging_data()).get(_INDICES, ""))
+        indices = [[int(i) for i in bucket.split()] for bucket in told.split(",") if bucket.strip()]
+    except (AttributeError, RuntimeError, ValueError, TypeError) as e:
+        return None, f"this torch does not tell its buckets ({type(e).__name__})"
+    names = parameter_names(ddp)
+    if not indices:
+        return None, "DDP has not rebuilt its buckets, and tells only rebuilt ones (static order, or unused parameters)"
+    if max(map(max, indices)) >= len(names):
+        return None, "DDP's buckets and the model's parameters do not fit together"
+    return [[names[i] for i in bucket] for bucket in indices], None
+
+
+def parameter_names(ddp: Any) -> list[str]:
+    """Return the parameters that DDP reduces, in its own order."""
+    ignored: set[str] = set(getattr(ddp, "parameters_to_ignore", ()))
+    names = []
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.requires_grad and name not in ignored:
+            names.append(_plain(ddp, name))
+    return names
+
+
+def ddp_in(model: "torch.nn.Module | None") -> Any:
+    """Return the DDP module in a model, or None."""
+    kind = torch.nn.parallel.DistributedDataParallel
+    return next((m for m in model.modules() if isinstance(m, kind)), None) if model is not None else None
+
+
+def _plain(ddp: Any, name: str) -> str:
+    path, _, last = name.rpartition(".")
+    return ".".join(part for part in (plain_path(ddp.module, path), last) if part)
+
 
 _MARK = "ProfilerStep#"
 _MIN_SAMPLES = 5

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from stepscope.record.owners.places import USER, Places
+from stepscope.record.owners.event_tree import USER, Places
 
 _OFF, _RETIRED = 0, 255
 _SLOTS = 64

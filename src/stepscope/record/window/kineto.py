@@ -5,8 +5,11 @@ imports the compiler stack (over a second) even where nothing is compiled, and o
 per event when they stop: both are avoided here, by what its own `prepare_trace` does otherwise.
 """
 
+import contextlib
+import gc
 import json
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -15,8 +18,42 @@ from torch.profiler import ProfilerActivity
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.open_spans import end_open_spans
-from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.guards import ProfilerGuard
+
+# Spans that are open when a profiler stops, and would end in the next one.
+#
+# A `record_function` that began under one profiler and ends under another writes its end into the first one's memory,
+# which is freed by then: the process crashes, now or later. Ended while no profiler runs, it writes nothing, and its
+# second end does nothing. So whenever a profiler of ours stops, every span that is open anywhere in the process ends,
+# the user's as well as ours.
+
+
+def end_open_spans() -> None:
+    """End all open `record_function` spans; to be called when our profiler has stopped and before another starts."""
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.profiler.record_function):
+            record = getattr(found, "record", None)
+            if record is not None:
+                with contextlib.suppress(Exception):  # an older torch knows no such operator: no worse than before
+                    torch.ops.profiler._record_function_exit._RecordFunction(record)
+
+
+# Variables that torch's profiler reads once, at its first session: set as early as possible, never over the user's.
+#
+#     KINETO_LOG_LEVEL   else each start and stop is announced on the job's stderr
+#     TEARDOWN_CUPTI     else CUPTI stays attached after a session, and every later CUDA call of the host is 15 to 50 %
+#                        slower; with it, steps after the window are as fast as those before
+#
+# Standard library only: the launcher and every Python process of a job set them.
+
+KINETO_SETTINGS = {"KINETO_LOG_LEVEL": "99", "TEARDOWN_CUPTI": "1"}
+
+
+def set_kineto_settings(environ: MutableMapping[str, str]) -> None:
+    """Set what the user has not set."""
+    for name, value in KINETO_SETTINGS.items():
+        environ.setdefault(name, value)
+
 
 _ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU"}
 

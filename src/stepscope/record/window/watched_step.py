@@ -5,20 +5,35 @@ even if only operators matter: Kineto detaches CUPTI after sessions of the devic
 """
 
 import atexit
+import bisect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.autograd.profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
-from stepscope.record.collectives.groups import group_timeout_s
+from stepscope.contract.flops import (
+    ATTENTION,
+    BACKWARD_TRANSPOSED,
+    BACKWARD_WANTED,
+    CONVOLUTION_BACKWARD,
+    CONVOLUTIONS,
+    PRODUCTS,
+    AttentionOperator,
+    ConvolutionArguments,
+    attention_flops,
+    attention_recomputed_flops,
+    convolution_flops,
+    convolution_output,
+    product_sizes,
+)
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain
+from stepscope.record.groups import group_timeout_s
 from stepscope.record.window.budget import Budget, TypicalStep
-from stepscope.record.window.kineto import activities_of, why_not_available
-from stepscope.record.window.open_spans import end_open_spans
-from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.thread_end import NO_SIGN, at_thread_end, this_thread
+from stepscope.record.window.guards import NO_SIGN, ProfilerGuard, at_thread_end, this_thread
+from stepscope.record.window.kineto import activities_of, end_open_spans, why_not_available
 
 
 class WatchedStep:
@@ -115,3 +130,123 @@ class WatchedStep:
         if self._profiler is not None and this_thread() == self._thread:
             self.end()
             self.why_not, self._guard.left_behind = self._other_thread, False
+
+
+# Floating-point operations of one operator call, from the shapes of its inputs.
+#
+# The formulas are the contract's. Only operators that never run inside another one are counted: `aten::linear` and
+# `aten::matmul` end in one of these and would count twice. Attention's backward counts the scores that it computes
+# again.
+
+Shapes = Sequence[Sequence[int]]
+Inputs = Sequence[Any]
+
+
+def flops_of(name: str, shapes: Shapes, inputs: Inputs) -> int:
+    """Return the FLOPs of one call; 0 for operators that are not matrix products, convolutions or attention."""
+    try:
+        if name in PRODUCTS:
+            return _product(shapes[PRODUCTS[name] :])
+        if name in ATTENTION:
+            return _attention(ATTENTION[name], shapes)
+        if name in CONVOLUTIONS:
+            return _convolution(CONVOLUTIONS[name], shapes, inputs)
+        return _convolution_backward(shapes, inputs) if name == CONVOLUTION_BACKWARD else 0
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        return 0  # an overload with other arguments
+
+
+def _product(shapes: Shapes) -> int:
+    found = product_sizes(shapes[0], shapes[1])
+    return 2 * found[0] if found else 0
+
+
+def _attention(operator: AttentionOperator, shapes: Shapes) -> int:
+    query, key, value = shapes[operator.backward : operator.backward + 3]
+    if not len(query) == len(key) == len(value) == 4:  # packed sequences: their lengths are not among the shapes
+        return 0
+    pairs = operator.pairs(query, key)
+    again = attention_recomputed_flops(pairs, query[3], backward=operator.backward)
+    return attention_flops(pairs, query[3], value[3], backward=operator.backward) + again
+
+
+def _convolution(at: ConvolutionArguments, shapes: Shapes, inputs: Inputs) -> int:
+    data, weight = shapes[0], shapes[1]
+    if at.transposed is not None and inputs[at.transposed]:
+        return convolution_flops(data, weight)
+    dims = len(data) - 2
+    stride, padding, dilation = (_per_dimension(inputs[i], dims) for i in (at.stride, at.padding, at.dilation))
+    output = convolution_output(data, weight, stride=stride, padding=padding, dilation=dilation)
+    return convolution_flops(output, weight)
+
+
+def _convolution_backward(shapes: Shapes, inputs: Inputs) -> int:
+    gradient, data, weight = shapes[:3]
+    once = convolution_flops(data if inputs[BACKWARD_TRANSPOSED] else gradient, weight)
+    wanted = inputs[BACKWARD_WANTED]
+    return once * (bool(wanted[0]) + bool(wanted[1]))
+
+
+def _per_dimension(values: Sequence[int], dims: int) -> Sequence[int]:
+    """Return one value per dimension; a single one holds for all."""
+    return values if len(values) > 1 else [values[0]] * dims
+
+
+# One step's operators, counted while they run: how many events a step makes and how many FLOPs it does.
+#
+# A profiler with shapes watches the first step after the window. It only looks: no operator is replaced or decomposed,
+# so
+# results stay bit-equal, compiled code included.
+
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+class StepCensus(WatchedStep):
+    """Watches one step: `begin()` before it, `counts()` after it."""
+
+    def __init__(self, guard: ProfilerGuard, config: RecordConfig, usual: TypicalStep) -> None:
+        super().__init__(guard, config, usual, purpose="be counted", record_shapes=True)
+
+    def counts(self) -> dict[str, int] | None:
+        """Return `{"events", "total", "forward"}` of the watched step, None where it could not be watched."""
+        results = self.end()
+        if results is None:
+            return None
+        events = results.events()
+        if len(events) > self._config.max_events:
+            self.why_not = f"the step to be counted has {len(events)} events, {self._config.max_events} allowed"
+            return None
+        return {"events": len(events), **counted(events)}
+
+
+def counted(events: Iterable[Any]) -> dict[str, int]:
+    """Return the FLOPs of profiler events: in all, and of those outside the backward pass."""
+    operators, backward = [], []
+    for event in events:
+        name = event.name()
+        if name.startswith(_BACKWARD):
+            backward.append((event.start_thread_id(), event.start_ns(), event.start_ns() + event.duration_ns()))
+        else:
+            flops = flops_of(name, event.shapes(), event.concrete_inputs())
+            if flops:
+                operators.append((event.start_thread_id(), event.start_ns(), flops))
+    spans = _merged(backward)
+    total = sum(flops for _, _, flops in operators)
+    forward = sum(flops for thread, at_ns, flops in operators if not _within(spans, thread, at_ns))
+    return {"total": total, "forward": forward}
+
+
+def _merged(spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return disjoint `(thread, start, end)` in order; recomputation nests backward spans in each other."""
+    out: list[tuple[int, int, int]] = []
+    for thread, start_ns, end_ns in sorted(spans):
+        if out and out[-1][0] == thread and start_ns <= out[-1][2]:
+            out[-1] = (thread, out[-1][1], max(end_ns, out[-1][2]))
+        else:
+            out.append((thread, start_ns, end_ns))
+    return out
+
+
+def _within(spans: list[tuple[int, int, int]], thread: int, at_ns: int) -> bool:
+    i = bisect.bisect_right(spans, (thread, at_ns, 1 << 63)) - 1
+    return i >= 0 and spans[i][0] == thread and at_ns <= spans[i][2]

@@ -16,15 +16,37 @@ import torch
 
 from stepscope.contract.live import WindowPlan
 from stepscope.contract.step_line import AFTER, WARMUP, WINDOW
-from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
+from stepscope.record.groups import group_timeout_s
 from stepscope.record.window.budget import Budget, TypicalStep
-from stepscope.record.window.cuda_range import CudaRange
+from stepscope.record.window.guards import NO_SIGN, ProfilerGuard, at_thread_end, this_thread
 from stepscope.record.window.kineto import Kineto, why_not_available
-from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import phase_of
-from stepscope.record.window.thread_end import NO_SIGN, at_thread_end, this_thread
+
+# A window for an outside tool: `cudaProfilerStart` and `Stop` around the same steps, which nsys and ncu wait for.
+
+
+class CudaRange:
+    """Has the shape of our own profiler, and leaves the recording to the tool that the job runs under."""
+
+    def prepare(self) -> None:
+        """Nothing to prepare: the tool is attached already."""
+
+    def start(self) -> None:
+        """Open the range."""
+        torch.cuda.profiler.start()
+
+    def stop(self, *, about: dict[str, Any]) -> None:
+        """Close the range once the device has done the window's work."""
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+    def cancel(self, *, prepared: bool) -> None:
+        """Close the range where it is open."""
+        if not prepared:
+            torch.cuda.profiler.stop()
+
 
 IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
 _OTHER_THREAD = "the steps run in several threads, and only the one that started the profiler could stop it"

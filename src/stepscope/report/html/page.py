@@ -1,11 +1,215 @@
-"""What is the page of a run made of? Its data as text, its title, and its essence in words."""
+"""The page of one run: everything that it shows, from the account."""
 
+import base64
+import hashlib
+import html
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from string import Template
 from typing import Any
 
-from stepscope.report.html.assembled import PageParts, page_from
-from stepscope.report.html.data import ReportData
-from stepscope.report.html.pack import packed
-from stepscope.units import printable
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.owner_costs import CodeNode
+from stepscope.cost.alpha_beta import Curve
+from stepscope.cost.calibration import Calibration
+from stepscope.cost.recorded_collectives import points_from_run
+from stepscope.dataclass import dataclass
+from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.report import report_json
+from stepscope.document.values import plain
+from stepscope.errors import InputError
+from stepscope.report.html.page_data import ReportData, grid_of, packed
+from stepscope.report.html.timeline_data import slices_of, slices_of_other_steps
+from stepscope.report.pictures import pictures_of
+from stepscope.units import NS_PER_MS, NS_PER_US, printable
+
+# What do collectives take on this machine, and what did they take in this run? Curves and points for one picture.
+
+_SAMPLES = 40
+
+
+def calibration_curves(account: Account, calibration: Calibration) -> dict[str, Any]:
+    """Return measured points, fitted line and interval per operation and world size, and this run's own points.
+
+    Times in microseconds. Only the operations that the run used are there; all of them where it used none.
+    """
+    seen = _seen(account)
+    used = {(p["op"], p["world_size"]) for p in seen}
+    ops = {op for op, _ in used}
+    kept = [c for c in calibration.curves if c.op in ops] or list(calibration.curves)
+    nearest = [c for c in kept if (c.op, c.world_size) in used] or kept
+    return {"curves": [_curve(calibration, c) for c in nearest], "run": seen}
+
+
+def _seen(account: Account) -> list[dict[str, Any]]:
+    """Return the usual transfer of each operation, group size and size in the run, without waiting."""
+    try:
+        points = points_from_run(account.shared)
+    except InputError:
+        return []  # nothing matched with its size: the curves stand alone
+    return [
+        {"op": p.op, "world_size": p.world_size, "bytes": p.size_bytes, "us": round(p.time_ns / NS_PER_US, 3)}
+        for p in sorted(points)
+    ]
+
+
+def _curve(calibration: Calibration, curve: Curve) -> dict[str, Any]:
+    first, last = curve.points[0][0], curve.points[-1][0]
+    sizes = np.geomspace(first, max(last, first + 1), _SAMPLES)
+    found = [calibration.predict(curve.op, size_bytes=s, world_size=curve.world_size) for s in sizes]
+    start, end = curve.pieces.lines()[0], curve.pieces.lines()[-1]
+    return {
+        "op": curve.op,
+        "world_size": curve.world_size,
+        "alpha_us": round(start.alpha_ns / NS_PER_US, 3),
+        "algbw_gb_per_s": round(1 / end.ns_per_byte, 4) if end.ns_per_byte else None,
+        "r2": round(curve.r2, 4),
+        "left_out_error": curve.left_out_error,
+        "points": [[b, round(t / NS_PER_US, 3)] for b, t in curve.points],
+        "line": [
+            [round(s), *(round(t / NS_PER_US, 3) for t in (e.time_ns, e.low_ns, e.high_ns))]
+            for s, e in zip(sizes.tolist(), found, strict=True)
+        ],
+    }
+
+
+# The trees over lines and modules as the page draws them: nested objects with times in milliseconds.
+
+_TIMES = ("host", "device", "comm", "exposed", "backward_host", "backward_device")
+
+
+def code_trees_of(account: Account) -> dict[str, Any] | None:
+    """Return `lines` and `modules` as trees, None where nobody recorded owners."""
+    trees = account.code_trees
+    if trees is None:
+        return None
+    return {"lines": _node(trees.lines), "modules": _node(trees.modules)}
+
+
+def _node(node: CodeNode) -> dict[str, Any]:
+    """Return a node; times that are 0 and children that it lacks are left out."""
+    times = {name: round(getattr(node, f"{name}_ns") / NS_PER_MS, 4) for name in _TIMES}
+    return {
+        "name": node.name,
+        "label": node.label,
+        **{name: value for name, value in times.items() if value},
+        **({"children": [_node(child) for child in node.children]} if node.children else {}),
+    }
+
+
+# How far may a reader trust the report? One line per thing that was measured about the measurement itself.
+
+_GROSS_OVERHEAD_PCT = 20
+
+
+def trust_lines(report: dict[str, Any]) -> tuple[str, ...]:
+    """Return what is known of completeness, clocks and the profiler's own cost, from the report's JSON."""
+    return tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
+
+
+def _ranks(report: dict[str, Any]) -> Iterator[str]:
+    run = report["run"]
+    read, world = run["num_ranks"], run["world_size"]
+    of = "an unknown number of" if world is None else str(world)
+    events = sum(r["num_events"] for r in report["ranks"])
+    steps = run["num_steps"]
+    yield f"{read} of {of} ranks read, {events:,} events, {steps} recorded step{'' if steps == 1 else 's'}"
+    if run.get("asked_by"):
+        yield f"window {run['window']} of the job, pulled by: {run['asked_by']}"
+    by_order = [r["rank"] for r in report["ranks"] if r.get("rank_source") == "order"]
+    if by_order and read > 1:
+        yield f"{len(by_order)} ranks are numbered by the order of their files: nothing in them says their rank"
+
+
+def _clocks(report: dict[str, Any]) -> Iterator[str]:
+    known = [r["clock_uncertainty_us"] for r in report["ranks"] if r["clock_uncertainty_us"] is not None]
+    if known:
+        worst = max(known)
+        yield f"clocks aligned by matched collectives, within ±{worst:,.0f} µs on the least certain rank"
+    elif report["run"]["num_ranks"] > 1:
+        yield "clocks of the ranks are not aligned: no collective could be matched"
+
+
+def _profiler(report: dict[str, Any]) -> Iterator[str]:
+    overhead = report["step"]["profiler_overhead_pct"]
+    if overhead is None:
+        yield "what the profiler itself costs is unknown: no step without it was recorded"
+    elif overhead <= 0:
+        yield "the step was no longer under the profiler than without it"
+    else:
+        gross = "; small times are distorted" if overhead > _GROSS_OVERHEAD_PCT else ""
+        yield f"the profiler made the step {overhead:.1f} % longer{gross}"
+
+
+# One file: template, styles, scripts and data, with a policy that lets nothing else run or load.
+#
+# Names in traces are untrusted. The data is base64, which cannot close an element; the page shows names as text only;
+# and the policy names the one script and the one style sheet by their hashes. Standard library only: a page that was
+# kept
+# is put together without the analysis.
+
+_SCRIPTS = (
+    "unpack", "numbers", "elements", "theme", "state", "contents", "places", "summary", "switches", "charts", "memory",
+    "devices", "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy",
+    "trust", "timeline_data", "timeline_draw", "timeline_minimap", "timeline_detail", "timeline", "timeline_input",
+    "main",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PageParts:
+    """What the page of a run is made of besides its template, styles and scripts."""
+
+    data: str
+    """packed, as base64"""
+    title: str
+    in_words: str
+    """for who runs no scripts"""
+
+
+def page_from(parts: PageParts) -> str:
+    """Return the text of a run's page."""
+    return assembled(parts.data, scripts=_SCRIPTS, title=parts.title, in_words=parts.in_words)
+
+
+def assembled(data: str, *, scripts: tuple[str, ...], title: str, in_words: str) -> str:
+    """Return a page of these scripts (files of `js/`) and its packed data; `in_words` is for who runs no scripts."""
+    script, style = _script(scripts), _source("report.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(_source("template.html")).substitute(
+        policy=policy,
+        title=html.escape(printable(title)),
+        style=style,
+        script=script,
+        data=data,
+        plain=html.escape(in_words),
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return text.strip() + "\n"
+
+
+@cache
+def _script(names: tuple[str, ...]) -> str:
+    """Return the scripts as one, in a scope of their own."""
+    parts = "\n".join(_source(f"js/{name}.js") for name in names)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# What is the page of a run made of? Its data as text, its title, and its essence in words.
 
 
 def page_of(data: ReportData) -> str:
@@ -25,3 +229,40 @@ def _in_words(report: dict[str, Any]) -> str:
     lines = [f"Verdict: {report['verdict']}: {printable(report['verdict_reason'])}. Step: {said}."]
     lines += [f"{printable(f['title'])}: saves {f['saving_alone_ms']:.2f} ms per step." for f in report["findings"]]
     return " ".join(lines)
+
+
+def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> str:
+    """Return the report as the text of one HTML file, with a picture of the calibration where one is given."""
+    return page_of(report_data(account, diagnosis, calibration=calibration))
+
+
+def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> ReportData:
+    """Return what the page of a run shows."""
+    report = plain(report_json(account, diagnosis))  # a page cannot read NaN
+    trust = trust_lines(report)
+    del report["run"]["sources"]  # paths of whoever made the page: not for whoever reads it
+    for rank in report["ranks"]:
+        del rank["step_ms"]  # the grid holds it
+    _without_what_pictures_hold(report)
+    grid = grid_of(account)
+    wanted = [r for f in diagnosis.findings for r in f.ranks] + [s.rank for s in account.stragglers]
+    slices = slices_of(account, grid, wanted=wanted)
+    return ReportData(
+        report=report,
+        grid=grid,
+        slices=slices,
+        more_slices=slices_of_other_steps(account, grid, slices, wanted=wanted),
+        trust=trust,
+        pictures=plain(pictures_of(account, diagnosis, calibration)),
+        code_trees=code_trees_of(account),
+        calibration=plain(calibration_curves(account, calibration)) if calibration else None,
+    )
+
+
+def _without_what_pictures_hold(report: dict[str, Any]) -> None:
+    """Take out of the report's JSON what the page shows as pictures only, of every rank but the fullest."""
+    for unused in ("memory_steps", "memory_edges"):
+        del report[unused]
+    for rank in (report["memory"] or {"ranks": []})["ranks"]:
+        if rank["rank"] != report["memory"]["fullest_rank"]:
+            rank["timeline"] = rank["peak"] = None

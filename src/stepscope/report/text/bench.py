@@ -3,16 +3,21 @@
 A folder of results that was kept shows its medians and its advice.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.cost.alpha_beta import Curve
+from stepscope.cost.calibration import Calibration
+from stepscope.report.terminal import name_text, plain_table, print_fitting
 from stepscope.results.folder import BenchResults
+from stepscope.results.sweeps.judgement import VariantResult
+from stepscope.results.sweeps.verdict import Verdict
 from stepscope.results.times import BenchTimes, bench_times, ratio
-from stepscope.units import NS_PER_MS, ms
+from stepscope.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms, printable, readable_bytes
 
 Row = dict[str, Any]
 _MAX_ROWS = 40
@@ -160,3 +165,151 @@ def _errors(a: dict[str, Any]) -> str:
 
 def _figure(value: float | None, form: str) -> str:
     return "?" if value is None else f"{value:{form}}"
+
+
+# A sweep on the terminal: each variant against the first, whether results agree, and the advice.
+
+_ANY_WIDTH = 1000
+_SWEEP_LEFT_OUT_FIRST = ("reserved GB", "loss", "first step s", "gradient", "MFU %", "peak GB")
+
+
+def print_sweep(document: Mapping[str, Any], verdict: Verdict, out: Console) -> None:
+    """Print the question, the variants, and what to do."""
+    sweep = document["sweep"]
+    out.print(f"{sweep['name']}: {sweep['question']}", markup=False)
+    print_fitting(_sweep_table(verdict, out), out, least_needed=_SWEEP_LEFT_OUT_FIRST)
+    out.print(_method(sweep), markup=False)
+    for line in _judged_otherwise(sweep, verdict):
+        out.print(line, markup=False)
+    for variant in (v for v in verdict.variants if v.status != "measured"):
+        out.print(f"{variant.name}: {variant.status}: {printable(variant.reason or '', width=300)}", markup=False)
+    if "fitting" in sweep:
+        out.print(_fitting(sweep["fitting"], document["environment"].get("device_memory_gb")), markup=False)
+    if verdict.mfu_reason:
+        out.print(verdict.mfu_reason, markup=False)
+    for line in verdict.advice:
+        out.print(f"-> {line}", markup=False)
+
+
+def _sweep_table(verdict: Verdict, out: Console) -> Table:
+    """Return the measured variants; columns that only a GPU has are left out where there is none."""
+    measured = [v for v in verdict.variants if v.step_ns is not None]
+    columns = [_column(v, first=v is measured[0]) for v in measured]
+    known = [title for title in (columns[0] if columns else {}) if any(c[title] is not None for c in columns)]
+    table = plain_table(out, "", *known)
+    table.columns[0].no_wrap = True
+    for variant, cells in zip(measured, columns, strict=True):
+        table.add_row(name_text(variant.name), *(cells[title] or "?" for title in known))
+    if out.soft_wrap:  # a pipe has no edge to cut at
+        table.width = Measurement.get(out, out.options.update(width=_ANY_WIDTH), table).maximum
+    return table
+
+
+def _column(variant: VariantResult, *, first: bool) -> dict[str, str | None]:
+    found = variant.agreement
+    return {
+        "median ms": _number(variant.step_ns, ".2f", per=NS_PER_MS),
+        "against the first": "1" if first else _gain(variant),
+        "peak GB": _gigabytes(variant.peak_memory_gb),
+        "reserved GB": _gigabytes(variant.reserved_memory_gb),
+        "first step s": _number(variant.first_step_ns, ".2f", per=NS_PER_S),
+        "gradient": _number(found.gradient_error if found else None, ".1e"),
+        "loss": _number(found.loss_error if found else None, ".1e"),
+        "agrees": {True: "yes", False: "NO", None: "?"}[found.agrees if found else None],
+        "MFU %": _number(variant.mfu, ".1f", per=0.01),
+    }
+
+
+def _judged_otherwise(sweep: Mapping[str, Any], verdict: Verdict) -> list[str]:
+    """Return by what results were judged where it was not the sweep's tolerance; the advice has what is unknown."""
+    usual = {v["name"]: (v.get("tolerance") or sweep["tolerance"])["why"] for v in sweep["variants"]}
+    found: dict[str, list[str]] = {}
+    for v in verdict.variants:
+        if v.agreement and v.agreement.agrees is not None and v.agreement.why != usual[v.name]:
+            found.setdefault(v.agreement.why, []).append(v.name)
+    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
+
+
+def _gain(variant: VariantResult) -> str:
+    if variant.gain is None:
+        return "?"
+    text = f"{variant.gain.speedup:.2f} x [{variant.gain.low:.2f}, {variant.gain.high:.2f}]"
+    return f"{text} (noise)" if variant.gain.equal else text
+
+
+def _method(sweep: Mapping[str, Any]) -> str:
+    tolerance = sweep["tolerance"]
+    other = "the same batch in two halves" if sweep["reference"] == "halves" else "the first variant"
+    bounds = f"gradient {tolerance['gradient']:.1e}, loss {tolerance['loss']:.1e}: {tolerance['why']}"
+    own: dict[str, list[str]] = {}
+    for v in sweep["variants"]:
+        if found := v.get("tolerance"):
+            own.setdefault(f"{found['gradient']:.1e} and {found['loss']:.1e}", []).append(v["name"])
+    more = "".join(f"; {', '.join(names)} {bound}" for bound, names in own.items())
+    return f"speed is per sample; results agree with {other} within ({bounds}{more}), relative"
+
+
+def _fitting(found: Mapping[str, Any], device_memory_gb: float | None) -> str:
+    limit_gb = found["memory_limit_bytes"] / 1e9 if found["memory_limit_bytes"] else device_memory_gb
+    where = f" in {limit_gb:.2f} GB" if limit_gb else ""
+    reasons = {int(size): reason for size, reason in found["did_not_fit"].items()}
+    largest = f"largest batch that fits{where}: {found['largest']}"
+    if not reasons:
+        return largest
+    return f"{largest}; {min(reasons)} does not: {printable(reasons[min(reasons)], width=140)}"
+
+
+def _gigabytes(value: float | None) -> str | None:
+    """Return enough digits to tell small models apart."""
+    return _number(value, ".2f" if value is None or value >= 1 else "#.3g")
+
+
+def _number(value: float | None, form: str, *, per: float = 1.0) -> str | None:
+    return None if value is None else f"{value / per:{form}}"
+
+
+# A calibration as a table on the terminal.
+
+_CALIBRATION_LEFT_OUT_FIRST = ("pieces", "R2", "max err", "left-out err", "sizes")
+
+
+def print_calibration(calibration: Calibration, out: Console) -> None:
+    """Print one row per operation and world size."""
+    columns = (
+        "operation",
+        "ranks",
+        "sizes",
+        "latency us",
+        "GB/s",
+        "pieces",
+        "R2",
+        "mean err",
+        "max err",
+        "left-out err",
+    )
+    table = plain_table(out, *columns)
+    for curve in calibration.curves:
+        table.add_row(*_cells(curve))
+    print_fitting(table, out, least_needed=_CALIBRATION_LEFT_OUT_FIRST)
+    out.print("errors are relative; left-out: each size predicted from the others. R2 of log time.")
+    for curve in calibration.curves:
+        if curve.doubt:
+            out.print(curve.doubt)
+
+
+def _cells(curve: Curve) -> list[str]:
+    first, last = curve.pieces.lines()[0], curve.pieces.lines()[-1]
+    sizes = f"{readable_bytes(curve.points[0][0])} - {readable_bytes(curve.points[-1][0])}"
+    left_out = "?" if curve.left_out_error is None else f"{100 * curve.left_out_error:.1f} %"
+    return [
+        curve.op,
+        str(curve.world_size),
+        sizes,
+        f"{first.alpha_ns / NS_PER_US:.1f}",
+        f"{1 / last.ns_per_byte:.2f}" if last.ns_per_byte else "-",
+        str(len(curve.pieces.lines())),
+        f"{curve.r2:.4f}",
+        f"{100 * curve.mean_error:.1f} %",
+        f"{100 * curve.max_error:.1f} %",
+        left_out,
+    ]

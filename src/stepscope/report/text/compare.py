@@ -6,8 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import name_text, plain_table, print_indented, row_name
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, row_name
 
 _MAX_PARTS = 8
 _MAX_ROWS = 6

@@ -3,10 +3,10 @@
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analyze.hang.hang import GroupState, Hang
+from stepscope.analyze.hang import GroupState, Hang
 from stepscope.document.hang import conclusions, place
-from stepscope.report.text.terminal import print_indented
-from stepscope.run.quality import rank_ranges
+from stepscope.report.terminal import print_indented
+from stepscope.run.rank import rank_ranges
 from stepscope.units import printable
 
 _MAX_GROUPS = 40

@@ -7,11 +7,10 @@ from rich.text import Text
 
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import GateResult
-from stepscope.diagnose.checks import FAIL, NOT_MEASURED, Check
-from stepscope.diagnose.health import COLUMNS, RankHealth, rank_health
+from stepscope.diagnose.checks import COLUMNS, FAIL, NOT_MEASURED, Check, RankHealth, rank_health
+from stepscope.diagnose.guides import Guide, Item
 from stepscope.diagnose.verdict import Conclusion
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import name_text, plain_table, print_indented
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented
 from stepscope.units import NS_PER_MS
 
 _MAX_RANKS = 32
@@ -87,3 +86,27 @@ def _stragglers(account: Account, out: Console) -> None:
     for s in account.stragglers:
         late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
         out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))
+
+
+# Guides on the terminal: every item with its number, its mark and, where it fails, what to do.
+
+_GUIDES_STYLE = {"pass": "green", "fail": "bold red", "not measured": "bright_black"}
+
+
+def print_guides(guides: Sequence[Guide], out: Console) -> None:
+    """Print the guides that apply, or that none does."""
+    if not guides:
+        out.print("guides: none applies")
+    for guide in guides:
+        out.print()
+        out.print(Text(guide.title, style="bold").append(f"  {guide.why}", style=""))
+        for item in guide.items:
+            out.print(_line(item))
+
+
+def _line(item: Item) -> Text:
+    check = item.check
+    value = "" if check.value is None else f"{check.value:.4g} (good {check.good})"
+    line = Text("  ").append(f"{check.status:<13}", style=_GUIDES_STYLE[check.status])
+    line.append(f"{check.id:<24} {value:<24} ").append(check.reason, style="bright_black")
+    return line.append(f"\n{'':<15}-> {item.remedy}") if check.status == FAIL else line

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.diagnose.finding import Evidence
-from stepscope.document.plain_values import plain
+from stepscope.document.values import plain
 from stepscope.investigate.investigation import Step
-from stepscope.report.text.terminal import PlainConsole, name_text, print_indented
+from stepscope.report.terminal import PlainConsole, name_text, print_indented
 
 _WIDTH = 120
 

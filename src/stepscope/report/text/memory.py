@@ -8,16 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory.sources import Holder
-from stepscope.analyze.memory.usage import RankMemory
-from stepscope.document.side_files import memory_of_steps
-from stepscope.report.text.terminal import print_indented
+from stepscope.analyze.memory import RankMemory
+from stepscope.analyze.memory_events import Holder
+from stepscope.document.report import memory_of_steps
+from stepscope.report.terminal import print_indented
 from stepscope.units import NS_PER_MS, printable, readable_bytes
 
-if TYPE_CHECKING:  # a report of a run needs no reader of snapshots
-    from stepscope.analyze.memory.snapshot.view import Moment, SnapshotView
-    from stepscope.predict.memory_states import StateRow
-    from stepscope.predict.memory_what_if import MemoryWhatIf
+if TYPE_CHECKING:
+    from stepscope.analyze.memory_snapshot import Moment, SnapshotView
+    from stepscope.predict.memory import MemoryWhatIf, StateRow
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40

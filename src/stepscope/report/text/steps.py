@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from rich.console import Console
 
-from stepscope.analyze.kernels.measured_alone import measured_kernels
-from stepscope.analyze.kernels.measured_names import function_of
-from stepscope.analyze.ranks.log_stragglers import Floats, LateRank, late_ranks
-from stepscope.analyze.ranks.logged_regions import is_rare, median_ns, region_names, region_ns
-from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import name_text, plain_table, row_name
+from stepscope.analyze.kernels import measured_kernels
+from stepscope.analyze.log_stragglers import Floats, LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
+from stepscope.analyze.ncu_kernels import function_of
+from stepscope.report.terminal import name_text, plain_table, print_fitting, row_name
 from stepscope.run.light import LightRun
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.units import NS_PER_MS, NS_PER_US, ms

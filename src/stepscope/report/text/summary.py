@@ -1,24 +1,226 @@
 """The account on one screen of a terminal: verdict, step, what to fix first, where the time went, what to doubt."""
 
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
-from stepscope.diagnose.conclusion.categories import UNCLEAR
-from stepscope.diagnose.finding import Finding
-from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.scope.unexamined_faults import by_need
-from stepscope.diagnose.verdict import Conclusion, conclude
-from stepscope.report.next_commands import next_commands
-from stepscope.report.text.budget import print_budget
-from stepscope.report.text.code_lines import print_where
+from stepscope.analyze.collective_costs import RankWindow
+from stepscope.analyze.layers import PARTS
+from stepscope.analyze.serving import ServedSteps, Serving
+from stepscope.analyze.stragglers import Straggler
+from stepscope.diagnose.finding import Finding, setting_of_finding
+from stepscope.diagnose.findings import Diagnosis, by_need
+from stepscope.diagnose.rank_rules import MICROBATCHES
+from stepscope.diagnose.verdict import UNCLEAR, Conclusion, conclude
+from stepscope.document.code import CodeRow, code_view
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, speaks_unicode
 from stepscope.report.text.memory import print_memory
-from stepscope.report.text.ranks import print_ranks
-from stepscope.report.text.serving import print_serving
-from stepscope.report.text.terminal import name_text, print_indented
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, ms, printable
+
+# The step's parts, largest first, on a terminal each with a bar: they sum to the step.
+
+_MIN_SHARE = 0.005
+_MAX_BAR = 40
+_COLOURS = {
+    "forward": "green", "backward": "green", "optimizer": "green", "other_compute": "green",
+    "exposed_transfer": "red", "wait": "magenta", "pipeline_bubble": "magenta",
+    "copy": "yellow", "data_loading": "yellow",
+    "launch_gap": "cyan", "host_sync": "cyan", "allocator": "cyan", "host_stall": "cyan",
+    "unknown": "bright_black",
+}  # fmt: skip
+
+
+def print_budget(account: Account, out: Console) -> None:
+    """Print where the mean rank's step goes, without steps its window; parts below half a percent share a line."""
+    step = account.step
+    if step is None or not step.step_ns:
+        return
+    parts = sorted(((part, step.ns(part)) for part in PARTS if step.ns(part) > 0), key=lambda p: -p[1])
+    shown = [(part, ns) for part, ns in parts if ns >= _MIN_SHARE * step.step_ns]
+    rest = [(part, ns) for part, ns in parts if ns < _MIN_SHARE * step.step_ns]
+    out.print()
+    out.print(Text(f"Where the {account.whole} goes", style="bold").append("  (mean rank)", style="not bold"))
+    widest = max((len(part) for part, _ in shown), default=0)
+    for part, part_ns in shown:
+        line = Text(f"{part:<{widest}} {part_ns / NS_PER_MS:>9.2f} ms {100 * part_ns / step.step_ns:>5.1f} %")
+        if out.is_terminal:
+            most = max(1, min(_MAX_BAR, out.width - len(line) - 3))
+            line.append("  ").append(_bar(part_ns / shown[0][1], most, out), style=_COLOURS.get(part, ""))
+        out.print(line)
+    if rest:
+        together = sum(ns for _, ns in rest) / NS_PER_MS
+        out.print(f"{together:.2f} ms in {', '.join(part for part, _ in rest)}", style="dim")
+
+
+def _bar(share: float, most: int, out: Console) -> str:
+    """Return a bar that fills `most` letters at a share of 1, to an eighth where the output can show it."""
+    if not speaks_unicode(out):
+        return "#" * max(1, round(share * most))
+    whole, eighths = divmod(max(1, round(8 * share * most)), 8)
+    return "█" * whole + ("" if eighths == 0 else "▏▎▍▌▋▊▉"[eighths - 1])
+
+
+# Where in the code the step goes: the first lines on one screen of the report, where owners were recorded.
+
+_MAX_LINES = 5
+_MIN_PCT = 1.0
+_MAX_WIDTH = 400
+_MAX_PLACE = 30
+
+
+def print_where(account: Account, out: Console) -> None:
+    """Print the lines whose deletion would save most, with what they cost; nothing where nobody recorded owners."""
+    view = code_view(account)
+    if view is None:
+        return
+    rows = [row for row in view.lines if not row.is_around_step and (row.step_pct or 0.0) >= _MIN_PCT]
+    rows = sorted(rows, key=lambda row: -1.0 if row.saving_ns is None else row.saving_ns, reverse=True)[:_MAX_LINES]
+    if not rows:
+        return
+    out.print()
+    out.print(Text("Where in the code", style="bold").append("  (stepscope code has all lines)", style="not bold"))
+    places = [name_text(row.owner, width=_MAX_PLACE).plain for row in rows]
+    width = max(map(len, places))
+    for place, row in zip(places, rows, strict=True):
+        line = Text(f"   {place:<{width}}  {_cost(row)}  ")
+        source = name_text(row.source or "", width=_MAX_WIDTH, style="dim")
+        if not out.soft_wrap:
+            source.truncate(max(0, out.width - line.cell_len), overflow="ellipsis")
+        line.append_text(source)
+        line.rstrip()
+        out.print(line, soft_wrap=True)
+
+
+def _cost(row: CodeRow) -> str:
+    """Return what a line takes and what it saves: `309.1 ms, saves 285.2`."""
+    took_ns = max(row.host_ns, row.device_ns + row.comm_ns)
+    saves = "" if row.saving_ns is None else f", saves {row.saving_ns / NS_PER_MS:6.1f}"
+    return f"{took_ns / NS_PER_MS:7.1f} ms{saves:>14}"
+
+
+# Each rank's window on the terminal, the late ones first, in as many columns as the terminal holds.
+
+MAX_RANKS = 8
+_COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
+_OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
+_LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
+"""where the terminal is too narrow"""
+
+
+def print_ranks(account: Account, out: Console) -> None:
+    """Print the window of each rank and who the others waited for."""
+    late = {s.rank: s for s in account.stragglers}
+    shown = sorted(account.ranks_read, key=lambda view: (view.rank.rank not in late, view.rank.rank))
+    rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:MAX_RANKS]]
+    out.print()
+    columns = [c for c in _COLUMNS if _communicates(account) or c not in _OF_SEVERAL]
+    table = plain_table(out, "rank", *columns)
+    for rank, cells in rows:
+        table.add_row(rank, *(cells[c] for c in columns))
+    print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
+    if len(shown) > MAX_RANKS:
+        out.print(f"... and {len(shown) - MAX_RANKS} more ranks with --json")
+    _last_to_arrive(account, out)
+
+
+def _communicates(account: Account) -> bool:
+    return len(account.ranks) > 1 or any(v.window is not None and v.window.comm.total_ns for v in account.ranks)
+
+
+def _cells(view: RankWindow, behind: Straggler | None) -> dict[str, str]:
+    a, w = view.window, view.wait
+    if a is None or a.host_only:
+        return dict.fromkeys(_COLUMNS, "?") | ({"window ms": f"{a.window_ns / NS_PER_MS:.2f}"} if a else {})
+    wait = "?" if w is None or w.wait_ns is None else f"{w.wait_ns / NS_PER_MS:.2f}"
+    times = (a.window_ns, a.compute.total_ns, a.comm.total_ns, a.exposed_comm.total_ns)
+    return dict(
+        zip(
+            _COLUMNS,
+            (
+                *(f"{t / NS_PER_MS:.2f}" for t in times),
+                wait,
+                f"{a.idle_ns / NS_PER_MS:.2f}",
+                "-" if a.overlap_pct is None else f"{a.overlap_pct:.1f}",
+                f"{behind.late_ns_per_step / NS_PER_MS:.1f} ({behind.cause})" if behind else "",
+            ),
+            strict=True,
+        )
+    )
+
+
+def _last_to_arrive(account: Account, out: Console) -> None:
+    """Print who the others waited for where that is worth a line: over 1 % of its window each."""
+    others = len(account.ranks_read) - 1
+    for view in account.ranks_read:
+        number, a, w = view.rank.rank, view.window, view.wait
+        each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
+        if number == account.late_rank and a and each_ns > 0.01 * a.window_ns:
+            out.print(f"last to arrive: rank {number}; the others waited {each_ns / NS_PER_MS:.2f} ms each")
+
+
+# What a serving engine did, a line per kind of step.
+
+
+def print_serving(serving: Serving | None, out: Console) -> None:
+    """Print prefill and decode steps with their times and tokens; nothing for a job that served none."""
+    if serving is None:
+        return
+    for kind in serving.kinds:
+        out.print(_line(kind))
+    if serving.generated_per_s:
+        out.print(f"generated {serving.generated_per_s:,.0f} tokens/s")
+
+
+def _line(kind: ServedSteps) -> str:
+    steps = "1 step" if kind.steps == 1 else f"{kind.steps} steps"
+    parts = [f"{kind.kind}: {steps} of {ms(kind.step_ns):.2f} ms"]
+    if kind.requests_per_step is not None:
+        parts.append(f"{kind.requests_per_step:,.0f} requests")
+    if kind.tokens_per_step is not None:
+        parts.append(f"{kind.tokens_per_step:,.0f} tokens")
+    rate = "" if kind.tokens_per_s is None else f"; {kind.tokens_per_s:,.0f} tokens/s"
+    return ", ".join(parts) + rate
+
+
+# What to run next, given what was found?
+
+PAGE = "report.html"
+
+
+def next_commands(
+    diagnosis: Diagnosis, given: Sequence[str], *, has_page: bool = False, has_lines: bool = False
+) -> list[tuple[str, str]]:
+    """Return command lines for the run and options that were `given` on one, and what each tells.
+
+    `has_page`: there is a page from before, which only --force overwrites. `has_lines`: it is known which lines of the
+    user's code cost what.
+    """
+    run = " ".join(shlex.quote(printable(word)) for word in given)
+    lines = [
+        (f"stepscope view {run}", "report, tables and timeline in the browser"),
+        (f"stepscope report {run} --html {PAGE}{' --force' * has_page}", "the whole report as one file"),
+    ]
+    first = diagnosis.worth[0] if diagnosis.worth else None
+    options = () if first is None else _what_if(first)
+    if options:
+        words = " ".join(shlex.quote(printable(word)) for word in options)
+        lines.insert(0, (f"stepscope whatif {run} {words}", "the first fix, alone or with others"))
+    elif has_lines if first is None else first.where:
+        lines.insert(0, (f"stepscope code {run}", "source lines with what they cost"))
+    return lines
+
+
+def _what_if(finding: Finding) -> tuple[str, ...]:
+    """Return the options of a what-if that gives the finding's saving; none where there is none."""
+    if finding.what_if is not None:
+        return finding.what_if
+    known = [e.value for e in finding.evidence if e.what == MICROBATCHES and isinstance(e.value, int)]
+    setting = setting_of_finding(finding.id, microbatches=known[0] if known else None)
+    return () if setting is None else ("--set", setting)
+
 
 _MAX_FINDINGS = 5
 _MAX_WARNINGS = 6

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.report.fit import fits, print_fitting
-from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.report.terminal import fits, name_text, plain_table, print_fitting
 from stepscope.tables.schema import TABLES
 from stepscope.tables.sql import Answer
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.report.terminal import name_text, plain_table
 from stepscope.units import NS_PER_MS, ms
 from stepscope.whatif.settings import Answer
 

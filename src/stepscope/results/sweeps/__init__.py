@@ -1,2 +1,1 @@
-"""What a sweep says: what each variant won (`gain`), whether it still computes the same (`agreement`), how it is
-judged, and what to use."""
+"""What a sweep shows, and what to use."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.cost.chips.hardware import look_up, mfu_peak
+from stepscope.cost.chips import look_up, mfu_peak
 from stepscope.dataclass import dataclass
 from stepscope.results.sweeps.advice import communication_saved, held_memory, memory_advice, size_advice, time_advice
 from stepscope.results.sweeps.judgement import VariantResult, variant_result

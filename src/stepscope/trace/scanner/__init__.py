@@ -13,9 +13,9 @@
 What runs the module is imported where it runs: `Scanner` from `scanner.scanner`, `WaitGraph` from `scanner.waits`.
 """
 
-from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
 from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
-from stepscope.trace.scanner.module_file import version
+from stepscope.trace.scanner.scanner import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
+from stepscope.trace.scanner.wasm import version
 
 __all__ = [
     "Buffer",

@@ -2,6 +2,7 @@
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -9,9 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import wasmtime
 
+from stepscope.digest import digest_of
 from stepscope.errors import InputError
 from stepscope.trace.scanner.machine_code import module_of
-from stepscope.trace.scanner.module_file import module_code
+
+# The file of the scanner's module, and which it is, without running it.
+
+_WASM = Path(__file__).with_name("scanner.wasm")
+
+
+def module_code() -> bytes:
+    """Return the scanner's module as it was built."""
+    return _WASM.read_bytes()
+
+
+@cache
+def version() -> str:
+    """Return a digest of the scanner's code."""
+    return digest_of(module_code(), 16)
+
 
 _compiling = Lock()
 """threads that come for the module at once wait for one of them"""

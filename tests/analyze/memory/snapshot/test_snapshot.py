@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyze.memory.snapshot.purposes import PURPOSES, purposes_of
-from stepscope.analyze.memory.snapshot.replay import history_of
-from stepscope.analyze.memory.snapshot.view import SnapshotView, snapshot_view
-from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
+from stepscope.analyze.memory_snapshot import PURPOSES, SnapshotView, history_of, purposes_of, snapshot_view
+from stepscope.trace.memory_snapshot import read_memory_snapshot
 
 DATA = Path(__file__).parents[3] / "data" / "memory_snapshot"
 MB = 1 << 20

@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
 
-from stepscope.analyze.parallel.pipeline.actions import Action, stage_actions
-from stepscope.analyze.parallel.pipeline.bubble import PipelineView, pipeline_view
-from stepscope.analyze.parallel.pipeline.ideal import replayed, schedule_name, textbook_bubble
-from stepscope.analyze.parallel.pipeline.shape import microbatches_and_chunks
-from stepscope.analyze.parallel.strategy import strategy_of
-from stepscope.analyze.ranks.window import rank_account
-from stepscope.document.plain_values import ms_or_none
+from stepscope.analyze.parallel_strategy import strategy_of
+from stepscope.analyze.pipeline import (
+    PipelineView,
+    microbatches_and_chunks,
+    pipeline_view,
+    replayed,
+    schedule_name,
+    textbook_bubble,
+)
+from stepscope.analyze.pipeline_actions import Action, stage_actions
+from stepscope.analyze.rank_windows import rank_account
+from stepscope.document.values import ms_or_none
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
 from stepscope.units import ms

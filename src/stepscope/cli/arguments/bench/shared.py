@@ -3,8 +3,7 @@
 import argparse
 
 from stepscope.cli.arguments.sizes import above_zero, at_least_one
-from stepscope.contract.precisions import TRAINING_PRECISIONS
-from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
+from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 
 WORLD_SIZE = 2
 """unless told, or started by a launcher"""

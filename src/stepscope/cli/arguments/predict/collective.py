@@ -12,7 +12,7 @@ import argparse
 
 from stepscope.cli.arguments.predict.fabric import add_fabric_arguments
 from stepscope.cli.arguments.sizes import at_least_one, size_bytes
-from stepscope.cost.collectives.points import OPERATIONS
+from stepscope.cost.measured_collectives import OPERATIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import argparse
 
 from stepscope.cli.arguments.sizes import at_least_one
-from stepscope.cost.collectives.closed_form import Link
+from stepscope.cost.closed_form import Link
 
 
 def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import argparse
 
 from stepscope.cli.arguments.predict.model import RECOMPUTE, add_device_arguments, add_model_arguments
 from stepscope.cli.arguments.sizes import at_least_one
-from stepscope.cost.models.layout import Optimizer, Precision, Sharding
+from stepscope.cost.model_shape import Optimizer, Precision, Sharding
 
 STRATEGIES = {**{s.value: s for s in Sharding}, "fsdp": Sharding.ZERO3}
 

@@ -3,7 +3,7 @@
 import argparse
 
 from stepscope.cli.arguments.sizes import above_zero, at_least_one, at_least_zero
-from stepscope.cost.models.flops import LatentAttention, Recompute
+from stepscope.cost.model_flops import LatentAttention, Recompute
 
 RECOMPUTE = {
     "none": Recompute.NONE,

@@ -15,7 +15,7 @@ import argparse
 from stepscope.cli.arguments.predict.fabric import add_fabric_arguments
 from stepscope.cli.arguments.predict.model import add_device_arguments, add_model_arguments
 from stepscope.cli.arguments.sizes import above_zero, at_least_one
-from stepscope.cost.models.layout import Optimizer, Precision
+from stepscope.cost.model_shape import Optimizer, Precision
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ def _record() -> None:
     from stepscope.record.launch.outside_tool import start_under_tool
 
     start_under_tool(RecordConfig.from_env(), os.environ)
-    from stepscope.record.hooks.after_import import after_import
+    from stepscope.record.hooks.patches import after_import
 
     after_import("torch", _torch_is_there)
 

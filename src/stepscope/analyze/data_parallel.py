@@ -1,0 +1,416 @@
+"""How did data parallelism send its gradients: which buckets, in which order, how early, and at what extra cost?
+
+A *synchronisation* is all gradient all-reduces of one backward pass; with gradient accumulation done right there is
+one per step, however many passes a step has.
+
+    backward on the device   |=====================|
+    buckets                        |--0--||--1--| |--2--|
+                             |delay|               |tail|
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from stepscope.analyze.backward_work import (
+    ADDING,
+    BACK,
+    GRADIENT,
+    NODE,
+    BackwardCalls,
+    backward_calls,
+    launched_within,
+    part_of_backward,
+)
+from stepscope.analyze.collective_costs import RankTraffic, num_steps, over_ranks, rank_traffic
+from stepscope.analyze.host_calls import HostCalls, call_stacks
+from stepscope.analyze.parallel_strategy import Strategy
+from stepscope.analyze.phases import Passes, Phase, Phases
+from stepscope.analyze.rank_windows import RankAccount
+from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
+from stepscope.intervals import EMPTY, covered_ns, union
+from stepscope.records import ArrayRecord
+from stepscope.run.aligned import AlignedRun
+from stepscope.run.load import each_rank
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.robust import Spread
+from stepscope.trace.classify import EventKind, Kinds, by_string
+from stepscope.trace.table import Int64s
+
+KINDS = ("ddp", "zero1")
+_WAIT = 3
+"""among what is known of the occurrences of buckets"""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket of a synchronisation; means over its occurrences on all ranks."""
+
+    order: int
+    """in which it became ready, from 0"""
+    size_bytes: float | None
+    ready_ns: int
+    """from the backward pass's beginning on the host until the host asked for it"""
+    time_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
+    exposed_ns: int
+    occurrences: int
+
+
+@dataclass(frozen=True)
+class RankBuckets(RankTraffic):
+    """The gradient all-reduces of one rank, per step unless a name says otherwise."""
+
+    syncs: float
+    """backward passes that synchronised"""
+    backward_passes: float
+    backward_ns: int
+    """device time from a synchronised pass's first operation to its last, mean"""
+    first_delay_ns: int
+    """from the pass's first device operation to the first bucket's start, mean"""
+    first_delay_pct: float | None
+    """of the pass's device time"""
+    tail_ns: int
+    """from the pass's last device operation to the last bucket's end, mean"""
+    hook_host_ns: int | None
+    """host time in gradient hooks: filling buckets, launching, copying back; None where no nodes were recorded"""
+    hook_device_ns: int | None
+    """device time of what hooks launched, the all-reduces themselves left out"""
+
+
+@dataclass(frozen=True)
+class BucketView:
+    """Gradient synchronisation of the run."""
+
+    buckets: tuple[Bucket, ...]
+    """of the usual synchronisation, in ready order"""
+    usual_share: float
+    """share of synchronisations, over ranks and steps, that have as many buckets with the same sizes in this order"""
+    ranks: tuple[RankBuckets, ...]
+    over_ranks: dict[str, Spread]
+
+
+def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> BucketView | None:
+    """Return the gradient buckets of a run, None where it has no gradient all-reduces."""
+
+    def of_rank(index: int, rank: Rank) -> tuple[RankBuckets, list[_Sync]] | None:
+        rows, account, found = _gradient_rows(shared, strategy, index), accounts[index], strategy.passes[index]
+        if account is None or not len(rows):
+            return None
+        split = _by_pass(rank, found, rows)
+        syncs = [_Sync(index, at, one) for at, one in split.items()]
+        return _rank_buckets(shared, index, account, found, rows, split), syncs
+
+    known = [one for one in each_rank(shared.run, of_rank) if one is not None]
+    if not known:
+        return None
+    ranks = [one for one, _ in known]
+    usual, share = _usual(shared, [sync for _, syncs in known for sync in syncs])
+    return BucketView(_buckets(shared, strategy, accounts, usual), share, tuple(ranks), over_ranks(ranks))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Sync(ArrayRecord):
+    index: int
+    at: int
+    """backward pass"""
+    rows: Int64s
+
+
+def _gradient_rows(shared: AlignedRun, strategy: Strategy, index: int) -> Int64s:
+    """Return the gradient all-reduces of a rank in the order they were asked for."""
+    rows = strategy.rows_of(index, *KINDS)
+    rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
+    issue = shared.run.ranks[index].collectives.issue_ns
+    return rows[np.argsort(issue[rows], kind="stable")]
+
+
+def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
+    """Return the rows of each backward pass; those asked for after a pass and before the next belong to it."""
+    at = np.searchsorted(found.backward.start, rank.collectives.issue_ns[rows], side="right") - 1
+    return {int(k): rows[at == k] for k in distinct(at)}
+
+
+def _rank_buckets(
+    shared: AlignedRun, index: int, account: RankAccount, found: Passes, rows: Int64s, split: dict[int, Int64s]
+) -> RankBuckets:
+    rank = shared.run.ranks[index]
+    traffic, steps = rank_traffic(shared, index, rows, account), num_steps(rank)
+    gradients = _gradients(rank, found)
+    begins, ends = gradients.begins_ns, gradients.ends_ns
+    known = [k for k in split if k >= 0 and ends[k] > begins[k]]
+    c = rank.collectives
+    delay = [int(c.start_ns[split[k]].min() - begins[k]) for k in known]
+    tail = [max(int(c.end_ns[split[k]].max() - ends[k]), 0) for k in known]
+    backward = [int(ends[k] - begins[k]) for k in known]
+    return RankBuckets(
+        **vars(traffic),
+        syncs=len(split) / steps,
+        backward_passes=_passes_in_steps(rank, found) / steps,
+        backward_ns=_mean_ns(backward),
+        first_delay_ns=_mean_ns(delay),
+        first_delay_pct=100 * sum(delay) / sum(backward) if sum(backward) else None,
+        tail_ns=_mean_ns(tail),
+        hook_host_ns=_per_step_ns(gradients.hook_host_ns, steps),
+        hook_device_ns=_per_step_ns(gradients.hook_device_ns, steps),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Gradients(ArrayRecord):
+    """What the autograd nodes of a rank launched, told apart from what hooks on gradients launched."""
+
+    begins_ns: Int64s
+    """per backward pass: when the device began its computation; on a CPU rank, when its first node began"""
+    ends_ns: Int64s
+    hook_host_ns: int | None
+    hook_device_ns: int | None
+
+
+def _gradients(rank: Rank, found: Passes) -> _Gradients:
+    """Return where each pass's own computation lies and what its hooks cost over the recorded steps.
+
+    A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
+    """
+    backward = backward_calls(rank)
+    calls, adding = backward.calls, backward.only(ADDING)
+    hooks = backward.only(GRADIENT, BACK)
+    host = _in_steps_ns(rank, calls, hooks) - _in_steps_ns(rank, calls, adding) if len(adding) else None
+    if not rank.has_device:
+        computing = backward.only(NODE, ADDING)
+        start = calls.start_ns[computing]
+        return _Gradients(*_extent(found, start, start, calls.end_ns[computing]), host, None)
+    work, (calls, part) = rank.work, _stacked(rank, backward)
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
+    part = np.append(part, 0).take(launched_within(rank, calls, launched))  # in the last place: of no call
+    by_hook = launched[among(part, (GRADIENT, BACK)) & (work.step[launched] >= 0)]
+    own = launched[among(part, (NODE, ADDING))]
+    asked_ns = rank.trace["ts_ns"][work.launch_row[own]]
+    extent = _extent(found, asked_ns, work.start_ns[own], work.end_ns[own])
+    device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
+    return _Gradients(*extent, host, device)
+
+
+def _stacked(rank: Rank, backward: BackwardCalls) -> tuple[HostCalls, Kinds]:
+    """Return the calls, and what each does; of calls of one moment those that compute are around the others."""
+    calls, part = backward.calls, backward.part
+    same = [values[1:] == values[:-1] for values in (calls.thread, calls.start_ns, calls.end_ns)]
+    if np.logical_and.reduce(same).any():
+        calls = call_stacks(rank.trace, calls.row[np.lexsort((calls.row, part))].astype(np.int64))
+        part = by_string(rank.trace, calls.name, part_of_backward)
+    return calls, part
+
+
+def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the first start and last end of what was launched in each backward pass; end before start for none."""
+    begins = np.full(len(found.backward), np.iinfo(np.int64).max)
+    ends = np.full(len(found.backward), np.iinfo(np.int64).min)
+    at = np.searchsorted(found.backward.start, moment, side="right") - 1
+    known = np.flatnonzero(at >= 0)
+    np.minimum.at(begins, at[known], start[known])
+    np.maximum.at(ends, at[known], end[known])
+    return begins, ends
+
+
+def _in_steps_ns(rank: Rank, calls: HostCalls, chosen: Int64s) -> int:
+    """Return how long those of the chosen calls took that lie in recorded steps."""
+    start, end = calls.start_ns[chosen], calls.end_ns[chosen]
+    return int((end - start)[rank.steps.of(start) >= 0].sum() if len(rank.steps) else (end - start).sum())
+
+
+def _passes_in_steps(rank: Rank, found: Passes) -> int:
+    if not len(rank.steps):
+        return len(found.backward)
+    return int((rank.steps.of(found.backward.start) >= 0).sum())
+
+
+def _usual(shared: AlignedRun, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
+    """Return the synchronisations with the most frequent sequence of sizes, and their share."""
+    sizes = [tuple(shared.run.ranks[s.index].collectives.full_bytes[s.rows].tolist()) for s in syncs]
+    usual, count = Counter(sizes).most_common(1)[0]
+    return [s for s, size in zip(syncs, sizes, strict=True) if size == usual], count / len(syncs)
+
+
+def _buckets(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
+) -> tuple[Bucket, ...]:
+    """Return the means of each bucket over the usual synchronisations."""
+    of_ranks = [
+        _occurrences(shared, strategy, index, account, mine)
+        for index, account in enumerate(accounts)
+        if (mine := [sync for sync in usual if sync.index == index])
+    ]
+    columns = np.concatenate(of_ranks, axis=1)
+    matched = (columns[_WAIT] >= 0).all(axis=0).tolist()
+    means = zip(*columns.mean(axis=1).tolist(), strict=True)
+    return tuple(
+        Bucket(
+            order=order,
+            size_bytes=size if size >= 0 else None,
+            ready_ns=round(ready),
+            time_ns=round(time),
+            wait_ns=round(wait) if matched[order] else None,
+            transfer_ns=round(time - wait) if matched[order] else None,
+            exposed_ns=round(exposed),
+            occurrences=len(usual),
+        )
+        for order, (size, ready, time, wait, exposed) in enumerate(means)
+    )
+
+
+def _occurrences(
+    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, syncs: Sequence[_Sync]
+) -> Int64s:
+    """Return size, readiness, duration, wait and exposed time of the buckets (columns) of a rank's synchronisations,
+    of which all have as many.
+    """
+    c, rows = shared.run.ranks[index].collectives, np.stack([sync.rows for sync in syncs])
+    issue, start, end = c.issue_ns[rows], c.start_ns[rows], c.end_ns[rows]
+    at = np.array([sync.at for sync in syncs])
+    begin = np.where(at >= 0, np.append(strategy.passes[index].backward.start, 0)[at], issue.min(axis=1))
+    exposed = covered_ns(account.exposed_comm if account else EMPTY, start, end)
+    return np.stack((c.full_bytes[rows], issue - begin[:, None], end - start, shared.wait_ns[index][rows], exposed))
+
+
+def _per_step_ns(total_ns: int | None, steps: int) -> int | None:
+    return None if total_ns is None else round(total_ns / steps)
+
+
+def _mean_ns(values: Sequence[int]) -> int:
+    return round(float(np.mean(values))) if values else 0
+
+
+# How did sharded data parallelism (FSDP, ZeRO) move its parameters and gradients, and was it early enough?
+#
+# A gather is *early* when the device still computes at the moment it starts: somebody asked for it before it was
+# needed. What of it is still exposed was early, but not early enough. Without prefetch a gather starts when the
+# computation before it has ended and everything waits.
+#
+#     not early   compute ====            ====        early   compute ========  ====
+#                 gather      |--------|                      gather      |------|
+
+SHARDING_KINDS = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1")
+
+
+@dataclass(frozen=True)
+class RankSharding:
+    """Gathers and scatters of one rank, per step. Bytes are of full buffers; None is unknown."""
+
+    rank: int
+    gathers_forward: float
+    gathers_backward: float
+    gathers_optimizer: float
+    """parameters handed round after the optimizer's step (ZeRO-1 and -2)"""
+    gathered_bytes: float | None
+    gather_ns: int
+    gather_exposed_ns: int
+    gather_wait_ns: int | None
+    early_pct: float | None
+    """share of the gathers of forward and backward that start while the device still computes"""
+    scatters: float
+    """reductions of gradients: reduce-scatters, and the all-reduces of ZeRO-1"""
+    scattered_bytes: float | None
+    scatter_ns: int
+    scatter_exposed_ns: int
+    scatter_wait_ns: int | None
+    parameter_bytes: float | None
+    """one gather of everything: the gathers of forward, per backward pass"""
+    gathers_of_parameters: float | None
+    """how often everything is gathered per backward pass: 1 where it stays until backward, 2 where it is freed"""
+    traffic_of_parameters: float | None
+    """gathered and scattered bytes per backward pass against the parameters' bytes"""
+
+
+@dataclass(frozen=True)
+class ShardingView:
+    """Sharded data parallelism of the run."""
+
+    stage: str
+    """zero1, zero2 or zero3"""
+    ranks: tuple[RankSharding, ...]
+    over_ranks: dict[str, Spread]
+
+
+def sharding_view(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
+) -> ShardingView | None:
+    """Return gathers and scatters of a run, None where nothing is sharded over data-parallel ranks."""
+    dimension = next((d for d in strategy.dimensions if d.kind in SHARDING_KINDS), None)
+    ranks = [
+        _rank_sharding(shared, strategy, index, account)
+        for index, account in enumerate(accounts)
+        if account is not None and len(strategy.rows_of(index, *SHARDING_KINDS))
+    ]
+    if dimension is None or not ranks:
+        return None
+    return ShardingView(dimension.kind.removeprefix("fsdp-"), tuple(ranks), over_ranks(ranks))
+
+
+def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount) -> RankSharding:
+    rank = shared.run.ranks[index]
+    c, phase = rank.collectives, strategy.phases[index]
+    rows = strategy.rows_of(index, *SHARDING_KINDS)
+    hands_round = among(c.op[rows], [OP_CODE["all_gather"], OP_CODE["broadcast"]])
+    gathers, scatters = rows[hands_round], rows[~hands_round]
+    forward, backward, after = (_during(phase, gathers, *which) for which in _GATHER_PHASES)
+    gathered, scattered = (rank_traffic(shared, index, x, account) for x in (gathers, scatters))
+    once = rank_traffic(shared, index, forward if len(forward) else after, account).size_bytes
+    passes = max(_synchronised_passes(rank, strategy, index), 1) / num_steps(rank)
+    parameters = once / passes if once else None
+    return RankSharding(
+        rank=rank.rank,
+        gathers_forward=len(forward) / num_steps(rank),
+        gathers_backward=len(backward) / num_steps(rank),
+        gathers_optimizer=len(after) / num_steps(rank),
+        gathered_bytes=gathered.size_bytes,
+        gather_ns=gathered.time_ns,
+        gather_exposed_ns=gathered.exposed_ns,
+        gather_wait_ns=gathered.wait_ns,
+        early_pct=_early_pct(rank, account, np.concatenate((forward, backward))),
+        scatters=scattered.count,
+        scattered_bytes=scattered.size_bytes,
+        scatter_ns=scattered.time_ns,
+        scatter_exposed_ns=scattered.exposed_ns,
+        scatter_wait_ns=scattered.wait_ns,
+        parameter_bytes=parameters,
+        gathers_of_parameters=_ratio(gathered.size_bytes, parameters, passes),
+        traffic_of_parameters=_ratio(_both(gathered, scattered), parameters, passes),
+    )
+
+
+_GATHER_PHASES = (
+    (Phase.FORWARD, Phase.UNKNOWN),
+    (Phase.BACKWARD,),
+    (Phase.AFTER_BACKWARD, Phase.OPTIMIZER),
+)
+
+
+def _during(phase: Phases, rows: Int64s, *which: Phase) -> Int64s:
+    return rows[among(phase[rows], which)]
+
+
+def _synchronised_passes(rank: Rank, strategy: Strategy, index: int) -> int:
+    """Return the number of backward passes in the recorded steps."""
+    backward = strategy.passes[index].backward
+    return int((rank.steps.of(backward.start) >= 0).sum()) if len(rank.steps) else len(backward)
+
+
+def _early_pct(rank: Rank, account: RankAccount, rows: Int64s) -> float | None:
+    if not len(rows):
+        return None
+    start, compute = rank.collectives.start_ns[rows], account.compute
+    i = np.searchsorted(compute.start, start, side="left") - 1  # computing before it starts, and still then
+    still = (i >= 0) & (compute.end[np.maximum(i, 0)] > start) if len(compute) else np.zeros(len(rows), bool)
+    return 100 * float(still.mean())
+
+
+def _both(a: RankTraffic, b: RankTraffic) -> float | None:
+    return None if a.size_bytes is None or b.size_bytes is None else a.size_bytes + b.size_bytes
+
+
+def _ratio(total: float | None, parameters: float | None, passes: float) -> float | None:
+    return None if total is None or not parameters else total / parameters / passes

@@ -1,0 +1,377 @@
+"""Who did not arrive? From the flight recorder dumps of a job that hangs or died: the rank that the others wait for.
+
+Each group's collectives are numbered in the order its members issue them. A rank that has issued fewer than the others
+is *missing* at the first one it lacks, if that one is not done on the ranks that have it. A missing rank may itself
+wait in another group; following who waits for whom leads to the ranks that wait for nobody: they are where to look.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from math import prod
+
+from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, RECV, REDUCE, REDUCE_SCATTER, SEND
+from stepscope.dataclass import dataclass
+from stepscope.trace.flight_recorder import FlightDump, FlightEntry, Frame
+
+# Which collectives of which group did each rank issue? The dumps of all ranks side by side, by number in the group.
+
+_LIBRARY_FOLDERS = ("site-packages/", "dist-packages/", "<frozen", "<string>", "??")
+_LIBRARIES = (
+    *("torch/", "torchvision/", "lightning/", "pytorch_lightning/", "lightning_fabric/", "accelerate/", "deepspeed/"),
+    *("transformers/", "megatron/", "stepscope/", "torchtitan/"),
+)
+_WHOLE_JOB = ("default_pg",)
+
+
+@dataclass(frozen=True)
+class GroupCalls:
+    """The collectives of one group, by rank and number."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    """all that belong to it as far as the dumps tell"""
+    listed: bool
+    """whether a dump lists the members; if not they are the ranks that issued something in it"""
+    calls: Mapping[int, Mapping[int, FlightEntry]]
+    """of each rank with a dump: number in the group -> call"""
+
+    @property
+    def without_dump(self) -> tuple[int, ...]:
+        """Return the members of which there is no dump."""
+        return tuple(r for r in self.ranks if r not in self.calls)
+
+    def last(self, rank: int) -> int:
+        """Return the number of the rank's last collective, 0 where it issued none."""
+        return max(self.calls[rank], default=0)
+
+    def holds(self, rank: int, seq: int) -> bool:
+        """Return whether the rank would show the collective had it issued it: older ones are overwritten."""
+        return seq >= min(self.calls[rank], default=0)
+
+
+def group_calls(dumps: Mapping[int, FlightDump]) -> list[GroupCalls]:
+    """Return the collectives of every group in the dumps, the group of all ranks first."""
+    names: dict[str, str] = {}
+    members: dict[str, set[int]] = {}
+    listed: set[str] = set()
+    for rank, dump in dumps.items():
+        for entry in dump.entries:
+            names[entry.group] = names.get(entry.group) or entry.group_desc
+            members.setdefault(entry.group, set()).add(rank)
+        for group in dump.groups.values():
+            names[group.name] = names.get(group.name) or group.desc
+            if group.ranks is not None:
+                members.setdefault(group.name, set()).update(group.ranks)
+                listed.add(group.name)
+    for name, desc in names.items():
+        if name not in listed and desc in _WHOLE_JOB:
+            members.setdefault(name, set()).update(dumps)
+    found = [_group(name, names[name], members.get(name, set()), name in listed, dumps) for name in names]
+    return sorted((g for g in found if g.ranks), key=lambda g: (-len(g.ranks), g.name))
+
+
+def _group(name: str, desc: str, members: set[int], listed: bool, dumps: Mapping[int, FlightDump]) -> GroupCalls:
+    calls = {
+        rank: {e.seq: e for e in dumps[rank].entries if e.group == name and not e.is_p2p}
+        for rank in sorted(members)
+        if rank in dumps
+    }
+    return GroupCalls(name, desc or name, tuple(sorted(members)), listed, calls)
+
+
+def user_frame(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's own code, of a library where there is none; None without a stack."""
+    own = (f for f in stack if f.line > 0 and not _is_library(f.file))
+    return next(own, next((f for f in stack if f.line > 0), None))
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or any(folder in file for folder in _LIBRARY_FOLDERS) or not file
+
+
+def elements(sizes: Sequence[Sequence[int]]) -> int:
+    """Return how many elements tensors have together."""
+    return sum(prod(shape) for shape in sizes)
+
+
+def usual(values: Sequence[object]) -> object:
+    """Return the most frequent value, the first of them where several are."""
+    return Counter(values).most_common(1)[0][0]
+
+
+# Which sends and receives have no other side? Per pair of ranks of a group, as many of one as of the other.
+
+
+@dataclass(frozen=True)
+class UnpairedCall:
+    """A send or receive that is not done, and whose other side its peer did not issue."""
+
+    group: str
+    rank: int
+    peer: int
+    call: FlightEntry
+
+
+def unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[UnpairedCall]:
+    """Return what is waited for between two ranks: unfinished calls beyond the unfinished ones of the other side.
+
+    The numbers in a pair are ranks of the group; `members` turns them into ranks of the job.
+    """
+    open_calls: dict[tuple[str, int, int, str], list[FlightEntry]] = {}
+    for dump in dumps.values():
+        for call in dump.entries:
+            if call.is_p2p and not call.completed and call.peers is not None and call.op in (SEND, RECV):
+                ranks = members.get(call.group, ())
+                a, b = (ranks[p] if p < len(ranks) else p for p in call.peers)
+                open_calls.setdefault((call.group, a, b, call.op), []).append(call)
+    found = []
+    for (group, sender, receiver, op), calls in open_calls.items():
+        other_side = open_calls.get((group, sender, receiver, RECV if op == SEND else SEND), [])
+        rank, peer = (sender, receiver) if op == SEND else (receiver, sender)
+        if len(calls) > len(other_side) and peer in dumps:
+            found.append(UnpairedCall(group, rank, peer, calls[len(other_side)]))
+    return found
+
+
+# Do the ranks of a group call the same collective under the same number? Wrong orders, calls left out, wrong shapes.
+#
+# Ranks match their collectives by order alone. One call more or less on a rank, two in another order, or tensors of
+# another size, and ranks wait for what will never come, or exchange the wrong data.
+
+ORDER, LEFT_OUT, EXTRA, SHAPE, DTYPE = "wrong-order", "left-out", "extra-call", "wrong-shape", "wrong-type"
+_MAX_SHIFT = 8
+_MIN_OVERLAP = 2
+_ALWAYS_EQUAL = (ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER)
+_EQUAL_TO_HANG = (*_ALWAYS_EQUAL, ALL_GATHER)
+"""others may differ from rank to rank by design"""
+
+Signature = tuple[str, int, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first number under which ranks of a group call different things."""
+
+    kind: str
+    seq: int
+    odd_ranks: tuple[int, ...]
+    """those that differ from most; with two ranks nobody can tell which of them is wrong"""
+    calls: Mapping[int, FlightEntry]
+    """what each rank calls under that number"""
+    shift: int
+    """calls left out or added"""
+    missed: tuple[FlightEntry, ...]
+    """of `left-out` and `extra-call`: what they were"""
+
+
+def first_mismatch(group: GroupCalls) -> Mismatch | None:
+    """Return the first collective that does not fit together, None where all do that can be compared."""
+    held = list(group.calls.values())
+    if len(held) < 2:
+        return None
+    numbers = sorted(set.union(*(set(h) for h in held)))
+    for seq in numbers:
+        here = {rank: calls[seq] for rank, calls in group.calls.items() if seq in calls}
+        kind = _difference(list(here.values())) if len(here) > 1 else None
+        if kind is not None:
+            return _explained(group, seq, here, kind)
+    return None
+
+
+def _difference(calls: Sequence[FlightEntry]) -> str | None:
+    """Return how calls under one number differ."""
+    if len({c.op for c in calls}) > 1:
+        return ORDER
+    op = calls[0].op
+    finished = all(c.completed for c in calls)
+    if op in (_ALWAYS_EQUAL if finished else _EQUAL_TO_HANG):
+        if len({elements(c.input_sizes) for c in calls if c.input_sizes}) > 1:
+            return SHAPE
+        if len({c.input_dtypes for c in calls if c.input_dtypes}) > 1:
+            return DTYPE
+    return None
+
+
+def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: str) -> Mismatch:
+    signatures = {rank: _signature(call) for rank, call in here.items()}
+    most = usual(list(signatures.values()))
+    odd = tuple(rank for rank, s in signatures.items() if s != most)
+    right = next(rank for rank, s in signatures.items() if s == most)
+    reference, other = (_following(group.calls[rank], seq) for rank in (right, odd[0]))
+    for shift in range(1, _MAX_SHIFT + 1):
+        if _fits(reference[shift:], other):
+            return Mismatch(LEFT_OUT, seq, odd, here, shift, tuple(_entries(group, right, seq, shift)))
+        if _fits(other[shift:], reference):
+            return Mismatch(EXTRA, seq, odd, here, shift, tuple(_entries(group, odd[0], seq, shift)))
+    return Mismatch(kind, seq, odd, here, 0, ())
+
+
+def _following(calls: Mapping[int, FlightEntry], seq: int) -> list[Signature]:
+    return [_signature(calls[n]) for n in sorted(calls) if n >= seq]
+
+
+def _fits(a: list[Signature], b: list[Signature]) -> bool:
+    """Return whether two sequences go on alike, over enough calls and kinds of call to be no accident."""
+    both = min(len(a), len(b))
+    return both >= _MIN_OVERLAP and a[:both] == b[:both] and len(set(a[:both])) > 1
+
+
+def _entries(group: GroupCalls, rank: int, seq: int, count: int) -> list[FlightEntry]:
+    return [group.calls[rank][n] for n in range(seq, seq + count) if n in group.calls[rank]]
+
+
+def _signature(call: FlightEntry) -> Signature:
+    return call.op, elements(call.input_sizes), call.input_dtypes
+
+
+MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finished", "behind", "finished"
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """How far one group came, and what is wrong with it."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    without_dump: tuple[int, ...]
+    last_by_rank: dict[int, int]
+    """number of the last collective that each rank with a dump issued"""
+    last_common: FlightEntry | None
+    """the last one that all ranks with a dump issued and finished; None where there is none or it is overwritten"""
+    verdict: str
+    """`missing-rank`, `mismatch`, `not-finished`, `behind` (no harm: the dump is older) or `finished`"""
+    waiting_at: int | None
+    """number of the collective that is waited in"""
+    waiting: dict[int, FlightEntry]
+    """the ranks that wait in it"""
+    missing: tuple[int, ...]
+    """ranks with a dump that did not issue it"""
+    mismatch: Mismatch | None
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What the dumps of a job say."""
+
+    ranks: tuple[int, ...]
+    """of which there is a dump"""
+    world_size: int | None
+    without_dump: tuple[int, ...]
+    """ranks of the job, as far as it is known, that left no dump"""
+    groups: tuple[GroupState, ...]
+    unpaired: tuple[UnpairedCall, ...]
+    suspects: tuple[int, ...]
+    """the ranks to look at: waited for, and waiting for nobody"""
+    circle: tuple[int, ...]
+    """ranks that wait for each other in a circle"""
+    last_calls: dict[int, FlightEntry]
+    """the last that each rank issued, in any group"""
+
+    @property
+    def found(self) -> bool:
+        """Return whether anything is wrong."""
+        return bool(self.unpaired) or any(g.verdict in (MISSING, MISMATCH, STUCK) for g in self.groups)
+
+
+def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
+    """Return who is waited for, by the dumps of each rank."""
+    found = group_calls(dumps)
+    states = tuple(_state(group) for group in found)
+    unpaired = tuple(unpaired_calls(dumps, members={g.name: g.ranks for g in found}))
+    world = {rank for group in found if group.listed for rank in group.ranks} | set(dumps)
+    waits_for = _waits_for(states, unpaired)
+    circle = _circle(waits_for)
+    waited_for = {rank for peers in waits_for.values() for rank in peers}
+    suspects = {rank for rank in waited_for if not waits_for.get(rank)} | {r for s in states for r in _odd(s)}
+    return Hang(
+        ranks=tuple(sorted(dumps)),
+        world_size=max(world) + 1 if any(g.listed for g in found) else None,
+        without_dump=tuple(r for r in range(max(world, default=-1) + 1) if r not in dumps),
+        groups=states,
+        unpaired=unpaired,
+        suspects=tuple(sorted(suspects)),
+        circle=circle,
+        last_calls={rank: dump.entries[-1] for rank, dump in dumps.items() if dump.entries},
+    )
+
+
+def _state(group: GroupCalls) -> GroupState:
+    last = {rank: group.last(rank) for rank in group.calls}
+    mismatch = first_mismatch(group)
+    at, waiting = _waiting(group)
+    missing = tuple(r for r in group.calls if at is not None and at not in group.calls[r] and group.last(r) < at)
+    ahead = len(set(last.values())) > 1
+    if mismatch is not None:
+        verdict = MISMATCH
+    elif missing:
+        verdict = MISSING
+    elif at is not None:
+        verdict = STUCK
+    else:
+        verdict = BEHIND if ahead else DONE
+    return GroupState(
+        name=group.name,
+        desc=group.desc,
+        ranks=group.ranks,
+        without_dump=group.without_dump,
+        last_by_rank=last,
+        last_common=_last_common(
+            group, up_to=min(min(last.values(), default=0), mismatch.seq - 1 if mismatch else NEVER)
+        ),
+        verdict=verdict,
+        waiting_at=at,
+        waiting=waiting,
+        missing=missing,
+        mismatch=mismatch,
+    )
+
+
+def _waiting(group: GroupCalls) -> tuple[int | None, dict[int, FlightEntry]]:
+    """Return the first collective that a rank has not finished, and the ranks that have issued it and wait."""
+    unfinished = [seq for calls in group.calls.values() for seq, call in calls.items() if not call.completed]
+    if not unfinished:
+        return None, {}
+    at = min(unfinished)
+    return at, {rank: c[at] for rank, c in group.calls.items() if at in c and not c[at].completed}
+
+
+def _last_common(group: GroupCalls, *, up_to: int) -> FlightEntry | None:
+    """Return the last collective up to a number that every rank with a dump issued and finished."""
+    for seq in range(up_to, 0, -1):
+        here = [calls.get(seq) for calls in group.calls.values()]
+        if not here or all(call is None for call in here):
+            return None
+        if all(call is not None and call.completed for call in here):
+            return here[0]
+    return None
+
+
+def _waits_for(states: Sequence[GroupState], unpaired: Sequence[UnpairedCall]) -> dict[int, set[int]]:
+    """Return for each rank the ranks that it waits for."""
+    edges: dict[int, set[int]] = {}
+    for state in states:
+        absent = {*state.missing, *(state.without_dump if state.waiting else ())}
+        for rank in state.waiting:
+            edges.setdefault(rank, set()).update(absent - {rank})
+    for one in unpaired:
+        edges.setdefault(one.rank, set()).add(one.peer)
+    return edges
+
+
+def _odd(state: GroupState) -> tuple[int, ...]:
+    """Return the ranks that call something else than most; nobody where two ranks differ."""
+    found = state.mismatch
+    return found.odd_ranks if found is not None and len(found.odd_ranks) * 2 < len(found.calls) else ()
+
+
+def _circle(waits_for: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """Return ranks of which each waits for the next and the last for the first, none where there is no such circle."""
+    try:
+        TopologicalSorter(waits_for).prepare()
+    except CycleError as error:
+        return tuple(error.args[1][1:])
+    return ()

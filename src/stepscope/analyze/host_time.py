@@ -1,0 +1,300 @@
+"""What was the host doing between two moments: working, loading data, allocating, stalling, or blocked?
+
+Blocked time is the device's doing (a synchronisation, a full queue) and is not the host's own. Stalls are long
+stretches in which no thread of the host has anything recorded although the loop is not loading data: garbage
+collection, logging, checkpointing, a lock, sleep; and operators that compute on the host and launch nothing.
+"""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_calls import (
+    HostCalls,
+    allocations,
+    host_calls,
+    is_allocation,
+    runtime_rows,
+    runtime_starts,
+    synchronisations,
+)
+from stepscope.contract.step_line import Region, named_region
+from stepscope.dataclass import dataclass
+from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_by, union_of
+from stepscope.records import ArrayRecord, once_per_record
+from stepscope.run.device_work import Rows
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct, distinct_places, union_of_values
+from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
+from stepscope.trace.table import Int64s
+
+# Which operators computed on the host itself, for long, while the device got nothing to do, and when did the rest run?
+#
+# An operator that launches work takes microseconds. One that runs for a millisecond without a call into the device's
+# runtime computes on tensors of the host: a mask, a statistic, a tokeniser. While it runs nothing is launched, so for
+# the
+# device it is as good as a stall.
+
+MIN_COMPUTING_NS = 1_000_000
+MIN_HOLE_NS = 1_000_000
+"""python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls"""
+STALL_NS = 3_000_000
+"""a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms"""
+
+
+@once_per_record
+def launching_spans(rank: Rank) -> dict[int, Intervals]:
+    """Return by thread when the host ran anything that it recorded of itself, less the operators that only compute.
+
+    Holes shorter than MIN_HOLE_NS are closed.
+    """
+    trace, ops, calls = rank.trace, host_calls(rank), runtime_rows(rank)
+    launching = _outermost(ops, computing_operators(rank))
+    called = trace["ts_ns"].take(calls)
+    # Each by itself first: its rows are nearly in order, and few spans are left to unite with the other's.
+    parts = (
+        _closed(ops.thread.take(launching), ops.start_ns.take(launching), ops.end_ns.take(launching)),
+        _closed(trace["tid"].take(calls), called, called + trace["dur_ns"].take(calls)),
+    )
+    thread, start, end = _closed(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    first = _first_of_runs(thread)
+    bounds = [*first.tolist(), len(thread)]
+    each = zip(thread[first].tolist(), bounds[:-1], bounds[1:], strict=True)
+    return {one: Intervals(start[a:b], end[a:b]) for one, a, b in each}
+
+
+def _closed(thread: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return thread, start and end of when the threads ran, by thread, with short holes closed."""
+    first = _first_of_runs(thread)
+    threads, number = distinct_places(thread[first])
+    of, ran = union_by(np.repeat(number, np.diff(first, append=len(thread))), start, end, gap_ns=MIN_HOLE_NS)
+    return threads[of], *ran
+
+
+def _first_of_runs(values: Int64s) -> npt.NDArray[np.intp]:
+    """Return where a value differs from the one before; rows of one thread come together."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+
+
+def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
+    """Return which operators, some left out, lie in no other: the rest adds nothing to when the host ran any."""
+    if not len(without):
+        return np.flatnonzero(ops.parent < 0)
+    left_out = among(ops.row, without)
+    return np.flatnonzero(((ops.parent < 0) | left_out[ops.parent]) & ~left_out)
+
+
+@once_per_record
+def computing_operators(rank: Rank) -> Rows:
+    """Return the rows of these operators; none for a rank without a device, whose operators are its work."""
+    if not rank.has_device:
+        return np.empty(0, np.int64)
+    trace = rank.trace
+    rows = np.flatnonzero(trace["dur_ns"] >= MIN_COMPUTING_NS)
+    rows = rows[rank.kinds[rows] == EventKind.HOST_OP]
+    if not len(rows):
+        return rows
+    calls, start = runtime_starts(rank), trace["ts_ns"][rows]
+    holds_call = np.searchsorted(calls, start + trace["dur_ns"][rows]) > np.searchsorted(calls, start)
+    return rows[~holds_call]
+
+
+_FULL_QUEUE_NS = 500_000
+"""a runtime call that takes longer waited for room in a full queue ..."""
+_SLOW_LAUNCH_NS = 50_000
+_DEEP_QUEUE = 100
+"""... and so did a launch that takes this long while so many others were still waiting to run"""
+MIN_STALL_NS = MIN_HOLE_NS
+"""a hole in what the host recorded is a stall ..."""
+MIN_STALL_SHARE = 0.05
+"""... where it is this share of a step at least, or so long that the budget has it as one (STALL_NS)"""
+
+_FEW_RUNS = 256
+"""that are quicker counted one by one than sorted"""
+
+RECORDING_COST_NS = 2_000
+"""what recording one host event costs, about, where nothing better is known"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HostParts(ArrayRecord):
+    """Host time of successive spans by what the host did, in ns; blocked time is in none of them."""
+
+    own_ns: Int64s
+    """running operators, launching, python in between"""
+    data_ns: Int64s
+    allocator_ns: Int64s
+    stall_ns: Int64s
+
+    @property
+    def total_ns(self) -> Int64s:
+        """Return the host's time without blocking."""
+        return self.own_ns + self.data_ns + self.allocator_ns + self.stall_ns
+
+    def part(self, which: slice) -> "HostParts":
+        """Return some of the spans."""
+        return HostParts(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    def plus_own(self, more_ns: Int64s) -> "HostParts":
+        """Return the parts with more of the host's own time."""
+        return replace(self, own_ns=self.own_ns + more_ns)
+
+
+@dataclass(frozen=True)
+class Activities:
+    """When the host did what, no moment twice; the rest is its own work."""
+
+    blocked: Intervals
+    data: Intervals
+    allocator: Intervals
+    stall: Intervals
+
+    def parts(self, start: Int64s, end: Int64s) -> HostParts:
+        """Return what the host did in each span `[start, end)`."""
+        data, allocator, stall = (covered_ns(x, start, end) for x in (self.data, self.allocator, self.stall))
+        own = end - start - covered_ns(self.blocked, start, end) - data - allocator - stall
+        return HostParts(np.maximum(own, 0), data, allocator, stall)
+
+    def parts_within(self, within: Intervals, start: Int64s, end: Int64s) -> HostParts:
+        """Return the same of the time `within`."""
+        inside = Activities(*(intersect(x, within) for x in (self.blocked, self.data, self.allocator, self.stall)))
+        parts = inside.parts(start, end)
+        return replace(parts, own_ns=parts.own_ns - (end - start - covered_ns(within, start, end)))
+
+
+@once_per_record
+def activities(rank: Rank) -> Activities:
+    """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
+    taken = blocked = union(*blocked_host(rank))
+    parts = []
+    for activity in (data_loading(rank), allocating(rank), stalling(rank)):
+        fresh = subtract(activity, taken)
+        taken = union_of(taken, fresh)
+        parts.append(fresh)
+    return Activities(blocked, *parts)
+
+
+def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
+    """Return what the host did in each span `[start, end)`."""
+    return activities(rank).parts(start, end)
+
+
+def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s]:
+    """Return start and end of the calls in which the host waited for the device, by start."""
+    start, end, _ = blocking_calls(rank, synchronisations_only=synchronisations_only)
+    return start, end
+
+
+def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s, Int64s]:
+    """Return start, end and row of the calls in which the host waited for the device, by start.
+
+    Synchronisations, copies from or to pageable memory (they return when the data has moved), and calls that took
+    long because the queue was full. A long call beside an idle device (a graph's launch, loading a module) is the
+    host's own.
+    """
+    return _synchronisations(rank) if synchronisations_only else _all_blocking(rank)
+
+
+Calls = tuple[Int64s, Int64s, Int64s]
+"""start, end and row"""
+
+
+@once_per_record
+def _synchronisations(rank: Rank) -> Calls:
+    return _by_start(rank, union_of_values(synchronisations(rank), _pageable_copies(rank)))
+
+
+@once_per_record
+def _all_blocking(rank: Rank) -> Calls:
+    trace = rank.trace
+    calls = runtime_rows(rank)
+    long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
+    long = long[_device_had_work(rank, trace["ts_ns"][long])]
+    rows = union_of_values(_synchronisations(rank)[2], rows_named(trace, long, lambda name: not is_allocation(name)))
+    return _by_start(rank, union_of_values(rows, _throttled_launches(rank)))
+
+
+def _by_start(rank: Rank, rows: Int64s) -> Calls:
+    start = rank.trace["ts_ns"][rows]
+    order = np.argsort(start, kind="stable")
+    return start[order], (start + rank.trace["dur_ns"][rows])[order], rows[order]
+
+
+def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
+    """Return whether anything was waiting or running at these moments; a call cannot wait for an idle device."""
+    work = rank.work
+    asked = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], work.start_ns)
+    begun, ended = (np.searchsorted(_sorted(x), when_ns) for x in (asked, work.end_ns))
+    return begun > ended
+
+
+def _throttled_launches(rank: Rank) -> Int64s:
+    """Return the launches that took long because the device had a long queue of others to run first."""
+    work, trace = rank.work, rank.trace
+    known = np.flatnonzero(work.launch_row >= 0)
+    launches = work.launch_row[known]
+    slow = distinct(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
+    when = trace["ts_ns"][slow]
+    queued = np.searchsorted(_sorted(trace["ts_ns"][launches]), when) - np.searchsorted(work.start_ns[known], when)
+    return slow[queued >= _DEEP_QUEUE]
+
+
+def _sorted(moments: Int64s) -> Int64s:
+    """Return the moments ascending; a merge sort, because they nearly do already."""
+    return np.sort(moments, kind="stable")
+
+
+def _pageable_copies(rank: Rank) -> Int64s:
+    """Return the calls that copy to or from pageable host memory."""
+    work = rank.work
+    copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
+    pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
+    return distinct(work.launch_row[copies[pageable.astype(bool)]])
+
+
+@once_per_record
+def data_loading(rank: Rank) -> Intervals:
+    """Return when the loop was asking for its next batch."""
+    asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
+    return _spans(rank, asks)
+
+
+def allocating(rank: Rank) -> Intervals:
+    """Return when the host was getting or returning device memory."""
+    return _spans(rank, allocations(rank))
+
+
+def stalling(rank: Rank) -> Intervals:
+    """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches."""
+    if not len(rank.steps):
+        return union([], [])
+    recorded = launching_spans(rank).values()
+    gaps = complement(union_of(*recorded), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
+    step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
+    long = gaps.end - gaps.start >= min(STALL_NS, max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns))
+    return Intervals(gaps.start[long], gaps.end[long])
+
+
+@once_per_record
+def recorded_events(rank: Rank) -> Int64s:
+    """Return how many host events each step holds, each of which took the host about RECORDING_COST_NS to record."""
+    steps = rank.steps
+    if not len(steps):
+        return np.zeros(0, np.int64)
+    edges = np.minimum(np.append(steps.start_ns, steps.end_ns.max()), steps.end_ns.max())
+    operators = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP,)))
+    before = [_before(rank.trace["ts_ns"].take(rows), edges) for rows in (operators, runtime_rows(rank))]
+    return np.diff(np.sum(before, axis=0))
+
+
+def _before(moments: Int64s, edges: Int64s) -> Int64s:
+    """Return how many moments lie before each edge; where they are a few runs that ascend, nothing is sorted."""
+    cuts = np.flatnonzero(moments[1:] < moments[:-1]) + 1
+    runs = np.split(moments, cuts) if len(cuts) <= _FEW_RUNS else [_sorted(moments)]
+    return np.sum([np.searchsorted(run, edges) for run in runs], axis=0)
+
+
+def _spans(rank: Rank, rows: np.ndarray) -> Intervals:
+    start = rank.trace["ts_ns"][rows]
+    return union(start, start + rank.trace["dur_ns"][rows])

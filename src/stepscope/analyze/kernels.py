@@ -1,0 +1,599 @@
+"""Which kernels took the device's time, how fast were they, and what held them back?"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_calls import Floats as calls_Floats
+from stepscope.analyze.host_calls import Mask, sum_by
+from stepscope.analyze.kernel_costs import FAMILIES, PRECISIONS, KernelCosts
+from stepscope.cost.chips import Chip
+from stepscope.cost.kernel_names import kernel_class
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.run.device_work import Rows, numbered
+from stepscope.run.formats import MeasuredLaunches
+from stepscope.run.load import side_by_side
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
+from stepscope.stats.robust import median
+from stepscope.trace.classify import EventKind, of_kinds
+from stepscope.trace.ncu import KernelMetrics
+from stepscope.trace.table import Int64s
+
+if TYPE_CHECKING:
+    from stepscope.analyze.ncu_kernels import MeasuredRows
+
+# What holds each kernel back: arithmetic, memory bandwidth, or the time it takes to start and drain?
+#
+# Held against the chip's roofline, a kernel needs at least `flops / peak` and `bytes / bandwidth`. The larger of the
+# two
+# names its bound. A short kernel that takes more than twice that is bound by latency. Without shapes or without a
+# known
+# chip, matrix products are taken as compute-bound and all others as memory-bound.
+#
+# Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
+# larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight Compute's own rule (Speed of Light).
+
+SHORT_NS = 10_000
+"""Kernels below this are short: about what it takes a host to launch the next one."""
+_LATENCY_FACTOR = 2.0
+MIN_BUSY_PCT = 60.0
+
+
+class Bound(IntEnum):
+    """What holds a kernel back."""
+
+    NONE = 0
+    """no kernel, or communication: bound by the link and by other ranks"""
+    COMPUTE = 1
+    MEMORY = 2
+    LATENCY = 3
+
+    @property
+    def text(self) -> str | None:
+        """Return the name in reports."""
+        return (None, "compute-bound", "memory-bound", "latency")[self]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelBounds(ArrayRecord):
+    """What holds each row of a rank's work back, and how that is known."""
+
+    bound: npt.NDArray[np.uint8]
+    from_shapes: Mask
+    """shapes and chip decided it"""
+    measured: Mask
+    """what Nsight Compute measured decided it"""
+
+
+def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredRows | None" = None) -> KernelBounds:
+    """Return the `Bound` of each row of the rank's work."""
+    duration = costs.duration_ns
+    compute_ns, memory_ns = _least_ns(costs, chip)
+    known = ~np.isnan(compute_ns + memory_ns)
+    computes = np.where(known, compute_ns >= memory_ns, costs.is_matmul)
+    bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
+    least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
+    np.putmask(bound, (duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns), Bound.LATENCY)
+    metered = np.zeros(len(bound), bool)
+    if measured is not None:
+        by_meter = _measured_bounds(measured)
+        metered = by_meter != Bound.NONE
+        bound[metered] = by_meter[metered]
+    np.putmask(bound, costs.rank.work.kind != int(EventKind.KERNEL), Bound.NONE)
+    return KernelBounds(bound, known & ~metered, metered)
+
+
+def bounds_of_use(compute_pct: calls_Floats, memory_pct: calls_Floats) -> npt.NDArray[np.int64]:
+    """Return the `Bound` of kernels by what they used of the multiprocessors and of the memory; NONE where unknown."""
+    bound = np.where(compute_pct >= memory_pct, Bound.COMPUTE, Bound.MEMORY)
+    bound[np.fmax(compute_pct, memory_pct) < MIN_BUSY_PCT] = Bound.LATENCY
+    bound[np.isnan(compute_pct + memory_pct)] = Bound.NONE
+    return bound.astype(np.int64)
+
+
+def _measured_bounds(measured: "MeasuredRows") -> npt.NDArray[np.int64]:
+    """Return the bounds that were measured, NONE where there is none."""
+    compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
+    memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
+    return bounds_of_use(compute, memory)
+
+
+def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[calls_Floats, calls_Floats]:
+    """Return the least time that each row's FLOPs and bytes take on the chip, NaN where unknown."""
+    peaks = np.array([(chip.peak_flops(precision) if chip else None) or np.nan for precision in PRECISIONS])
+    bandwidth = (chip.memory_gb_per_s if chip else None) or np.nan
+    compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks.take(costs.precision) * 1e9)
+    return compute, costs.bytes / bandwidth  # bytes / (GB/s) is ns
+
+
+# How long are kernels, and how many lie launched and waiting on the device?
+#
+# Durations in bins that double (below 2 µs, 2 to 4 µs, ...), by what kernels are. The queue is what the host has
+# launched
+# and the device has not begun: at 0 the device waits for the host.
+
+Floats = npt.NDArray[np.float64]
+FIRST_BIN_NS = 2_000
+NUM_BINS = 16
+QUEUE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""the least length of each bin"""
+COMMUNICATION = "communication"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Distributions(ArrayRecord):
+    """Means over ranks, per rank."""
+
+    families: tuple[str, ...]
+    count: Floats
+    """kernels by family and bin of duration"""
+    time_ns: Floats
+    """the same by their time"""
+    queue_share: Floats
+    """of the time between the first launch and the last start, by bin of the queue's length; sums to 1"""
+    queue_median: float | None
+    """length that half of all launches find or exceed"""
+
+
+def distributions(costs: Sequence[KernelCosts]) -> Distributions | None:
+    """Return how kernels and queues are distributed, None where nothing ran on a device."""
+    known = [one for one in costs if one.rank.has_device]
+    if not known:
+        return None
+    count: dict[str, Floats] = {}
+    time_ns: dict[str, Floats] = {}
+    for one in known:
+        work = one.rank.work
+        kernels = np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
+        bins = duration_bins(one.duration_ns)
+        names = np.where(work.kind == EventKind.COMM_KERNEL, len(FAMILIES), one.family)
+        for code in distinct(names[kernels]).tolist():
+            mine = kernels & (names == code)
+            name = COMMUNICATION if code == len(FAMILIES) else FAMILIES[code].value
+            count[name] = count.get(name, 0) + np.bincount(bins[mine], minlength=NUM_BINS) / len(known)
+            spent = np.bincount(bins[mine], one.duration_ns[mine], minlength=NUM_BINS)
+            time_ns[name] = time_ns.get(name, 0) + spent / len(known)
+    if not count:
+        return None
+    families = tuple(sorted(count, key=lambda name: -float(time_ns[name].sum())))
+    shares, medians = zip(*(_queue(one.rank) for one in known), strict=True)
+    lengths = [m for m in medians if m is not None]
+    return Distributions(
+        families=families,
+        count=np.array([count[name] for name in families]),
+        time_ns=np.array([time_ns[name] for name in families]),
+        queue_share=np.mean(shares, axis=0),
+        queue_median=median(lengths) if lengths else None,
+    )
+
+
+def duration_bins(duration_ns: Int64s) -> Int64s:
+    """Return the bin of each duration.
+
+    >>> duration_bins(np.array([900, 2_000, 5_000])).tolist()
+    [0, 1, 2]
+    """
+    edges = FIRST_BIN_NS * 2 ** np.arange(NUM_BINS - 1)
+    return np.searchsorted(edges, duration_ns, side="right")
+
+
+def _queue(rank: Rank) -> tuple[Floats, float | None]:
+    """Return the share of time at each length of the queue, and the median that launches find."""
+    work = rank.work
+    launched = work.launch_row >= 0
+    share = np.zeros(len(QUEUE_EDGES))
+    if launched.sum() < 2:
+        return share, None
+    asked, begun = np.sort(rank.trace["ts_ns"][work.launch_row[launched]]), np.sort(work.start_ns[launched])
+    moments = np.concatenate((asked, begun))
+    order = np.argsort(moments, kind="stable")
+    length = np.cumsum(np.repeat((1, -1), (len(asked), len(begun)))[order])
+    lasts = np.diff(moments[order])
+    bins = np.searchsorted(QUEUE_EDGES, np.maximum(length[:-1], 0), side="right") - 1
+    spent = np.bincount(bins, lasts, minlength=len(QUEUE_EDGES))
+    whole = spent.sum()
+    found = np.arange(len(asked)) - np.searchsorted(begun, asked)
+    return (spent / whole if whole else share), median(np.maximum(found, 0))
+
+
+_DEFAULT_SHARED_BYTES = 48 << 10
+"""of a block on any CUDA device; more has to be asked for"""
+_KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+_TIME_BOUND = {bound: f"{bound.name.lower()}_bound_ns" for bound in Bound}
+"""what the time of each bound is called among the sums"""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All kernels of one name over the whole window; count and total are means per rank."""
+
+    name: str
+    family: str
+    count: float
+    total_ns: float
+    mean_ns: float
+    max_ns: float
+    share: float
+    """of the time of all kernels"""
+    tensor_core: bool | None
+    """None where the name of a matrix product does not tell"""
+    precision: str | None
+    """operand type of a matrix product"""
+    tflops: float | None
+    """achieved, over those of its kernels whose shapes are known; None without FLOPs or shapes"""
+    gb_per_s: float | None
+    """achieved: of the device's memory as measured, else counting the least that must move"""
+    bound: str | None
+    """what holds most of its time back: `compute-bound`, `memory-bound`, `latency`; None for communication"""
+    bound_from: str | None
+    """`measured` where Nsight Compute's metrics decided, `shapes` where the roofline did, `family` where the name"""
+    occupancy_pct: float | None
+    """achieved, as measured; else the profiler's estimate"""
+    occupancy_from: str | None = None
+    """`measured` or `estimated`"""
+    sm_pct: float | None = None
+    """of the multiprocessors' peak, as measured"""
+    dram_pct: float | None = None
+    """of the memory's peak, as measured"""
+    tensor_pct: float | None = None
+    """of the tensor pipe's peak, as measured"""
+    stall: str | None = None
+    """what its warps waited for most, as measured"""
+    stall_share: float | None = None
+    """of all their waiting"""
+    count_per_step: float | None = None
+    """launched in recorded steps, mean over them; None without any"""
+    step_ns: float | None = None
+    """the time of those"""
+    measured_share: float = 0.0
+    """of its time in launches that were measured, or are alike to one that was"""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """All kernels of a run, by time. Counts and times are means per rank."""
+
+    kernels: tuple[Kernel, ...]
+    total_ns: float
+    kernels_per_step: float | None
+    """None without recorded steps"""
+    launches_per_step: float | None
+    """host calls that launched them; a graph launches many kernels by one"""
+    short_count_share: float
+    """share of kernels below SHORT_NS"""
+    short_time_share: float
+    tensor_core_share: float | None
+    """share of matrix-product time on tensor cores; None without products or where no name tells"""
+    memory_bound_share: float | None
+    """share of compute-kernel time that is memory-bound; None without compute kernels"""
+
+    def top(self, count: int) -> tuple[Kernel, ...]:
+        """Return the kernels that took the most time."""
+        return self.kernels[:count]
+
+
+def kernel_table(
+    costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[MeasuredLaunches] = (), jobs: int = 1
+) -> KernelTable:
+    """Return the kernels of all ranks in one table, so many ranks added up at once. Without a chip the bound follows
+    from the family alone.
+    """
+    sums: dict[str, _Sums] = {}
+    metered = [_measured_rows(one, measured) if measured else None for one in costs]
+    found = side_by_side(jobs, lambda one, rows: _of_rank(one, chip, rows), costs, metered)
+    for one, rows, named in zip(costs, metered, found, strict=True):
+        _add(sums, one, named, rows)
+    n = max(len(costs), 1)
+    total, count = _sum(sums.values(), "total_ns"), _sum(sums.values(), "count")
+    steps = sum(len(one.rank.steps) for one in costs)
+    kernels = [one.kernel(name, n, total, steps) for name, one in sums.items()]
+    per_step, launches = _launches(costs)
+    return KernelTable(
+        kernels=tuple(sorted(kernels, key=lambda k: (-k.total_ns, k.name))),
+        total_ns=total / n,
+        kernels_per_step=per_step,
+        launches_per_step=launches,
+        short_count_share=_sum(sums.values(), "short") / count if count else 0.0,
+        short_time_share=_sum(sums.values(), "short_ns") / total if total else 0.0,
+        tensor_core_share=_tensor_core_share(costs),
+        memory_bound_share=_memory_bound_share(sums.values()),
+    )
+
+
+def _measured_rows(costs: KernelCosts, measured: Sequence[MeasuredLaunches]) -> "MeasuredRows | None":
+    from stepscope.analyze.ncu_kernels import measured_rows  # only where kernels were measured
+
+    return measured_rows(costs.rank, measured)
+
+
+@dataclass
+class _Sums:
+    """One kernel name's sums while ranks are added."""
+
+    family: str
+    tensor_core: bool | None
+    precision: str | None
+    max_ns: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)
+    stalls: dict[str, float] = field(default_factory=dict)
+    """time by what warps waited for"""
+
+    def kernel(self, name: str, num_ranks: int, all_ns: float, num_steps: int) -> Kernel:
+        n = self.numbers
+        bound = max(_TIME_BOUND, key=lambda b: n[_TIME_BOUND[b]])
+        metered = 2 * n["measured_ns"] > n["total_ns"]
+        stall = max(self.stalls, key=lambda reason: (self.stalls[reason], reason), default=None)
+        occupancy = _mean(n, "measured_occupancy")
+        return Kernel(
+            name=name,
+            family=self.family,
+            count=n["count"] / num_ranks,
+            total_ns=n["total_ns"] / num_ranks,
+            mean_ns=n["total_ns"] / n["count"],
+            max_ns=self.max_ns,
+            share=n["total_ns"] / all_ns if all_ns else 0.0,
+            tensor_core=self.tensor_core,
+            precision=self.precision,
+            tflops=n["flops"] / n["flops_ns"] / 1e3 if n["flops_ns"] else None,
+            gb_per_s=_first(_mean(n, "dram_gb_per_s"), n["bytes"] / n["bytes_ns"] if n["bytes_ns"] else None),
+            bound=bound.text,
+            bound_from=None
+            if bound is Bound.NONE
+            else "measured"
+            if metered
+            else "shapes"
+            if n["from_shapes"]
+            else "family",
+            occupancy_pct=_first(occupancy, _mean(n, "occupancy")),
+            occupancy_from="measured" if occupancy is not None else "estimated" if n["occupancy_ns"] else None,
+            sm_pct=_mean(n, "sm_pct"),
+            dram_pct=_mean(n, "dram_pct"),
+            tensor_pct=_mean(n, "tensor_pct"),
+            stall=stall,
+            stall_share=self.stalls[stall] / sum(self.stalls.values()) if stall else None,
+            count_per_step=n["in_steps"] / num_steps if num_steps else None,
+            step_ns=n["in_steps_ns"] / num_steps if num_steps else None,
+            measured_share=n["measured_ns"] / n["total_ns"] if n["total_ns"] else 0.0,
+        )
+
+
+def _mean(numbers: dict[str, float], name: str) -> float | None:
+    """Return a mean weighted by time, None where no launch has the number."""
+    return numbers[name] / numbers[f"{name}_ns"] if numbers.get(f"{name}_ns") else None
+
+
+def _first(value: float | None, otherwise: float | None) -> float | None:
+    return otherwise if value is None else value
+
+
+NamedKernels = list[tuple[int, int, dict[str, float]]]
+"""by name: the row of one that tells most, the longest of them in ns, and their sums"""
+
+
+def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> NamedKernels:
+    """Return the sums of one rank's kernels, name by name."""
+    work = costs.rank.work
+    kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
+    group = numbered(work.name[kernels].astype(np.int64))
+    example = np.empty(int(group.max(initial=-1)) + 1, np.int64)
+    example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
+    explained = np.flatnonzero(costs.call[kernels] >= 0)
+    example[group[explained]] = explained  # its operator tells more than the name alone
+    bounds, duration = kernel_bounds(costs, chip=chip, measured=measured), costs.duration_ns[kernels]
+    weights = _weights(costs, kernels, duration.astype(np.float64), bounds, measured)
+    totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights}
+    held_back = group * len(Bound) + bounds.bound[kernels]
+    by_bound = np.bincount(held_back, duration, minlength=len(example) * len(Bound)).reshape(-1, len(Bound))
+    totals |= {name: by_bound[:, bound].tolist() for bound, name in _TIME_BOUND.items()}
+    longest = np.zeros(len(example), np.int64)
+    np.maximum.at(longest, group, duration)
+    rows = (dict(zip(totals, row, strict=True)) for row in zip(*totals.values(), strict=True))
+    return list(zip(kernels[example].tolist(), longest.tolist(), rows, strict=True))
+
+
+def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measured: "MeasuredRows | None") -> None:
+    """Add one rank's kernels to the sums, name by name."""
+    work = costs.rank.work
+    for i, longest_ns, numbers in named:
+        text = costs.rank.trace.strings[work.name[i]]
+        if text not in sums:
+            sums[text] = _empty(costs, i)
+        mine = sums[text]
+        mine.max_ns = max(mine.max_ns, longest_ns)
+        known = mine.numbers.get
+        mine.numbers = {key: known(key, 0.0) + value for key, value in numbers.items()}
+    if measured is not None:
+        _add_stalls(sums, costs, measured)
+
+
+def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredRows") -> None:
+    """Add what the warps of measured kernels waited for, by the kernels' time."""
+    kernels = np.flatnonzero(of_kinds(costs.rank.work.kind, _KERNELS))
+    launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
+    both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
+    spent = sum_by(back.reshape(-1), costs.duration_ns[kernels][launch >= 0].astype(np.float64), len(both))
+    for (i, named), time_ns in zip(both.tolist(), spent.tolist(), strict=True):
+        stalls = sums[costs.rank.trace.strings[named]].stalls
+        for reason, share in measured.launches[i].stalls:
+            stalls[reason] = stalls.get(reason, 0.0) + share * time_ns
+
+
+def _empty(costs: KernelCosts, i: int) -> _Sums:
+    """Return empty sums with what all kernels of a name have in common."""
+    communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
+    tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
+    return _Sums(
+        family=COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
+        tensor_core=bool(costs.tensor_core[i] == 1) if tells else None,
+        precision=PRECISIONS[costs.precision[i]] if costs.precision[i] else None,
+    )
+
+
+def _weights(
+    costs: KernelCosts, kernels: Rows, duration: calls_Floats, bounds: KernelBounds, measured: "MeasuredRows | None"
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Yield what is summed over the kernels of a name, given their durations."""
+    yield "count", np.ones(len(kernels))
+    yield "total_ns", duration
+    in_steps = costs.rank.work.step[kernels] >= 0
+    yield "in_steps", in_steps
+    yield "in_steps_ns", duration * in_steps
+    short = duration < SHORT_NS
+    yield "short", short
+    yield "short_ns", duration * short
+    for name, values in (("flops", costs.flops[kernels]), ("bytes", costs.bytes[kernels])):
+        known = values > 0  # NaN is not
+        yield name, np.where(known, values, 0.0)
+        yield f"{name}_ns", duration * known
+    occupancy, has_occupancy = _occupancy(costs, kernels)
+    yield "occupancy", occupancy * duration
+    yield "occupancy_ns", duration * has_occupancy
+    yield "from_shapes", bounds.from_shapes[kernels]
+    yield "measured_ns", duration * bounds.measured[kernels]
+    if measured is not None:
+        yield from _measured_weights(measured, kernels, duration).items()
+
+
+def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: calls_Floats) -> dict[str, calls_Floats]:
+    """Return measured metrics times the time they are of, and that time."""
+    columns = {name: measured.values(name)[kernels] for name in ("sm_pct", "dram_pct", "tensor_pct")}
+    columns["measured_occupancy"] = measured.values("occupancy_pct")[kernels]
+    columns["dram_gb_per_s"] = measured.dram_gb_per_s[kernels]
+    out = {}
+    for name, values in columns.items():
+        out[name] = np.nan_to_num(values) * duration
+        out[f"{name}_ns"] = duration * ~np.isnan(values)
+    return out
+
+
+def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[calls_Floats, calls_Floats]:
+    """Return the recorded occupancy in percent, and 1 where there is one.
+
+    CUPTI's estimate does not know that a kernel may ask for more shared memory than the default, finds that no block
+    fits, and says 0: most matrix products of Hopper. With less of it 0 is a very small grid.
+    """
+    missing = -1  # as float64 bits that is a NaN, which no trace holds
+    trace, rows = costs.rank.trace, costs.rank.work.row[kernels]
+    bits = trace.arg("occupancy_pct").at(rows, missing=missing)
+    has = bits != missing
+    percent = np.where(has, bits.view(np.float64), 0.0)
+    has &= (percent != 0.0) | (trace.arg("shared_bytes").at(rows, missing=0) <= _DEFAULT_SHARED_BYTES)
+    return percent, has.astype(np.float64)
+
+
+def _launches(costs: Sequence[KernelCosts]) -> tuple[float | None, float | None]:
+    """Return kernels and launching calls per step, over ranks and steps."""
+    steps = sum(len(one.rank.steps) for one in costs)
+    kernels = launches = 0
+    for one in costs:
+        work = one.rank.work
+        mine = (work.step >= 0) & of_kinds(work.kind, _KERNELS)
+        kernels += int(mine.sum())
+        launches += len(distinct(work.launch_row[mine]))
+    return (kernels / steps, launches / steps) if steps else (None, None)
+
+
+def _tensor_core_share(costs: Sequence[KernelCosts]) -> float | None:
+    """Return the share of matrix-product time on tensor cores, among kernels whose names tell."""
+    on = off = 0
+    for one in costs:
+        product = one.precision > 0
+        on += int(one.duration_ns[product & (one.tensor_core == 1)].sum())
+        off += int(one.duration_ns[product & (one.tensor_core == 0)].sum())
+    return on / (on + off) if on + off else None
+
+
+def _memory_bound_share(sums: Iterable[_Sums]) -> float | None:
+    by_bound = {b: _sum(sums, _TIME_BOUND[b]) for b in (Bound.COMPUTE, Bound.MEMORY, Bound.LATENCY)}
+    total = sum(by_bound.values())
+    return by_bound[Bound.MEMORY] / total if total else None
+
+
+def _sum(sums: Iterable[_Sums], key: str) -> float:
+    return sum(one.numbers[key] for one in sums)
+
+
+# What did Nsight Compute measure, where no trace says what else ran? Its launches by name, the longest first.
+
+
+def measured_kernels(measured: Sequence[MeasuredLaunches]) -> tuple[Kernel, ...]:
+    """Return the measured launches of each name as one kernel: counts and sums over them, means weighted by time.
+
+    A launch is measured alone, with the clocks held, so its time is not that of training. Times are NaN where durations
+    were not among the metrics; every launch then counts alike.
+    """
+    by_name: dict[str, list[KernelMetrics]] = {}
+    for one in measured:
+        for launch in one.launches:
+            by_name.setdefault(launch.name, []).append(launch)
+    all_ns = sum(launch.duration_ns or 0.0 for launches in by_name.values() for launch in launches)
+    kernels = [_kernel(name, launches, all_ns) for name, launches in by_name.items()]
+    return tuple(sorted(kernels, key=lambda k: (0.0 if math.isnan(k.total_ns) else -k.total_ns, k.name)))
+
+
+def _kernel(name: str, launches: Sequence[KernelMetrics], all_ns: float) -> Kernel:
+    took_ns = [launch.duration_ns for launch in launches if launch.duration_ns is not None]
+    timed = len(took_ns) == len(launches)
+    took_ns = took_ns if timed else [1.0] * len(launches)
+    total_ns = sum(took_ns) if timed else math.nan
+    kind = kernel_class(name)
+
+    def mean(metric: str) -> float | None:
+        values = [(getattr(launch, metric), ns) for launch, ns in zip(launches, took_ns, strict=True)]
+        return _weighted((value, ns) for value, ns in values if value is not None)
+
+    sm_pct, memory_pct, dram_pct = mean("sm_pct"), mean("memory_pct"), mean("dram_pct")
+    used = [math.nan if pct is None else pct for pct in (sm_pct, dram_pct if memory_pct is None else memory_pct)]
+    bound = Bound(int(bounds_of_use(np.array(used[:1]), np.array(used[1:]))[0]))
+    stall, share = _longest_stall(launches, took_ns)
+    moved = [(launch.dram_bytes, launch.duration_ns) for launch in launches if launch.dram_bytes and launch.duration_ns]
+    occupancy_pct = mean("occupancy_pct")
+    return Kernel(
+        name=name,
+        family=kind.family.value,
+        count=float(len(launches)),
+        total_ns=total_ns,
+        mean_ns=total_ns / len(launches),
+        max_ns=max(took_ns) if timed else math.nan,
+        share=total_ns / all_ns if all_ns else math.nan,
+        tensor_core=kind.tensor_core,
+        precision=kind.dtype,
+        tflops=None,
+        gb_per_s=sum(size for size, _ in moved) / sum(ns for _, ns in moved) if moved else None,
+        bound=bound.text,
+        bound_from=None if bound == Bound.NONE else "measured",
+        occupancy_pct=occupancy_pct,
+        occupancy_from=None if occupancy_pct is None else "measured",
+        sm_pct=sm_pct,
+        dram_pct=dram_pct,
+        tensor_pct=mean("tensor_pct"),
+        stall=stall,
+        stall_share=share,
+        measured_share=1.0,
+    )
+
+
+def _longest_stall(launches: Sequence[KernelMetrics], took_ns: Sequence[float]) -> tuple[str | None, float | None]:
+    """Return what the warps of all launches waited for most, and its share of their waiting."""
+    waited: dict[str, float] = {}
+    for launch, ns in zip(launches, took_ns, strict=True):
+        for reason, share in launch.stalls:
+            waited[reason] = waited.get(reason, 0.0) + share * ns
+    total = sum(waited.values())
+    if not total:
+        return None, None
+    reason = max(waited, key=lambda name: waited[name])
+    return reason, waited[reason] / total
+
+
+def _weighted(values: Iterable[tuple[float, float]]) -> float | None:
+    pairs = list(values)
+    weight = sum(ns for _, ns in pairs)
+    return sum(value * ns for value, ns in pairs) / weight if weight else None

@@ -1,0 +1,299 @@
+"""How does the job go right now? Pace, time by region, memory and lateness of each rank, over its newest steps.
+
+step time   median over ranks of each rank's median, of the newest steps without the profiler
+steps/s     steps that ended per second over the last ten seconds of the log, evaluation and pauses included
+late        `ranks/log_stragglers.py` over the steps that all ranks have
+MFU         FLOPs per step / (peak of all devices x time per step), pauses included
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.analyze.log_stragglers import LateRank, lateness
+from stepscope.contract.live import (
+    BAD,
+    BETWEEN,
+    DEFAULT_SLOWDOWN,
+    GOOD,
+    GOOD_SLOWDOWN,
+    REGRESSION,
+    STRAGGLER,
+    Frame,
+    Key,
+    RankStatus,
+    Stall,
+    regression_state,
+)
+from stepscope.contract.step_line import WARMUP
+from stepscope.cost.chips import look_up, mfu_peak
+from stepscope.dataclass import dataclass
+from stepscope.run.running import Line, Running, RunningRank
+from stepscope.run.side_files import number
+from stepscope.run.step_log import step_log_of
+from stepscope.side_file import is_number
+from stepscope.units import NS_PER_S, ms
+
+PACE_NS = 10 * NS_PER_S
+WINDOW_STEPS = 50
+_SETTLED_STEPS = 10
+"""steps at the start of a job that later ones are not held against"""
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """One rank over its newest steps; None where it has none that tell."""
+
+    rank: int
+    step: int | None
+    step_ns: int | None
+    regions_ns: Mapping[str, int]
+    """mean time per step, of regions that are in some of them"""
+    host_bytes: int | None
+    device_bytes: int | None
+    late: LateRank | None
+    ended: str | None
+    status: RankStatus | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The job at one moment."""
+
+    ranks: tuple[RankNow, ...]
+    step: int | None
+    """the last one that every rank has ended"""
+    step_ns: int | None
+    steps_per_s: float | None
+    first_step_ns: int | None
+    """what a step took at the start of the job"""
+    tokens_per_s: float | None
+    mfu: float | None
+    mfu_reason: str | None
+    """why it is not known"""
+    at_ns: int | None
+    """when the newest step ended, by the job's clock"""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether no rank takes steps, by what they say themselves."""
+        return bool(self.ranks) and all(r.status is not None and r.status.stall is not None for r in self.ranks)
+
+
+@dataclass(frozen=True)
+class GivenNumbers:
+    """What the job's files may not say."""
+
+    flops_per_step: float | None = None
+    peak_tflops: float | None = None
+
+
+def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
+    """Return how the job goes."""
+    late = {one.rank: one for one in _lateness(running.ranks)}
+    ranks = tuple(_rank_now(rank, late.get(rank.rank)) for rank in running.ranks)
+    ended = [rank.step for rank in ranks if rank.step is not None]
+    pace = _median([p for rank in running.ranks if (p := _pace(rank.lines)) is not None])
+    mfu, reason = _mfu(running, pace, given or GivenNumbers())
+    tokens = number(running.description.get("tokens_per_step"))
+    step_ns = _median([rank.step_ns for rank in ranks if rank.step_ns is not None])
+    first = [line["dur_ns"] for line in running.first[_SETTLED_STEPS:] if _counts(line)]
+    return Picture(
+        ranks=ranks,
+        step=min(ended) if len(ended) == len(ranks) and ended else None,
+        step_ns=None if step_ns is None else round(step_ns),
+        steps_per_s=pace,
+        first_step_ns=round(statistics.median(first)) if len(first) >= _SETTLED_STEPS else None,
+        tokens_per_s=tokens * pace if pace is not None and tokens is not None else None,
+        mfu=mfu,
+        mfu_reason=reason,
+        at_ns=max((rank.lines[-1]["end_ns"] for rank in running.ranks if rank.lines), default=None),
+    )
+
+
+def _rank_now(rank: RunningRank, late: LateRank | None) -> RankNow:
+    newest = [line for line in rank.lines if _counts(line)][-WINDOW_STEPS:]
+    return RankNow(
+        rank=rank.rank,
+        step=rank.lines[-1]["step"] if rank.lines else None,
+        step_ns=round(statistics.median(line["dur_ns"] for line in newest)) if newest else None,
+        regions_ns=_regions(newest),
+        host_bytes=_newest(rank.lines, "host_bytes"),
+        device_bytes=_newest(rank.lines, "allocated_bytes"),
+        late=late,
+        ended=rank.ended,
+        status=rank.status,
+    )
+
+
+def _counts(line: Line) -> bool:
+    """Return whether a step ran without the profiler."""
+    return not line.get("profiled") and line.get("phase") != WARMUP
+
+
+def _regions(lines: Sequence[Line]) -> dict[str, int]:
+    """Return the mean time per step of each region, in those steps that tell it apart."""
+    times: dict[str, list[float]] = {}
+    for line in lines:
+        regions = line.get("regions")
+        for name, time in regions.items() if isinstance(regions, dict) else ():
+            ns = number(time.get("ns")) if isinstance(time, dict) else None
+            if ns is not None:
+                times.setdefault(str(name), []).append(ns)
+    return {name: round(statistics.fmean(found)) for name, found in times.items()}
+
+
+def _newest(lines: Sequence[Line], name: str) -> int | None:
+    """Return the newest look at memory; most steps have none."""
+    for line in reversed(lines):
+        memory = line.get("memory")
+        if isinstance(memory, dict) and is_number(memory.get(name)):
+            return int(memory[name])
+    return None
+
+
+def _pace(lines: Sequence[Line]) -> float | None:
+    """Return steps per second over the last seconds of a log."""
+    if not lines:
+        return None
+    end_ns = lines[-1]["end_ns"]
+    recent = [line for line in lines if 0 <= end_ns - line["end_ns"] <= PACE_NS]
+    span_ns = end_ns - min(line["start_ns"] for line in recent)
+    return len(recent) * NS_PER_S / span_ns if span_ns > 0 else None
+
+
+def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
+    """Return how late each rank is, over the steps that all have."""
+    if len(ranks) < 2 or not all(rank.lines for rank in ranks):
+        return []
+    first = max(rank.lines[0]["step"] for rank in ranks)
+    last = min(rank.lines[-1]["step"] for rank in ranks)
+    common = [
+        step_log_of([line for line in rank.lines if first <= line["step"] <= last], rank=rank.rank) for rank in ranks
+    ]
+    if not all(len(log) for log in common):
+        return []
+    return lateness(common, window_steps=WINDOW_STEPS)
+
+
+def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:
+    flops = given.flops_per_step or number(running.description.get("flops_per_step")) or _counted(running)
+    if flops is None:
+        return None, "FLOPs per step are not known yet: stepscope trigger counts them, or give --flops-per-step"
+    peak, reason = _peak_flops_per_s(running, given)
+    if peak is None or pace is None:
+        return None, reason
+    mfu = flops * pace / (peak * len(running.ranks))
+    return (mfu, None) if math.isfinite(mfu) else (None, "no MFU comes out of such FLOPs and such a peak")
+
+
+def _counted(running: Running) -> float | None:
+    """Return the FLOPs of a step as the ranks counted them, None where one did not."""
+    known = [rank.flops for rank in running.ranks if rank.flops is not None]
+    return sum(known) if len(known) == len(running.ranks) else None
+
+
+def _peak_flops_per_s(running: Running, given: GivenNumbers) -> tuple[float | None, str | None]:
+    if given.peak_tflops:
+        return given.peak_tflops * 1e12, None
+    device: Any = running.description.get("device") or running.facts.get("device")
+    name = device.get("name") if isinstance(device, dict) else None
+    if not isinstance(name, str):
+        return None, "the peak of this device is not known; give --peak-tflops"
+    found = look_up(name)
+    peak = mfu_peak(found.chip) if found.chip is not None else None
+    return (peak.flops_per_s, None) if peak else (None, "the peak of this device is not known; give --peak-tflops")
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+# Which rank did not arrive, and where is each one? From what the ranks' helpers say of a job that takes no steps.
+#
+# The newest collective of each rank has a number in its group. A rank whose number is behind the others' did not get
+# to
+# the one that they wait in, and its Python stack says what it does instead.
+
+_NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/stepscope/", "/lib/python", "<frozen", "<string>")
+_MAX_RANKS = 16
+
+
+def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
+    """Return what to know of a job whose ranks take no steps, the cause first; nothing where all go on."""
+    if not stalls:
+        return []
+    longest = max(stalls.values(), key=lambda stall: stall.for_s)
+    many = "no rank has" if len(stalls) == num_ranks else f"{len(stalls)} of {num_ranks} ranks have not"
+    lines = [f"{many} taken a step for {longest.for_s:.1f} s; the longest one before took {longest.usual_s:.2f} s"]
+    lines += _not_arrived(stalls)
+    shown = sorted(stalls)[:_MAX_RANKS]
+    lines += [f"rank {rank}: {_whereabouts(stalls[rank])}" for rank in shown]
+    if len(stalls) > _MAX_RANKS:
+        lines.append(f"and {len(stalls) - _MAX_RANKS} more ranks")
+    return lines
+
+
+def place(stall: Stall) -> str:
+    """Return the innermost line of the user's own code, else the innermost line at all."""
+    own = next((frame for frame in stall.frames if not _is_foreign(frame)), None)
+    frame = own or (stall.frames[0] if stall.frames else None)
+    if frame is None:
+        return stall.silent or "no stack"
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} in {frame.function}"
+
+
+def _not_arrived(stalls: Mapping[int, Stall]) -> list[str]:
+    by_group: dict[str, dict[int, Stall]] = {}
+    for rank, stall in stalls.items():
+        if stall.group is not None and stall.sequence is not None:
+            by_group.setdefault(stall.group, {})[rank] = stall
+    lines = []
+    for ranks in by_group.values():
+        newest = max(stall.sequence or 0 for stall in ranks.values())
+        behind = [rank for rank, stall in sorted(ranks.items()) if (stall.sequence or 0) < newest]
+        waiting = next(stall for stall in ranks.values() if stall.sequence == newest)
+        if behind:
+            who = "rank " + str(behind[0]) if len(behind) == 1 else "ranks " + ", ".join(map(str, behind[:_MAX_RANKS]))
+            at = place(stalls[behind[0]])
+            lines.append(f"{who} did not arrive at {_named(waiting)}, where the others wait; it is at {at}")
+    return lines
+
+
+def _named(stall: Stall) -> str:
+    return (stall.collective or "a collective").rpartition(",")[0] or str(stall.collective)
+
+
+def _whereabouts(stall: Stall) -> str:
+    parts = [place(stall)]
+    if stall.region is not None:
+        parts.append(f"in {stall.region}")
+    if stall.collective is not None:
+        parts.append(f"newest collective {stall.collective}")
+    return "; ".join(parts)
+
+
+def _is_foreign(frame: Frame) -> bool:
+    return any(part in frame.file for part in _NOT_THE_USERS)
+
+
+# Is a rank late, or the whole job slower than it was? What `contract.alarms` judges by, of one look at a job.
+
+
+def states_of(picture: Picture) -> dict[Key, tuple[str, str]]:
+    """Return for everything that has an alarm whether it is bad, good or between, and in words."""
+    states: dict[Key, tuple[str, str]] = {}
+    for rank in picture.ranks:
+        late = rank.late
+        if late is not None:
+            is_bad, is_good = late.is_late(DEFAULT_SLOWDOWN), late.slowdown < GOOD_SLOWDOWN
+            how = f"{ms(late.late_ns):.2f} ms late per step ({late.slowdown:.2f} x the others)"
+            words = f"rank {late.rank} is {how}" if not is_good else f"rank {late.rank} keeps up again"
+            states[STRAGGLER, rank.rank] = (BAD if is_bad else GOOD if is_good else BETWEEN, words)
+    if picture.step_ns is not None and picture.first_step_ns:
+        ratio = picture.step_ns / picture.first_step_ns
+        now, then = ms(picture.step_ns), ms(picture.first_step_ns)
+        words = f"steps take {now:.1f} ms, {then:.1f} ms at the start ({ratio:.2f} x)"
+        states[REGRESSION, None] = (regression_state(picture.step_ns, picture.first_step_ns), words)
+    return states

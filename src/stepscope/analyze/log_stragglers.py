@@ -1,0 +1,202 @@
+"""Which ranks are late, from step logs alone: no profiler, while the job runs.
+
+A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`). After the wait
+all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
+each rank choosing for itself: in the others the own time is unknown, not the whole step.
+
+How late a rank is, is the centre (`stats/robust.py`) over steps of its own time less the others' median in the same
+step. Step times have long tails and hang together from one step to the next (a busy machine stays busy for a while),
+so the interval of that centre is of as many independent steps as the autocorrelation leaves. A rank is late where the
+whole interval lies above zero, the centre is at least 10 % of the others' own time, and both halves of the steps show
+it: equal ranks are named in at most 2 of 100 runs (`test_log_stragglers.py` and `test_real_noise.py` have size and
+power). Of fewer than ten known steps every single one has to be late as well: the load of two seconds makes one of two
+equal ranks the later one in most of them.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.live import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
+from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.dataclass import dataclass
+from stepscope.run.step_log import StepLog
+from stepscope.stats.intervals import t_quantile
+from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_without_each, slow_start
+
+Floats = npt.NDArray[np.float64]
+
+WAITING = "regions.gradient_sync.ns"
+_MIN_STEPS = 5
+_FEW_STEPS = 10
+_FALSE_ALARMS = 0.0125
+"""in which share of runs with equal ranks any may be named late by chance"""
+_MIN_INDEPENDENT = 2.0
+_LASTING = 0.4
+_CLIP_SIGMAS = 3.0
+_MAX_CORRELATION = 0.95
+_MAX_WAIT_NS = 2.0**63
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """How late a rank is by the steps without the profiler."""
+
+    rank: int
+    late_ns: int
+    """own time beyond the others' median, per step; negative for a rank that the others are later than"""
+    score: float
+    """lateness against its standard error"""
+    slowdown: float
+    """own time over the mean of the others'"""
+    low_ns: int = 0
+    high_ns: int = 0
+    """interval of the lateness"""
+    steps_late: int = 0
+    num_steps: int = 0
+    lasts: bool = True
+    """at least two fifths of the lateness are there in each half of the steps: no passing load of the machine"""
+    own_ns: int = 0
+    others_ns: int = 0
+    """median own time of the rank, and of the others"""
+
+    def is_late(self, slowdown: float = DEFAULT_SLOWDOWN) -> bool:
+        """Return whether that is lateness and not chance."""
+        enough = self.num_steps >= _FEW_STEPS or self.steps_late == self.num_steps
+        return enough and self.low_ns > 0 and self.lasts and self.slowdown >= slowdown
+
+
+def late_ranks(
+    logs: Sequence[StepLog], *, window_steps: int = DEFAULT_WINDOW_STEPS, slowdown: float = DEFAULT_SLOWDOWN
+) -> list[LateRank]:
+    """Return the ranks that are late over the last steps that all ranks have, the latest first."""
+    found = [late for late in lateness(logs, window_steps=window_steps) if late.is_late(slowdown)]
+    return sorted(found, key=lambda late: -late.late_ns)
+
+
+def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
+    """Return how late each rank is with its interval, by rank; none where too few steps tell."""
+    own = own_ns(logs, window_steps=window_steps)
+    if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < _MIN_STEPS:
+        return []
+    typical = np.nanmedian(own, axis=1)
+    # Against the others in the same step, or as they usually are where unknown.
+    late = own - medians_without_each(np.where(np.isnan(own), typical[:, None], own))
+    of_others = medians_without_each(typical[:, None])[:, 0]
+    return [
+        _late_rank(log.rank, row[~np.isnan(row)], typical, i, others=float(of_others[i]))
+        for i, (log, row) in enumerate(zip(logs, late, strict=True))
+    ]
+
+
+def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: float) -> LateRank:
+    """Return how late a rank is; `others` is the median of what the others' steps typically take."""
+    middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
+    late = middle.value
+    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * others / sqrt(len(by_step)))
+    # Two-sided intervals of which only the lower end counts, for each rank of the job.
+    reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(typical), tells - 1)
+    usual = float(np.mean(np.delete(typical, i)))
+    return LateRank(
+        rank=rank,
+        late_ns=round(late),
+        score=round(late / error, 2) if error else 0.0,
+        slowdown=(others + late) / usual if usual else 1.0,
+        low_ns=round(late - reach),
+        high_ns=round(late + reach),
+        steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
+        num_steps=len(by_step),
+        lasts=all(_sharper(half).value >= _LASTING * late for half in np.array_split(by_step, 2)),
+        own_ns=round(float(typical[i])),
+        others_ns=round(others),
+    )
+
+
+def _sharper(x: Floats) -> Centre:
+    """Return the centre, or the median where that is better known: a busy stretch takes over three in ten steps."""
+    median_error = sqrt(np.pi / 2) * mad_sigma(x) / sqrt(len(x))
+    found = centre(x)
+    return found if found.error <= median_error else Centre(median(x), median_error)
+
+
+def independent_samples(x: Floats) -> float:
+    """Return how many independent values tell as much as these, by the autocorrelation from one to the next."""
+    sigma = mad_sigma(x)
+    clipped = np.clip(x - median(x), -_CLIP_SIGMAS * sigma, _CLIP_SIGMAS * sigma)
+    clipped = clipped - clipped.mean()
+    power = float((clipped * clipped).sum())
+    if not power:
+        return float(len(x))
+    # A short series shows less correlation than there is (Kendall: by (1 + 4 r) / n).
+    r = float((clipped[1:] * clipped[:-1]).sum()) / power
+    r = min(max(r + (1 + 4 * max(r, 0.0)) / len(x), 0.0), _MAX_CORRELATION)
+    return float(len(x) * (1 - r) / (1 + r))
+
+
+def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
+    """Return own time per rank and step, NaN where unknown, of the last steps after warm-up that hold `window_steps`
+    known ones of every rank; None where ranks have no steps in common.
+    """
+    length = min((len(log) for log in logs), default=0)
+    if not length:
+        return None
+    settled = max(slow_start(log.dur_ns[:length]) for log in logs)
+    own = np.array([_own_ns(log)[:length] for log in logs], float)[:, settled:]
+    known = [np.flatnonzero(~np.isnan(row)) for row in own]
+    if not all(len(steps) for steps in known):
+        return None
+    first = min(int(steps[-window_steps:][0]) for steps in known)
+    return np.asarray(own[:, first:])
+
+
+def _own_ns(log: StepLog) -> Floats:
+    """Return each step less its wait; a rank that never waits has none to take off. Profiled steps are not known,
+    unless all are.
+    """
+    waited = log.column(WAITING)
+    waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
+    own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
+    return np.where(log.unprofiled, own, np.nan) if log.unprofiled.any() else np.asarray(own, float)
+
+
+# What do the regions of a step take, by the step logs alone: forward, backward, data loading, and what the job names?
+#
+# Medians over the steps without the profiler. Where the wait for gradients was told apart from the backward pass in
+# some
+# steps only, those are the steps that count.
+
+_PREFIX, _SUFFIX = "regions.", ".ns"
+_FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
+_RARE = 0.5
+"""of the steps lack it"""
+
+
+def region_names(logs: Sequence[StepLog]) -> list[str]:
+    """Return the regions that any rank has, in the order of a step."""
+    paths = {path for log in logs for path in log.numbers if path.startswith(_PREFIX) and path.endswith(_SUFFIX)}
+    names = {path.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in paths}
+    return [*(n for n in _FIRST if n in names), *sorted(names.difference(_FIRST))]
+
+
+def is_rare(logs: Sequence[StepLog], name: str) -> bool:
+    """Return whether a region is in few of the steps, so that a median says nothing of what it costs."""
+    return name not in _FIRST and all(np.isnan(region_ns(log, name)).mean() > _RARE for log in logs)
+
+
+def region_ns(log: StepLog, name: str) -> Floats:
+    """Return what a region took in each step, NaN where it was not seen."""
+    return log.column(f"{_PREFIX}{name}{_SUFFIX}")
+
+
+def median_ns(log: StepLog, values_ns: Floats) -> float | None:
+    """Return the median over the steps that count, None where none has a value."""
+    known = values_ns[log.unprofiled & _split(log) & ~np.isnan(values_ns)]
+    return median(known) if len(known) else None
+
+
+def _split(log: StepLog) -> npt.NDArray[np.bool_]:
+    """Return the steps whose wait was told apart from the backward pass, all where that was done in none."""
+    told = ~np.isnan(log.column(WAITING))
+    return told if told.any() else np.ones(len(log), bool)

@@ -1,0 +1,757 @@
+"""What does a memory snapshot say: the peak and what is alive at it, by purpose and line, gaps, and what grows?"""
+
+import re
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+
+from stepscope.analyze.hang import user_frame
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.stats.distinct import distinct
+from stepscope.trace.flight_recorder import Frame
+from stepscope.trace.memory_snapshot import (
+    ALLOC,
+    FREE,
+    FREED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    MemorySnapshot,
+)
+from stepscope.trace.table import Int64s
+
+# Which blocks did the allocator hand out, how large were they, and when were they given back?
+#
+# The history has the sizes that were asked for; what counts is the size of the block: rounded up to 512 bytes, and
+# larger
+# where the rest of a free block was too small to be split off. So the history is replayed with the allocator's own
+# rules
+# (c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay
+# has to hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
+
+MIN_BLOCK = 512
+SMALL = 1 << 20
+NOT_HERE = -1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class History(ArrayRecord):
+    """Every block of the history, and the totals after each event."""
+
+    size_bytes: Int64s
+    """of each block, as the allocator counts it"""
+    born: Int64s
+    """event that allocated it, NOT_HERE for before the history"""
+    died: Int64s
+    """event that gave it back, NOT_HERE for not within the history"""
+    stack: Int64s
+    """of its allocation, -1 where unknown"""
+    address: Int64s
+    allocated_bytes: Int64s
+    """after each event"""
+    reserved_bytes: Int64s | None
+    """None where the history does not fit the segments at its end"""
+    before_bytes: int
+    """allocated before the first event"""
+    differs_bytes: int
+    """by which the replay and the snapshot differ at the end"""
+
+    def alive(self, event: int) -> np.ndarray:
+        """Return which blocks exist right after an event; -1 is before the first."""
+        return (self.born <= event) & ((self.died == NOT_HERE) | (self.died > event))
+
+
+class _Space:
+    """Free blocks by address, with where the memory around them ends."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.size: dict[int, int] = {}
+        self.edges: list[int] = []  # where segments begin and end: nothing merges across
+
+    def add_edge(self, address: int) -> None:
+        at = bisect_right(self.edges, address)
+        if not at or self.edges[at - 1] != address:
+            insort(self.edges, address)
+
+    def give(self, address: int, size: int) -> None:
+        """Add a free block, merged with its free neighbours; none where a damaged history frees what is free."""
+        at = bisect_right(self.starts, address)
+        if size <= 0 or (at and self._end(at - 1) > address):
+            return
+        if at < len(self.starts) and self.starts[at] < address + size:
+            return
+        if at and self._end(at - 1) == address and not self._is_edge(address):
+            before = self.starts.pop(at - 1)
+            address, size, at = before, self.size.pop(before) + size, at - 1
+        if at < len(self.starts) and self.starts[at] == address + size and not self._is_edge(address + size):
+            size += self.size.pop(self.starts.pop(at))
+        insort(self.starts, address)
+        self.size[address] = size
+
+    def take(self, address: int, wanted: int, *, expandable: bool) -> int:
+        """Return the size of the block that an allocation at an address gets; the rest stays free."""
+        at = bisect_right(self.starts, address) - 1
+        if at < 0 or self._end(at) <= address:
+            return wanted  # from a segment that the history does not show
+        start = self.starts.pop(at)
+        end = start + self.size.pop(start)
+        if start < address:
+            insort(self.starts, start)
+            self.size[start] = address - start
+        rest = end - address - wanted
+        split = rest >= MIN_BLOCK if wanted <= SMALL or expandable else rest > SMALL
+        size = wanted if split and rest > 0 else end - address
+        if address + size < end:
+            insort(self.starts, address + size)
+            self.size[address + size] = end - address - size
+        return size
+
+    def remove(self, address: int, size: int) -> None:
+        """Take free memory out: it went back to the device."""
+        at = bisect_right(self.starts, address) - 1
+        if at < 0 or self._end(at) <= address:
+            return
+        start = self.starts.pop(at)
+        end = start + self.size.pop(start)
+        for a, b in ((start, address), (address + size, end)):
+            if a < b:
+                insort(self.starts, a)
+                self.size[a] = b - a
+
+    def _end(self, at: int) -> int:
+        return self.starts[at] + self.size[self.starts[at]]
+
+    def _is_edge(self, address: int) -> bool:
+        at = bisect_right(self.edges, address)
+        return bool(at) and self.edges[at - 1] == address
+
+
+def rounded(asked_bytes: int) -> int:
+    """Return the size that the allocator looks for: whole multiples of 512 bytes."""
+    return max(MIN_BLOCK, -(-asked_bytes // MIN_BLOCK) * MIN_BLOCK)
+
+
+def history_of(snapshot: MemorySnapshot) -> History:
+    """Return the blocks and totals of a snapshot's history."""
+    older = _blocks_from_before(snapshot)
+    space = _space_before(snapshot, older)
+    size: list[int] = []
+    born: list[int] = []
+    died: list[int] = []
+    stack: list[int] = []
+    address: list[int] = []
+    live: dict[int, int] = {}
+
+    def begin(at: int, length: int, event: int, of_stack: int) -> None:
+        live[at] = len(size)
+        for column, value in ((size, length), (born, event), (died, NOT_HERE), (stack, of_stack), (address, at)):
+            column.append(value)
+
+    for at, (length, of_stack) in sorted(older.items()):
+        begin(at, length, NOT_HERE, of_stack)
+    before_bytes = sum(size)
+    change = np.zeros(len(snapshot.action), np.int64)
+    reserved = np.zeros(len(snapshot.action), np.int64)
+    waiting: dict[int, int] = {}
+    rows = zip(snapshot.action, snapshot.address, snapshot.size_bytes, snapshot.stack, strict=True)
+    for event, (action, at, asked, of_stack) in enumerate(rows):
+        if action == ALLOC:
+            length = space.take(at, rounded(asked), expandable=snapshot.expandable)
+            if at in live:  # a damaged history: what was there is gone
+                died[live[at]] = event
+                change[event] -= size[live[at]]
+            begin(at, length, event, of_stack)
+            change[event] += length
+        elif action == FREE and at in live:
+            block = live.pop(at)
+            died[block] = event
+            change[event] = -size[block]
+            waiting[at] = size[block]
+        elif action == FREED:
+            space.give(at, waiting.pop(at, rounded(asked)))
+        elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
+            if action == SEGMENT_ALLOC:
+                space.add_edge(at)
+                space.add_edge(at + asked)
+            space.give(at, asked)
+            reserved[event] = asked
+        elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
+            space.remove(at, asked)
+            reserved[event] = -asked
+    end = {b.address: b.size_bytes for s in snapshot.segments for b in s.blocks if b.allocated}
+    replayed = {at: size[block] for at, block in live.items()}
+    differs = sum(abs(end.get(at, 0) - replayed.get(at, 0)) for at in {*end, *replayed})
+    allocated = before_bytes + np.cumsum(change)
+    held = snapshot.reserved_bytes - int(reserved.sum()) + np.cumsum(reserved)
+    return History(
+        size_bytes=np.array(size, np.int64),
+        born=np.array(born, np.int64),
+        died=np.array(died, np.int64),
+        stack=np.array(stack, np.int64),
+        address=np.array(address, np.int64),
+        allocated_bytes=allocated,
+        reserved_bytes=held if (held >= allocated).all() else None,
+        before_bytes=before_bytes,
+        differs_bytes=differs,
+    )
+
+
+def _blocks_from_before(snapshot: MemorySnapshot) -> dict[int, tuple[int, int]]:
+    """Return size and stack of the blocks that were there before the first event, by address.
+
+    Those still there at the end are listed by the snapshot; of those freed in the history only what was asked for is
+    known, so a rest that would not have been split off is taken as part of them.
+    """
+    first_action: dict[int, tuple[int, int]] = {}
+    for action, at, asked in zip(snapshot.action, snapshot.address, snapshot.size_bytes, strict=True):
+        if action in (ALLOC, FREE):
+            first_action.setdefault(at, (action, asked))
+    older = {
+        b.address: (b.size_bytes, b.stack)
+        for s in snapshot.segments
+        for b in s.blocks
+        if b.allocated and b.address not in first_action
+    }
+    freed = {at: rounded(asked) for at, (action, asked) in first_action.items() if action == FREE}
+    edges = sorted({*older, *freed, *(s.address + s.size_bytes for s in snapshot.segments)})
+    for at, wanted in freed.items():
+        after = bisect_right(edges, at)
+        rest = edges[after] - at - wanted if after < len(edges) else 0
+        kept = 0 < rest < MIN_BLOCK if wanted <= SMALL or snapshot.expandable else 0 < rest <= SMALL
+        older[at] = (wanted + rest if kept else wanted, -1)
+    return older
+
+
+def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -> _Space:
+    """Return what was free before the first event: segments from before, less the blocks in them."""
+    space = _Space()
+    new = {
+        at
+        for action, at in zip(snapshot.action, snapshot.address, strict=True)
+        if action in (SEGMENT_ALLOC, SEGMENT_MAP)
+    }
+    starts = sorted(older)
+    for segment in snapshot.segments:
+        if segment.address in new:
+            continue
+        end = segment.address + segment.size_bytes
+        space.add_edge(segment.address)
+        space.add_edge(end)
+        at = segment.address
+        for start in starts[bisect_right(starts, segment.address - 1) : bisect_right(starts, end - 1)]:
+            if start > at:
+                space.give(at, start - at)
+            at = max(at, start + older[start][0])
+        if at < end:
+            space.give(at, end - at)
+    return space
+
+
+# What was each block of a snapshot's history for?
+#
+# By what the job says of its storages (`rank00000.memory.jsonl`) where that was recorded, else by the part of the step
+# that allocated it and how long it lived:
+#
+#     weights                 allocated where a module is built or moved to the device, or said so by the job
+#     gradients               allocated in backward and kept beyond it
+#     optimizer_state         allocated in the optimizer's step and kept beyond it
+#     activations             allocated in forward and given back before the next optimizer step ends
+#     temporaries             given back in the same stretch of forward, backward or optimizer
+#     communication_buffers   allocated by a process group, by DDP's reducer or FSDP's gathers
+#     other                   allocated in forward and kept over an optimizer step: inputs, statistics, leaks
+#     unknown                 there before the history began, and nothing says what it is
+
+PURPOSES = (
+    *("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication_buffers", "other"),
+    "unknown",
+)
+WEIGHTS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, TEMPORARIES, COMMUNICATION, OTHER, UNKNOWN = range(len(PURPOSES))
+_OF_STORAGE = {"parameters": WEIGHTS, "optimizer": OPTIMIZER_STATE, "buffers": OTHER, "gradients": GRADIENTS}
+_OPTIMIZER = "Optimizer.step#"
+_BACKWARD = ("torch::autograd::Engine::", "Backward0::", "Backward1::", "AccumulateGrad::", "SavedVariable::reset_data")
+_BACKWARD_FILES = ("torch/_tensor.py", "torch/autograd/__init__.py")
+_RECOMPUTED = ("torch/utils/checkpoint.py", ("unpack_hook", "recompute_fn", "backward"))
+_COMMUNICATION = ("c10d::Reducer", "c10d::ProcessGroup", "ProcessGroupNCCL")
+_COMMUNICATION_FILES = ("_fsdp_collectives.py", "distributed_c10d.py", "_functional_collectives.py", "_flat_param.py")
+_BUILT = ("convert", "_apply", "to", "cuda", "to_empty", "reset_parameters", "__init__", "__new__")
+
+
+class Part(IntEnum):
+    """The part of the step that an event lies in."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Purposes(ArrayRecord):
+    """What each block was for, and the parts of the history."""
+
+    of_block: Int64s
+    part: Int64s
+    """of each event"""
+    step_ends: Int64s
+    """events at which an optimizer step was over"""
+
+    def at(self, history: History, event: int) -> dict[str, int]:
+        """Return bytes by purpose right after an event; they sum to what is allocated then."""
+        alive = history.alive(event)
+        sums = np.bincount(self.of_block[alive], history.size_bytes[alive], minlength=len(PURPOSES))
+        return {name: int(sums[code]) for code, name in enumerate(PURPOSES)}
+
+    def over_time(self, history: History) -> Int64s:
+        """Return bytes by purpose (rows) after each event (columns)."""
+        number = len(history.allocated_bytes)
+        change = np.zeros((len(PURPOSES), number + 1), np.int64)
+        np.add.at(change, (self.of_block, np.maximum(history.born, 0)), history.size_bytes)
+        gone = history.died != NOT_HERE
+        np.add.at(change, (self.of_block[gone], history.died[gone]), -history.size_bytes[gone])
+        return np.cumsum(change[:, :number], axis=1)
+
+
+def purposes_of(
+    snapshot: MemorySnapshot,
+    history: History,
+    *,
+    storages: Mapping[int, str] | None = None,
+    bucket_bytes: Sequence[int] = (),
+) -> Purposes:
+    """Return what every block was for.
+
+    `storages` has what the job said of the memory at an address, `bucket_bytes` the sizes of DDP's buckets.
+    """
+    kinds = [_StackKind.of([snapshot.frames[f] for f in stack]) for stack in snapshot.stacks]
+    part = _parts(snapshot, kinds)
+    stretch = np.concatenate(([0], np.cumsum(part[1:] != part[:-1]))) if len(part) else part
+    ends = _step_ends(snapshot, part)
+    out = np.full(len(history.size_bytes), UNKNOWN, np.int64)
+    for i, (born, died, stack) in enumerate(zip(history.born, history.died, history.stack, strict=True)):
+        kind = kinds[stack] if stack >= 0 else _StackKind()
+        if born != NOT_HERE and died != NOT_HERE and stretch[born] == stretch[died]:
+            out[i] = TEMPORARIES
+        elif kind.communicates:
+            out[i] = COMMUNICATION
+        elif born == NOT_HERE:
+            out[i] = _from_before(int(died), part, kind)
+        else:
+            out[i] = _by_part(int(born), int(died), part, ends, kind)
+    said = storages or {}
+    for i, (address, died) in enumerate(zip(history.address.tolist(), history.died.tolist(), strict=True)):
+        if died == NOT_HERE and address in said:
+            out[i] = _OF_STORAGE.get(said[address], out[i])
+    out[_buckets(history, out, bucket_bytes)] = COMMUNICATION
+    return Purposes(out, part, ends)
+
+
+def _buckets(history: History, of_block: Int64s, bucket_bytes: Sequence[int]) -> list[int]:
+    """Return the blocks that are DDP's buckets: older than the history, nobody's, and of a bucket's rounded size."""
+    stays = (history.born == NOT_HERE) & (history.died == NOT_HERE) & (of_block == UNKNOWN)
+    sizes = [(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]
+    left = iter(sorted(sizes))
+    found: list[int] = []
+    held, block = next(left, (None, 0))
+    for size in map(rounded, sorted(bucket_bytes)):
+        while held is not None and held < size:
+            held, block = next(left, (None, 0))
+        if held is not None and held <= size + SMALL:  # what is left of a free block is split off above that only
+            found.append(block)
+            held, block = next(left, (None, 0))
+    return found
+
+
+@dataclass(frozen=True)
+class _StackKind:
+    """What the stack of an allocation tells."""
+
+    python: bool = False
+    backward: bool = False
+    optimizer: bool = False
+    communicates: bool = False
+    builds: bool = False
+
+    @classmethod
+    def of(cls, frames: list[Frame]) -> "_StackKind":
+        names = [f.function for f in frames]
+        python = [f for f in frames if f.line > 0 and f.file.endswith(".py")]
+        return cls(
+            python=bool(python),
+            backward=any(mark in name for name in names for mark in _BACKWARD)
+            or any(f.function == "backward" and f.file.endswith(_BACKWARD_FILES) for f in python)
+            or any(f.function in _RECOMPUTED[1] and f.file.endswith(_RECOMPUTED[0]) for f in python),
+            optimizer=any("torch/optim/" in f.file and f.function == "step" for f in python),
+            communicates=any(mark in name for name in names for mark in _COMMUNICATION)
+            or any(f.file.endswith(_COMMUNICATION_FILES) for f in python),
+            builds=any(
+                f.function in _BUILT and ("torch/nn/modules/" in f.file or "torch/nn/parameter.py" in f.file)
+                for f in python
+            ),
+        )
+
+
+def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
+    """Return the part of the step of every event: the optimizer by torch's own notes, backward by its stack.
+
+    Backward runs on threads of its own, whose stacks hold no Python frame, or nothing at all. Where torch keeps stacks
+    of allocations only, a free carries that of its block's allocation: it says nothing of where it happened.
+    """
+    has_python = any(kind.python for kind in kinds)
+    intervals = _optimizer_intervals(snapshot)
+    begins = [begin for begin, _ in intervals]
+    out = np.zeros(len(snapshot.action), np.int64)
+    ends = [end for _, end in intervals]
+    allocated_by: dict[int, int] = {}
+    last, steps_over = Part.FORWARD, 0
+    columns = (snapshot.action, snapshot.address, snapshot.stack, snapshot.time_us)
+    for i, (action, address, stack, time_us) in enumerate(zip(*columns, strict=True)):
+        tells = action == ALLOC
+        if tells:
+            allocated_by[address] = stack
+        elif action == FREE:
+            tells = stack >= 0 and allocated_by.pop(address, stack) != stack
+        if _within(begins, intervals, time_us):
+            last = Part.OPTIMIZER
+        elif tells:
+            last = _part_of(kinds[stack] if stack >= 0 else _StackKind(), last, has_python=has_python)
+        elif bisect_left(ends, time_us) > steps_over:  # a step may have ended without an event of its own
+            last = Part.FORWARD
+        steps_over = bisect_left(ends, time_us)
+        out[i] = last
+    return out
+
+
+def _part_of(kind: _StackKind, last: Part, *, has_python: bool) -> Part:
+    """Return the part that an allocation with such a stack lies in; gathers come in forward and in backward."""
+    if kind.optimizer:
+        return Part.OPTIMIZER
+    if kind.backward or (has_python and not kind.python):
+        return Part.BACKWARD
+    return last if kind.communicates and last != Part.OPTIMIZER else Part.FORWARD
+
+
+def _step_ends(snapshot: MemorySnapshot, part: Int64s) -> Int64s:
+    """Return the last event of each optimizer step: by torch's notes, without them where its events end."""
+    noted = [end for _, end in _optimizer_intervals(snapshot)]
+    if noted:
+        at = np.searchsorted(np.array(snapshot.time_us, np.int64), noted, side="right") - 1
+        return at[at >= 0]
+    followed = np.append(part[1:] != Part.OPTIMIZER, True)[: len(part)]
+    return np.flatnonzero((part == Part.OPTIMIZER) & followed)
+
+
+def _optimizer_intervals(snapshot: MemorySnapshot) -> list[tuple[int, int]]:
+    open_us: int | None = None
+    out = []
+    for note in snapshot.annotations:
+        if note.name.startswith(_OPTIMIZER):
+            if note.begins:
+                open_us = note.time_us
+            elif open_us is not None:
+                out.append((open_us, note.time_us))
+                open_us = None
+    return out
+
+
+def _within(begins: list[int], intervals: list[tuple[int, int]], time_us: int) -> bool:
+    at = bisect_right(begins, time_us) - 1
+    return at >= 0 and time_us <= intervals[at][1]
+
+
+def _from_before(died: int, part: Int64s, kind: _StackKind) -> int:
+    if kind.builds:
+        return WEIGHTS
+    if died == NOT_HERE:
+        return UNKNOWN
+    return ACTIVATIONS if part[died] == Part.BACKWARD else GRADIENTS if part[died] == Part.FORWARD else UNKNOWN
+
+
+def _by_part(born: int, died: int, part: Int64s, step_ends: Int64s, kind: _StackKind) -> int:
+    if part[born] == Part.OPTIMIZER:
+        return OPTIMIZER_STATE
+    if part[born] == Part.BACKWARD:
+        return GRADIENTS
+    if kind.builds:
+        return WEIGHTS
+    next_end = int(np.searchsorted(step_ends, born))
+    survives = next_end < len(step_ends) and (died == NOT_HERE or died > step_ends[next_end])
+    return OTHER if survives else ACTIVATIONS
+
+
+MAX_HOLDERS = 15
+MAX_GAPS = 8
+MAX_POINTS = 400
+_MIN_LEAK_STEPS = 2
+_NODE = re.compile(r"(\w{1,100}Backward\d{0,3}|AccumulateGrad)::(?:apply|release_variables)")
+BEFORE = "(before the history)"
+NO_FRAMES = "(no stack recorded)"
+
+
+@dataclass(frozen=True)
+class LineBytes:
+    """What one line of the user's code holds."""
+
+    place: str
+    """`train.py:42 (forward)`"""
+    purpose: str
+    """what most of it is for"""
+    size_bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Memory at one moment of the history."""
+
+    event: int
+    time_us: int | None
+    allocated_bytes: int
+    reserved_bytes: int | None
+    by_purpose: dict[str, int | None]
+    """None is unknown, and then part of `unknown`; all but `reserved_unused` sum to what is allocated"""
+    by_line: tuple[LineBytes, ...]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Free memory between blocks, which only a smaller request can use."""
+
+    size_bytes: int
+    segment_bytes: int
+    address: int
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A line whose allocations of several steps are all still there."""
+
+    place: str
+    steps: int
+    size_bytes: int
+    bytes_per_step: float
+
+
+@dataclass(frozen=True)
+class SnapshotView:
+    """One snapshot in one answer."""
+
+    path: str
+    device: int
+    num_events: int
+    num_segments: int
+    peak: Moment
+    """within the history; the process may have had more before it"""
+    end: Moment
+    free_bytes: int
+    """reserved, held by no tensor"""
+    largest_free_bytes: int
+    fragmentation: float | None
+    """share of the free memory that no single request could use; None where nothing is free"""
+    unused_segment_bytes: int
+    """of segments without any tensor: emptying the cache gives them back"""
+    gaps: tuple[Gap, ...]
+    step_end_bytes: tuple[int, ...]
+    """allocated when each optimizer step of the history was over"""
+    step_peak_bytes: tuple[int, ...]
+    leaks: tuple[Leak, ...]
+    timeline: dict[str, tuple[int, ...]]
+    by_purpose: dict[str, tuple[int, ...] | None]
+    """at the moments of `timeline`; None is unknown, and then part of `unknown`"""
+    phases: tuple[str, ...]
+    """forward, backward or optimizer, at the moments of `timeline`"""
+    reasons: dict[str, str]
+
+
+def snapshot_view(
+    snapshot: MemorySnapshot, *, storages: Mapping[int, str] | None = None, bucket_bytes: Sequence[int] = ()
+) -> SnapshotView:
+    """Return what a snapshot says.
+
+    `storages` has what the job said of the memory at an address, `bucket_bytes` the sizes of DDP's buckets.
+    """
+    history = history_of(snapshot)
+    purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)
+    last = len(snapshot.action) - 1
+    peak = int(history.allocated_bytes.argmax()) if last >= 0 else NOT_HERE
+    free = [b.size_bytes for s in snapshot.segments for b in s.blocks if not b.allocated]
+    reasons = _reasons(snapshot, history, purposes, storages)
+    return SnapshotView(
+        path=snapshot.path,
+        device=snapshot.device,
+        num_events=len(snapshot.action),
+        num_segments=len(snapshot.segments),
+        peak=_moment(snapshot, history, purposes, peak, reasons),
+        end=_moment(snapshot, history, purposes, last, reasons),
+        free_bytes=sum(free),
+        largest_free_bytes=max(free, default=0),
+        fragmentation=1 - max(free) / sum(free) if sum(free) else None,
+        unused_segment_bytes=sum(s.size_bytes for s in snapshot.segments if not any(b.allocated for b in s.blocks)),
+        gaps=_gaps(snapshot),
+        step_end_bytes=tuple(int(history.allocated_bytes[e]) for e in purposes.step_ends),
+        step_peak_bytes=_step_peaks(history, purposes),
+        leaks=_leaks(snapshot, history, purposes),
+        timeline=_timeline(snapshot, history),
+        by_purpose=_curves(history, purposes, reasons),
+        phases=tuple(Part(int(purposes.part[i])).name.lower() for i in _largest_moments(history)),
+        reasons=reasons,
+    )
+
+
+def _moment(
+    snapshot: MemorySnapshot, history: History, purposes: Purposes, event: int, reasons: Mapping[str, str]
+) -> Moment:
+    known = event >= 0
+    allocated = int(history.allocated_bytes[event]) if known else snapshot.allocated_bytes
+    reserved: int | None = snapshot.reserved_bytes
+    if known and event < len(snapshot.action) - 1:
+        reserved = None if history.reserved_bytes is None else int(history.reserved_bytes[event])
+    sums: dict[str, int | None] = dict(purposes.at(history, event))
+    for name in PURPOSES:
+        if name in reasons and not sums[name]:
+            sums[name] = None
+    return Moment(
+        event=event,
+        time_us=snapshot.time_us[event] if known else None,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        by_purpose={**sums, "reserved_unused": None if reserved is None else reserved - allocated},
+        by_line=_by_line(snapshot, history, purposes, event),
+    )
+
+
+def _by_line(snapshot: MemorySnapshot, history: History, purposes: Purposes, event: int) -> tuple[LineBytes, ...]:
+    places = _places(snapshot)
+    held: Counter[str] = Counter()
+    blocks: Counter[str] = Counter()
+    of: dict[str, Counter[int]] = {}
+    for i in np.flatnonzero(history.alive(event)):
+        stack = int(history.stack[i])
+        place = places[stack] if stack >= 0 else BEFORE if history.born[i] == NOT_HERE else NO_FRAMES
+        held[place] += int(history.size_bytes[i])
+        blocks[place] += 1
+        of.setdefault(place, Counter())[int(purposes.of_block[i])] += int(history.size_bytes[i])
+    return tuple(
+        LineBytes(place, PURPOSES[of[place].most_common(1)[0][0]], size, blocks[place])
+        for place, size in held.most_common(MAX_HOLDERS)
+    )
+
+
+def _places(snapshot: MemorySnapshot) -> list[str]:
+    """Return the user's line of every stack; backward has none, so its operator is named."""
+    out = []
+    for stack in snapshot.stacks:
+        frames = [snapshot.frames[f] for f in stack]
+        own = user_frame([f for f in frames if f.file.endswith(".py")])
+        if own is not None:
+            out.append(f"{own.file}:{own.line} ({own.function})")
+        else:
+            node = next((found for f in frames if (found := _NODE.search(f.function))), None)
+            out.append(f"backward: {node[1]}" if node else NO_FRAMES)
+    return out
+
+
+def _gaps(snapshot: MemorySnapshot) -> tuple[Gap, ...]:
+    found = [
+        Gap(b.size_bytes, s.size_bytes, b.address)
+        for s in snapshot.segments
+        if any(b.allocated for b in s.blocks)
+        for b in s.blocks
+        if not b.allocated
+    ]
+    return tuple(sorted(found, key=lambda g: -g.size_bytes)[:MAX_GAPS])
+
+
+def _step_peaks(history: History, purposes: Purposes) -> tuple[int, ...]:
+    first, out = 0, []
+    for end in purposes.step_ends.tolist():
+        out.append(int(history.allocated_bytes[first : end + 1].max()))
+        first = end
+    return tuple(out)
+
+
+def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tuple[Leak, ...]:
+    """Return lines that allocated in several steps what is all still there, the most first."""
+    places = _places(snapshot)
+    step = np.searchsorted(purposes.step_ends, history.born)
+    born_at: dict[str, Counter[int]] = {}
+    kept: dict[str, Counter[int]] = {}
+    for i in range(len(history.size_bytes)):
+        stack = int(history.stack[i])
+        if (
+            history.born[i] == NOT_HERE
+            or stack < 0
+            or purposes.of_block[i] != OTHER
+            or step[i] >= len(purposes.step_ends)
+        ):
+            continue
+        place, size = places[stack], int(history.size_bytes[i])
+        born_at.setdefault(place, Counter())[int(step[i])] += size
+        if history.died[i] == NOT_HERE:
+            kept.setdefault(place, Counter())[int(step[i])] += size
+    found = [
+        Leak(place, len(steps), sum(steps.values()), sum(steps.values()) / len(steps))
+        for place, steps in kept.items()
+        if len(steps) >= _MIN_LEAK_STEPS and len(steps) == len(born_at[place])
+    ]
+    return tuple(sorted(found, key=lambda leak: -leak.size_bytes))
+
+
+def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int, ...]]:
+    """Return the largest moment of each of equally many events."""
+    at = _largest_moments(history)
+    begin = snapshot.time_us[0] if at else 0
+    return {
+        "time_us": tuple(snapshot.time_us[i] - begin for i in at),
+        "allocated_bytes": tuple(int(history.allocated_bytes[i]) for i in at),
+        **({} if history.reserved_bytes is None else {"reserved_bytes": tuple(history.reserved_bytes[at].tolist())}),
+    }
+
+
+def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
+    """Return bytes by purpose at the moments of the timeline."""
+    curves = purposes.over_time(history)[:, _largest_moments(history)]
+    return {
+        name: None if name in reasons and not curve.any() else tuple(curve.tolist())
+        for name, curve in zip(PURPOSES, curves, strict=True)
+    }
+
+
+def _largest_moments(history: History) -> list[int]:
+    total = len(history.allocated_bytes)
+    cuts = distinct(np.linspace(0, total, min(MAX_POINTS, total) + 1).astype(int))
+    return [a + int(history.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)]
+
+
+def _reasons(
+    snapshot: MemorySnapshot, history: History, purposes: Purposes, storages: Mapping[int, str] | None
+) -> dict[str, str]:
+    """Return why something is unknown."""
+    if not len(snapshot.action):
+        why = "the snapshot has no history: record with torch.cuda.memory._record_memory_history()"
+        return {name: why for name in PURPOSES if name != "unknown"}
+    reasons = {}
+    if history.before_bytes and not storages:
+        for name in ("weights", "optimizer_state"):
+            if not (purposes.of_block == PURPOSES.index(name)).any():
+                reasons[name] = (
+                    "it was there before the history began, as part of `unknown`; "
+                    "stepscope record --memory notes whose it is"
+                )
+    if history.differs_bytes:
+        reasons["replay"] = (
+            f"the replayed history ends {history.differs_bytes:,} bytes away from the snapshot: moments before its end "
+            "may be off by that"
+        )
+    if history.reserved_bytes is None:
+        reasons["reserved_unused"] = "segments of the history and of the snapshot do not fit together"
+    if snapshot.lost_events:
+        reasons["events"] = f"{snapshot.lost_events:,} events could not be read"
+    if not len(purposes.step_ends):
+        reasons["growth"] = "no optimizer step was seen in the history"
+    return reasons

@@ -1,0 +1,182 @@
+"""Which launch that Nsight Compute measured is each kernel of a rank?
+
+By name, grid and block, and among those that agree in all three by their order: the k-th launch is the k-th kernel.
+Kernels beyond the last measured launch did the same work: the measured ones count for them, one after the other.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from stepscope.analyze.host_calls import Floats
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.run.formats import MeasuredLaunches
+from stepscope.run.load import Run
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.ncu import KernelMetrics
+from stepscope.trace.table import NO_STRING, Int64s
+
+# Which kernel of a trace is the one that Nsight Compute calls by another spelling of its name?
+#
+#     trace   void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>(int, ...)
+#     ncu     void at::vectorized_elementwise_kernel<(int)4, at::CUDAFunctor_add<float>, ...>(int, T2, T3)
+#
+# Equal functions are candidates. Where several differ only in what is in their brackets, the one with the most words
+# in
+# common is meant; where two have as many, none is.
+
+_CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|short|char|bool|long long)\)(?=[-\w])")
+_NO_NAME = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
+_WORD = re.compile(r"[A-Za-z_]\w+|\d+")
+_FILLERS = frozenset(
+    {
+        *("void", "int", "char", "unsigned", "long", "const", "operator", "lambda", "instance"),
+        *("at", "native", "std", "array"),
+    }
+)
+"""words that one spelling has and another leaves out"""
+_TYPE_NUMBER = re.compile(r"^T\d+$|^\d+ul$|^ul$")
+MIN_ALIKE = 0.3
+"""words that two spellings of one kernel have in common at least, of all their words"""
+
+
+def kernels_named(names: Iterable[str], kernels: Iterable[str]) -> dict[str, str]:
+    """Return for each name the kernel of a trace that it stands for; a name that could be two is left out."""
+    by_function: dict[str, list[str]] = {}
+    for kernel in sorted(set(kernels)):
+        by_function.setdefault(function_of(kernel), []).append(kernel)
+    words = {kernel: _words(kernel) for kernels in by_function.values() for kernel in kernels}
+    out = {}
+    for name in set(names):
+        found = _meant(name, by_function.get(function_of(name), []), words)
+        if found is not None:
+            out[name] = found
+    return out
+
+
+def function_of(name: str) -> str:
+    """Return the name of the function alone, without return type, namespaces, brackets and parameters.
+
+    >>> function_of("void at::native::(anonymous namespace)::softmax_warp_forward<float, 11>(float*)")
+    'softmax_warp_forward'
+    """
+    plain = _NO_NAME.sub("anonymous", name)
+    head = re.split(r"[<(]", plain, maxsplit=1)[0].strip()
+    return head.rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
+
+
+def _meant(name: str, candidates: list[str], words: dict[str, frozenset[str]]) -> str | None:
+    if name in candidates:
+        return name
+    if "<" not in name:  # the function alone was written, or it has no arguments
+        return candidates[0] if len(candidates) == 1 else None
+    mine = _words(name)
+    alike = sorted(((_share(mine, words[kernel]), kernel) for kernel in candidates), reverse=True)
+    best, kernel = alike[0] if alike else (0.0, "")
+    is_clear = len(alike) < 2 or best > alike[1][0]
+    return kernel if is_clear and best >= MIN_ALIKE else None
+
+
+def _share(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / max(len(one | other), 1)
+
+
+def _words(name: str) -> frozenset[str]:
+    plain = _CAST.sub("", _NO_NAME.sub("", name))
+    return frozenset(w for w in _WORD.findall(plain) if w not in _FILLERS and not _TYPE_NUMBER.match(w))
+
+
+_Class = tuple[str, str | None, str | None]
+"""name, grid and block"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MeasuredRows(ArrayRecord):
+    """The launch of Nsight Compute that stands for each row of a rank's work."""
+
+    launch: Int64s
+    """index into `launches`, -1 where none was measured"""
+    launches: tuple[KernelMetrics, ...]
+    unjoined: int
+    """measured launches that no kernel of the rank is"""
+
+    def values(self, metric: str) -> Floats:
+        """Return a metric of each row, NaN where it was not measured."""
+        by_launch = [getattr(launch, metric) for launch in self.launches]
+        known = np.array([np.nan if value is None else value for value in by_launch] + [np.nan], np.float64)
+        return known[self.launch]
+
+    @cached_property
+    def dram_gb_per_s(self) -> Floats:
+        """Return how fast each row moved bytes of the device's memory, as measured."""
+        return self.values("dram_bytes") / self.values("duration_ns")
+
+
+def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredRows | None:
+    """Return what was measured of a rank's kernels, None where nothing was."""
+    launches = [launch for one in measured if one.rank in (None, rank.rank) for launch in one.launches]
+    if not launches:
+        return None
+    work = rank.work
+    rows = np.flatnonzero(np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
+    classes = _classes(rank, rows)
+    meant = kernels_named((launch.name for launch in launches), (name for name, _, _ in classes))
+    of_class: dict[_Class, list[int]] = {}
+    for i, launch in enumerate(launches):
+        if launch.name in meant:
+            found = _class_of(meant[launch.name], launch, classes)
+            if found is not None:
+                of_class.setdefault(found, []).append(i)
+    out = np.full(len(work), -1, np.int64)
+    for kind, mine in of_class.items():
+        at = classes[kind]
+        out[at] = np.array(mine, np.int64)[np.arange(len(at)) % len(mine)]
+    return MeasuredRows(out, tuple(launches), len(launches) - sum(map(len, of_class.values())))
+
+
+def measured_warnings(run: Run) -> list[str]:
+    """Return a line where Nsight Compute measured launches that are no kernels of the run."""
+    found = [rows for rank in run.ranks if (rows := measured_rows(rank, run.measured)) is not None]
+    total = sum(len(one.launches) for one in run.measured)
+    lost = min((rows.unjoined for rows in found), default=total)
+    if not lost:
+        return []
+    return [
+        f"{lost:,} of {total:,} launches that Nsight Compute measured are no kernels of this run (name, grid, block): "
+        "they were of another job, other sizes or steps that are not in the traces"
+    ]
+
+
+def _classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
+    """Return the rows of each kind of launch, by start."""
+    trace, work = rank.trace, rank.work
+    grid, block = (trace.arg(name).at(work.row[rows], missing=NO_STRING) for name in ("grid", "block"))
+    keys = np.stack((work.name[rows].astype(np.int64), grid, block), axis=1)
+    unique, back = np.unique(keys, axis=0, return_inverse=True)
+    back = back.reshape(-1)
+    order = np.argsort(back, kind="stable")
+    cuts = np.searchsorted(back[order], np.arange(len(unique) + 1))
+    return {
+        (trace.text(name) or "", trace.text(g), trace.text(b)): rows[order[cuts[i] : cuts[i + 1]]]
+        for i, (name, g, b) in enumerate(unique.tolist())
+    }
+
+
+def _class_of(name: str, launch: KernelMetrics, classes: dict[_Class, Int64s]) -> _Class | None:
+    """Return the kind of launch that a measured one is of; any of that name where the trace has no grids."""
+    exact = name, _text(launch.grid), _text(launch.block)
+    if exact in classes:
+        return exact
+    unknown = name, None, None
+    if unknown in classes:
+        return unknown
+    named = [kind for kind in classes if kind[0] == name] if launch.grid is None else []
+    return named[0] if len(named) == 1 else None
+
+
+def _text(sizes: tuple[int, ...] | None) -> str | None:
+    return None if sizes is None else str(list(sizes))

@@ -1,0 +1,508 @@
+"""What does each line and each module cost per step?
+
+Everything a rank did is summed by owner once (`sums`); lines and modules are sums over owners. A line's `own` cost is
+where it is the innermost line of the user's; `inclusive` counts it wherever it is in the stack, so callers contain what
+they call and lines do not add up. `backward` is the part of `inclusive` that ran in backward passes. Formulas:
+`docs/metrics/findings.md`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import field, fields, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_time import blocked_host
+from stepscope.analyze.kernel_costs import CallCosts
+from stepscope.analyze.ownership import OwnedWork, Ownership
+from stepscope.analyze.rank_windows import host_compute
+from stepscope.analyze.stacks import Line
+from stepscope.contract.owners import EXECUTING
+from stepscope.dataclass import dataclass
+from stepscope.intervals import Intervals, covered_ns, subtract, union
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+
+# What a line, a module, or all of a run costs per step: the records.
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something took per step: the mean over steps, and over ranks where it is of several."""
+
+    host_ns: float = 0.0
+    """the host's own time: operators and Python, without waiting"""
+    blocked_ns: float = 0.0
+    """the host waited in it: for the device, or for a collective on a rank without one"""
+    device_ns: float = 0.0
+    """kernels, copies and sets, without communication; they may overlap"""
+    comm_ns: float = 0.0
+    """communication, with waiting for late ranks"""
+    exposed_ns: float = 0.0
+    """communication while the device computed and copied nothing"""
+    flops: float | None = None
+    """None where no operator of it has a known cost"""
+    memory_bytes: float | None = None
+    """allocated, never mind when it was freed; None where memory was not recorded"""
+
+    @property
+    def largest_ns(self) -> float:
+        """Return the largest of its times on the host and on the device: what it can be ranked by."""
+        return max(self.host_ns + self.blocked_ns, self.device_ns + self.comm_ns)
+
+
+@dataclass(frozen=True)
+class LineCost:
+    """One line of code."""
+
+    file: str
+    line: int
+    line_to: int
+    """see `Frame.line_to`"""
+    function: str
+    is_user: bool
+    own: Cost
+    inclusive: Cost
+    backward: Cost
+    """of `inclusive`: in backward passes"""
+    by_rank: dict[int, Cost]
+    """`inclusive` of each rank"""
+    module: str | None
+    """the module in which most of its time lies, None where it lies in none"""
+
+    @property
+    def owner(self) -> str:
+        """Return what `--without` takes: `train.py:42`."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class ModuleCost:
+    """One module of the model, with the modules inside it."""
+
+    path: str
+    own: Cost
+    inclusive: Cost
+    backward: Cost
+    by_rank: dict[int, Cost]
+
+    @property
+    def owner(self) -> str:
+        """Return what `--without` takes: `module:blocks.1.up`."""
+        return f"module:{self.path}"
+
+
+@dataclass(frozen=True)
+class CodeCosts:
+    """What lines and modules cost, the largest first."""
+
+    lines: tuple[LineCost, ...]
+    modules: tuple[ModuleCost, ...]
+    total: Cost
+    unowned: Cost
+    """what has no line"""
+    exact_lines: bool
+    """whether lines are those being executed; else those where functions are defined"""
+    ranks: tuple[int, ...]
+    """that have owners"""
+
+    @property
+    def unowned_host_share(self) -> float | None:
+        """Return the share of the host's time without a line, None where the host did nothing."""
+        whole = self.total.host_ns + self.total.blocked_ns
+        return (self.unowned.host_ns + self.unowned.blocked_ns) / whole if whole else None
+
+    @property
+    def unowned_device_share(self) -> float | None:
+        """Return the share of device and communication time without a line, None where there was none."""
+        whole = self.total.device_ns + self.total.comm_ns
+        return (self.unowned.device_ns + self.unowned.comm_ns) / whole if whole else None
+
+
+# What did each distinct owner of a rank take per step: of the host, the device, communication, FLOPs and memory?
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Pieces = list[tuple[OwnedWork, dict[str, npt.NDArray[Any]]]]
+"""things with their owners, and what they take by column"""
+
+_MAX_PACKED = 1 << 62
+COLUMNS = tuple(f.name for f in fields(Cost))
+FLOPS, MEMORY = COLUMNS.index("flops"), COLUMNS.index("memory_bytes")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnerSums(ArrayRecord):
+    """What each distinct owner of a rank took per step: rows are owners, columns those of `Cost`."""
+
+    owner: OwnedWork
+    amount: Floats
+    known: Mask
+    """per column: whether it was recorded at all"""
+
+
+def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
+    """Return what each distinct owner of a rank took per step."""
+    rank, steps = owned.rank, max(len(owned.rank.steps), 1)
+    host, work, c = owned.host, rank.work, rank.collectives
+    blocked = host_waits(rank)
+    waited = covered_ns(blocked, host.start_ns, host.end_ns) * host.runs
+    took = (host.end_ns - host.start_ns) * host.runs
+    launched = work.step >= 0
+    is_comm = work.kind == EventKind.COMM_KERNEL
+    duration = (work.end_ns - work.start_ns) * launched
+    pieces: Pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
+    pieces.append((owned.by_work, {"device_ns": duration * ~is_comm}))
+    asked = c.step >= 0
+    exposed = covered_ns(exposed_comm(rank), c.start_ns, c.end_ns)
+    pieces.append((owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * asked, "exposed_ns": exposed * asked}))
+    counted = calls.counted & (calls.step >= 0)
+    pieces.append((owned.of_rows(calls.calls.row[counted]), {"flops": calls.flops[counted]}))
+    rows, sizes = _allocations(rank)
+    pieces.append((owned.of_rows(rows), {"memory_bytes": sizes}))
+    known = np.ones(len(COLUMNS), bool)
+    known[FLOPS], known[MEMORY] = bool(counted.any()), bool(len(rows))
+    return _summed(pieces, steps, known)
+
+
+def host_waits(rank: Rank) -> Intervals:
+    """Return when the host waited: for the device, or for a collective on a rank without one."""
+    if rank.has_device:
+        return union(*blocked_host(rank))
+    return subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
+
+
+def exposed_comm(rank: Rank) -> Intervals:
+    """Return when communication ran and nothing was computed or copied."""
+    if not rank.has_device:
+        return host_waits(rank)
+    work = rank.work
+    computing = work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
+    return subtract(work.intervals(EventKind.COMM_KERNEL), computing)
+
+
+def _allocations(rank: Rank) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Return the events that allocate memory (of the device where there is one) in recorded steps, and how much."""
+    rows = np.flatnonzero(rank.kinds == EventKind.MEMORY)
+    trace = rank.trace
+    size = trace.arg("alloc_bytes").at(rows, missing=0)
+    device = trace.arg("alloc_device_type").at(rows, missing=0)
+    keep = (size > 0) & (rank.steps.of(trace["ts_ns"][rows]) >= 0) & ((device > 0) == rank.has_device)
+    return rows[keep], size[keep].astype(float)
+
+
+def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
+    """Return pieces with owners as one row per distinct owner."""
+    key = np.concatenate(
+        [np.stack((o.stack, o.caller, o.module, o.backward.astype(np.int32)), axis=1) for o, _ in pieces]
+    )
+    packed = _packed(key)
+    _, first, at = np.unique(packed, return_index=True, return_inverse=True)
+    amount = np.zeros((len(first), len(COLUMNS)))
+    begin = 0
+    for owner, columns in pieces:
+        where = at[begin : begin + len(owner)]
+        begin += len(owner)
+        for name, values in columns.items():
+            amount[:, COLUMNS.index(name)] += np.bincount(where, np.asarray(values, float), minlength=len(first))
+    distinct = key[first]
+    owner = OwnedWork(distinct[:, 0], distinct[:, 1], distinct[:, 2], distinct[:, 3].astype(bool))
+    return OwnerSums(owner, amount / steps, known)
+
+
+def _packed(key: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Return one number for each row of a few columns of small numbers from -1 on."""
+    out, size = np.zeros(len(key), np.int64), 1
+    for column in key.T.astype(np.int64):
+        base = int(column.max(initial=0)) + 2
+        if size * base >= _MAX_PACKED:
+            _, out = np.unique(out, return_inverse=True)
+            out, size = out.reshape(-1).astype(np.int64), len(key)
+        out, size = out * base + column + 1, size * base
+    return out
+
+
+Key = TypeVar("Key", Line, str, tuple[Line, str])
+
+_OWN, _INCLUSIVE, _BACKWARD = range(3)
+
+
+def code_costs(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeCosts | None:
+    """Return the cost of lines and modules over these ranks, None where no rank has owners.
+
+    `sums` are of the same ranks, in the same order.
+    """
+    if not owned:
+        return None
+    known = np.any([s.known for s in sums], axis=0)
+    ranks = [one.rank.rank for one in owned]
+    lines, modules = _CostsByKey[Line](ranks, known), _CostsByKey[str](ranks, known)
+    modules_of_lines = _CostsByKey[tuple[Line, str]](ranks, known)
+    for i, (one, found) in enumerate(zip(owned, sums, strict=True)):
+        _add_lines(lines, modules_of_lines, i, one, found)
+        _add_modules(modules, i, one, found)
+    return CodeCosts(
+        lines=_line_costs(lines, modules_of_lines, owned),
+        modules=tuple(
+            ModuleCost(
+                path=path,
+                own=modules.cost(path, _OWN),
+                inclusive=modules.cost(path, _INCLUSIVE),
+                backward=modules.cost(path, _BACKWARD),
+                by_rank=modules.by_rank(path),
+            )
+            for path in modules.largest_first()
+        ),
+        total=_cost(np.mean([s.amount.sum(axis=0) for s in sums], axis=0), known),
+        unowned=_cost(np.mean([s.amount[s.owner.stack < 0].sum(axis=0) for s in sums], axis=0), known),
+        exact_lines=all(one.lines == EXECUTING for one in owned),
+        ranks=tuple(ranks),
+    )
+
+
+def _line_costs(
+    lines: "_CostsByKey[Line]", modules: "_CostsByKey[tuple[Line, str]]", owned: Sequence[Ownership]
+) -> tuple[LineCost, ...]:
+    frames = {(f.file, f.line): f for one in reversed(owned) for f in reversed(one.frames)}
+    favourite = _favourites(modules)
+    return tuple(
+        LineCost(
+            file=key[0],
+            line=key[1],
+            line_to=frames[key].line_to,
+            function=frames[key].function,
+            is_user=frames[key].is_user,
+            own=lines.cost(key, _OWN),
+            inclusive=lines.cost(key, _INCLUSIVE),
+            backward=lines.cost(key, _BACKWARD),
+            by_rank=lines.by_rank(key),
+            module=favourite.get(key),
+        )
+        for key in lines.largest_first()
+    )
+
+
+class _CostsByKey(Generic[Key]):
+    """Costs by key: own, inclusive and of that in backward, of each rank."""
+
+    def __init__(self, ranks: Sequence[int], known: Mask) -> None:
+        self.amounts: dict[Key, Floats] = {}
+        self._ranks, self._known = ranks, known
+
+    def add(self, key: Key, rank: int, which: int, amount: Floats) -> None:
+        if key not in self.amounts:
+            self.amounts[key] = np.zeros((len(self._ranks), 3, len(COLUMNS)))
+        self.amounts[key][rank, which] += amount
+
+    def cost(self, key: Key, which: int) -> Cost:
+        return _cost(self.amounts[key][:, which].mean(axis=0), self._known)
+
+    def by_rank(self, key: Key) -> dict[int, Cost]:
+        return {rank: _cost(self.amounts[key][i, _INCLUSIVE], self._known) for i, rank in enumerate(self._ranks)}
+
+    def largest_first(self) -> list[Key]:
+        return sorted(self.amounts, key=lambda key: (-self.cost(key, _INCLUSIVE).largest_ns, str(key)))
+
+
+def _cost(amount: Floats, known: Mask) -> Cost:
+    values = {name: float(value) for name, value in zip(COLUMNS, amount, strict=True)}
+    return replace(
+        Cost(**values),
+        flops=values["flops"] if known[FLOPS] else None,
+        memory_bytes=values["memory_bytes"] if known[MEMORY] else None,
+    )
+
+
+def _add_lines(
+    lines: _CostsByKey[Line], modules: _CostsByKey[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
+) -> None:
+    """Add each owner's cost to the lines of its stack, and to those of where it was called."""
+    place, users, sets = [(f.file, f.line) for f in owned.frames], owned.stacks.innermost_user, owned.stacks.lines
+    innermost = np.where(users >= 0, users, owned.stacks.innermost).tolist()
+    for stack, _, module, _, amount in _rows(sums):
+        if innermost[stack] >= 0:
+            own = place[innermost[stack]]
+            lines.add(own, rank, _OWN, amount)
+            if module >= 0 and owned.modules[module]:
+                modules.add((own, owned.modules[module]), rank, _OWN, amount)
+    for n, rows in sets.things(sums.owner.stack, sums.owner.caller):
+        lines.add(sets.lines[n], rank, _INCLUSIVE, sums.amount[rows].sum(axis=0))
+        lines.add(sets.lines[n], rank, _BACKWARD, sums.amount[rows[sums.owner.backward[rows]]].sum(axis=0))
+
+
+def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
+    around: dict[str, str] = {}
+    for _, _, module, backward, amount in _rows(sums):
+        if module < 0 or not owned.modules[module]:
+            continue
+        modules.add(owned.modules[module], rank, _OWN, amount)
+        path = owned.modules[module]
+        while path:
+            modules.add(path, rank, _INCLUSIVE, amount)
+            if backward:
+                modules.add(path, rank, _BACKWARD, amount)
+            if path not in around:
+                around[path] = path.rpartition(".")[0]
+            path = around[path]
+
+
+def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
+    owner = sums.owner
+    columns = (owner.stack.tolist(), owner.caller.tolist(), owner.module.tolist(), owner.backward.tolist())
+    return zip(*columns, sums.amount, strict=True)
+
+
+def _favourites(found: _CostsByKey[tuple[Line, str]]) -> dict[Line, str]:
+    """Return for each line the module that holds most of its time."""
+    best: dict[Line, tuple[float, str]] = {}
+    times = slice(0, COLUMNS.index("exposed_ns"))
+    for (line, module), amount in found.amounts.items():
+        best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
+    return {line: module for line, (_, module) in best.items() if module}
+
+
+# What do lines and modules take as trees, callers around what they called, modules around those inside them?
+#
+#     lines    train.py:40 > model.py:12 > model.py:31     by the stack of whose work it is; backward lies at its
+#     forward
+#     modules  layers > layers.3 > layers.3.mlp
+#
+# Costs are per step, the mean over ranks. A node's cost includes its children's; what has no owner is the root's own.
+# Small nodes are put together as "others", so that a tree stays small however large the job is.
+
+MAX_NODES = 400
+_MAX_DEPTH = 60
+_HOST, _BLOCKED, _DEVICE = (COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns"))
+_COMM, _EXPOSED = COLUMNS.index("comm_ns"), COLUMNS.index("exposed_ns")
+OTHERS = "others"
+
+
+@dataclass(frozen=True)
+class CodeNode:
+    """One line or module with all that it contains, ns per step."""
+
+    name: str
+    """`train.py:42`, `layers.3`; OTHERS for small ones together; empty at the root"""
+    label: str
+    """what to show: the function of a line, the last part of a module's path"""
+    host_ns: float
+    """with waiting"""
+    device_ns: float
+    """with communication"""
+    comm_ns: float
+    exposed_ns: float
+    backward_host_ns: float
+    """of `host_ns`"""
+    backward_device_ns: float
+    children: tuple["CodeNode", ...]
+
+    def __len__(self) -> int:
+        return 1 + sum(map(len, self.children))
+
+
+@dataclass(frozen=True)
+class CodeTrees:
+    """What a run took by line and by module."""
+
+    lines: CodeNode
+    modules: CodeNode
+
+
+def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTrees:
+    """Return the trees over lines and over modules of these ranks, the mean over them."""
+    lines, modules = _GrowingNode(), _GrowingNode()
+    for one, found in zip(owned, sums, strict=True):
+        stacks = _line_paths(one)
+        paths = [_module_path(path) for path in one.modules]
+        owner = found.owner
+        rows = zip(owner.stack.tolist(), owner.module.tolist(), owner.backward.tolist(), found.amount, strict=True)
+        for stack, module, backward, amount in rows:
+            part = amount / len(owned)
+            lines.add(stacks[stack] if stack >= 0 else (), part, backward)
+            modules.add(paths[module] if module >= 0 else (), part, backward)
+    return CodeTrees(_bounded(lines), _bounded(modules))
+
+
+Path = tuple[tuple[str, str], ...]
+"""(name, label) of lines or modules, outermost first"""
+
+
+def _line_paths(owned: Ownership) -> list[Path]:
+    """Return the lines of the user's in each stack; the innermost of a library where there is none."""
+    names = [(f"{f.file}:{f.line}", f.function) for f in owned.frames]
+
+    def grown(above: Path, frame: int) -> Path:
+        deep = len(above) == _MAX_DEPTH or not owned.frames[frame].is_user
+        return above if deep else (*above, names[frame])
+
+    none: Path = ()
+    users = owned.stacks.folded(none, grown)
+    innermost = owned.stacks.innermost.tolist()
+    return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in zip(users, innermost, strict=False)]
+
+
+def _module_path(path: str) -> Path:
+    parts = path.split(".", _MAX_DEPTH)[:_MAX_DEPTH] if path else []
+    return tuple((".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
+
+
+@dataclass(eq=False, repr=False)
+class _GrowingNode(ArrayRecord):
+    """A tree while it grows: all that is inside a node, and of that in backward."""
+
+    label: str = ""
+    inside: Floats = field(default_factory=lambda: np.zeros(len(COLUMNS)))
+    backward: Floats = field(default_factory=lambda: np.zeros(len(COLUMNS)))
+    children: dict[str, "_GrowingNode"] = field(default_factory=dict)
+
+    def add(self, path: tuple[tuple[str, str], ...], amount: Floats, backward: bool) -> None:
+        node = self
+        node._take(amount, backward)
+        for name, label in path:
+            node = node.children.setdefault(name, _GrowingNode(label))
+            node._take(amount, backward)
+
+    def _take(self, amount: Floats, backward: bool) -> None:
+        self.inside += amount
+        if backward:
+            self.backward += amount
+
+    @property
+    def weight(self) -> float:
+        """Return how much there is to see of it in any picture."""
+        return float(max(self.inside[_HOST] + self.inside[_BLOCKED], self.inside[_DEVICE] + self.inside[_COMM]))
+
+
+def _bounded(root: _GrowingNode) -> CodeNode:
+    """Return a tree of at most about MAX_NODES nodes: those below the smallest weight that fits are put together."""
+    weights = sorted(_weights(root), reverse=True)
+    least = weights[MAX_NODES // 2] if len(weights) > MAX_NODES // 2 else 0.0
+    return _node("", root, least)
+
+
+def _weights(node: _GrowingNode) -> Iterable[float]:
+    for child in node.children.values():
+        yield child.weight
+        yield from _weights(child)
+
+
+def _node(name: str, grown: _GrowingNode, least: float) -> CodeNode:
+    shown = {k: c for k, c in grown.children.items() if c.weight > least or not least}
+    rest = [c for k, c in grown.children.items() if k not in shown]
+    children = [_node(k, c, least) for k, c in sorted(shown.items(), key=lambda kc: (-kc[1].weight, kc[0]))]
+    if rest and any(c.weight for c in rest):
+        inside, backward = sum(c.inside for c in rest), sum(c.backward for c in rest)
+        children.append(_node(OTHERS, _GrowingNode(f"{len(rest)} others", inside, backward), least))  # type: ignore[arg-type]
+    return CodeNode(
+        name=name,
+        label=grown.label,
+        host_ns=float(grown.inside[_HOST] + grown.inside[_BLOCKED]),
+        device_ns=float(grown.inside[_DEVICE] + grown.inside[_COMM]),
+        comm_ns=float(grown.inside[_COMM]),
+        exposed_ns=float(grown.inside[_EXPOSED]),
+        backward_host_ns=float(grown.backward[_HOST] + grown.backward[_BLOCKED]),
+        backward_device_ns=float(grown.backward[_DEVICE] + grown.backward[_COMM]),
+        children=tuple(children),
+    )

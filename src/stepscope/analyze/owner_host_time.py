@@ -1,0 +1,313 @@
+"""Whose is each moment of the host? Operators are their owners'; Python between them goes to the stacks that ran there.
+
+Inside an autograd node Python that runs between two operators of a hook is the hook's.
+
+The training thread waits while the autograd engine's thread works for it: that time is the engine's operators', and
+only what is left of it (`runs`) is the line's that called backward.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_calls import HostCalls
+from stepscope.analyze.ownership import HostTime, OwnedWork
+from stepscope.analyze.phases import Marks
+from stepscope.analyze.stacks import Mask
+from stepscope.dataclass import dataclass
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+MIN_SHARED_GAP_NS = 5_000
+"""a shorter gap goes to whoever had most of it"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GapShares(ArrayRecord):
+    """Stacks that ran in the gaps before calls, with their shares: gap g has the entries `first[g]:first[g + 1]`."""
+
+    gap_of_call: Int64s
+    """the gap before each call, -1 where nothing is known of it"""
+    first: Int64s
+    stack: npt.NDArray[np.int32]
+    share: npt.NDArray[np.float64]
+    last: int = -1
+    """the gap after the training thread's last call, -1 where nothing is known of it"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spans(ArrayRecord):
+    """The time of one thread, cut wherever anything begins or ends; no gaps and no overlaps."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    call: Int64s
+    """the innermost call, -1 for none"""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def host_time(
+    rank: Rank,
+    marks: Marks,
+    calls: HostCalls,
+    by_call: OwnedWork,
+    gaps: GapShares | None,
+    between: Callable[[Int64s, Int64s], OwnedWork],
+    *,
+    python: Mask | None = None,
+) -> HostTime:
+    """Return the time of the training thread and the autograd engine's, by owner.
+
+    `between(previous, following)` gives the owners of Python between two calls of which nothing else is known. Where
+    `python` tells which of the calls are Python frames, their time is Python's and their own.
+    """
+    if not len(rank.steps):
+        return _joined([])
+    begin, end = int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max())
+    is_range = rank.kinds[calls.row] == EventKind.ANNOTATION
+    is_range = is_range if python is None else is_range | python
+    is_range &= calls.nearest(~is_range) < 0  # inside an operator a range is part of it
+    on_engine = np.isin(calls.thread, marks.autograd_threads) & ~is_range
+    engine = union(calls.start_ns[on_engine], calls.end_ns[on_engine])
+    asked = _EngineCalls(
+        np.sort(calls.start_ns[on_engine]), by_call.caller[on_engine][np.argsort(calls.start_ns[on_engine])]
+    )
+    parts = []
+    for thread in sorted({int(marks.main_thread), *marks.autograd_threads.tolist()}):
+        spans = thread_spans(calls, thread, begin, end)
+        in_python = (spans.call < 0) | is_range[spans.call] if len(calls) else np.ones(len(spans), bool)
+        if thread == marks.main_thread:
+            part = _owned(calls, thread, spans, in_python, by_call, gaps, between, asked)
+            parts.append(_without_engine(part, engine))
+        else:
+            spans = _part(spans, ~in_python)
+            parts.append(_owned(calls, thread, spans, np.zeros(len(spans), bool), by_call, gaps, between, None))
+    return _joined(parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _EngineCalls(ArrayRecord):
+    """When the engine's threads began operators, and where each had been called from on the training thread."""
+
+    when_ns: Int64s
+    caller: npt.NDArray[np.int32]
+
+
+def _part(spans: Spans, keep: Mask) -> Spans:
+    return Spans(spans.start_ns[keep], spans.end_ns[keep], spans.call[keep])
+
+
+def _owned(
+    calls: HostCalls,
+    thread: int,
+    spans: Spans,
+    python: Mask,
+    by_call: OwnedWork,
+    gaps: GapShares | None,
+    between: Callable[[Int64s, Int64s], OwnedWork],
+    asked: _EngineCalls | None,
+) -> HostTime:
+    """Return the spans of one thread with owners; those of Python cut by the shares of its stacks."""
+    low, high = np.searchsorted(calls.thread, [thread, thread + 1])
+    after = low + np.searchsorted(calls.start_ns[low:high], spans.start_ns, side="right")
+    following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
+    own = by_call.at(spans.call)
+    owner = own.where(~python | ((own.stack >= 0) & (gaps is None)), between(previous, following))
+    owner = owner.where(~_inside_hook(calls, by_call, spans.call, previous, following) | python, by_call.at(previous))
+    threads = np.full(len(spans), thread, np.int64)
+    whole = HostTime(threads, spans.start_ns, spans.end_ns, owner, python, np.ones(len(spans), bool))
+    if gaps is None or not len(gaps.stack):
+        return whole
+    gap = np.where(python, np.append(gaps.gap_of_call, gaps.last)[following], -1)
+    if asked is not None and len(asked.when_ns):
+        whole, gap, gaps = _around_backward(whole, gap, gaps, asked)
+    return _cut(whole, gaps, gap)
+
+
+def _inside_hook(calls: HostCalls, by_call: OwnedWork, call: Int64s, previous: Int64s, following: Int64s) -> Mask:
+    """Return which spans of an autograd node's own time lie between two operators of a line that ran inside it."""
+    if not len(calls):
+        return np.zeros(len(call), bool)
+    stack = by_call.stack
+    same = (stack[previous] == stack[following]) & (stack[previous] >= 0) & (stack[previous] != stack[call])
+    within = (call >= 0) & (previous > call) & (following > call) & (calls.start_ns[following] < calls.end_ns[call])
+    return same & within & by_call.backward[call]
+
+
+def _around_backward(
+    whole: HostTime, gap: Int64s, gaps: GapShares, asked: _EngineCalls
+) -> tuple[HostTime, Int64s, GapShares]:
+    """Return spans cut where the engine began and ended working for them, with the gap of each piece.
+
+    How long backward took in the step with frames says nothing of its time here. What came before it ran before the
+    engine began, what came after it later: also in the spans beside, where a range cuts the gap.
+    """
+    begun = np.searchsorted(asked.when_ns, whole.start_ns)
+    ended = np.searchsorted(asked.when_ns, whole.end_ns)
+    hit = np.flatnonzero((ended > begun) & (gap >= 0))
+    if not len(hit):
+        return whole, gap, gaps
+    gap = gap.copy()
+    same_gap = np.append(gap[1:] == gap[:-1], False)  # as the next span
+    pieces: list[tuple[int, int, int, int]] = []  # span, start, end, gap
+    first, stack, share = gaps.first.tolist(), gaps.stack.tolist(), gaps.share.tolist()
+    worked = set(hit.tolist())
+    for i in hit.tolist():
+        caller = int(asked.caller[begun[i]])
+        low, high = first[gap[i]], first[gap[i] + 1]
+        at = next((k for k in range(low, high) if stack[k] == caller), None)
+        if at is None:
+            pieces.append((i, int(whole.start_ns[i]), int(whole.end_ns[i]), int(gap[i])))
+            continue
+        cuts = (int(whole.start_ns[i]), int(asked.when_ns[begun[i]]), int(asked.when_ns[ended[i] - 1]))
+        parts = ((low, at), (at, at + 1), (at + 1, high))
+        numbers = []
+        for one, other in parts:
+            if one == other:
+                one, other = at, at + 1
+            numbers.append(len(first) - 1)
+            stack += stack[one:other]
+            share += [part / max(sum(share[one:other]), 1e-9) for part in share[one:other]]
+            first.append(len(stack))
+        pieces += [(i, *piece) for piece in zip(cuts, (*cuts[1:], int(whole.end_ns[i])), numbers, strict=True)]
+        for beside in _beside(i, same_gap, worked):
+            gap[beside] = numbers[0 if beside < i else 2]
+    kept = np.setdiff1d(np.arange(len(whole)), hit, assume_unique=True)
+    span, start, end, number = np.array(pieces, np.int64).T
+    every, begin = np.concatenate((kept, span)), np.concatenate((whole.start_ns[kept], start))
+    order = np.argsort(begin, kind="stable")
+    every, until = every[order], np.concatenate((whole.end_ns[kept], end))[order]
+    cut = HostTime(
+        whole.thread[every], begin[order], until, whole.owner.at(every), whole.is_python[every], whole.runs[every]
+    )
+    grown = replace(gaps, first=np.array(first), stack=np.array(stack, np.int32), share=np.array(share, float))
+    return cut, np.concatenate((gap[kept], number))[order], grown
+
+
+def _beside(span: int, same_gap: Mask, worked: set[int]) -> list[int]:
+    """Return the spans of the same gap before and after one, up to another for which the engine worked."""
+    found = []
+    before, after = span - 1, span + 1
+    while before >= 0 and same_gap[before] and before not in worked:
+        found.append(before)
+        before -= 1
+    while after < len(same_gap) and same_gap[after - 1] and after not in worked:
+        found.append(after)
+        after += 1
+    return found
+
+
+def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
+    """Return the spans with those of a known gap cut into its stacks' shares."""
+    count = np.where(gap >= 0, np.diff(gaps.first)[gap], 0)
+    duration = whole.end_ns - whole.start_ns
+    short = (duration < MIN_SHARED_GAP_NS) & (count > 0)
+    largest = _largest(gaps)
+    pieces = np.where(short | (count == 0), 1, count)
+    span = np.repeat(np.arange(len(whole)), pieces)
+    nth = np.arange(len(span)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    known = count[span] > 0
+    entry = np.where(short[span], largest[gap[span]], gaps.first[gap[span]] + nth)
+    entry = np.where(known, entry, 0)
+    share = np.where(known & ~short[span], gaps.share[entry] if len(gaps.share) else 1.0, 1.0)
+    until = _running_share(share, pieces)
+    start, took = whole.start_ns[span], duration[span]
+    end = start + np.rint(took * until).astype(np.int64)
+    begin = np.where(nth == 0, start, np.concatenate(([0], end[:-1])))
+    owner = whole.owner.at(span)
+    stack = np.where(known, gaps.stack[entry] if len(gaps.stack) else -1, owner.stack).astype(np.int32)
+    caller = np.where(known, stack, owner.caller).astype(np.int32)
+    cut = OwnedWork(stack, caller, owner.module, owner.backward)
+    return HostTime(whole.thread[span], begin, end, cut, whole.is_python[span], whole.runs[span])
+
+
+def _largest(gaps: GapShares) -> Int64s:
+    """Return the entry with the largest share of each gap, one more for none."""
+    order = np.lexsort((gaps.share, np.repeat(np.arange(len(gaps.first) - 1), np.diff(gaps.first))))
+    return np.append(order[gaps.first[1:] - 1] if len(order) else np.empty(0, np.int64), 0)
+
+
+def _running_share(share: npt.NDArray[np.float64], pieces: Int64s) -> npt.NDArray[np.float64]:
+    """Return the sum of shares up to each piece within its span; the last one is 1."""
+    total = np.cumsum(share)
+    before = np.repeat(np.concatenate(([0.0], total[np.cumsum(pieces)[:-1] - 1])), pieces) if len(pieces) else total
+    until = total - before
+    until[np.cumsum(pieces) - 1] = 1.0
+    return np.clip(until, 0.0, 1.0)
+
+
+def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
+    """Return the training thread's Python cut where the engine's thread worked meanwhile."""
+    waits = part.is_python & (covered_ns(engine, part.start_ns, part.end_ns) > 0)
+    if not waits.any():
+        return part
+    own = Intervals(part.start_ns[waits], part.end_ns[waits])
+    pieces = [(subtract(own, engine), True), (intersect(own, engine), False)]
+    start = np.concatenate([x.start for x, _ in pieces])
+    index = np.flatnonzero(waits)[np.searchsorted(own.start, start, side="right") - 1]
+    kept = np.flatnonzero(~waits)
+    every = np.concatenate((kept, index))
+    begin = np.concatenate((part.start_ns[kept], start))
+    order = np.argsort(begin, kind="stable")
+    runs = np.concatenate((part.runs[kept], *(np.full(len(x), r) for x, r in pieces)))
+    end = np.concatenate((part.end_ns[kept], *(x.end for x, _ in pieces)))
+    every = every[order]
+    return HostTime(
+        part.thread[every], begin[order], end[order], part.owner.at(every), part.is_python[every], runs[order]
+    )
+
+
+def _joined(parts: list[HostTime]) -> HostTime:
+    """Return the times of several threads as one."""
+    owners = [part.owner for part in parts]
+    no_ids, no_time, no_mask = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool)
+    return HostTime(
+        thread=np.concatenate([no_time, *(p.thread for p in parts)]),
+        start_ns=np.concatenate([no_time, *(p.start_ns for p in parts)]),
+        end_ns=np.concatenate([no_time, *(p.end_ns for p in parts)]),
+        owner=OwnedWork(
+            stack=np.concatenate([no_ids, *(o.stack for o in owners)]),
+            caller=np.concatenate([no_ids, *(o.caller for o in owners)]),
+            module=np.concatenate([no_ids, *(o.module for o in owners)]),
+            backward=np.concatenate([no_mask, *(o.backward for o in owners)]),
+        ),
+        is_python=np.concatenate([no_mask, *(p.is_python for p in parts)]),
+        runs=np.concatenate([no_mask, *(p.runs for p in parts)]),
+    )
+
+
+# What was innermost on a thread at each moment ----------------------------------------------------------------------
+
+
+def thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> Spans:
+    """Return what was innermost on a thread from `start_ns` to `end_ns`."""
+    low, high = np.searchsorted(calls.thread, [thread, thread + 1])
+    own = np.arange(low, high)
+    end = np.minimum(calls.end_ns[own], _next_beside(calls, own))
+    own, end = own[end > calls.start_ns[own]], end[end > calls.start_ns[own]]
+    when = np.concatenate((calls.start_ns[own], end))
+    innermost = np.concatenate((own, calls.parent[own]))
+    begins = np.repeat([True, False], len(own))
+    # At one moment ends come before beginnings, inner ends before outer ones, outer beginnings before inner ones.
+    order = np.lexsort((np.concatenate((own, -own)), begins, when))
+    cuts = np.concatenate(([start_ns], np.clip(when[order], start_ns, end_ns), [end_ns]))
+    inside = np.concatenate(([-1], innermost[order]))
+    keep = cuts[1:] > cuts[:-1]
+    return Spans(cuts[:-1][keep], cuts[1:][keep], inside[keep])
+
+
+def _next_beside(calls: HostCalls, own: Int64s) -> Int64s:
+    """Return when the next call of the same caller begins: where two cross, what lies in both is the later one's."""
+    out = np.full(len(own), np.iinfo(np.int64).max)
+    order = np.lexsort((own, calls.parent[own]))
+    parent, start = calls.parent[own][order], calls.start_ns[own][order]
+    same = np.flatnonzero(parent[1:] == parent[:-1])
+    out[order[same]] = start[same + 1]
+    return out

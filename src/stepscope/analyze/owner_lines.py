@@ -1,0 +1,680 @@
+"""What does each line of the user's code do: does anything of it go back through autograd, into the optimizer, to the
+host or to other ranks?
+
+Everything with the line in its stack counts. From that follows what could go without changing what is trained:
+a line is `apart` where nothing it did has a backward, it calls neither backward nor the optimizer, and it sends nothing
+to the device.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_time import data_loading, stalling
+from stepscope.analyze.owner_costs import host_waits
+from stepscope.analyze.ownership import Ownership
+from stepscope.analyze.phases import loop_in, marks_of
+from stepscope.analyze.stacks import Line, LineSets, Mask
+from stepscope.contract.owners import HOOK
+from stepscope.contract.step_line import EVALUATE, Region
+from stepscope.dataclass import dataclass
+from stepscope.intervals import covered_ns, subtract, union_of
+from stepscope.records import ArrayRecord, once_per_record
+from stepscope.stats.distinct import distinct
+from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.table import Int64s
+
+_OPTIMIZER_FILES = ("torch/optim/", "torch/amp/grad_scaler")
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _StepCalls(ArrayRecord):
+    """The calls of recorded steps that have a stack, in the order of the tree of stacks."""
+
+    owned: Ownership
+    sets: LineSets
+    place: Int64s
+    """of each call's stack"""
+    row: Int64s
+    """in `owned.calls`"""
+    step: npt.NDArray[np.int32]
+    is_top: Mask
+    """an operator that no other is around, outside backward"""
+
+    def of_line(self, line: int) -> Int64s:
+        """Return the calls that have a line in their stack, as places in these columns."""
+        edges = [np.searchsorted(self.place, ends) for ends in self.sets.ranges(line)]
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high) for low, high in edges)])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LineWork(ArrayRecord):
+    """What one line did on one rank, in all recorded steps."""
+
+    line: Line
+    number: int
+    """in `calls.sets`"""
+    calls: _StepCalls
+    has_backward: bool
+    """autograd ran something back through what it did, or it called backward"""
+    optimizes: bool
+    to_host: int
+    """copies from the device to the host"""
+    to_device: int
+    collectives: int
+    device_ns: int
+    """without communication"""
+    has_calls: bool
+    """operators that no other is around"""
+
+    @cached_property
+    def stacks(self) -> Int64s:
+        """Return the stacks that hold it."""
+        return self.calls.sets.numbers(self.number)
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """Return the modules that ran below it."""
+        owned = self.calls.owned
+        found = distinct(owned.by_call.module[self.calls.row[self._mine]]).tolist()
+        return {owned.modules[m] for m in found if m >= 0 and owned.modules[m]}
+
+    @cached_property
+    def top_calls(self) -> dict[str, int]:
+        """Return how often it called operators that no other is around, by name."""
+        owned = self.calls.owned
+        top = self.calls.row[self._mine[self.calls.is_top[self._mine]]]
+        names, times = np.unique(owned.calls.name[top], return_counts=True)
+        found: dict[str, int] = {}
+        for name, n in zip(names.tolist(), times.tolist(), strict=True):
+            text = owned.rank.trace.strings[name]
+            found[text] = found.get(text, 0) + n
+        return found
+
+    @property
+    def first_ns(self) -> Int64s:
+        """Return by step when it began first, the largest number where it did not."""
+        return _earliest(*self._direct, len(self.calls.owned.rank.steps))
+
+    @property
+    def last_ns(self) -> Int64s:
+        """Return by step when it began last, the smallest number where it did not."""
+        return _latest(*self._direct, len(self.calls.owned.rank.steps))
+
+    @property
+    def apart(self) -> bool:
+        """Return whether nothing it did reaches gradients, parameters or the device's inputs by what was recorded."""
+        return not (self.has_backward or self.optimizes or self.to_device)
+
+    @property
+    def in_place(self) -> int:
+        """Return how many operators changed a tensor in place."""
+        return sum(n for name, n in self.top_calls.items() if name.endswith("_"))
+
+    @property
+    def _mine(self) -> Int64s:
+        return self.calls.of_line(self.number)
+
+    @property
+    def _direct(self) -> tuple[Int64s, npt.NDArray[np.int32]]:
+        mine, owned = self._mine, self.calls.owned
+        mine = mine[~owned.by_call.backward[self.calls.row[mine]]]
+        return owned.calls.start_ns[self.calls.row[mine]], self.calls.step[mine]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RankLines(ArrayRecord):
+    """The lines of one rank, with when its backward passes and optimizer ran."""
+
+    owned: Ownership
+    lines: dict[Line, LineWork]
+    trained: frozenset[str]
+    """modules that autograd ran back through"""
+    backward_ns: Int64s
+    """by step: when the last operator of backward began, the smallest number where none did"""
+    forward_ns: Int64s
+    """by step: when the first module began that autograd ran back through, the largest number where none did"""
+    optimizer_ns: Int64s
+    """by step: when the optimizer began, the largest number where it did not"""
+
+    @property
+    def sets(self) -> LineSets:
+        """Return which stacks hold which line."""
+        return self.owned.stacks.user_lines
+
+    def outermost(self, wanted: dict[Line, LineWork]) -> list[Line]:
+        """Return those of some lines that are called from no other of them."""
+        by_number = {work.number: line for line, work in wanted.items()}
+        of_frame = self.sets.of_frame.tolist()
+        is_wanted = [of_frame[f] in by_number and frame.is_user for f, frame in enumerate(self.owned.frames)]
+        top = self.owned.stacks.folded(-1, lambda above, f: above if above >= 0 or not is_wanted[f] else of_frame[f])
+        return [line for line, work in wanted.items() if not self._is_inside(work, by_number, top)]
+
+    def _is_inside(self, work: LineWork, wanted: dict[int, Line], top: list[int]) -> bool:
+        """Return whether another line is around this one in all stacks; the outermost of one stack is tried first."""
+        sets, first = self.sets, int(work.stacks[0])
+
+        def is_around(other: int) -> bool:
+            return bool(sets.sizes[other] > sets.sizes[work.number]) and sets.holds(other, work.number)
+
+        if top[first] != work.number and is_around(top[first]):
+            return True
+        frames = self.owned.stacks[first]
+        users = [int(sets.of_frame[f]) for f in frames if self.owned.frames[f].is_user]
+        path = [line for line in dict.fromkeys(users) if line in wanted]
+        before = path[: path.index(work.number)]
+        same = sets.sizes[work.number]
+        return any(is_around(other) for other in path) or any(
+            sets.sizes[other] == same and sets.holds(other, work.number) for other in before
+        )
+
+    def holding(self, line: Line) -> Mask:
+        """Return which stacks hold a line, one entry more for nobody."""
+        return self.sets.mask(self.lines[line].number)
+
+
+def rank_lines(owned: Ownership) -> RankLines:
+    """Return what the user's lines did on a rank."""
+    rank, calls, by = owned.rank, owned.calls, owned.by_call
+    steps, sets = rank.steps, owned.stacks.user_lines
+    step = steps.of(calls.start_ns) if len(calls) else np.empty(0, np.int32)
+    inside = step >= 0
+    trains = (f.file for f in owned.frames)
+    in_optimizer = np.array([any(part in file for part in _OPTIMIZER_FILES) for file in trains], bool)
+    in_optimizer &= ~np.array([f.is_user for f in owned.frames], bool)
+    optimizer = owned.stacks.holding(in_optimizer)
+    count = len(steps)
+    backward = inside & by.backward
+    trained = frozenset(owned.modules[m] for m in distinct(by.module[backward]).tolist() if m >= 0)
+    is_trained = np.array([*(m in trained and bool(m) for m in owned.modules), False], bool)
+    forward = inside & ~by.backward & (is_trained[by.module] if len(calls) else inside)
+    optimizing = inside & optimizer[by.stack] if len(calls) else inside
+    return RankLines(
+        owned,
+        _lines(owned, sets, step, optimizer),
+        trained,
+        backward_ns=_latest(calls.start_ns[backward], step[backward], count),
+        forward_ns=_earliest(calls.start_ns[forward], step[forward], count),
+        optimizer_ns=_earliest(calls.start_ns[optimizing], step[optimizing], count),
+    )
+
+
+def _lines(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32], optimizer: Mask) -> dict[Line, LineWork]:
+    calls = _step_calls(owned, sets, step)
+    by, work, c = owned.by_call, owned.rank.work, owned.rank.collectives
+    back = by.backward & (step >= 0)
+    launched = work.step >= 0
+    took = (work.end_ns - work.start_ns) * (launched & (work.kind != EventKind.COMM_KERNEL))
+    way = by_string(owned.rank.trace, work.name, _direction)
+
+    def counted(stack: npt.NDArray[np.integer], amount: npt.NDArray[np.integer] | Mask) -> list[int]:
+        by_stack = np.zeros(len(owned.stacks) + 1, np.int64)
+        np.add.at(by_stack, stack, amount)
+        found: list[int] = sets.sums(by_stack[:-1]).tolist()
+        return found
+
+    has_backward = zip(counted(by.stack, back), counted(by.caller, back), strict=True)
+    columns = (
+        [bool(own or called) for own, called in has_backward],
+        [n > 0 for n in sets.sums(optimizer[:-1].astype(np.int64)).tolist()],
+        counted(owned.by_work.stack, launched & (way == 1)),
+        counted(owned.by_work.stack, launched & (way == 2)),
+        counted(owned.by_collective.stack, c.step >= 0),
+        counted(owned.by_work.stack, took),
+        [n > 0 for n in counted(by.stack[calls.row], calls.is_top)],
+    )
+    each = list(zip(*columns, strict=True))
+    return {sets.lines[n]: LineWork(sets.lines[n], n, calls, *each[n]) for n in sets.seen.tolist()}
+
+
+def _step_calls(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32]) -> _StepCalls:
+    calls, by = owned.calls, owned.by_call
+    row = np.flatnonzero((step >= 0) & (by.stack >= 0))
+    place = sets.stacks.places[by.stack[row]]
+    order = np.argsort(place, kind="stable")
+    row, place = row[order], place[order]
+    is_range = owned.rank.kinds[calls.row] == EventKind.ANNOTATION
+    parent = calls.parent[row]
+    alone = (parent < 0) | (is_range[np.maximum(parent, 0)] if len(row) else False)
+    return _StepCalls(owned, sets, place, row, step[row], alone & ~is_range[row] & ~by.backward[row])
+
+
+def _direction(name: str) -> int:
+    lower = name.lower()
+    if "memcpy" not in lower and "copy" not in lower:
+        return 0
+    return 1 if "dtoh" in lower else 2 if "htod" in lower else 0
+
+
+def _earliest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
+    out = np.full(count, _NEVER, np.int64)
+    np.minimum.at(out, step, when)
+    return out
+
+
+def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
+    out = np.full(count, -_NEVER, np.int64)
+    np.maximum.at(out, step, when)
+    return out
+
+
+# What does the training loop do in every step that is no pass of the model?
+#
+# A step trains by forward, loss, backward, the optimizer and the loader. What the host spends in lines of the user's
+# that
+# are none of these is work beside training: copies of the weights, statistics, logs, files, waiting.
+#
+# A line is beside training where
+#     nothing went back through it       autograd ran no node for what it did, and it did not call backward
+#     it moved nothing                   no collective, no step of the optimizer or clipping, no loader of torch's
+#     it lies in no pass                 at most half of its time inside ranges of optimizer, backward or loader
+#     it ran no part of a model          no module, or it is a hook of one, or none that is trained and only after the
+#                                        step's last backward
+#     it changed nothing beforehand      an arithmetic operator in place only once backward and optimizer have run, and
+#                                        not to zero tensors alone, which is `zero_grad` by hand
+#     the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
+#                                        lines without an operator (an update by hand looks like any other work)
+#
+# Where a device computes, other rules ask about what the host does alone, what it brings back and what it changes one
+# by
+# one. There a line is beside training only where, besides, it has operators, runs no module, copies nothing to the
+# host,
+# changes nothing in place and does not stand above forward, where it may prepare the input: statistics on the device.
+#
+# Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not
+# judged.
+#
+# A hook of gradients is judged too: a line that ran only inside autograd's nodes, below the line that called backward,
+# in
+# a function that is no `backward` of a Function's, neither communicates nor steps an optimizer, and changed nothing in
+# place. What it returned may have replaced the gradient: that is not recorded, and is said.
+
+Floats = npt.NDArray[np.float64]
+_PASSES = (Region.BACKWARD, Region.OPTIMIZER, Region.DATA)
+_TRAINING_FILES = (
+    "torch/optim/",
+    "torch/amp/",
+    "torch/nn/utils/clip_grad",
+    "torch/nn/parallel/",
+    "torch/distributed/",
+    "torch/autograd/",
+    "torch/utils/data/",
+)
+"""what is called there is a pass of the step, or prepares one"""
+_OF_A_FUNCTION = ("backward", "vjp")
+"""what the backward of a `torch.autograd.Function` is called"""
+_MOSTLY = 0.5
+
+_MIN_TURNS = 4
+"""per step: lines that take turns as often are in one loop"""
+_CHANGES = frozenset(
+    ("add", "sub", "mul", "div", "lerp", "copy", "zero", "fill", "clamp", "clip", "addcmul", "addcdiv", "neg", "sign",
+     "pow", "sqrt", "where", "masked_fill", "nan_to_num", "normal", "uniform")
+)  # fmt: skip
+"""arithmetic that changes a tensor in place, each with `_` at its end"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoopLine(ArrayRecord):
+    """A line beside training, on one rank."""
+
+    line: Line
+    function: str
+    """that the line is in"""
+    ns: Floats
+    """by step: the host's time for it, with all that it called"""
+    device_ns: float
+    """of the device for it, in the mean step"""
+    began_ns: Int64s
+    """when the host began with it, each time"""
+    before_forward: bool
+    """it stands above the line of its function that runs forward: it may prepare the input"""
+    in_place: bool
+    of_gradients: bool
+    """it is in a hook that backward calls"""
+    inside: dict[Line, float]
+    """the share of its time that each line has which it calls, the outermost first"""
+
+    @property
+    def typical_ns(self) -> float:
+        """Return what it takes in the median step: what happens in few steps only is no part of it."""
+        return float(np.median(self.ns)) if len(self.ns) else 0.0
+
+    @property
+    def mean_ns(self) -> float:
+        """Return what it takes in the mean step."""
+        return float(np.mean(self.ns)) if len(self.ns) else 0.0
+
+    @property
+    def longer_ns(self) -> float:
+        """Return what it takes of the host in the median step or of the device, whichever is more."""
+        return max(self.typical_ns, self.device_ns)
+
+
+@once_per_record
+def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
+    """Return the outermost lines of a rank that are beside training."""
+    rank, owned = known.owned.rank, known.owned
+    if rank.device_unseen or not len(rank.steps):
+        return {}
+    times, all_known = _LineTimes(known), _passes_are_known(known)
+    hooks = _gradient_hooks(known) if all_known else {}
+    beside = {
+        line: work
+        for line, work in known.lines.items()
+        if (all_known or not work.has_calls)
+        and _is_beside(known, work, times)
+        and (not rank.has_device or _stays_on_the_device(known, work))
+    }
+    chosen = beside | hooks
+    names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
+    return {
+        line: LoopLine(
+            line,
+            names[line],
+            (times.whole if line in hooks else times.free)[chosen[line].number],
+            chosen[line].device_ns / len(rank.steps),
+            times.began_ns(chosen[line].stacks),
+            before_forward=line not in hooks and _stands_before_forward(known, chosen[line]),
+            in_place=_changes(chosen[line]) > 0,
+            of_gradients=line in hooks,
+            inside=_shares_inside(known, line, times.whole if line in hooks else times.free),
+        )
+        for line in known.outermost(chosen)
+    }
+
+
+def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
+    """Return the lines that ran only where autograd called a function of the user's that changed nothing in place."""
+    owned = known.owned
+    calls, by, trace = owned.calls, owned.by_call, owned.rank.trace
+    if not by.backward.any():
+        return {}
+    inside = owned.rank.steps.of(calls.start_ns) >= 0
+    is_node = by_string(trace, calls.name, lambda name: name.startswith(EVALUATE)).astype(bool)
+    asks = np.zeros(len(owned.stacks) + 1, bool)  # stacks that called backward
+    asks[by.caller[inside & is_node]] = True
+    changes = by_string(trace, calls.name, lambda name: _base(name) in _CHANGES).astype(bool)
+    num_calls, num_direct = (_counts(known, by.stack[which]) for which in (inside, inside & ~by.backward))
+    found = {}
+    for line, work in known.lines.items():
+        if not num_calls[work.number] or num_direct[work.number]:
+            continue
+        holding = known.holding(line)
+        mine = inside & holding[by.stack]
+        if not holding[by.caller[mine]].all():
+            continue
+        called = mine & ~np.where(calls.parent >= 0, mine[calls.parent], False)  # by the line itself
+        if (holding & asks).any() or (changes & called).any() or work.collectives or work.optimizes:
+            continue
+        found[line] = work
+    function_of = _functions(known)
+    trains = {function_of[line] for line, work in known.lines.items() if work.collectives or work.optimizes}
+    in_stacks = _code_in_stacks(known)
+    return {
+        line: work
+        for line, work in found.items()
+        if function_of[line] not in trains
+        and not in_stacks.of_a_function[work.number]
+        and not in_stacks.trains[work.number]
+    }
+
+
+def _counts(known: RankLines, stack: npt.NDArray[np.integer]) -> Int64s:
+    """Return how many of some things have each line in their stack."""
+    return known.sets.sums(np.bincount(stack[stack >= 0], minlength=len(known.owned.stacks)))
+
+
+def _functions(known: RankLines) -> dict[Line, tuple[str, str]]:
+    """Return file and name of the function that each line is in; of one without a name the line."""
+    return {
+        (f.file, f.line): (f.file, f"{f.function} {f.line}" if f.function.startswith("<") else f.function)
+        for f in reversed(known.owned.frames)
+    }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _CodeInStacks(ArrayRecord):
+    """What the stacks that hold each line have in them."""
+
+    trains: npt.NDArray[np.bool_]
+    """any: code of torch's that trains"""
+    of_a_function: npt.NDArray[np.bool_]
+    """any: the backward of a Function"""
+    hook: npt.NDArray[np.bool_]
+    """all: a hook of a module, which is called beside its forward"""
+
+
+@once_per_record
+def _code_in_stacks(known: RankLines) -> _CodeInStacks:
+    frames, sets = known.owned.frames, known.sets
+
+    def held(chosen: list[bool]) -> Int64s:
+        return sets.sums(known.owned.stacks.holding(np.array(chosen, bool))[:-1].astype(np.int64))
+
+    return _CodeInStacks(
+        held([not f.is_user and any(part in f.file for part in _TRAINING_FILES) for f in frames]) > 0,
+        held([f.function in _OF_A_FUNCTION for f in frames]) > 0,
+        held([f.function.endswith(HOOK) for f in frames]) == sets.sizes,
+    )
+
+
+class _LineTimes:
+    """The host's own time of a rank by line and step, with and without its passes."""
+
+    def __init__(self, known: RankLines) -> None:
+        owned, rank = known.owned, known.owned.rank
+        host, num_steps = owned.host, len(rank.steps)
+        step = rank.steps.of(host.start_ns)
+        mine = np.flatnonzero(host.runs & (step >= 0) & (host.owner.stack >= 0))
+        start, end = host.start_ns[mine], host.end_ns[mine]
+        self._stack, self._start = host.owner.stack[mine], start
+        own = (end - start - covered_ns(host_waits(rank), start, end)).astype(float)
+        free = np.maximum(own - covered_ns(loop_in(rank, *_PASSES), start, end), 0.0)
+        cell, shape = self._stack.astype(np.int64) * num_steps + step[mine], (len(owned.stacks), num_steps)
+
+        def summed(ns: Floats) -> Floats:
+            return np.bincount(cell, ns, minlength=shape[0] * shape[1]).astype(float).reshape(shape)
+
+        sets = known.sets
+        self.whole, self.free = sets.sums(summed(own)), sets.sums(summed(free))
+        self.in_module = sets.sums(summed(free * (host.owner.module[mine] >= 0)))
+        self.first_ns = np.full(shape, _NEVER, np.int64)
+        """by stack"""
+        np.minimum.at(self.first_ns.reshape(-1), cell, start)
+
+    def began_ns(self, stacks: Int64s) -> Int64s:
+        """Return when the host began with any of some stacks."""
+        return self._start[np.isin(self._stack, stacks)]
+
+
+def _shares_inside(known: RankLines, line: Line, took: Floats) -> dict[Line, float]:
+    """Return the lines that only this one calls, by the depth at which they stand, with their shares of its time."""
+    sets, level = known.sets, _levels(known)
+    number = known.lines[line].number
+    inside = sorted((int(level[n]), sets.lines[n], n) for n in sets.inside(number) if level[n] >= 0)
+    whole = max(float(took[number].sum()), 1.0)
+    return {key: float(took[n].sum()) / whole for _, key, n in inside}
+
+
+@once_per_record
+def _levels(known: RankLines) -> Int64s:
+    """Return how deep each line stands among the user's, -1 where it is in no function with a name."""
+    named = np.array([not f.function.startswith("<") for f in known.owned.frames], bool)
+    return known.owned.stacks.levels_of_lines(known.sets, np.ones(len(known.owned.stacks) + 1, bool), named)
+
+
+def _passes_are_known(known: RankLines) -> bool:
+    """Return whether some work of backward has its forward line (where steps begin with backward none has), and an
+    optimizer ran.
+    """
+    by = known.owned.by_call
+    linked = bool((by.backward & (by.stack >= 0) & (by.stack != by.caller)).any())
+    steps = len(marks_of(known.owned.rank).rows_of(Region.OPTIMIZER))
+    return linked and bool(steps or (known.optimizer_ns < _NEVER).any())
+
+
+def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
+    in_stacks = _code_in_stacks(known)
+    if not work.apart or work.collectives or in_stacks.trains[work.number]:
+        return False
+    whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
+    if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
+        return False
+    after = _after_training(known, times.first_ns[work.stacks].min(axis=0))
+    if float(times.in_module[work.number].sum()) >= _MOSTLY * free and not in_stacks.hook[work.number]:
+        return after and work.modules.isdisjoint(known.trained)
+    return after or not _changes(work)
+
+
+def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line ran operators, none of a module's, whose results neither go to the host nor into tensors
+    that are there, nor are input.
+    """
+    if not work.has_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
+        return False
+    return not work.modules or bool(_code_in_stacks(known).hook[work.number])
+
+
+def _after_training(known: RankLines, first_ns: Int64s) -> bool:
+    """Return whether something always began after the last backward of its step and after the optimizer had begun."""
+    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
+    return bool((first_ns > began).all())
+
+
+def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line, or one that calls it, stands above what is trained in the same function."""
+    return bool(_before_forward(known)[work.stacks[0]])
+
+
+def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line, or one that calls it, stands below the line of its function that steps the optimizer.
+
+    A step that ends with its optimizer has what follows at its beginning: then only the source tells the order.
+    """
+    return bool(_after_optimizer(known)[work.stacks[0]])
+
+
+@once_per_record
+def _before_forward(known: RankLines) -> list[bool | None]:
+    trained = {line for line, work in known.lines.items() if work.has_backward}
+    first = _lines_by_function(known, trained)
+    return _outermost_verdicts(known, trained, {key: min(lines) for key, lines in first.items()}, below=False)
+
+
+@once_per_record
+def _after_optimizer(known: RankLines) -> list[bool | None]:
+    steps = {line for line, work in known.lines.items() if work.optimizes}
+    last = _lines_by_function(known, steps)
+    return _outermost_verdicts(known, steps, {key: max(lines) for key, lines in last.items()}, below=True)
+
+
+def _lines_by_function(known: RankLines, lines: set[Line]) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for f in known.owned.frames:
+        if (f.file, f.line) in lines:
+            found[f.file, f.function].append(f.line)
+    return found
+
+
+def _outermost_verdicts(
+    known: RankLines, lines: set[Line], limit: dict[tuple[str, str], int], *, below: bool
+) -> list[bool | None]:
+    """Return for each stack whether its outermost frame in a function with a limit, in none of the lines, is below it
+    in the source (or above it); None where it has no such frame.
+    """
+    verdict: list[bool | None] = []
+    for f in known.owned.frames:
+        line = limit.get((f.file, f.function))
+        judged = f.is_user and line is not None and (f.file, f.line) not in lines
+        verdict.append((f.line > line if below else f.line < line) if judged and line is not None else None)
+    return known.owned.stacks.folded(None, lambda above, f: verdict[f] if above is None else above)
+
+
+def _changes(work: LineWork) -> int:
+    """Return how many operators changed the numbers of a tensor in place."""
+    return sum(n for name, n in work.top_calls.items() if _base(name) in _CHANGES)
+
+
+def _only_zeroes(work: LineWork) -> bool:
+    return bool(work.top_calls) and all(_base(name) in ("zero", "fill", "detach") for name in work.top_calls)
+
+
+def _base(name: str) -> str:
+    """Return the operator of a name that changes a tensor in place, nothing for others.
+
+    >>> _base("aten::lerp_"), _base("aten::_foreach_mul_"), _base("aten::add")
+    ('lerp', 'mul', '')
+    """
+    plain = name.removeprefix("aten::").removeprefix("_foreach_")
+    return plain[:-1] if plain.endswith("_") else ""
+
+
+def loops(lines: Sequence[LoopLine], passes: Sequence[Line]) -> list[tuple[LoopLine, ...]]:
+    """Return the lines of one rank in groups: those that take turns in one loop of one function belong together.
+
+    No line of a pass lies between them.
+    """
+    groups: list[list[LoopLine]] = []
+    by_function: dict[tuple[str, str], list[LoopLine]] = defaultdict(list)
+    for one in sorted(lines, key=lambda one: one.line):
+        by_function[one.line[0], one.function].append(one)
+    for (file, _), members in by_function.items():
+        numbers = sorted(number for other, number in passes if other == file)
+        group: list[LoopLine] = []
+        for one in members:
+            if group and not (_take_turns(group[-1], one) and not _between(numbers, group[-1].line[1], one.line[1])):
+                groups.append(group)
+                group = []
+            group.append(one)
+        groups.append(group)
+    return [tuple(group) for group in groups]
+
+
+def _take_turns(one: LoopLine, other: LoopLine) -> bool:
+    began = np.concatenate((one.began_ns, other.began_ns))
+    is_other = (np.arange(len(began)) >= len(one.began_ns))[np.argsort(began, kind="stable")]
+    return int((is_other[1:] != is_other[:-1]).sum()) >= _MIN_TURNS * max(len(one.ns), 1)
+
+
+def _between(numbers: Sequence[int], low: int, high: int) -> bool:
+    return any(low < number < high for number in numbers)
+
+
+# In which lines does the host of a CPU rank stall in most steps, and for how long?
+#
+# Where other programs run on the same cores, the training thread is stopped anywhere: a stall here in one step and
+# there
+# in another, mostly between the operators of the passes, which take most of the step. What the job itself does comes
+# back
+# in the same line: the median over steps of each line's stalls, without those inside passes that the line itself
+# calls.
+
+_STEADY_STALLS_PASSES = (Region.FORWARD, Region.BACKWARD, Region.OPTIMIZER)
+
+
+@once_per_record
+def steady_stalls(known: RankLines) -> dict[Line, float]:
+    """Return what the host stalls in the median step by the user's innermost line, in ns; where it does."""
+    owned, rank = known.owned, known.owned.rank
+    if not len(rank.steps):
+        return {}
+    stalls = subtract(stalling(rank), union_of(host_waits(rank), data_loading(rank)))
+    host = owned.host
+    step = rank.steps.of(host.start_ns)
+    anywhere = covered_ns(stalls, host.start_ns, host.end_ns) * host.runs
+    outside = (
+        covered_ns(subtract(stalls, loop_in(rank, *_STEADY_STALLS_PASSES)), host.start_ns, host.end_ns) * host.runs
+    )
+    by_line: dict[Line, np.ndarray] = defaultdict(lambda: np.zeros(len(rank.steps)))
+    for row in np.flatnonzero((anywhere > 0) & (step >= 0) & (host.owner.stack >= 0)).tolist():
+        line = owned.stacks.user_line(host.owner.stack[row])
+        if line is not None:
+            trains = known.lines[line].has_backward or known.lines[line].optimizes
+            by_line[line][step[row]] += (outside if trains else anywhere)[row]
+    typical = {line: float(np.median(ns)) for line, ns in by_line.items()}
+    return {line: ns for line, ns in typical.items() if ns > 0}

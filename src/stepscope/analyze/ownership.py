@@ -1,0 +1,167 @@
+"""Who owns each operator, each moment of the host and each device operation of a rank?
+
+operator of an undisturbed step   the owner of the operator it matches; else of the one around it; else what its
+                                  neighbours' stacks have in common (it ran between their lines)
+Python between two operators      the stacks of the same gap in the step with frames, in their shares there
+device operation, runtime call    the operator that launched it, else the Python at that moment
+collective                        the operator that asked for it
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_calls import HostCalls
+from stepscope.analyze.stacks import NOBODY, Mask, Stacks
+from stepscope.dataclass import dataclass
+from stepscope.intervals import Intervals, union
+from stepscope.records import ArrayRecord
+from stepscope.run.device_work import Rows
+from stepscope.run.owners import Frame
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+MIN_PYTHON_NS = 20_000
+"""Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
+recording their neighbours costs"""
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnedWork(ArrayRecord):
+    """Owners of some things, one entry each; NOBODY where unknown."""
+
+    stack: Ids
+    """whose it is: in backward the forward operator's"""
+    caller: Ids
+    """where it was called: in backward the line of `loss.backward()`"""
+    module: Ids
+    backward: Mask
+
+    def __len__(self) -> int:
+        return len(self.stack)
+
+    def at(self, index: npt.NDArray[np.integer]) -> "OwnedWork":
+        """Return the owners at these places, nobody at -1."""
+        if not len(self):
+            return nobody(len(index))
+        known = index >= 0
+
+        def at_index(ids: Ids) -> Ids:
+            return np.where(known, ids[index], NOBODY).astype(np.int32)
+
+        return OwnedWork(
+            at_index(self.stack), at_index(self.caller), at_index(self.module), known & self.backward[index]
+        )
+
+    def where(self, mask: Mask, other: "OwnedWork") -> "OwnedWork":
+        """Return these owners where the mask holds, the others elsewhere."""
+        return OwnedWork(
+            np.where(mask, self.stack, other.stack),
+            np.where(mask, self.caller, other.caller),
+            np.where(mask, self.module, other.module),
+            np.where(mask, self.backward, other.backward),
+        )
+
+
+def nobody(count: int) -> OwnedWork:
+    """Return so many things that nobody owns."""
+    none = np.full(count, NOBODY, np.int32)
+    return OwnedWork(none, none, none, np.zeros(count, bool))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HostTime(ArrayRecord):
+    """The time of the threads that training waits for, cut by owner, sorted by thread and start."""
+
+    thread: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    owner: OwnedWork
+    is_python: Mask
+    """in no operator"""
+    runs: Mask
+    """on the training thread: no other thread worked for it meanwhile; on the others: an operator"""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def at(self, thread: Int64s, moment_ns: Int64s) -> Int64s:
+        """Return the index of the span at each moment of a thread, -1 for none."""
+        out = np.full(len(moment_ns), -1, np.int64)
+        for one in distinct(thread):
+            low, high = np.searchsorted(self.thread, [one, one + 1])
+            mine = np.flatnonzero(thread == one)
+            i = low + np.searchsorted(self.start_ns[low:high], moment_ns[mine], side="right") - 1
+            fits = (i >= low) & (moment_ns[mine] < self.end_ns[np.maximum(i, 0)]) if len(self) else np.zeros(0, bool)
+            out[mine[fits]] = i[fits]
+        return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ownership(ArrayRecord):
+    """The owners of everything one rank did in its recorded steps."""
+
+    rank: Rank
+    lines: str
+    """`executing` lines, or those where `functions` are defined"""
+    frames: tuple[Frame, ...]
+    stacks: Stacks
+    modules: tuple[str, ...]
+    calls: HostCalls
+    by_call: OwnedWork
+    """per entry of `calls`"""
+    host: HostTime
+    by_work: OwnedWork
+    """per row of the rank's DeviceWork"""
+    by_collective: OwnedWork
+    """per row of the rank's Collectives"""
+    matched_share: float | None
+    """of the operators in recorded steps: have a counterpart with frames; None where these steps have frames"""
+    notes: tuple[str, ...] = ()
+    """what was left out"""
+
+    def of_rows(self, rows: npt.NDArray[np.integer]) -> OwnedWork:
+        """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
+        trace = self.rank.trace
+        own = self.by_call.at(self.calls.at_rows(rows))
+        middle = trace["ts_ns"][rows] + np.maximum(trace["dur_ns"][rows], 0) // 2  # of those that cross others too
+        moment = self.host.owner.at(self.host.at(trace["tid"][rows], middle))
+        on_device = self.by_work.at(self._work_of_row[rows])
+        found = own.where(own.stack >= 0, moment)
+        return on_device.where(self._work_of_row[rows] >= 0, found)
+
+    @cached_property
+    def runtime_calls(self) -> tuple[Rows, OwnedWork]:
+        """Return the rows of calls into the device's runtime, and their owners."""
+        rows = np.flatnonzero(self.rank.kinds == EventKind.RUNTIME)
+        return rows, self.of_rows(rows)
+
+    @cached_property
+    def long_python(self) -> Intervals:
+        """Return when the host ran Python for so long that the profiler did not stretch it."""
+        mine = self.host.is_python & self.host.runs
+        whole = union(self.host.start_ns[mine], self.host.end_ns[mine])
+        long = whole.end - whole.start >= MIN_PYTHON_NS
+        return Intervals(whole.start[long], whole.end[long])
+
+    @cached_property
+    def _work_of_row(self) -> Int64s:
+        out = np.full(self.rank.trace.num_events, -1, np.int64)
+        out[self.rank.work.row] = np.arange(len(self.rank.work))
+        return out
+
+    def running(self, chosen: Mask) -> Intervals:
+        """Return when the host worked for chosen spans of `host`."""
+        keep = chosen & self.host.runs
+        return union(self.host.start_ns[keep], self.host.end_ns[keep])
+
+    def holding(self, frames: Sequence[int]) -> Mask:
+        """Return which stacks have any of these frames, one entry more for NOBODY."""
+        chosen = np.zeros(len(self.frames), bool)
+        chosen[np.asarray(frames, np.int64)] = True
+        return self.stacks.holding(chosen)

@@ -1,0 +1,374 @@
+"""In which phase of training was the host at a moment: forward, backward, between backward and optimizer, optimizer?
+
+Two things leave certain marks on any host: the autograd engine (its nodes) and optimizers (their ranges). Everything
+else follows from order: what comes before a backward pass is forward, what comes between the last backward pass and
+the optimizer is neither. So no annotation by the user is needed.
+
+    |--- forward ---|=== backward ===|- forward -|=== backward ===|- after -|## optimizer ##|--- forward ...
+"""
+
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_calls import host_calls
+from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region
+from stepscope.dataclass import dataclass
+from stepscope.intervals import EMPTY, Intervals, union, union_of
+from stepscope.records import ArrayRecord, once_per_record
+from stepscope.run.device_work import Rows, enclosing
+from stepscope.run.rank import Rank
+from stepscope.run.steps import SERVING
+from stepscope.stats.distinct import among, distinct, distinct_places
+from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
+from stepscope.trace.table import Int64s
+
+# To which part of training does each device operation belong: forward, backward, optimizer, data or other?
+#
+# The launch tells. Marks around it on its thread, the innermost first:
+#
+#     a range that names a part                        that part; an operator that builds a graph inside an
+#                                                      optimizer's range is its closure: forward
+#     autograd::engine::evaluate_function              backward; a forward operator inside it is recomputed
+#     none, on a thread of the autograd engine         backward
+#     none, before the step's last backward            forward (also where the step holds no backward at all)
+#     none, after it                                   other: clipping, unscaling, metrics
+#
+# Operators that build an autograd graph carry a sequence number and no forward thread; those of a backward pass run
+# without gradients and carry none. That is how recomputation (activation checkpointing) shows, except in passes that
+# are themselves differentiated.
+
+Codes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+_NO_MARK, _EVALUATE_MARK = 0, 100
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Regions(ArrayRecord):
+    """The part of training of each row, in the order of the rows asked for."""
+
+    region: Codes
+    """values of `Region`"""
+    recomputed: Mask
+    """forward operators that run again inside a backward pass; their region is BACKWARD"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Marks(ArrayRecord):
+    """What the host recorded that tells parts of training apart."""
+
+    rows: Rows
+    """ranges that name a part, and autograd nodes"""
+    code: Codes
+    """Region + 1, or _EVALUATE_MARK, per mark"""
+    graph_builders: Rows
+    """operators that build an autograd graph"""
+    main_thread: int
+    autograd_threads: npt.NDArray[np.int64]
+
+    @property
+    def autograd_nodes(self) -> Rows:
+        """Return the rows of autograd nodes."""
+        return self.rows[self.code == _EVALUATE_MARK]
+
+    def rows_of(self, region: Region) -> Rows:
+        """Return the ranges that name this part."""
+        return self.rows[self.code == region + 1]
+
+
+def regions(rank: Rank, marks: Marks | None = None) -> Regions:
+    """Return the part of training of each row of `rank.work`; OTHER for work from before the window.
+
+    Work of a CUDA graph that nothing on the host explains goes by the device's own ranges.
+    """
+    work = rank.work
+    region = np.full(len(work), Region.OTHER, np.uint8)
+    recomputed = np.zeros(len(work), bool)
+    launched = np.flatnonzero(work.launch_row >= 0)
+    calls, back = distinct_places(work.launch_row[launched])
+    found, again, named = host_regions(rank, calls, marks or marks_of(rank))
+    region[launched], recomputed[launched] = found[back], again[back]
+    graph = by_string(rank.trace, rank.trace["name"][calls], lambda s: bool(_GRAPH_LAUNCH.search(s))).astype(bool)
+    unsaid = work.launch_row < 0
+    serves = rank.steps.told_by == SERVING  # an engine's graphs are its forward pass
+    unsaid[launched] = (graph & ~named & (not serves))[back]
+    region[unsaid] = _by_device_annotation(rank, work.row[unsaid])
+    return Regions(region, recomputed)
+
+
+@once_per_record
+def marks_of(rank: Rank) -> Marks:
+    """Return the marks that a rank's host left."""
+    trace = rank.trace
+    rows, code = rank.coded_rows(_mark_code, EventKind.ANNOTATION, EventKind.HOST_OP)
+    if not (code == _EVALUATE_MARK).any():
+        rows, code = _with_old_nodes(rank, rows, code)
+    nodes = rows[code == _EVALUATE_MARK]
+    main = _main_thread(rank, nodes)
+    threads = distinct(trace["tid"][nodes])
+    return Marks(
+        rows=rows,
+        code=code,
+        graph_builders=graph_builders(rank),
+        main_thread=main,
+        autograd_threads=threads[threads != main],
+    )
+
+
+def loop_in(rank: Rank, *chosen: Region) -> Intervals:
+    """Return when the thread of the training loop was in ranges that name one of these regions."""
+    marks, trace = marks_of(rank), rank.trace
+    rows = np.concatenate([marks.rows_of(region) for region in chosen])
+    rows = rows[trace["tid"][rows] == marks.main_thread]
+    return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])
+
+
+def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
+    """Return the marks with the autograd nodes of torch 1.8, whose engine recorded nothing around them.
+
+    A node knows the thread of its forward operator; an operator that merely ends in `Backward` does not.
+    """
+    trace = rank.trace
+    nodes = rank.rows_named(lambda s: bool(OLD_NODE.search(s)), EventKind.HOST_OP)
+    own = rows_named(trace, nodes, lambda s: "torch::autograd::" in s)
+    nodes = nodes[(trace.arg("fwd_thread").at(nodes, missing=0) > 0) | among(nodes, own)]
+    both = np.concatenate((rows, nodes))
+    codes = np.concatenate((code, np.full(len(nodes), _EVALUATE_MARK, np.uint8)))
+    order = np.argsort(both, kind="stable")
+    return both[order], codes[order]
+
+
+def host_regions(rank: Rank, rows: Rows, marks: Marks) -> tuple[Codes, Mask, Mask]:
+    """Return region, whether recomputed, and whether a mark (not the order) decided, for calls on the host."""
+    trace = rank.trace
+    around = enclosing(trace, marks.rows, rows)
+    builder = enclosing(trace, marks.graph_builders, rows)
+    code_of = np.zeros(trace.num_events + 1, np.uint8)
+    code_of[marks.rows] = marks.code
+    code = np.where(around >= 0, code_of[around], _NO_MARK)
+    # A builder counts only where it lies inside the mark, not around it.
+    builds = (builder >= 0) & ((around < 0) | (trace["ts_ns"][builder] >= trace["ts_ns"][around]))
+    in_engine = code == _EVALUATE_MARK
+    on_engine = among(trace["tid"][rows], marks.autograd_threads)
+    region = np.where(code == _NO_MARK, _by_order(rank, rows, marks), code - 1).astype(np.uint8)
+    region[in_engine | (on_engine & (code == _NO_MARK))] = Region.BACKWARD
+    region[(code == Region.OPTIMIZER + 1) & builds] = Region.FORWARD
+    return region, _recomputed(around, in_engine, builds), (code != _NO_MARK) | builds | on_engine
+
+
+def _recomputed(node: Rows, in_engine: Mask, builds: Mask) -> Mask:
+    """Return which calls inside autograd nodes run forward operators again.
+
+    A checkpoint is recomputed inside the one node that first asks for it. Where most nodes build a graph, the backward
+    pass itself is differentiated (`create_graph=True`) and nothing is known to be recomputed.
+    """
+    again = in_engine & builds
+    nodes, building = len(distinct(node[in_engine])), len(distinct(node[again]))
+    return again if 2 * building <= nodes else np.zeros_like(again)
+
+
+def _mark_code(name: str) -> int:
+    if name.startswith(EVALUATE):
+        return _EVALUATE_MARK
+    region = named_region(name)
+    return _NO_MARK if region is None else region + 1
+
+
+@once_per_record
+def graph_builders(rank: Rank) -> Rows:
+    """Return the operators that build an autograd graph: they have a sequence number and no forward thread."""
+    sequence, forward_thread = rank.trace.arg("sequence"), rank.trace.arg("fwd_thread")
+    rows = sequence.rows[sequence.values >= 0].astype(np.int64)
+    rows = rows[forward_thread.at(rows, missing=0) <= 0]
+    return rows[of_kinds(rank.kinds[rows], (EventKind.HOST_OP,))]
+
+
+def _main_thread(rank: Rank, nodes: Rows) -> int:
+    """Return the thread of the training loop: that of the steps, else the one that launches most outside autograd."""
+    trace = rank.trace
+    marks = rank.rows_named(lambda s: s.startswith("ProfilerStep#"), EventKind.ANNOTATION)
+    if len(marks):
+        return int(trace["tid"][marks[0]])
+    rows = rank.work.launch_row[rank.work.launch_row >= 0]
+    rows = rows if len(rows) else np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    threads, count = np.unique(trace["tid"][rows], return_counts=True)
+    own = ~among(threads, trace["tid"][nodes])
+    threads, count = (threads[own], count[own]) if own.any() else (threads, count)
+    return int(threads[count.argmax()]) if len(threads) else -1
+
+
+def _by_order(rank: Rank, rows: Rows, marks: Marks) -> Codes:
+    """Return FORWARD for what the main thread did before the last backward of its step, OTHER for the rest."""
+    trace, num_steps = rank.trace, len(rank.steps)
+    backward = np.concatenate((marks.autograd_nodes, marks.rows_of(Region.BACKWARD)))
+    last = np.full(num_steps + 1, np.iinfo(np.int64).min)  # the extra slot is for moments in no step
+    np.maximum.at(last, rank.steps.of(trace["ts_ns"][backward]), trace["ts_ns"][backward])
+    last[last == np.iinfo(np.int64).min] = np.iinfo(np.int64).max  # no backward in the step: it is all forward
+    moment = trace["ts_ns"][rows]
+    step = rank.steps.of(moment)
+    before = moment < last[step]
+    before &= (trace["tid"][rows] == marks.main_thread) & ((step >= 0) | (num_steps == 0))
+    return np.where(before, Region.FORWARD, Region.OTHER).astype(np.uint8)
+
+
+def _by_device_annotation(rank: Rank, rows: Rows) -> Codes:
+    """Return what the device's own ranges say of device rows that no launch on the host explains."""
+    trace = rank.trace
+    if not len(rows):
+        return np.empty(0, np.uint8)
+    ranges = np.flatnonzero(of_kinds(rank.kinds, (EventKind.DEVICE_ANNOTATION,)))
+    code = by_string(trace, trace["name"][ranges], _mark_code)
+    named = (code != _NO_MARK) & (code != _EVALUATE_MARK)
+    if not named.any():
+        return np.full(len(rows), Region.OTHER, np.uint8)
+    around = enclosing(trace, ranges[named], rows)
+    code_of = np.full(trace.num_events + 1, Region.OTHER + 1, np.uint8)
+    code_of[ranges[named]] = code[named]
+    return (np.where(around >= 0, code_of[around], Region.OTHER + 1) - 1).astype(np.uint8)
+
+
+class Phase(IntEnum):
+    """Where in the training step the host is."""
+
+    UNKNOWN = 0
+    FORWARD = 1
+    BACKWARD = 2
+    AFTER_BACKWARD = 3
+    """after the last backward pass and before the optimizer: gradients are final, not yet used"""
+    OPTIMIZER = 4
+
+
+Phases = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The backward passes and optimizer steps of one rank, on its host's clock."""
+
+    backward: Intervals
+    """one per backward pass"""
+    optimizer: Intervals
+    autograd_threads: frozenset[int]
+    """threads that run nothing but the autograd engine"""
+    known: bool
+    """False where the trace holds no host operators to tell by"""
+
+    def at(self, moment_ns: Int64s, thread: Int64s) -> Phases:
+        """Return the phase of each moment on a host thread."""
+        if not self.known:
+            return np.full(len(moment_ns), Phase.UNKNOWN, np.uint8)
+        to_backward, to_optimizer = (_until_next(x, moment_ns) for x in (self.backward, self.optimizer))
+        out = np.where(to_backward <= to_optimizer, Phase.FORWARD, Phase.AFTER_BACKWARD).astype(np.uint8)
+        none_follows = (to_backward == _NEVER) & (to_optimizer == _NEVER)
+        after_last = _since_last(self.backward, moment_ns) < _since_last(self.optimizer, moment_ns)
+        out[none_follows] = Phase.FORWARD
+        out[none_follows & after_last] = Phase.AFTER_BACKWARD
+        on_engine = among(thread, list(self.autograd_threads))
+        out[on_engine & (out == Phase.FORWARD)] = Phase.BACKWARD
+        out[_inside(self.optimizer, moment_ns)] = Phase.OPTIMIZER
+        out[_inside(self.backward, moment_ns)] = Phase.BACKWARD
+        return out
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def passes(rank: Rank) -> Passes:
+    """Return the backward passes and optimizer steps that the host ran."""
+    trace, marks, ops = rank.trace, marks_of(rank), host_calls(rank)
+    engine = union_of(_spans(rank, marks.autograd_nodes), _spans(rank, marks.rows_of(Region.BACKWARD)))
+    backward = _joined(engine, ops.start_ns[ops.of_thread(marks.main_thread)])
+    optimizer = rows_named(trace, marks.rows_of(Region.OPTIMIZER), lambda s: "zero_grad" not in s)
+    return Passes(
+        backward=backward,
+        optimizer=_after_inner(_spans(rank, optimizer), backward),
+        autograd_threads=frozenset(marks.autograd_threads.tolist()),
+        known=bool(len(ops)),
+    )
+
+
+def trains(found: Iterable[Passes]) -> bool:
+    """Return whether any rank ran a backward pass or an optimizer; a job that did neither is inference.
+
+    True where no trace tells: most jobs train.
+    """
+    ranks = list(found)
+    known = [p for p in ranks if p.known]
+    return not known or any(len(p.backward) or len(p.optimizer) for p in known)
+
+
+def collective_phases(rank: Rank, found: Passes) -> Phases:
+    """Return the phase in which each collective was asked for; UNKNOWN before the window and inside a graph."""
+    c, trace = rank.collectives, rank.trace
+    asked = c.issue_ns > np.iinfo(np.int64).min
+    source = c.record_row.copy()
+    on_device = c.device_index >= 0
+    launch = np.where(on_device, rank.work.launch_row[c.device_index] if len(rank.work) else -1, -1)
+    source = np.where(source >= 0, source, launch)
+    out = np.full(len(c), Phase.UNKNOWN, np.uint8)
+    use = np.flatnonzero(asked & (source >= 0))
+    out[use] = found.at(c.issue_ns[use], trace["tid"][source[use]])
+    launched = np.flatnonzero(launch >= 0)
+    in_graph = rows_named(trace, launch[launched], lambda s: bool(_GRAPH_LAUNCH.search(s)))
+    out[launched[among(launch[launched], in_graph)]] = Phase.UNKNOWN
+    return out
+
+
+def work_phases(rank: Rank, found: Passes) -> Phases:
+    """Return the phase in which each device operation was launched; UNKNOWN for launches before the window."""
+    launch = rank.work.launch_row
+    out = np.full(len(launch), Phase.UNKNOWN, np.uint8)
+    use = np.flatnonzero(launch >= 0)
+    out[use] = found.at(rank.trace["ts_ns"][launch[use]], rank.trace["tid"][launch[use]])
+    return out
+
+
+def _spans(rank: Rank, rows: npt.NDArray[np.intp]) -> Intervals:
+    start = rank.trace["ts_ns"][rows]
+    return union(start, start + rank.trace["dur_ns"][rows])
+
+
+def _joined(engine: Intervals, begun: Int64s) -> Intervals:
+    """Return the engine's spans, joined where the main thread, which began operators then, began none between them."""
+    if not len(engine):
+        return EMPTY
+    before = np.searchsorted(begun, engine.end[:-1], side="left")
+    after = np.searchsorted(begun, engine.start[1:], side="left")
+    first = np.concatenate(([True], after > before))
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(engine) - 1)
+    return Intervals(engine.start[first], engine.end[last])
+
+
+def _after_inner(optimizer: Intervals, backward: Intervals) -> Intervals:
+    """Return optimizer steps from the end of the last backward pass inside them (closures run the whole step)."""
+    if not len(backward) or not len(optimizer):
+        return optimizer
+    last = np.searchsorted(backward.end, optimizer.end, side="right") - 1
+    inner_end = np.where(last >= 0, backward.end[last], optimizer.start)
+    return Intervals(np.maximum(optimizer.start, inner_end), optimizer.end)
+
+
+def _inside(x: Intervals, moment: Int64s) -> npt.NDArray[np.bool_]:
+    if not len(x):
+        return np.zeros(len(moment), bool)
+    i = np.searchsorted(x.start, moment, side="right") - 1
+    return (i >= 0) & (moment < x.end[i])
+
+
+def _until_next(x: Intervals, moment: Int64s) -> Int64s:
+    """Return the time from each moment to the next start, _NEVER where none follows."""
+    i = np.searchsorted(x.start, moment, side="left")
+    padded = np.append(x.start, 0)
+    return np.where(i < len(x), padded[i] - moment, _NEVER)
+
+
+def _since_last(x: Intervals, moment: Int64s) -> Int64s:
+    """Return the time since the last end before each moment, _NEVER where there was none."""
+    i = np.searchsorted(x.end, moment, side="right") - 1
+    padded = np.append(x.end, 0)
+    return np.where(i >= 0, moment - padded[np.maximum(i, 0)], _NEVER)

@@ -1,0 +1,451 @@
+"""How well is the pipeline filled: what does each stage do with its step, and how large is the bubble?
+
+The *bubble* of a stage is the share of its step in which its device has nothing to do between micro-batches (idle)
+or sits in a receive or send until another stage gets there (wait). What messages then still take is *transfer*, and
+holes inside a micro-batch's own work are *gaps*: neither goes away with more micro-batches, so neither is bubble.
+
+    stage's step = forward + backward + other work + exposed transfer + gaps + wait + idle
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from stepscope.analyze.collective_costs import over_ranks
+from stepscope.analyze.parallel_strategy import Strategy
+from stepscope.analyze.phases import Phase, work_phases
+from stepscope.analyze.pipeline_actions import Action, stage_actions
+from stepscope.analyze.rank_windows import RankAccount
+from stepscope.analyze.step_periods import step_periods
+from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
+from stepscope.run.aligned import AlignedRun
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.robust import Spread
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+# Which schedule does a pipeline follow, and how much of the step would it idle if everything else were perfect?
+#
+# The textbook share (p - 1) / (m + p - 1) holds for GPipe and 1F1B with equal stages; interleaving over v chunks per
+# rank divides p - 1 by v. For any order of actions the answer comes from replaying it: an action starts when its rank
+# is free and what it needs has been computed, messages take no time.
+#
+#     F(s, i) needs F(s - 1, i)      B(s, i) needs B(s + 1, i), on the last stage F(s, i)      W(s, i) needs I(s, i)
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED, ZERO_BUBBLE, OTHER = (
+    "gpipe", "1f1b", "interleaved-1f1b", "interleaved-gpipe", "zero-bubble", "other",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A schedule run with given durations and no other delay."""
+
+    makespan: float
+    idle_share: tuple[float, ...]
+    """per rank, of the makespan"""
+    starts: tuple[tuple[float, ...], ...] = ()
+    """per rank, when each of its actions begins"""
+
+    @property
+    def mean_idle_share(self) -> float:
+        """Return the bubble: the mean over ranks."""
+        return sum(self.idle_share) / len(self.idle_share)
+
+
+def textbook_bubble(stages: int, microbatches: int, *, chunks: int = 1) -> float:
+    """Return the idle share of the step: (p - 1) / (m v + p - 1).
+
+    >>> round(textbook_bubble(4, 4), 4), round(textbook_bubble(4, 4, chunks=2), 4)
+    (0.4286, 0.2727)
+    """
+    return (stages - 1) / (microbatches * chunks + stages - 1)
+
+
+def schedule_name(ranks: Sequence[Sequence[Action]], *, chunks: int) -> str:
+    """Return the schedule that the orders of actions follow, one sequence per rank in the order of the stages."""
+    kinds = [[a.kind for a in actions] for actions in ranks]
+    if any(kind in ("I", "W") for sequence in kinds for kind in sequence):
+        return ZERO_BUBBLE
+    all_forward_first = all("F" not in sequence[sequence.index("B") :] for sequence in kinds if "B" in sequence)
+    if chunks > 1:
+        return LOOPED if all_forward_first else INTERLEAVED
+    if all_forward_first:
+        return GPIPE
+    return ONE_F_ONE_B if all(map(_is_1f1b, kinds, range(len(kinds)), [len(kinds)] * len(kinds))) else OTHER
+
+
+def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[float]]) -> Replay | None:
+    """Return when these orders of actions would end with these durations, None where they wait for each other."""
+    last_stage = max(a.stage for actions in ranks for a in actions)
+    ends: dict[tuple[str, int, int], float] = {}
+    at, clock, busy = [0] * len(ranks), [0.0] * len(ranks), [0.0] * len(ranks)
+    starts: list[list[float]] = [[] for _ in ranks]
+    while any(i < len(actions) for i, actions in zip(at, ranks, strict=True)):
+        moved = False
+        for r, actions in enumerate(ranks):
+            while at[r] < len(actions):
+                action, took = actions[at[r]], durations[r][at[r]]
+                ready = _ready(action, last_stage, ends)
+                if ready is None:
+                    break
+                starts[r].append(max(clock[r], ready))
+                clock[r] = starts[r][-1] + took
+                busy[r] += took
+                ends[_key(action)] = clock[r]
+                at[r] += 1
+                moved = True
+        if not moved:
+            return None
+    makespan = max(clock)
+    if makespan <= 0:
+        return None
+    return Replay(makespan, tuple(1 - b / makespan for b in busy), tuple(map(tuple, starts)))
+
+
+def _is_1f1b(kinds: Sequence[str], position: int, stages: int) -> bool:
+    """Return whether never more micro-batches are in flight than stages follow, and forwards never bunch up late."""
+    in_flight = most = 0
+    for kind in kinds:
+        in_flight += 1 if kind == "F" else -1
+        most = max(most, in_flight)
+    microbatches = kinds.count("F")
+    return most == min(microbatches, stages - position) and in_flight == 0
+
+
+def _key(a: Action) -> tuple[str, int, int]:
+    # A full backward gives the gradients of inputs as its first half does.
+    return ("I" if a.kind == "B" else a.kind, a.stage, a.microbatch)
+
+
+def _ready(a: Action, last_stage: int, ends: dict[tuple[str, int, int], float]) -> float | None:
+    """Return when an action's input was computed, None where it was not yet."""
+    if a.kind == "F":
+        return 0.0 if a.stage == 0 else ends.get(("F", a.stage - 1, a.microbatch))
+    if a.kind == "W":
+        return ends.get(("I", a.stage, a.microbatch))
+    if a.stage == last_stage:
+        return ends.get(("F", a.stage, a.microbatch))
+    return ends.get(("I", a.stage + 1, a.microbatch))
+
+
+# Which ranks form a pipeline, and how many micro-batches and chunks per rank does it run?
+
+KIND = "pp"
+
+
+def chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the ranks of each pipeline, the longest first: those that messages connect, else those of the group."""
+    groups: list[set[int]] = []
+    for i in used:
+        c = shared.run.ranks[i].collectives
+        mine = among(c.messages.collective, strategy.rows_of(i, KIND))
+        linked = {shared.run.ranks[i].rank, *(p for p in c.messages.peer[mine].tolist() if p >= 0)}
+        members = [c.groups[g].ranks for g in distinct(c.group[strategy.rows_of(i, KIND)])]
+        if len(linked) == 1:
+            linked |= set(members[0] or [shared.run.ranks[k].rank for k in used])
+        joined = [g for g in groups if g & linked]
+        groups = [g for g in groups if not g & linked] + [linked.union(*joined)]
+    return sorted((tuple(sorted(g)) for g in groups), key=lambda chain: (-len(chain), chain))
+
+
+def microbatches_and_chunks(
+    shared: AlignedRun, strategy: Strategy, chain: tuple[int, ...], actions: dict[int, list[Action]], *, marked: bool
+) -> tuple[int | None, int | None, list[str]]:
+    """Return micro-batches and chunks, with a note where they are unknown."""
+    forwards, backwards = (
+        Counter(n for a in actions.values() for n in Counter(x.step for x in a if x.kind == kind).values())
+        for kind in "FB"
+    )
+    usual = forwards.most_common(1)
+    if marked and usual:
+        chunks = max(len({x.stage for x in a}) for a in actions.values())
+        return usual[0][0] // chunks, chunks, []
+    if len(forwards) != 1 or backwards.keys() != forwards.keys():
+        return None, None, ["the micro-batches could not be told apart: stages or steps differ in how many they show"]
+    count = usual[0][0]
+    # An end of the chain receives m v messages from its neighbour, and m (v - 1) around from the other end.
+    ends = [i for i in actions if shared.run.ranks[i].rank in (chain[0], chain[-1])]
+    received = {_receives(shared.run.ranks[i], strategy.rows_of(i, KIND)) for i in ends}
+    found = 2 * count - received.pop() if len(received) == 1 else count
+    if 0 < found < count and count % found == 0:
+        return found, count // found, []
+    return count, 1, []
+
+
+def one_step_of_one(
+    shared: AlignedRun, chains: Sequence[tuple[int, ...]], actions: dict[int, list[Action]]
+) -> list[list[Action]] | None:
+    """Return the actions of one step of the first pipeline that was recorded whole, in the order of its stages."""
+    index = {shared.run.ranks[i].rank: i for i in actions}
+    for chain in chains:
+        if all(rank in index for rank in chain):
+            steps = set.intersection(*({a.step for a in actions[index[r]]} for r in chain))
+            if steps:
+                last = max(steps)
+                return [[a for a in actions[index[r]] if a.step == last] for r in chain]
+    return None
+
+
+def _receives(rank: Rank, rows: Int64s) -> int:
+    """Return how many operations of a step receive something."""
+    c = rank.collectives
+    receiving = among(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
+    return int(receiving.sum()) // max(len(rank.steps), 1)
+
+
+@dataclass(frozen=True)
+class RankPipeline:
+    """One stage's step; times per step. The parts of the docstring above sum to `step_ns`."""
+
+    rank: int
+    stage: int
+    """position among the ranks of its pipeline, from 0"""
+    step_ns: int
+    forward_ns: int
+    backward_ns: int
+    other_ns: int
+    """optimizer, copies, and communication other than between stages"""
+    transfer_ns: int
+    """exposed transfer between stages"""
+    wait_ns: int
+    """exposed waiting in sends and receives; all of their exposed time where they could not be matched"""
+    gaps_ns: int
+    """nothing runs, but a micro-batch is under way"""
+    idle_ns: int
+    """nothing runs, between micro-batches"""
+    bubble_pct: float
+    """wait and idle, of the step"""
+    send_ns: int
+    """time in which an operation only sends"""
+    receive_ns: int
+    exchange_ns: int
+    """time in operations that do both"""
+    forwards: float
+    """micro-batches (of each chunk) that went forward"""
+    forward_microbatch_ns: int | None
+    backward_microbatch_ns: int | None
+
+
+@dataclass(frozen=True)
+class PipelineView:
+    """Pipeline parallelism of the run."""
+
+    stages: int
+    """ranks of one pipeline"""
+    microbatches: int | None
+    chunks: int | None
+    """stages per rank: 1, or more where it is interleaved"""
+    schedule: str | None
+    bubble_pct: float
+    """mean over ranks of the measured bubble"""
+    textbook_pct: float | None
+    """(p - 1) / (m v + p - 1)"""
+    schedule_pct: float | None
+    """the recorded order of actions replayed with equal stages and free messages"""
+    stages_pct: float | None
+    """the same with the time each stage really takes: what uneven stages add"""
+    imbalance: float | None
+    """work of the slowest stage against the mean"""
+    marked: bool
+    """whether the framework's ranges named the actions; otherwise they are told apart by order"""
+    notes: tuple[str, ...]
+    ranks: tuple[RankPipeline, ...]
+    over_ranks: dict[str, Spread]
+
+
+def pipeline_actions(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
+) -> tuple[list[int], list[list[Action]]] | None:
+    """Return the ranks (by index) of one pipeline that was recorded whole and their actions in one step.
+
+    In the order of the stages; None where there is no such pipeline or its micro-batches cannot be told.
+    """
+    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
+    if not used:
+        return None
+    chains, _, found = _stages(shared, strategy, used)
+    whole = one_step_of_one(shared, chains, {i: a for i, (a, _) in found.items()})
+    if whole is None or not all(whole):
+        return None
+    index = {shared.run.ranks[i].rank: i for i in used}
+    chain = next(c for c in chains if all(rank in index for rank in c))
+    return [index[rank] for rank in chain], whole
+
+
+Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Action], bool]]]
+
+
+def _stages(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> Stages:
+    """Return the pipelines, each rank's place in its own, and each rank's actions with whether they were marked."""
+    chains = chains_of(shared, strategy, used)
+    position = {i: chain.index(shared.run.ranks[i].rank) for i in used for chain in chains if _on(shared, i, chain)}
+    found = {
+        i: stage_actions(shared.run.ranks[i], strategy.passes[i], strategy.rows_of(i, KIND), position=position[i])
+        for i in used
+    }
+    return chains, position, found
+
+
+def pipeline_view(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
+) -> PipelineView | None:
+    """Return what the stages did, None where there is no pipeline."""
+    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
+    if not used:
+        return None
+    chains, position, found = _stages(shared, strategy, used)
+    actions = {i: a for i, (a, _) in found.items()}
+    ranks = [
+        r
+        for i in used
+        for account in (accounts[i],)
+        if account is not None and (r := _rank_pipeline(shared, strategy, i, account, position[i], actions[i]))
+    ]
+    if not ranks:
+        return None
+    return _view(shared, strategy, chains, actions, ranks, marked=all(marked for _, marked in found.values()))
+
+
+def _view(
+    shared: AlignedRun,
+    strategy: Strategy,
+    chains: Sequence[tuple[int, ...]],
+    actions: dict[int, list[Action]],
+    ranks: list[RankPipeline],
+    *,
+    marked: bool,
+) -> PipelineView:
+    stages = max(len(chain) for chain in chains)
+    microbatches, chunks, notes = microbatches_and_chunks(shared, strategy, chains[0], actions, marked=marked)
+    whole = one_step_of_one(shared, chains, actions)
+    schedule = schedule_name(whole, chunks=chunks) if whole and chunks else None
+    if not whole:
+        notes.append("the schedule is unknown: not all ranks of a pipeline were recorded")
+    orders = whole if marked or chunks == 1 else None
+    work = [r.forward_ns + r.backward_ns for r in ranks]
+    return PipelineView(
+        stages=stages,
+        microbatches=microbatches,
+        chunks=chunks,
+        schedule=schedule,
+        bubble_pct=float(np.mean([r.bubble_pct for r in ranks])),
+        textbook_pct=100 * textbook_bubble(stages, microbatches, chunks=chunks) if microbatches and chunks else None,
+        schedule_pct=_replayed_pct(orders, equal=True),
+        stages_pct=_replayed_pct(orders, equal=False),
+        imbalance=max(work) / float(np.mean(work)) if any(work) else None,
+        marked=marked,
+        notes=tuple(notes),
+        ranks=tuple(ranks),
+        over_ranks=over_ranks(ranks),
+    )
+
+
+def _on(shared: AlignedRun, index: int, chain: tuple[int, ...]) -> bool:
+    return shared.run.ranks[index].rank in chain
+
+
+def _rank_pipeline(
+    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, position: int, actions: Sequence[Action]
+) -> RankPipeline | None:
+    rank, rows = shared.run.ranks[index], strategy.rows_of(index, KIND)
+    spans = _spans(rank)
+    if spans is None:
+        return None
+    window, count = spans
+    c, wait = rank.collectives, shared.wait_ns[index][rows]
+    duration = c.end_ns[rows] - c.start_ns[rows]
+    waits = union(c.start_ns[rows], c.start_ns[rows] + np.where(wait >= 0, wait, duration))
+    others = np.delete(np.arange(len(c)), rows)
+    compute = union_of(account.compute, account.memory) if account.memory is not None else account.compute
+    busy = intersect(union_of(compute, union(c.start_ns[others], c.end_ns[others])), window)
+    messages = subtract(intersect(union(c.start_ns[rows], c.end_ns[rows]), window), busy)
+    forward, backward = (intersect(x, window).total_ns for x in _passes_work(rank, strategy, index, account))
+    step = window.total_ns
+    waited = intersect(messages, waits).total_ns
+    nothing = subtract(window, union_of(busy, messages))
+    gaps = intersect(nothing, union([a.start_ns for a in actions], [a.end_ns for a in actions])).total_ns
+    idle = nothing.total_ns - gaps
+    by_op = {op: _op_ns(rank, rows, op, window) for op in ("send", "recv", "send_recv")}
+    return RankPipeline(
+        rank=rank.rank,
+        stage=position,
+        step_ns=round(step / count),
+        forward_ns=round(forward / count),
+        backward_ns=round(backward / count),
+        other_ns=round((busy.total_ns - forward - backward) / count),
+        transfer_ns=round((messages.total_ns - waited) / count),
+        wait_ns=round(waited / count),
+        gaps_ns=round(gaps / count),
+        idle_ns=round(idle / count),
+        bubble_pct=100 * (waited + idle) / step,
+        send_ns=round(by_op["send"] / count),
+        receive_ns=round(by_op["recv"] / count),
+        exchange_ns=round(by_op["send_recv"] / count),
+        forwards=sum(a.kind == "F" for a in actions) / max(len(rank.steps), 1),
+        forward_microbatch_ns=_mean_ns(actions, "F"),
+        backward_microbatch_ns=_mean_ns(actions, "BIW"),
+    )
+
+
+def _spans(rank: Rank) -> tuple[Intervals, int] | None:
+    """Return the periods of the rank's steps as one set, complete ones if there are any, and how many they are."""
+    periods = step_periods(rank)
+    if periods is None or not len(periods):
+        return None
+    keep = periods.complete if periods.complete.any() else np.ones(len(periods), bool)
+    return union(periods.start_ns[keep], periods.end_ns[keep]), int(keep.sum())
+
+
+def _passes_work(rank: Rank, strategy: Strategy, index: int, account: RankAccount) -> tuple[Intervals, Intervals]:
+    """Return the time of forward and of backward work; where both run at once it is backward."""
+    found = strategy.passes[index]
+    if rank.has_device:
+        phase = work_phases(rank, found)
+        work = (rank.work.kind != EventKind.COMM_KERNEL) & (rank.work.step >= 0)
+        forward, backward = (
+            union(rank.work.start_ns[work & (phase == p)], rank.work.end_ns[work & (phase == p)])
+            for p in (Phase.FORWARD, Phase.BACKWARD)
+        )
+        return subtract(forward, backward), backward
+    backward = intersect(account.compute, found.backward)
+    rest = subtract(subtract(account.compute, found.backward), found.optimizer)
+    return rest, backward
+
+
+def _op_ns(rank: Rank, rows: Int64s, op: str, window: Intervals) -> int:
+    c = rank.collectives
+    mine = rows[c.op[rows] == OP_CODE[op]]
+    return int(covered_ns(window, c.start_ns[mine], c.end_ns[mine]).sum())
+
+
+def _mean_ns(actions: Sequence[Action], kinds: str) -> int | None:
+    """Return the mean time of a micro-batch one way: halves of a backward count together."""
+    mine = [a for a in actions if a.kind in kinds]
+    count = len({(a.step, a.stage, a.microbatch) for a in mine})
+    return round(sum(a.busy_ns for a in mine) / count) if count else None
+
+
+def _replayed_pct(ranks: list[list[Action]] | None, *, equal: bool) -> float | None:
+    """Return the bubble of these orders with each stage's mean times, or with the same mean times on all stages."""
+    found = ideal_schedule(ranks, equal=equal)[0] if ranks else None
+    return 100 * found.mean_idle_share if found else None
+
+
+def ideal_schedule(ranks: list[list[Action]], *, equal: bool) -> tuple[Replay | None, list[list[float]]]:
+    """Return these orders of actions with free messages, and what each action then takes."""
+    means = [_mean_busy(actions) for actions in ranks]
+    if equal:
+        everywhere = _mean_busy([a for actions in ranks for a in actions])
+        means = [everywhere] * len(ranks)
+    durations = [[mean[a.kind] for a in actions] for actions, mean in zip(ranks, means, strict=True)]
+    return replayed(ranks, durations), durations
+
+
+def _mean_busy(actions: Sequence[Action]) -> dict[str, float]:
+    kinds = {a.kind for a in actions}
+    return {kind: float(np.mean([a.busy_ns for a in actions if a.kind == kind])) for kind in kinds}

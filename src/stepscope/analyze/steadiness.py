@@ -1,0 +1,302 @@
+"""Is every step like the others: how much do step times vary, how long is the warm-up, do they drift, which stand out?
+
+From the step logs where there are any (every step of the job), else from the recorded steps. The job's step is the
+median over ranks, step by step: ranks that wait for each other take equally long, and one odd clock moves nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.step_periods import NO_STEP, step_periods
+from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION, LOADER_START
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.run.load import Run
+from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import distinct
+from stepscope.stats.robust import Spread, Trend, mad_sigma, median, medians, quantiles, slow_start, spread, trend
+from stepscope.trace.table import Int64s
+from stepscope.units import NS_PER_S
+
+SIGNIFICANT = 0.01
+"""a drift is one where chance alone gives as much in fewer than one series of a hundred"""
+_SPIKE_SIGMAS = 5.0
+_SPIKE_SHARE = 0.20
+_NEIGHBOURS = 25
+_MAX_SPIKES = 20
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Series(ArrayRecord):
+    """Step times in order."""
+
+    source: str
+    """`step logs` or `recorded steps`"""
+    step: Int64s
+    dur_ns: Int64s
+    by_rank_median_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spike:
+    """One step that took much longer than its neighbours."""
+
+    step: int
+    dur_ns: int
+    extra_ns: int
+    """above the median of the steps around it"""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How the step time moves over the run."""
+
+    change_pct: float
+    """from the first to the last step, by the median slope"""
+    low_pct: float
+    high_pct: float
+    """95 % interval"""
+    p_value: float
+    significant: bool
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """The step times of a run."""
+
+    source: str
+    num_steps: int
+    """all steps of the series, warm-up included"""
+    warm_up_steps: int
+    warm_up_ns: int
+    """time the warm-up took beyond what as many settled steps take"""
+    median_ns: int
+    mean_ns: int
+    std_ns: int
+    spread_pct: float
+    """standard deviation against the mean, warm-up left out"""
+    robust_spread_pct: float
+    """the same from the median absolute deviation: what it is without spikes"""
+    p10_ns: int
+    p90_ns: int
+    p99_ns: int
+    min_ns: int
+    max_ns: int
+    over_ranks_ns: Spread | None
+    """of the ranks' medians"""
+    steps_per_s: float
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    drift: Drift | None
+    """None below eight settled steps"""
+    spikes: tuple[Spike, ...]
+    """the largest, by step"""
+    num_spikes: int
+    spikes_ns_per_step: int
+    """what all spikes cost, spread over all settled steps"""
+    spike_every: int | None
+    """steps between spikes where they come at regular intervals: logging, checkpoints, garbage collection"""
+
+
+def steadiness(
+    run: Run,
+    *,
+    logs: Sequence[StepLog] = (),
+    samples_per_step: float | None = None,
+    tokens_per_step: float | None = None,
+) -> Steadiness | None:
+    """Return how steady the steps of a run are, None where fewer than two are known.
+
+    `samples_per_step` and `tokens_per_step` are those of the whole job.
+    """
+    series = log_series(logs) or recorded_series(run)
+    if series is None or len(series.dur_ns) < 2:
+        return None
+    return steadiness_of(series, samples_per_step=samples_per_step, tokens_per_step=tokens_per_step)
+
+
+def steadiness_of(
+    series: Series, *, samples_per_step: float | None = None, tokens_per_step: float | None = None
+) -> Steadiness:
+    """Return how steady one series of at least two step times is."""
+    first = slow_start(series.dur_ns)
+    settled = series.dur_ns[first:]
+    usual = median(settled)
+    mean, std = float(settled.mean()), float(settled.std())
+    p10, p90, p99 = quantiles(settled, (0.1, 0.9, 0.99)).tolist()
+    extra = _spike_extra(settled)
+    at = np.flatnonzero(extra)
+    # Throughput by the mean: spikes are part of what the job takes.
+    per_s = NS_PER_S / mean
+    return Steadiness(
+        source=series.source,
+        num_steps=len(series.dur_ns),
+        warm_up_steps=first,
+        warm_up_ns=round(float(series.dur_ns[:first].sum()) - first * usual),
+        median_ns=round(usual),
+        mean_ns=round(mean),
+        std_ns=round(std),
+        spread_pct=100 * std / mean,
+        robust_spread_pct=100 * mad_sigma(settled) / usual,
+        p10_ns=round(p10),
+        p90_ns=round(p90),
+        p99_ns=round(p99),
+        min_ns=int(settled.min()),
+        max_ns=int(settled.max()),
+        over_ranks_ns=spread(series.by_rank_median_ns),
+        steps_per_s=per_s,
+        samples_per_s=None if samples_per_step is None else samples_per_step * per_s,
+        tokens_per_s=None if tokens_per_step is None else tokens_per_step * per_s,
+        drift=_drift(settled, usual),
+        spikes=_largest(series.step[first:], settled, extra),
+        num_spikes=len(at),
+        spikes_ns_per_step=round(float(extra.sum()) / len(settled)),
+        spike_every=_interval(series.step[first:][at]),
+    )
+
+
+def log_series(logs: Sequence[StepLog]) -> Series | None:
+    """Return the undisturbed steps of the step logs, median over the ranks that have each; None without any."""
+    kept = [(log.step[keep], log.dur_ns[keep]) for log in logs for keep in (log.unprofiled & (log.dur_ns > 0),)]
+    return median_over_ranks(kept, source="step logs")
+
+
+def recorded_series(run: Run) -> Series | None:
+    """Return the steps of the profiled window as the device ran them (`step_periods`), where they are complete."""
+    kept = []
+    for rank in run.ranks:
+        periods = step_periods(rank)
+        if periods is not None:
+            known = periods.complete & (periods.step >= 0)
+            kept.append((rank.steps.number[periods.step[known]], periods.dur_ns[known]))
+    return median_over_ranks(kept, source="recorded steps")
+
+
+def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> Series | None:
+    """Return step by step the median over ranks, from each rank's step numbers and durations; None without any."""
+    kept = [(step, dur) for step, dur in kept if len(step)]
+    if not kept:
+        return None
+    number = np.concatenate([step for step, _ in kept])
+    dur = np.concatenate([dur for _, dur in kept])
+    order = np.lexsort((dur, number))
+    number, dur = number[order], dur[order]
+    step, first, count = np.unique(number, return_index=True, return_counts=True)
+    middle = (dur[first + (count - 1) // 2] + dur[first + count // 2]) // 2
+    return Series(source, step, middle, tuple(round(median(d)) for _, d in kept))
+
+
+def _drift(settled: Int64s, usual: float) -> Drift | None:
+    found: Trend | None = trend(np.arange(len(settled)), settled)
+    if found is None:
+        return None
+    to_pct = 100 * (len(settled) - 1) / usual
+    change, low, high = (slope * to_pct for slope in (found.slope, found.low, found.high))
+    return Drift(change, low, high, found.p_value, found.p_value < SIGNIFICANT)
+
+
+def _spike_extra(settled: Int64s) -> npt.NDArray[np.float64]:
+    """Return how far each step lies above its neighbours where it is a spike, 0 elsewhere."""
+    x = settled.astype(float)
+    near = _running_median(x)
+    above = x - near
+    sigma = mad_sigma(above)
+    is_spike = above > np.maximum(_SPIKE_SIGMAS * sigma, _SPIKE_SHARE * near)
+    return np.where(is_spike, above, 0.0)
+
+
+def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the median of the steps around each one, so that a drift makes no spikes."""
+    half = min(_NEIGHBOURS, len(x)) // 2
+    padded = np.pad(x, half, mode="reflect") if half and len(x) > half else x
+    if len(padded) == len(x):
+        return np.full(len(x), median(x))
+    return medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1))
+
+
+def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
+    at = np.flatnonzero(extra)
+    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:_MAX_SPIKES]])
+    return tuple(Spike(int(step[i]), int(settled[i]), round(extra[i])) for i in at)
+
+
+def _interval(steps: Int64s) -> int | None:
+    """Return the distance between spikes where at least three follow each other regularly.
+
+    Regular is within 5 %, or one step where that is at most a tenth: short distances agree by chance.
+    """
+    gaps = np.diff(steps)
+    if len(gaps) < 2:
+        return None
+    middle = median(gaps)
+    regular = np.abs(gaps - middle) <= max(0.05 * middle, 1 if middle >= 10 else 0)
+    return round(middle) if middle > 2 and regular.mean() >= 0.8 else None
+
+
+# How long did every step of the run take on every rank, and which of them are special: profiled, with an evaluation
+# or a checkpoint in them, or outliers?
+#
+# From the step logs; without them from the recorded steps, all of which are profiled.
+
+MARKED = (EVALUATION, CHECKPOINT, COMPILATION, LOADER_START, GARBAGE_COLLECTION)
+"""regions that make a step special; of several in one step the first counts"""
+_MIN_MARKED_SHARE = 0.05
+"""of its step: a region that takes less changes nothing one could see"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunSteps(ArrayRecord):
+    """Every step of the run by rank."""
+
+    source: str
+    """`step logs` or `recorded steps`"""
+    step: Int64s
+    ranks: tuple[int, ...]
+    dur_ns: npt.NDArray[np.float64]
+    """by rank and step; NaN where a rank lacks one"""
+    profiled: npt.NDArray[np.bool_]
+    """steps that ran under the profiler on any rank"""
+    marks: dict[int, str]
+    """number of a step -> the region that makes it special"""
+
+
+def run_steps(run: Run, logs: Sequence[StepLog]) -> RunSteps | None:
+    """Return the steps of a run, None where fewer than two are known."""
+    found = _from_logs(logs) if any(len(log) for log in logs) else _from_traces(run)
+    return found if found is not None and len(found.step) > 1 else None
+
+
+def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
+    logs = [log for log in logs if len(log)]
+    step = distinct(np.concatenate([log.step for log in logs]))
+    dur = np.full((len(logs), len(step)), np.nan)
+    profiled = np.zeros(len(step), bool)
+    marks: dict[int, str] = {}
+    for row, log in enumerate(logs):
+        at = np.searchsorted(step, log.step)
+        dur[row, at] = log.dur_ns
+        profiled[at] |= log.profiled
+        for name in MARKED:
+            inside = np.nan_to_num(log.column(f"regions.{name}.ns"))
+            for k in np.flatnonzero(inside > _MIN_MARKED_SHARE * log.dur_ns).tolist():
+                marks.setdefault(int(log.step[k]), name)
+    return RunSteps("step logs", step, tuple(log.rank for log in logs), dur, profiled, marks)
+
+
+def _from_traces(run: Run) -> RunSteps | None:
+    by_rank: list[dict[int, int]] = []
+    for rank in run.ranks:
+        periods = step_periods(rank) if rank.steps.known else None
+        if periods is None or (periods.step == NO_STEP).any():
+            by_rank.append({})
+            continue
+        numbers = rank.steps.number[periods.step].tolist()
+        by_rank.append(dict(zip(numbers, periods.dur_ns.tolist(), strict=True)))
+    step = np.array(sorted({n for mine in by_rank for n in mine}), np.int64)
+    if not len(step):
+        return None
+    known = [(rank.rank, mine) for rank, mine in zip(run.ranks, by_rank, strict=True) if mine]
+    dur = np.array([[mine.get(int(n), np.nan) for n in step] for _, mine in known], float)
+    return RunSteps("recorded steps", step, tuple(rank for rank, _ in known), dur, np.ones(len(step), bool), {})

@@ -1,0 +1,489 @@
+"""Which ranks make the others wait, how much, how often, and why?
+
+Who is late, and by how much, is told by own times and waits (`lateness.py`); why, by what the late rank does that the
+others do not.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_time import data_loading, recorded_events
+from stepscope.analyze.lateness import Lateness, common_steps, late_ranks, own_times
+from stepscope.analyze.log_stragglers import WAITING, LateRank, lateness
+from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
+from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
+from stepscope.dataclass import dataclass
+from stepscope.intervals import covered_ns, union
+from stepscope.records import ArrayRecord
+from stepscope.run.aligned import AlignedRun
+from stepscope.run.load import Run
+from stepscope.run.rank import Rank
+from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.robust import median, num_stretches
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+from stepscope.units import ms
+
+Floats = npt.NDArray[np.float64]
+
+_SAME_OPERATORS = 0.02
+_MAIN_CAUSE = 0.5
+"""a part that explains at least half of the lateness names the cause"""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that others wait for."""
+
+    rank: int
+    cause: str
+    """host, device, data, load or network"""
+    late_ns_per_step: float
+    """own time beyond the median of the others', mean over the steps"""
+    steps_late: int
+    num_steps: int
+    score: float
+    slowdown: float
+    """own time / mean own time of the others"""
+    evidence: dict[str, float]
+    """excess over the others' median in ns per step, by part"""
+
+    @property
+    def persistent(self) -> bool:
+        """Return whether it was late in most of the steps."""
+        return self.steps_late > self.num_steps / 2
+
+
+def find_stragglers(
+    shared: AlignedRun,
+    *,
+    window_steps: int = DEFAULT_WINDOW_STEPS,
+    threshold: float = DEFAULT_SCORE,
+    slowdown: float = DEFAULT_SLOWDOWN,
+    overhead_ns_per_step: float = 0.0,
+) -> list[Straggler]:
+    """Return the late ranks, the latest first.
+
+    `overhead_ns_per_step` is what the profiler added to a step: lateness up to that may be the profiler's own and
+    does not count.
+    """
+    late = late_ranks(
+        shared.whole,
+        window_steps=window_steps,
+        threshold=threshold,
+        slowdown=slowdown,
+        overhead_ns_per_step=overhead_ns_per_step,
+    )
+    place = {rank.rank: index for index, rank in enumerate(shared.run.ranks)}
+    known = [one for one in late if one.rank in place]  # why a rank is late, those tell that are there in full
+    compared = (
+        np.array([place[r] for r in known[0].compared if r in place], np.int64) if known else np.empty(0, np.int64)
+    )
+    if len(compared) < 2:
+        return []
+    parts = _parts(shared.run.ranks, known[0].num_steps)
+    return [_with_cause(shared.run, one, place[one.rank], compared, parts) for one in known]
+
+
+def _with_cause(
+    run: Run, late: Lateness, index: int, compared: npt.NDArray[np.int64], parts: dict[str, Floats]
+) -> Straggler:
+    peers = compared[compared != index]
+    excess = {name: float(values[index] - median(values[peers])) for name, values in parts.items()}
+    return Straggler(
+        rank=late.rank,
+        cause=_cause(run, index, int(peers[0]), excess, late.late_ns),
+        late_ns_per_step=late.late_ns,
+        steps_late=late.steps_late,
+        num_steps=late.num_steps,
+        score=late.score,
+        slowdown=late.slowdown,
+        evidence=excess,
+    )
+
+
+def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
+    """Return per rank what its steps are made of, in ns per step: loading data and computing on the device."""
+    return {
+        "data": np.array([_data_ns(r, last_steps) for r in ranks]),
+        "device": np.array([_device_ns(r, last_steps) for r in ranks]),
+    }
+
+
+def _cause(run: Run, index: int, peer: int, excess: dict[str, float], late_ns: float) -> str:
+    """Return the part that explains the lateness; what neither data nor device explains is the host's.
+
+    Without a device the host computes, so that more work shows there.
+    """
+    mine, other = run.ranks[index], run.ranks[peer]
+    if excess["data"] >= _MAIN_CAUSE * late_ns:
+        return "data"
+    on_device = excess["device"] >= _MAIN_CAUSE * late_ns
+    if on_device and _other_shapes(mine, other):
+        return "load"
+    if (on_device or not mine.has_device) and _more_flops(run, mine, other):
+        return "load"
+    return "device" if on_device else "host"
+
+
+def _more_flops(run: Run, mine: Rank, other: Rank) -> bool:
+    """Return whether the recorder counted more FLOPs than a peer's for as many operators."""
+    flops, theirs = (_counted_flops(run, rank) for rank in (mine, other))
+    if not flops or not theirs or flops < DEFAULT_SLOWDOWN * theirs:
+        return False
+    operators, as_many = (recorded_events(rank).sum() / max(len(rank.steps), 1) for rank in (mine, other))
+    return bool(abs(operators - as_many) <= _SAME_OPERATORS * as_many)
+
+
+def _counted_flops(run: Run, rank: Rank) -> float | None:
+    """Return the FLOPs of one step that the recorder counted on a rank."""
+    said: Any = run.description.get("ranks")
+    for key in (str(rank.rank), "flops", "total"):
+        said = said.get(key) if isinstance(said, dict) else None
+    return float(said) if isinstance(said, int | float) and said > 0 else None
+
+
+def _data_ns(rank: Rank, last_steps: int) -> float:
+    recent = slice(-last_steps, None)
+    return covered_ns(data_loading(rank), rank.steps.start_ns[recent], rank.steps.end_ns[recent]).sum() / last_steps
+
+
+def _device_ns(rank: Rank, last_steps: int) -> float:
+    """Return compute per step: of the device, or of the host's operators where there is no device."""
+    if not rank.has_device:
+        return 0.0
+    work = rank.work
+    recent = (work.step >= max(len(rank.steps) - last_steps, 0)) & (work.kind == EventKind.KERNEL)
+    return union(work.start_ns[recent], work.end_ns[recent]).total_ns / last_steps
+
+
+def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
+    """Return whether a rank ran the same operators as a peer on other shapes: more load, not a slower device."""
+    mine, peer = _operator_shapes(rank), _operator_shapes(peer_rank)
+    names, peer_names = Counter[str](), Counter[str]()
+    for (name, _), n in mine.items():
+        names[name] += n
+    for (name, _), n in peer.items():
+        peer_names[name] += n
+    same_operators = sum((names - peer_names).values()) <= _SAME_OPERATORS * sum(names.values())
+    other = sum(n for key, n in mine.items() if key not in peer)
+    return same_operators and other > 0.2 * sum(mine.values())
+
+
+def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
+    """Return how often each operator launched device work on which shapes, per recorded step."""
+    op = distinct(rank.work.op_row[(rank.work.op_row >= 0) & (rank.work.step >= 0)])
+    names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
+    pairs, counts = np.unique(np.stack((names.astype(np.int64), dims)), axis=1, return_counts=True)
+    return Counter(
+        {
+            (rank.trace.text(int(n)) or "", rank.trace.text(int(d)) or ""): int(count) // max(len(rank.steps), 1)
+            for n, d, count in zip(pairs[0], pairs[1], counts, strict=True)
+        }
+    )
+
+
+# Do ranks have different amounts of work, step by step? Ranks that meet in every step wait for the one with the most.
+#
+#     imbalance = mean over steps of (the most that a rank computes - what the mean rank computes)
+#
+# A slow device takes longer for the same work, an uneven load is more work: more threads are launched, or the recorder
+# counted more FLOPs. Ranks may take turns at it (samples of uneven length), so that over all steps none is the late
+# one.
+
+MIN_IMBALANCE = 0.10
+"""of what the mean rank computes: equal work differs by a few percent from rank to rank"""
+_MORE_WORK = 1.10
+"""times the others' threads: then the load differs, not the device"""
+_MIN_SHARE_OF_STEPS = 0.5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnevenCompute(ArrayRecord):
+    """What ranks compute in the steps that all of them recorded."""
+
+    ranks: tuple[int, ...]
+    compute_ns: Floats
+    """by rank and step, kernels other than communication"""
+    threads: Floats
+    """by rank and step: of those kernels, 0 where a trace does not say"""
+
+    @property
+    def imbalance_ns(self) -> float:
+        """Return by how much the rank with most compute exceeds the mean rank, mean over steps."""
+        return imbalance_ns(self.compute_ns)
+
+    @property
+    def heaviest(self) -> tuple[int, ...]:
+        """Return the rank that has most in over half of the steps; none where they take turns."""
+        most = np.bincount(self.compute_ns.argmax(axis=0), minlength=len(self.ranks))
+        return (self.ranks[int(most.argmax())],) if most.max() > _MIN_SHARE_OF_STEPS * self.compute_ns.shape[1] else ()
+
+    @property
+    def is_load(self) -> bool:
+        """Return whether the rank with most compute launches more threads than others, in over half of the steps."""
+        steps = np.arange(self.compute_ns.shape[1])
+        first = self.compute_ns.argmax(axis=0)
+        mine = self.threads[first, steps]
+        others = (self.threads.sum(axis=0) - mine) / (len(self.ranks) - 1)
+        return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MIN_SHARE_OF_STEPS)
+
+
+def imbalance_ns(compute_ns: Floats) -> float:
+    """Return by how much the rank with most compute exceeds the mean rank, mean over steps, given both ways."""
+    return float((compute_ns.max(axis=0) - compute_ns.mean(axis=0)).mean())
+
+
+def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
+    """Return what ranks compute per step where they differ by 10 % and their loads do; None where they do not."""
+    numbers = common_steps(ranks)
+    if len(ranks) < 2 or not len(numbers) or not all(r.has_device and len(r.steps) for r in ranks):
+        return None
+    if any(r.steps.is_window for r in ranks):
+        return None
+    kernels = [_kernels(rank, numbers) for rank in ranks]
+    each = list(zip(ranks, kernels, strict=True))
+    compute_ns = np.array([_sums(at, (r.work.end_ns - r.work.start_ns)[rows], len(numbers)) for r, (rows, at) in each])
+    if not imbalance_ns(compute_ns) >= MIN_IMBALANCE * float(compute_ns.mean()) > 0:
+        return None
+    threads = np.array([_sums(at, _threads(r, r.work.row[rows]), len(numbers)) for r, (rows, at) in each])
+    found = UnevenCompute(tuple(r.rank for r in ranks), compute_ns, threads)
+    return found if found.is_load else None
+
+
+def _kernels(rank: Rank, numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Return a rank's kernels in the given steps, and the place of each one's step among them."""
+    work, number = rank.work, rank.steps.number
+    place = np.where(among(number, numbers), np.searchsorted(numbers, number), -1)
+    rows = np.flatnonzero((work.kind == int(EventKind.KERNEL)) & (work.step >= 0))
+    at = place[work.step[rows]]
+    common = np.flatnonzero(at >= 0)
+    return rows[common], at[common]
+
+
+def _sums(at: Int64s, values: npt.NDArray[Any], count: int) -> Floats:
+    return np.bincount(at, values, minlength=count).astype(float)
+
+
+def _threads(rank: Rank, rows: npt.NDArray[np.int64]) -> Floats:
+    """Return how many threads each kernel has: blocks in its grid times threads in a block; 0 where it is not said."""
+    out = np.ones(len(rows))
+    strings = rank.trace.strings
+    for name in ("grid", "block"):
+        ids = rank.trace.arg(name).at(rows, missing=-1)
+        size_of = np.zeros(len(strings) + 1)  # one more, that of no text, stays 0
+        known = [i for i in distinct(ids).tolist() if i >= 0]
+        size_of[known] = [_product(strings[i]) for i in known]
+        out *= size_of[ids]
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _product(text: str) -> float:
+    """Return the product of `[64, 2, 1]`, 0 for anything else."""
+    words = text.strip("[] ").split(",")
+    return float(prod(float(w) for w in words)) if all(w.strip().isdigit() for w in words) else 0.0
+
+
+# Which ranks are late in the training, by everything that is known: the profiled steps and all logged ones.
+#
+# Five profiled steps name a rank and say why it is late; the steps without the profiler, of which there are many more,
+# say whether and by how much:
+#
+#     late in the trace    late in the log    the log can tell
+#     yes                  yes                yes                 late, by what the log says
+#     yes                  no                 yes                 not late: it was so in the window alone, or the log
+#     has
+#                                                                 too few steps to bear it out; a note says so
+#     no                   yes                yes                 late, the cause by the regions of the log
+#     yes                  -                  no                  late, by what the trace says
+#
+# The log can tell where the wait for the others' gradients is measured on every rank, and is the only wait: where
+# ranks
+# also wait elsewhere their own times by the log are longer than those in the trace. A rank that is late in some steps
+# only (it alone saves checkpoints) shows in what recurs (`recurring.py`).
+
+_ALL_STEPS = 1 << 40
+_MIN_STEPS_TO_CLEAR = 10
+_HIDDEN_WAIT = 0.5
+"""of the lateness: own times by the log that are longer by more hold waits"""
+_MIN_RECURRING_SHARE = 0.05
+_MIN_EVENTS = 3
+_MIN_RECURRING_SCORE = 3.0
+
+
+@dataclass(frozen=True)
+class LateRanks:
+    """The late ranks, and how late ranks are by the log where it decides."""
+
+    stragglers: tuple[Straggler, ...]
+    late_ns: dict[int, float]
+    """by rank, of those that the trace or the log names: lateness per step without the profiler"""
+    notes: tuple[str, ...]
+
+
+def training_stragglers(
+    shared: AlignedRun, traced: Sequence[Straggler], *, logs: Sequence[StepLog], training: TrainingStep | None
+) -> LateRanks:
+    """Return the late ranks by trace and logs together, the latest first."""
+    by_log = {late.rank: late for late in _told(shared, traced, logs)}
+    recurring = _recurring_late(training)
+    found, notes = [], []
+    late_ns: dict[int, float] = {}
+    for s in traced:
+        log = by_log.get(s.rank)
+        if log is not None:
+            late_ns[s.rank] = max(log.late_ns, 0)
+        if log is None or log.is_late():
+            found.append(s if log is None else _as_logged(s, log))
+        elif s.rank in recurring:
+            found.append(replace(s, late_ns_per_step=recurring[s.rank].late_ns_per_step))
+        else:
+            notes.append(_cleared(s, log))
+    named = {s.rank for s in found}
+    for rank, log in by_log.items():
+        if rank not in named and log.is_late():
+            found.append(_from_log(log, logs))
+            late_ns[rank] = log.late_ns
+    named = {s.rank for s in found}
+    found += [s for rank, s in recurring.items() if rank not in named]
+    return LateRanks(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
+
+
+def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
+    """Return whether the logs can tell that a rank is not late, which the trace has so much later than the others."""
+    traced = Straggler(rank, "host", late_ns, 0, 0, 0.0, 1.0, {})
+    told = [late for late in _told(shared, [traced], logs) if late.rank == rank]
+    return bool(told) and not told[0].is_late()
+
+
+def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
+    """Return the lateness of each rank by the logs, none where they cannot tell."""
+    shared = shared.whole
+    if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
+        return []
+    if any(np.isnan(log.column(WAITING)).all() for log in logs):
+        return []
+    judged = lateness(logs, window_steps=_ALL_STEPS)
+    own = own_times(shared) if traced else None
+    if own is None:
+        return judged
+    by_rank = {r.rank: float(row.mean()) for r, row in zip(shared.run.ranks, own, strict=True)}
+    logged = _logged_own_ns(shared, logs) or {j.rank: j.own_ns for j in judged}
+    return [] if any(_waits_elsewhere(s, logged, by_rank) for s in traced) else judged
+
+
+def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, float]:
+    """Return the mean own time of each rank by the log in the steps of the trace, none where it lacks one of them.
+
+    The same steps had the same load: where the machine was busier outside the window, all own times there are longer.
+    """
+    numbers = common_steps(shared.run.ranks)
+    found = {}
+    for log in logs:
+        inside = np.isin(log.step, numbers)
+        own = (log.dur_ns - log.column(WAITING))[inside]
+        if len(own) < len(numbers) or np.isnan(own).any():
+            return {}
+        found[log.rank] = float(own.mean())
+    return found
+
+
+def _waits_elsewhere(s: Straggler, logged_ns: dict[int, float], traced_ns: dict[int, float]) -> bool:
+    """Return whether the others' own times by the log hold the wait for the rank that the trace shows late."""
+    others = [(logged_ns[rank], traced_ns[rank]) for rank in logged_ns if rank != s.rank]
+    beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
+    return bool(beyond) and median(beyond) > _HIDDEN_WAIT * s.late_ns_per_step
+
+
+def _as_logged(s: Straggler, log: LateRank) -> Straggler:
+    return replace(
+        s,
+        late_ns_per_step=log.late_ns,
+        steps_late=log.steps_late,
+        num_steps=log.num_steps,
+        score=log.score,
+        slowdown=log.slowdown,
+    )
+
+
+def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
+    """Return a straggler that only the log shows; late input is told by its region, the rest is the host's."""
+    late_ns = log.late_ns
+    data = {each.rank: _typical_ns(each, "data_loading") for each in logs}
+    excess = data[log.rank] - median([ns for rank, ns in data.items() if rank != log.rank])
+    cause = "data" if excess >= _MAIN_CAUSE * late_ns else "host"
+    return Straggler(
+        rank=log.rank,
+        cause=cause,
+        late_ns_per_step=late_ns,
+        steps_late=log.steps_late,
+        num_steps=log.num_steps,
+        score=log.score,
+        slowdown=log.slowdown,
+        evidence={"data": max(excess, 0.0)},
+    )
+
+
+def _typical_ns(log: StepLog, region: str) -> float:
+    times: npt.NDArray[np.float64] = np.nan_to_num(log.column(f"regions.{region}.ns"))[log.unprofiled]
+    return median(times) if len(times) else 0.0
+
+
+def _cleared(s: Straggler, log: LateRank) -> str:
+    interval = f"{ms(log.low_ns):.1f} to {ms(log.high_ns):.1f}"
+    tells = log.num_steps >= _MIN_STEPS_TO_CLEAR or log.high_ns < s.late_ns_per_step
+    so = "it is no straggler" if tells else "too few to call it late; a longer recording would tell"
+    return (
+        f"rank {s.rank} was {ms(s.late_ns_per_step):.1f} ms late per step in the {s.num_steps} profiled steps, but "
+        f"{ms(log.late_ns):.1f} ms ({interval}) in the {log.num_steps} steps without the profiler: {so}"
+    )
+
+
+def _recurring_late(training: TrainingStep | None) -> dict[int, Straggler]:
+    """Return the ranks that are late in some steps, because something recurs there and not on the others."""
+    if training is None or len(training.recurring.ranks) < 2:
+        return {}
+    r = training.recurring
+    late = {rank: ns for rank, ns in r.late_ns().items() if ns >= _MIN_RECURRING_SHARE * training.mean_ns}
+    return {rank: _recurring_straggler(r, rank, ns, training.mean_ns) for rank, ns in late.items() if _certain(r, rank)}
+
+
+def _beyond_others(r: Recurring, rank: int) -> npt.NDArray[np.float64]:
+    own, at = r.excess_ns.sum(axis=0), r.ranks.index(rank)
+    return np.asarray(own[at] - np.median(np.delete(own, at, axis=0), axis=0))
+
+
+def _certain(r: Recurring, rank: int) -> bool:
+    x = _beyond_others(r, rank)
+    events = num_stretches(x > 0)
+    if events < _MIN_EVENTS:
+        return False
+    # Steps of one stretch (another job for a while) tell as much as one.
+    steps_each = int((x > 0).sum()) / events
+    error = float(x.std(ddof=1)) / sqrt(len(x) / steps_each)
+    return float(x.mean()) >= _MIN_RECURRING_SCORE * error > 0
+
+
+def _recurring_straggler(r: Recurring, rank: int, late_ns: float, mean_ns: float) -> Straggler:
+    x, at = _beyond_others(r, rank), r.ranks.index(rank)
+    data_ns = sum(float(r.rank_ns(c)[at]) for c in DATA_CAUSES)
+    error = float(x.std(ddof=1)) / sqrt(len(x))
+    return Straggler(
+        rank=rank,
+        cause="data" if data_ns >= _MAIN_CAUSE * late_ns else "host",
+        late_ns_per_step=late_ns,
+        steps_late=int((x > 0).sum()),
+        num_steps=len(x),
+        score=round(float(x.mean()) / error, 2),
+        slowdown=mean_ns / max(mean_ns - late_ns, 1.0),
+        evidence={c: float(r.rank_ns(c)[at]) for c in r.causes},
+    )

@@ -1,0 +1,448 @@
+"""What is the mean step of the training, by all logged steps and not by those of the profiled window?
+
+    mean step = ordinary step + what recurs in some steps (`recurring.py`)
+
+The logged steps that count ran without the profiler, after the warm-up. A step is ordinary where no cause takes
+longer than usual there and it is not far longer than the others. Causes are regions of the step log beside the work
+of training itself (data_loading, loader_start, checkpoint, evaluation, ...), and host time outside every region.
+A single long step without a named cause is a hiccup: it is left out, and said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.step_line import (
+    BACKWARD,
+    CLIPPING,
+    DATA_LOADING,
+    EVALUATION,
+    FORWARD,
+    GRADIENT_SYNC,
+    LOADER_START,
+    LR_SCHEDULING,
+    OPTIMIZER,
+    WINDOW,
+)
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import common
+from stepscope.stats.robust import FAR_LONGER, mad_sigma, median, num_stretches, slow_start
+from stepscope.trace.table import Int64s
+from stepscope.units import ms
+
+# What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.
+#
+# A loader that starts its workers again, a checkpoint, an evaluation: each is time of the host in a few steps. In
+# every
+# step the job waits for the rank that is busy longest with it:
+#
+#     rank 0   |  checkpoint 90  |            |
+#     rank 1   |                 |  gc 10     |      2 of 10 steps: (90 + 10) / 10 = 10 per step
+
+Floats = npt.NDArray[np.float64]
+
+DATA_CAUSES = (DATA_LOADING, LOADER_START)
+OUTSIDE = "outside every region"
+"""host time of a step in none of its regions: code of the loop itself"""
+COMMUNICATION = "collectives outside every region"
+"""the same in steps with more collectives than the others: parameters averaged every few steps, metrics gathered"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recurring(ArrayRecord):
+    """Time beyond the ordinary step."""
+
+    causes: tuple[str, ...]
+    """names of regions, or OUTSIDE"""
+    ranks: tuple[int, ...]
+    excess_ns: Floats
+    """by cause, rank and step; the steps are those that all ranks logged"""
+    scale: float = 1.0
+    """of that time lengthens the step: below 1 where the device's queue hides some, above where it slows the rest"""
+    other_ns: float = 0.0
+    """per step: longer steps for which no cause is known"""
+
+    @property
+    def total_ns(self) -> float:
+        """Return what it adds to the mean step."""
+        return self.scale * self._modelled_ns + self.other_ns
+
+    @property
+    def _modelled_ns(self) -> float:
+        return float(self.excess_ns.sum(axis=0).max(axis=0).mean()) if self.excess_ns.size else 0.0
+
+    def rank_ns(self, cause: str) -> Floats:
+        """Return per rank what a cause adds to its mean step."""
+        if cause not in self.causes or not self.excess_ns.size:
+            return np.zeros(len(self.ranks))
+        return np.asarray(self.scale * self.excess_ns[self.causes.index(cause)].mean(axis=1))
+
+    def waiting_ns(self) -> Floats:
+        """Return per rank how long it waits, per step, for others in which something recurs."""
+        if not self.excess_ns.size:
+            return np.zeros(len(self.ranks))
+        own = self.excess_ns.sum(axis=0).mean(axis=1)
+        return np.asarray(self.scale * np.maximum(self._modelled_ns - own, 0))
+
+    def num_steps_with(self, cause: str) -> tuple[int, int]:
+        """Return in how many steps a cause shows on any rank, and of how many."""
+        if not self.excess_ns.size:
+            return 0, 0
+        shown = self.excess_ns[self.causes.index(cause)].max(axis=0) > 0
+        return int(shown.sum()), len(shown)
+
+    def without(self, causes: Sequence[str]) -> "Recurring":
+        """Return the same with some causes gone from every rank."""
+        kept = np.array([c not in causes for c in self.causes], float)
+        return replace(self, excess_ns=self.excess_ns * kept[:, None, None])
+
+    def with_ranks_like_others(self, ranks: Sequence[int]) -> "Recurring":
+        """Return the same with what is beyond the others' median gone from some ranks."""
+        late = np.array([rank in ranks for rank in self.ranks], bool)
+        if late.all() or not late.any():
+            return self
+        usual = np.median(self.excess_ns[:, ~late], axis=1, keepdims=True)
+        kept = np.where(late[None, :, None], np.minimum(self.excess_ns, usual), self.excess_ns)
+        return replace(self, excess_ns=kept)
+
+    def late_ns(self) -> dict[int, float]:
+        """Return per rank what recurs there beyond the others' median, per step."""
+        own = self.excess_ns.sum(axis=0).mean(axis=1) if self.excess_ns.size else np.zeros(len(self.ranks))
+        if len(own) < 2:
+            return {}
+        return {
+            rank: float(self.scale * max(own[i] - median(np.delete(own, i)), 0.0)) for i, rank in enumerate(self.ranks)
+        }
+
+
+NOTHING_RECURS = Recurring((), (), np.zeros((0, 0, 0)))
+
+
+# Which steps of a rank's log are ordinary, and what stands out in the others?
+
+Mask = npt.NDArray[np.bool_]
+WORK_REGIONS = (FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING)
+"""the work of training itself: time there is not something else that the host does"""
+UNNAMED = (OUTSIDE, COMMUNICATION)
+"""causes that no region names"""
+_MIN_STEPS = 8
+_MIN_EXCESS_SHARE = 0.1
+"""of the median step: a cause that takes less longer than usual is noise"""
+_EXCESS_SIGMAS = 5.0
+_LONG_STEP_SHARE = 0.25
+_MIN_ORDINARY = 3
+_MIN_SHARE_KNOWN = 0.8
+_NEARLY_ALL = 0.9
+_MIN_UNNAMED = 3
+"""stretches of steps: host time outside every region that comes less often is not known to recur"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoggedSteps(ArrayRecord):
+    """One rank's log with what stands out in it."""
+
+    log: StepLog
+    step_ns: Floats
+    """of the device where it was measured, else of the host"""
+    counts: Mask
+    event: Mask
+    hiccup: Mask
+    causes: dict[str, Floats]
+    """how much longer than usual, by step; 0 where that is noise"""
+
+    @property
+    def ordinary(self) -> Mask:
+        """Return the steps that count and in which nothing stands out."""
+        return np.asarray(self.counts & ~self.event)
+
+    @property
+    def mean_ns(self) -> float:
+        """Return the mean step, without what happened once."""
+        return float(self.step_ns[self.counts & ~self.hiccup].mean())
+
+    @property
+    def ordinary_mean_ns(self) -> float:
+        """Return the mean of the ordinary steps."""
+        return float(self.step_ns[self.ordinary].mean())
+
+
+def logged_steps(log: StepLog) -> LoggedSteps | None:
+    """Return the steps of a rank, None where fewer than eight count."""
+    step_ns = _step_ns(log)
+    usable = np.flatnonzero(log.unprofiled & (step_ns > 0))
+    counts = np.zeros(len(log), bool)
+    counts[usable[slow_start(step_ns[usable]) :]] = True
+    if counts.sum() < _MIN_STEPS:
+        return None
+    causes, long = _standing_out(log, step_ns, counts)
+    if num_stretches(causes[OUTSIDE][counts] > 0) < _MIN_UNNAMED:
+        causes[OUTSIDE] = np.zeros(len(log))
+    if _with_more_collectives(log, counts, causes[OUTSIDE] > 0):
+        causes[COMMUNICATION], causes[OUTSIDE] = causes[OUTSIDE], np.zeros(len(log))
+    named = _any([x for name, x in causes.items() if name not in UNNAMED], len(log))
+    event = _any(list(causes.values()), len(log)) | long
+    unnamed = counts & (step_ns > FAR_LONGER * median(step_ns[counts])) & ~named
+    hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
+    if (counts & ~event).sum() < _MIN_ORDINARY:  # no two steps are alike: all of them are what the job is like
+        return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
+    window = in_window(log)
+    if window.any():
+        seen, long = _standing_out(log, step_ns, window)
+        event |= _any(list(seen.values()), len(log)) | long
+    return LoggedSteps(
+        log, step_ns, counts, event, hiccup, {name: np.where(hiccup, 0, x) for name, x in causes.items()}
+    )
+
+
+def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
+    """Return whether some steps have more collectives than the others."""
+    count = log.column("collectives.count")
+    known = counts & ~np.isnan(count)
+    mine, others = count[known & these], count[known & ~these]
+    return bool(len(mine) and len(others) and median(mine) > median(others))
+
+
+def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str, Floats], Mask]:
+    """Return by cause how much longer than usual it takes among some steps, and which of them are long."""
+    usual = median(step_ns[among])
+    causes = {name: _beyond_usual(time, among, usual) for name, time in cause_times(log).items()}
+    spread = mad_sigma(step_ns[among])
+    return causes, among & (step_ns > usual + max(_LONG_STEP_SHARE * usual, _EXCESS_SIGMAS * spread))
+
+
+def in_window(log: StepLog) -> Mask:
+    """Return the profiled steps of the window."""
+    return np.asarray(log.profiled & (np.array(log.phase, str) == WINDOW))
+
+
+def region_times(log: StepLog) -> dict[str, Floats]:
+    """Return by region its time in every step, 0 where it was not entered."""
+    paths = [path for path in log.numbers if path.startswith("regions.") and path.endswith(".ns")]
+    return {path[len("regions.") : -len(".ns")]: np.nan_to_num(log.column(path)) for path in paths}
+
+
+def cause_times(log: StepLog) -> dict[str, Floats]:
+    """Return by cause its time in every step: regions that are not the work of training, and time outside all."""
+    times = region_times(log)
+    inside = sum(times.values(), np.zeros(len(log)))
+    found = {name: time for name, time in times.items() if name not in WORK_REGIONS and not _is_work(name, time)}
+    # A log without regions says nothing of what the host did: then nothing is known to be outside of them.
+    return {**found, OUTSIDE: np.maximum(log.dur_ns - inside, 0.0) if times else np.zeros(len(log))}
+
+
+def _is_work(name: str, time: Floats) -> bool:
+    """Return whether passes without gradients are the work of the loop itself: there are some in nearly every step, as
+    where a policy writes what it is trained on.
+    """
+    return name == EVALUATION and bool(len(time)) and bool((time > 0).mean() >= _NEARLY_ALL)
+
+
+def _step_ns(log: StepLog) -> Floats:
+    """Return the device's step times where nearly all are known, else the host's."""
+    known = log.device_ns > 0
+    on_device = len(log) > 0 and known.mean() >= _MIN_SHARE_KNOWN
+    return np.where(known, log.device_ns, log.dur_ns).astype(float) if on_device else log.dur_ns.astype(float)
+
+
+def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:
+    usual = median(time[among])
+    beyond = time - usual
+    least = max(_MIN_EXCESS_SHARE * median_step, _EXCESS_SIGMAS * mad_sigma(time[among]))
+    return np.where(among & (beyond > least), beyond, 0.0)
+
+
+def _any(times: Sequence[Floats], length: int) -> Mask:
+    return np.asarray(reduce(np.logical_or, [x > 0 for x in times], np.zeros(length, bool)))
+
+
+_MOSTLY_EXPLAINED = 0.5
+_MIN_BEFORE = 10
+_BEFORE_AND_AFTER = 0.05
+_MIN_TO_TELL = 0.02
+_LOADING_FACTORS = (0.2, 5.0)
+_MIN_TOGETHER = 3
+_ALWAYS_TOGETHER = 0.9
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingStep(ArrayRecord):
+    """The mean step over all logged steps that count."""
+
+    mean_ns: float
+    ordinary_ns: float
+    recurring: Recurring
+    num_steps: int
+    """logged steps that count, on the rank with the fewest"""
+    event_steps: dict[int, frozenset[int]]
+    """by rank: numbers of the logged steps, profiled ones included, that are not ordinary"""
+    region_gain_ns: dict[int, dict[int, dict[str, float]]]
+    """by rank, ordinary profiled step of the window and region: how much longer it takes in the mean of the ordinary
+    steps without the profiler; negative where it takes less"""
+    work_gain_ns: dict[int, dict[str, float]]
+    """by rank and region of WORK_REGIONS: how much longer it takes in the mean step than in the ordinary one"""
+    loading_factor: dict[int, float]
+    """by rank: how long loading data takes in ordinary steps against the profiled ones of the window"""
+    has_regions: bool
+    """False for logs of step times alone: then long steps are known to recur, and nothing of why"""
+    notes: tuple[str, ...]
+
+    @property
+    def uneven(self) -> str | None:
+        """Return what to know where the mean step is more than the ordinary one; else None."""
+        more_ns = self.mean_ns - self.ordinary_ns
+        if more_ns < _MIN_TO_TELL * self.mean_ns:
+            return None
+        return (
+            f"the mean of {self.num_steps} logged steps is {ms(self.mean_ns):.2f} ms, an ordinary one takes "
+            f"{ms(self.ordinary_ns):.2f} ms: {ms(more_ns):.2f} ms per step recur in some steps only"
+        )
+
+
+def training_step(logs: Sequence[StepLog]) -> TrainingStep | None:
+    """Return the mean training step of the logs, None where a rank has fewer than eight steps that count."""
+    ranks = [logged_steps(log) for log in logs]
+    if not ranks or any(r is None for r in ranks):
+        return None
+    known = [r for r in ranks if r is not None]
+    ordinary_ns, disturbed = _ordinary(known)
+    mean_ns = ordinary_ns + max(0.0, float(np.mean([r.mean_ns - r.ordinary_mean_ns for r in known])))
+    found = _recurring(known, mean_ns - ordinary_ns)
+    return TrainingStep(
+        mean_ns=mean_ns,
+        ordinary_ns=ordinary_ns,
+        recurring=found,
+        num_steps=min(int(r.counts.sum()) for r in known),
+        event_steps={r.log.rank: frozenset(r.log.step[r.event].tolist()) for r in known},
+        region_gain_ns={r.log.rank: _region_gain(r) for r in known},
+        work_gain_ns={r.log.rank: _work_gain(r) for r in known},
+        loading_factor={r.log.rank: _loading_factor(r) for r in known},
+        has_regions=all(region_times(r.log) for r in known),
+        notes=(*disturbed, *_hiccups(known)),
+    )
+
+
+def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
+    """Return the ordinary step, and a note where the steps before the window differ from those after it.
+
+    Then those before it are the job's: nothing had been attached to it yet.
+    """
+    before, after = ([_phase_mean(r, phase) for r in ranks] for phase in ("before", "after"))
+    every = float(np.mean([r.ordinary_mean_ns for r in ranks]))
+    if any(x is None for x in (*before, *after)):
+        return every, []
+    first, last = (float(np.mean([x for x in xs if x is not None])) for xs in (before, after))
+    if abs(last / first - 1) <= _BEFORE_AND_AFTER:
+        return every, []
+    return first, [
+        f"ordinary steps took {ms(first):.2f} ms before the window and {ms(last):.2f} ms after it "
+        f"({100 * (last / first - 1):+.0f} %): those before it are taken as the job's"
+    ]
+
+
+def _phase_mean(rank: LoggedSteps, phase: str) -> float | None:
+    mine = rank.ordinary & (np.array(rank.log.phase, str) == phase)
+    return float(rank.step_ns[mine].mean()) if mine.sum() >= _MIN_BEFORE else None
+
+
+def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
+    """Return what recurs, brought to the time that it adds to the step."""
+    steps = reduce(common, [r.log.step[r.counts] for r in ranks])
+    causes = tuple(dict.fromkeys(name for r in ranks for name in r.causes))
+    if not len(steps) or total_ns <= 0:
+        return NOTHING_RECURS
+    excess = np.zeros((len(causes), len(ranks), len(steps)))
+    for i, rank in enumerate(ranks):
+        at = _at(rank.log.step, steps)
+        for j, cause in enumerate(causes):
+            if cause in rank.causes:
+                excess[j, i] = rank.causes[cause][at]
+    excess = _with_loader_starts(_without_waiting(excess, causes), causes)
+    shown = [bool(each.any()) for each in excess]
+    found = Recurring(
+        tuple(c for c, s in zip(causes, shown, strict=True) if s), tuple(r.log.rank for r in ranks), excess[shown]
+    )
+    modelled = found.total_ns
+    if modelled < _MOSTLY_EXPLAINED * total_ns:
+        return Recurring(found.causes, found.ranks, found.excess_ns, 1.0, total_ns - modelled)
+    return Recurring(found.causes, found.ranks, found.excess_ns, total_ns / modelled, 0.0)
+
+
+def _without_waiting(excess: Floats, causes: tuple[str, ...]) -> Floats:
+    """Return the excess without time outside regions where another rank does something that has a name.
+
+    There the others wait for it, in whatever call that happens to be.
+    """
+    named = [j for j, cause in enumerate(causes) if cause not in UNNAMED]
+    if OUTSIDE not in causes or not named or excess.shape[1] < 2:
+        return excess
+    busy = excess[named].sum(axis=0)
+    others_busy = np.array([np.delete(busy, i, axis=0).max(axis=0) > busy[i] for i in range(len(busy))])
+    out = excess.copy()
+    out[causes.index(OUTSIDE)][others_busy] = 0.0
+    return out
+
+
+def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
+    """Return the excess with time outside regions counted as the loader's where it comes and goes with the loader's.
+
+    A loader that is made anew starts its workers and joins the old ones around its first batch: that time is in no
+    region of logs that know none for it.
+    """
+    if OUTSIDE not in causes or DATA_LOADING not in causes or LOADER_START in causes:
+        return excess
+    outside, data = (excess[causes.index(name)] for name in (OUTSIDE, DATA_LOADING))
+    together = (outside > 0) & (data > 0)
+    if together.sum() < _MIN_TOGETHER or together.sum() < _ALWAYS_TOGETHER * max((outside > 0).sum(), (data > 0).sum()):
+        return excess
+    out = excess.copy()
+    out[causes.index(DATA_LOADING)] += np.where(together, outside, 0.0)
+    out[causes.index(OUTSIDE)] = np.where(together, 0.0, outside)
+    return out
+
+
+def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
+    order = np.argsort(numbers, kind="stable")
+    return np.asarray(order[np.searchsorted(numbers, wanted, sorter=order)])
+
+
+def _region_gain(rank: LoggedSteps) -> dict[int, dict[str, float]]:
+    """Return how much longer each region takes in ordinary steps than in each ordinary profiled one."""
+    log = rank.log
+    times = region_times(log) | cause_times(log)
+    usual = {name: float(time[rank.ordinary].mean()) for name, time in times.items()}
+    window = np.flatnonzero(in_window(log) & ~rank.event)
+    return {int(log.step[i]): {name: usual[name] - float(time[i]) for name, time in times.items()} for i in window}
+
+
+def _loading_factor(rank: LoggedSteps) -> float:
+    """Return 1 where either is unknown or next to nothing."""
+    time = region_times(rank.log).get(DATA_LOADING)
+    window = in_window(rank.log) & ~rank.event
+    if time is None or not window.any():
+        return 1.0
+    usual, profiled = float(time[rank.ordinary].mean()), float(time[window].mean())
+    least = _MIN_TO_TELL * rank.ordinary_mean_ns
+    return float(np.clip(usual / profiled, *_LOADING_FACTORS)) if min(usual, profiled) > least else 1.0
+
+
+def _work_gain(rank: LoggedSteps) -> dict[str, float]:
+    times = {name: time for name, time in region_times(rank.log).items() if name in WORK_REGIONS}
+    return _gains(times, rank.counts & ~rank.hiccup, rank.ordinary)
+
+
+def _gains(times: dict[str, Floats], more: Mask, less: Mask) -> dict[str, float]:
+    gains = {name: float(time[more].mean() - time[less].mean()) for name, time in times.items()}
+    return {name: gain for name, gain in gains.items() if gain > 0}
+
+
+def _hiccups(ranks: Sequence[LoggedSteps]) -> list[str]:
+    left_out = sorted({int(n) for r in ranks for n in r.log.step[r.hiccup]})
+    if not left_out:
+        return []
+    which = ", ".join(map(str, left_out[:3]))
+    return [f"step {which} alone took over 1.5 times the median and does not recur: the mean step is without it"]

@@ -1,0 +1,651 @@
+"""A folder of runs as rows, kept in `.stepscope/history.jsonl`, so that only new and changed runs are analysed.
+
+    FOLDER/monday/run.json, FOLDER/monday/rank00000...   one run; also FOLDER/2026-11/monday, up to three levels below
+    FOLDER/.stepscope/history.jsonl                      a line per run: key, row
+
+The key is all that a row follows from: the run's files by size, times and content, and the code itself. A row that came
+with somebody's folder fits none.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+
+from stepscope.analyze.account import account_of
+from stepscope.analyze.log_stragglers import lateness
+from stepscope.analyze.sampled import load_run
+from stepscope.contract.redaction import redacted
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, json_object, json_object_in
+from stepscope.dataclass import dataclass
+from stepscope.diagnose.findings import diagnose
+from stepscope.document.cache import code_key
+from stepscope.document.report import report_json
+from stepscope.errors import InputError, StepscopeError
+from stepscope.json_text import json_text
+from stepscope.run.sources import holds_traces
+from stepscope.run.step_log import StepLog, readable_step_logs, unprofiled_step
+from stepscope.side_file import is_number
+from stepscope.stats.bootstrap import holm
+from stepscope.stats.intervals import t_quantile
+from stepscope.trace.cache_place import content_key
+from stepscope.trusted_file import open_trusted_file, write_trusted_file
+from stepscope.units import ms
+
+# One run as a row of the history: what it was, and the few numbers that tell whether it went well.
+#
+#     run.json, the report (where there are traces), the step logs (where there are none)  ->  `HistoryRow`
+#
+# Every value comes from files that anybody may have written: what is not of its kind is unknown.
+
+_WINDOW_STEPS = 1000
+_MAX_TEXT = 200
+_MAX_FINDINGS = 30
+_MAX_RANKS = 1 << 30
+_HOST = -1
+"""device number of the host's own memory"""
+_PEAKS = ("memory.reserved_bytes", "memory.allocated_bytes", "memory.host_peak_bytes")
+"""of the step log, the first that it has"""
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """How slow a host was in one run, on the time before it waits for others."""
+
+    host: str
+    slowdown: float
+    """own time of its ranks over the median of all hosts'"""
+    has_rank_0: bool
+    """by rank 0 alone: it often does more than the others"""
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """One run."""
+
+    run: str
+    created: str | None = None
+    commit: str | None = None
+    config: str = ""
+    """what makes runs comparable: command, model, number of ranks, device, strategy"""
+    hosts: tuple[str, ...] = ()
+    world_size: int | None = None
+    device: str | None = None
+    step_ms: float | None = None
+    step_source: str | None = None
+    """`unprofiled` or `profiled`"""
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    verdict: str | None = None
+    findings: tuple[tuple[str, float], ...] = ()
+    """(id, what it would save in % of the step), the largest first"""
+    host_times: tuple[HostTime, ...] = ()
+    """empty where one host ran all ranks, or nothing tells them apart"""
+    problem: str | None = None
+    """why there are no numbers"""
+
+
+def row_of_report(
+    name: str, report: Mapping[str, Any], description: Mapping[str, Any], logs: Sequence[StepLog] = ()
+) -> HistoryRow:
+    """Return the row of a run that has traces."""
+    step, used, told = report["step"], report["efficiency"], report["run"]
+    unprofiled = step["unprofiled_ms"]
+    hosts = {int(r["rank"]): _text(r["host"]) for r in report["ranks"]}
+    own = {int(r["rank"]): _own_ms(r) for r in report["ranks"]}
+    return replace(
+        identity_of(description, device=_text(told["device"]), world_size=told["world_size"]),
+        run=name,
+        hosts=tuple(sorted({host for host in hosts.values() if host})),
+        step_ms=unprofiled if unprofiled is not None else step["profiled_ms"],
+        step_source="unprofiled" if unprofiled is not None else "profiled" if step["profiled_ms"] is not None else None,
+        mfu=used["mfu"],
+        tokens_per_s=step["tokens_per_s"],
+        peak_memory_bytes=_peak_of_report(report) or _peak_of_logs(logs),
+        verdict=_text(report["verdict"]),
+        findings=tuple((f["id"], f["saving_pct"]) for f in report["findings"][:_MAX_FINDINGS] if f["saving_pct"]),
+        host_times=host_times(_slowdowns(logs) or _relative(own), hosts),
+    )
+
+
+def row_of_logs(name: str, logs: Sequence[StepLog], description: Mapping[str, Any]) -> HistoryRow:
+    """Return the row of a run that was timed only."""
+    step = unprofiled_step(logs)
+    hosts = _hosts(description)
+    return replace(
+        identity_of(description, world_size=len(logs)),
+        run=name,
+        hosts=tuple(sorted(set(hosts.values()))),
+        step_ms=ms(step.mean_ns if step.long_share else step.median_ns) if step else None,
+        step_source="unprofiled" if step else None,
+        peak_memory_bytes=_peak_of_logs(logs),
+        host_times=host_times(_slowdowns(logs), dict(hosts)),
+    )
+
+
+def host_times(slowdowns: Mapping[int, float], hosts: Mapping[int, str | None]) -> tuple[HostTime, ...]:
+    """Return how slow each host's ranks were against all hosts, rank 0 left out where its host has others.
+
+    >>> host_times({0: 1.3, 1: 1.0, 2: 1.2, 3: 1.2}, {0: "a", 1: "a", 2: "b", 3: "b"})
+    (HostTime(host='a', slowdown=1.0, has_rank_0=False), HostTime(host='b', slowdown=1.2, has_rank_0=False))
+    """
+    by_host: dict[str, dict[int, float]] = {}
+    for rank, slowdown in slowdowns.items():
+        host = hosts.get(rank)
+        if host:
+            by_host.setdefault(host, {})[rank] = slowdown
+    if len(by_host) < 2:
+        return ()
+    found = []
+    for host in sorted(by_host):
+        others = [value for rank, value in by_host[host].items() if rank != 0]
+        found.append(HostTime(host, float(np.median(others or list(by_host[host].values()))), not others))
+    return tuple(found)
+
+
+def identity_of(description: Mapping[str, Any], *, device: str | None = None, world_size: object = None) -> HistoryRow:
+    """Return a row with what a run was by its description, `device` and `world_size` where that does not say it."""
+    said = description.get("world_size")
+    size = said if is_number(said, low=1, high=_MAX_RANKS) else world_size
+    described = description.get("device")
+    known = _text(described.get("name")) if isinstance(described, dict) else None
+    return HistoryRow(
+        run="",
+        created=_text(description.get("created")),
+        commit=_text(description.get("commit")),
+        world_size=int(size) if isinstance(size, int | float) and is_number(size, low=1, high=_MAX_RANKS) else None,
+        device=device or known,
+        config=config_of(description, device=known or device, world_size=size),
+    )
+
+
+def config_of(description: Mapping[str, Any], *, device: str | None, world_size: object) -> str:
+    """Return what makes runs comparable, as text: command, model, ranks, device, strategy."""
+    command = description.get("command")
+    given = command[:_MAX_TEXT] if isinstance(command, list) else [command or ""]
+    words = " ".join(redacted([str(word)[:_MAX_TEXT] for word in given]))
+    model = description.get("model")
+    size = model.get("parameters") if isinstance(model, dict) else None
+    parts = [
+        words[:_MAX_TEXT],
+        f"{size:,} parameters" if isinstance(size, int) else "",
+        f"{world_size} x {device or 'unknown device'}",
+        _text(description.get("strategy")) or "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _hosts(description: Mapping[str, Any]) -> dict[int, str]:
+    ranks = description.get("ranks")
+    found = {}
+    for rank, facts in (ranks if isinstance(ranks, dict) else {}).items():
+        host = _text(facts.get("host")) if isinstance(facts, dict) else None
+        if host and str(rank).isdigit() and len(str(rank)) < 10:
+            found[int(rank)] = host
+    return found
+
+
+def _slowdowns(logs: Sequence[StepLog]) -> dict[int, float]:
+    """Return each rank's own time over that of the others by the step logs, empty where too few steps tell."""
+    return {late.rank: late.slowdown for late in lateness(logs, window_steps=_WINDOW_STEPS)}
+
+
+def _own_ms(rank: Mapping[str, Any]) -> float | None:
+    """Return a rank's time per step before it waits, None where waiting is unknown."""
+    window, wait, steps = rank["window_ms"], rank["wait_ms"], rank["num_steps"]
+    return (window - wait) / steps if window is not None and wait is not None and steps else None
+
+
+def _relative(own: Mapping[int, float | None]) -> dict[int, float]:
+    known = {rank: value for rank, value in own.items() if value is not None and value > 0}
+    middle = float(np.median(list(known.values()))) if known else 0.0
+    return {rank: value / middle for rank, value in known.items()} if middle else {}
+
+
+def _peak_of_report(report: Mapping[str, Any]) -> int | None:
+    ranks = (report.get("memory") or {}).get("ranks") or ()
+    on_device = [rank for rank in ranks if rank.get("device") not in (None, _HOST)]
+    peaks = [rank.get("peak_reserved_bytes") or rank.get("peak_allocated_bytes") for rank in on_device]
+    known = [peak for peak in peaks if peak]
+    return max(known) if known else None
+
+
+def _peak_of_logs(logs: Sequence[StepLog]) -> int | None:
+    for name in _PEAKS:
+        found = [log.column(name) for log in logs]
+        known = [float(np.nanmax(column)) for column in found if len(column) and not np.isnan(column).all()]
+        if known and max(known) < 2**62:
+            return round(max(known))
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value[:_MAX_TEXT] if isinstance(value, str) and value else None
+
+
+KEPT = "history.jsonl"
+MAX_RUNS = 10_000
+_LEVELS = 3
+_MAX_FILES = 50_000
+_MAX_KEPT_BYTES = 64 << 20
+Progress = Callable[[int, int], None]
+"""Called with runs done so far and runs in all."""
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the runs below a folder, or itself where it is one, by name."""
+    try:
+        found = list(_runs_below(folder, _LEVELS))
+    except OSError as error:
+        raise InputError(f"cannot look for runs in {folder}: {error.strerror}; check the path") from error
+    if len(found) > MAX_RUNS:
+        raise InputError(f"more than {MAX_RUNS:,} runs below {folder}; give one of the folders in it")
+    if not found:
+        raise InputError(f"no runs (run.json or traces) in {folder}, up to {_LEVELS} levels below; check the path")
+    return found
+
+
+def history_rows(
+    folder: Path, *, traces: bool = True, jobs: int | None = None, cache: bool = True, progress: Progress | None = None
+) -> list[HistoryRow]:
+    """Return a row for every run below a folder; without `traces` by run.json and step logs alone."""
+    runs = run_folders(folder)
+    kept = _kept(folder) if cache else {}
+    rows: list[HistoryRow] = []
+    keys: list[str | None] = []
+    for number, run in enumerate(runs):
+        if progress:
+            progress(number, len(runs))
+        key = _key(run, traces=traces)
+        found = kept.get(key) if key else None
+        rows.append(found or row_of_run(run, name=_name(run, folder), traces=traces, jobs=jobs, cache=cache))
+        keys.append(key)
+    if cache and any(key and key not in kept for key in keys):
+        _keep(folder, rows, keys)
+    return rows
+
+
+def row_of_run(
+    folder: Path, *, name: str, traces: bool = True, jobs: int | None = None, cache: bool = True
+) -> HistoryRow:
+    """Return the row of one run; one that cannot be read says why."""
+    description = json_object_in(folder / RUN_JSON)
+    try:
+        logs, _ = readable_step_logs(folder)
+        if traces and holds_traces(folder):
+            account = account_of(load_run(folder, jobs=jobs, cache=cache))
+            return row_of_report(name, report_json(account, diagnose(account)), description, logs)
+        if logs:
+            return row_of_logs(name, logs, description)
+        return HistoryRow(run=name, problem="neither traces nor step logs")
+    except (StepscopeError, OSError) as error:
+        return HistoryRow(run=name, problem=str(error)[:300])
+
+
+def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
+    if (folder / RUN_JSON).is_file() or holds_traces(folder):
+        yield folder
+        return
+    if not levels:
+        return
+    for below in sorted(folder.iterdir()):
+        if below.is_dir() and not below.is_symlink() and not below.name.startswith("."):
+            yield from _runs_below(below, levels - 1)
+
+
+def _name(run: Path, folder: Path) -> str:
+    return str(run.relative_to(folder)) if run != folder else run.resolve().name
+
+
+# Rows that were kept -------------------------------------------------------------------------------------------------
+
+
+def _key(run: Path, *, traces: bool) -> str | None:
+    """Return what a row follows from, None where that cannot be told."""
+    try:
+        files = [
+            p for p in sorted(run.rglob("*")) if CACHE_FOLDER not in p.parts and p.is_file() and not p.is_symlink()
+        ]
+    except OSError:
+        return None
+    if len(files) > _MAX_FILES:
+        return None
+    content = {str(p.relative_to(run)): content_key(p) for p in files}
+    if None in content.values():
+        return None
+    followed = {"files": content, "code": code_key(), "traces": traces, "run": str(run)}
+    text = json.dumps(followed, sort_keys=True, allow_nan=False)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def _kept(folder: Path) -> dict[str, HistoryRow]:
+    found: dict[str, HistoryRow] = {}
+    try:
+        with open_trusted_file(folder / CACHE_FOLDER / KEPT, max_bytes=_MAX_KEPT_BYTES) as f:
+            for line in f:
+                entry = json_object(line) or {}
+                row = row_from_json(entry.get("row"))
+                if row is not None and isinstance(entry.get("key"), str):
+                    found[entry["key"]] = row
+    except OSError:
+        return found
+    return found
+
+
+def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) -> None:
+    entries = [{"key": key, "row": asdict(row)} for row, key in zip(rows, keys, strict=True) if key]
+    text = "".join(json_text(entry) + "\n" for entry in entries).encode(errors="surrogatepass")
+    if len(text) <= _MAX_KEPT_BYTES:
+        write_trusted_file(folder / CACHE_FOLDER / KEPT, [text])
+
+
+_TEXTS = ("created", "commit", "config", "device", "step_source", "verdict", "problem")
+_NUMBERS = ("world_size", "step_ms", "mfu", "tokens_per_s", "peak_memory_bytes")
+
+
+def row_from_json(value: Any) -> HistoryRow | None:
+    """Return the row that a kept line holds, None where it is not exactly one."""
+    if not isinstance(value, dict) or set(value) != {f.name for f in fields(HistoryRow)}:
+        return None
+    sound = (
+        isinstance(value["run"], str)
+        and all(value[name] is None or isinstance(value[name], str) for name in _TEXTS)
+        and all(value[name] is None or is_number(value[name]) for name in _NUMBERS)
+        and all(isinstance(value[name], list) for name in ("hosts", "findings", "host_times"))
+        and all(isinstance(host, str) for host in value["hosts"])
+        and all(_is_finding(one) for one in value["findings"])
+        and all(_is_host_time(one) for one in value["host_times"])
+    )
+    if not sound:
+        return None
+    return HistoryRow(
+        **{
+            **value,
+            "hosts": tuple(value["hosts"]),
+            "findings": tuple((name, saving) for name, saving in value["findings"]),
+            "host_times": tuple(HostTime(**one) for one in value["host_times"]),
+        }
+    )
+
+
+def _is_finding(one: Any) -> bool:
+    return isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and is_number(one[1])
+
+
+def _is_host_time(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and set(one) == {f.name for f in fields(HostTime)}
+        and isinstance(one["host"], str)
+        and is_number(one["slowdown"], low=0)
+        and isinstance(one["has_rank_0"], bool)
+    )
+
+
+# Is the newest run of a configuration slower than runs of it usually are?
+#
+# The interval is that of one more run like those before it, on the logarithm of their step times:
+#     exp(mean +- t(97.5 %, n - 1) * s * sqrt(1 + 1/n))
+# A newest run above it is a regression, below it an improvement; with fewer than four runs before it nothing is said.
+
+MIN_BEFORE = 4
+CONFIDENCE = 0.95
+_MIN_SPREAD = 0.002
+"""of step times on the logarithm: equal to the digit is chance"""
+
+
+@dataclass(frozen=True)
+class NewestRun:
+    """The newest run of a configuration beside those before it."""
+
+    config: str
+    run: str
+    commit: str | None
+    step_ms: float
+    before: int
+    """runs before it"""
+    usual_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    """interval of one more such run; None with too few runs before it"""
+    change_pct: float | None
+    verdict: str
+    """slower, faster, as usual, or unknown"""
+
+
+def newest_runs(rows: Sequence[HistoryRow]) -> list[NewestRun]:
+    """Return the newest run of each configuration that has a step time, those that changed first."""
+    by_config: dict[tuple[str, str | None], list[HistoryRow]] = {}
+    for row in in_time(rows):
+        if row.step_ms is not None and row.step_ms > 0:
+            by_config.setdefault((row.config, row.step_source), []).append(row)
+    order = {"slower": 0, "faster": 1, "as usual": 2, "unknown": 3}
+    return sorted(
+        (_newest(several) for several in by_config.values()), key=lambda one: (order[one.verdict], one.config)
+    )
+
+
+def in_time(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
+    """Return rows from the oldest to the newest, those of unknown time first and by name."""
+    return sorted(rows, key=lambda row: (row.created or "", row.run))
+
+
+def _newest(rows: Sequence[HistoryRow]) -> NewestRun:
+    last = rows[-1]
+    before = [row.step_ms for row in rows[:-1] if row.step_ms]
+    assert last.step_ms is not None
+    usual = exp(fmean(map(log, before))) if before else None
+    change = None if usual is None else 100 * (last.step_ms / usual - 1)
+    low, high = interval_of_one_more(before)
+    verdict = "unknown"
+    if low is not None and high is not None:
+        verdict = "slower" if last.step_ms > high else "faster" if last.step_ms < low else "as usual"
+    return NewestRun(last.config, last.run, last.commit, last.step_ms, len(before), usual, low, high, change, verdict)
+
+
+def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return between which values one more of the same lies in 95 of 100 cases, None with too few of them."""
+    if len(values) < MIN_BEFORE:
+        return None, None
+    logs = [log(value) for value in values]
+    reach = t_quantile(CONFIDENCE, len(logs) - 1) * max(stdev(logs), _MIN_SPREAD) * sqrt(1 + 1 / len(logs))
+    return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
+
+
+# Which hosts are slow across jobs, and not by chance?
+#
+# In a job of n hosts that are equal, each is the slowest with probability 1/n. How often one is over many jobs then
+# has a
+# known distribution (a sum of unequal coins), and a host is named where it was the slowest so often that this happens
+# to
+# an equal host in less than 1 of 100 histories, corrected for the number of hosts (Holm), and where it costs
+# something:
+#
+#     at least 3 jobs, p < 0.01 after correction, median slowdown against the other hosts of at least 5 %
+#
+# Slowness is that of the time before ranks wait for each other; after it all look equal. A host that was slow only
+# with
+# rank 0 as its single rank is not named: rank 0 often does more.
+
+MAX_P = 0.01
+MIN_RUNS = 3
+MIN_SLOWDOWN = 1.05
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """One host over all jobs that ran on it and on others."""
+
+    host: str
+    runs: int
+    slowest: int
+    """jobs in which it was the slowest"""
+    expected: float
+    """the same for a host like all others"""
+    p_value: float
+    """that an equal host is the slowest at least as often, corrected for the number of hosts"""
+    slowdown: float
+    """median over jobs, against the other hosts' median"""
+    is_slow: bool
+    why_not: str | None = None
+    """what speaks against naming a host that stands out"""
+
+
+def host_records(rows: Sequence[HistoryRow]) -> list[HostRecord]:
+    """Return every host that shared a job with another one, the most suspicious first."""
+    seen: dict[str, list[tuple[HostTime, float, int]]] = {}
+    slowest: dict[str, int] = {}
+    for times in (row.host_times for row in rows if len(row.host_times) > 1):
+        worst = max(times, key=lambda one: one.slowdown)
+        slowest[worst.host] = slowest.get(worst.host, 0) + 1
+        for one in times:
+            others = float(np.median([other.slowdown for other in times if other is not one]))
+            seen.setdefault(one.host, []).append((one, one.slowdown / others if others else 1.0, len(times)))
+    hosts = sorted(seen)
+    p_values = [tail([1 / n for _, _, n in seen[host]], slowest.get(host, 0)) for host in hosts]
+    corrected = holm(np.array(p_values, float)).tolist()
+    found = [_record(h, seen[h], slowest.get(h, 0), p) for h, p in zip(hosts, corrected, strict=True)]
+    return sorted(found, key=lambda one: (not one.is_slow, one.p_value, -one.slowdown, one.host))
+
+
+def tail(chances: Sequence[float], at_least: int) -> float:
+    """Return the probability that at least so many of independent coins with these chances show heads.
+
+    >>> tail([0.5, 0.5, 0.5], 3), tail([0.5, 0.25], 1)
+    (0.125, 0.625)
+    """
+    counts = np.zeros(len(chances) + 1)
+    counts[0] = 1.0
+    for p in chances:
+        counts[1:] = counts[1:] * (1 - p) + counts[:-1] * p
+        counts[0] *= 1 - p
+    return float(min(1.0, counts[at_least:].sum())) if at_least else 1.0
+
+
+def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int, p_value: float) -> HostRecord:
+    slowdown = float(np.median([ratio for _, ratio, _ in jobs]))
+    stands_out = p_value < MAX_P and slowest > 0
+    why_not = None
+    if stands_out and len(jobs) < MIN_RUNS:
+        why_not = f"{len(jobs)} jobs, {MIN_RUNS} are needed"
+    elif stands_out and slowdown < MIN_SLOWDOWN:
+        why_not = f"less than {100 * (MIN_SLOWDOWN - 1):.0f} % slower"
+    elif stands_out and all(one.has_rank_0 for one, _, _ in jobs):
+        why_not = "it always had rank 0 as its only rank, which may do more than the others"
+    return HostRecord(
+        host=host,
+        runs=len(jobs),
+        slowest=slowest,
+        expected=float(sum(1 / n for _, _, n in jobs)),
+        p_value=p_value,
+        slowdown=slowdown,
+        is_slow=stands_out and why_not is None,
+        why_not=why_not,
+    )
+
+
+# Which runs of a history is one run held against? The last ones of its configuration that came before it.
+
+AGAINST_MAX_RUNS = 10
+
+
+def runs_before(run: Path, folder: Path) -> list[Path]:
+    """Return up to ten runs of the same command, model, ranks and device in a folder, the newest last.
+
+    Runs without traces cannot be compared part by part and are left out; so are the run itself and newer ones.
+    """
+    own = identity_of(json_object_in(run / RUN_JSON))
+    alike = []
+    for one in run_folders(folder):
+        found = identity_of(json_object_in(one / RUN_JSON))
+        is_before = not own.created or not found.created or found.created < own.created
+        if one.resolve() != run.resolve() and found.config == own.config and is_before and holds_traces(one):
+            alike.append((found.created or "", str(one), one))
+    if not alike:
+        raise InputError(
+            f"no earlier run with traces of the same command, model, ranks and device as {run} in {folder}; "
+            "stepscope history --by config lists what is there"
+        )
+    return [one for *_, one in sorted(alike)[-AGAINST_MAX_RUNS:]]
+
+
+# Runs grouped by commit, configuration, host or device, each group with its middle and its range.
+
+KINDS = ("commit", "config", "host", "device")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that have one thing in common."""
+
+    name: str
+    runs: int
+    step_ms: float | None
+    """median over runs"""
+    min_step_ms: float | None
+    max_step_ms: float | None
+    mfu: float | None
+    peak_memory_bytes: int | None
+    """largest of all runs"""
+    findings: tuple[str, ...]
+    """the three most frequent"""
+
+
+def groups(rows: Sequence[HistoryRow], by: str) -> list[Group]:
+    """Return the groups in the order of their first run; a run on several hosts is in each of theirs."""
+    found: dict[str, list[HistoryRow]] = {}
+    for row in in_time(rows):
+        for name in _names(row, by):
+            found.setdefault(name, []).append(row)
+    return [_group(name, several) for name, several in found.items()]
+
+
+def _names(row: HistoryRow, by: str) -> tuple[str, ...]:
+    if by == "host":
+        return row.hosts or ("unknown",)
+    value = {"commit": row.commit, "config": row.config, "device": row.device}[by]
+    return (value or "unknown",)
+
+
+def _group(name: str, rows: Sequence[HistoryRow]) -> Group:
+    steps = [row.step_ms for row in rows if row.step_ms is not None]
+    used = [row.mfu for row in rows if row.mfu is not None]
+    memory = [row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None]
+    frequent = Counter(finding for row in rows for finding, _ in row.findings).most_common(3)
+    return Group(
+        name=name,
+        runs=len(rows),
+        step_ms=median(steps) if steps else None,
+        min_step_ms=min(steps, default=None),
+        max_step_ms=max(steps, default=None),
+        mfu=median(used) if used else None,
+        peak_memory_bytes=max(memory, default=None),
+        findings=tuple(finding for finding, _ in frequent),
+    )
+
+
+# The history as the JSON document of `stepscope history`.
+
+SCHEMA = 1
+
+
+def history_json(folder: str, rows: Sequence[HistoryRow], *, by: str) -> dict[str, Any]:
+    """Return rows from the oldest to the newest, their groups, the newest of each configuration, and the hosts."""
+    return {
+        "schema": SCHEMA,
+        "folder": folder,
+        "runs": [asdict(row) for row in in_time(rows)],
+        "by": by,
+        "groups": [asdict(group) for group in groups(rows, by)],
+        "newest": [asdict(one) for one in newest_runs(rows)],
+        "hosts": [asdict(one) for one in host_records(rows)],
+        "slow_host_rule": {"max_p": MAX_P, "min_runs": MIN_RUNS, "min_slowdown": MIN_SLOWDOWN},
+    }

@@ -1,0 +1,297 @@
+"""Latency and bandwidth of a link from sizes and times: time = alpha + bytes x time per byte.
+
+The line is the one with the smallest sum of |log(predicted / measured)|: a relative error, so that microseconds count
+as much as milliseconds, and its absolute value, so that single outliers do not pull. Such a line passes through two of
+the points (or through one, with no latency or no bandwidth term), so the best is found by trying them all.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.dataclass import dataclass
+from stepscope.errors import InputError
+from stepscope.records import ArrayRecord
+from stepscope.stats.distinct import distinct
+from stepscope.stats.robust import median, quantiles
+
+Floats = npt.NDArray[np.float64]
+
+DEFAULT_LATENCY_NS = 20_000.0
+"""What one call costs, about, where only one size was measured: the order of an NCCL call over any fabric."""
+MAX_LATENCY_SHARE = 0.5
+"""... but never more than this share of the measured time."""
+_MAX_SIZES = 64
+_COVERAGE = 0.9
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A line through measured times."""
+
+    alpha_ns: float
+    ns_per_byte: float
+    relative_error: float
+    """mean of |predicted - measured| / measured over the points it was fitted to"""
+    spread: float
+    """90 % of the measured times are within a factor exp(spread) of the line"""
+    num_sizes: int
+    """distinct sizes; with a single one alpha is assumed, not measured"""
+
+    def time_ns(self, size_bytes: npt.ArrayLike) -> Floats:
+        """Return the predicted times."""
+        return self.alpha_ns + self.ns_per_byte * np.asarray(size_bytes, float)
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Return the bandwidth, None where the times did not grow with the sizes."""
+        return 1 / self.ns_per_byte if self.ns_per_byte else None
+
+
+def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
+    """Return the line nearest to the points in relative error, with alpha and time per byte at least 0.
+
+    Points of one size count by their median. With one size only, alpha is 20 us or half the time, the smaller.
+
+    >>> line = fit([1e3, 1e6, 2e6], [20_500, 520_000, 1_020_000])
+    >>> round(line.alpha_ns), round(line.gb_per_s, 2)
+    (20000, 2.0)
+    """
+    sizes, times = checked_points(sizes_bytes, times_ns)
+    x, y, weight = by_size(sizes, times, most=_MAX_SIZES)
+    alpha, slope = _only_size(x[0], y[0]) if len(x) == 1 else _best_line(x, y, weight)
+    ratio = (alpha + slope * sizes) / times
+    return Fit(
+        alpha_ns=alpha,
+        ns_per_byte=slope,
+        relative_error=float(np.abs(ratio - 1).mean()),
+        spread=float(quantiles(np.abs(np.log(ratio)), _COVERAGE)),
+        num_sizes=len(distinct(sizes)),
+    )
+
+
+def checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Return sizes and times as arrays, or say which of them cannot be."""
+    sizes, times = np.asarray(sizes_bytes, float).ravel(), np.asarray(times_ns, float).ravel()
+    if len(sizes) != len(times) or not len(sizes):
+        raise InputError(
+            f"each size needs a time, and one pair is the least; given are {len(sizes)} sizes and {len(times)} times"
+        )
+    for what, values in (("sizes", sizes), ("times", times)):
+        wrong = np.flatnonzero(~np.isfinite(values) | (values <= 0))
+        if len(wrong):
+            raise InputError(f"{what} have to be above 0, but point {wrong[0] + 1} is {values[wrong[0]]:g}; remove it")
+    return sizes, times
+
+
+def by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats, Floats]:
+    """Return at most `most` distinct sizes, the median time of each, and the square root of its number of points."""
+    order = np.argsort(sizes, kind="stable")
+    _, first = np.unique(sizes[order], return_index=True)
+    if len(first) > most:
+        first = first[np.linspace(0, len(first) - 1, most).astype(int)]
+    parts = np.split(order, first[1:])
+    x, y = (np.array([median(values[p]) for p in parts]) for values in (sizes, times))
+    return x, y, np.sqrt([len(p) for p in parts])
+
+
+def _only_size(size_bytes: float, time_ns: float) -> tuple[float, float]:
+    alpha = min(DEFAULT_LATENCY_NS, MAX_LATENCY_SHARE * time_ns)
+    return float(alpha), float((time_ns - alpha) / size_bytes)
+
+
+def _best_line(x: Floats, y: Floats, weight: Floats) -> tuple[float, float]:
+    """Return alpha and slope of the best of all lines through two points, or through one along an axis."""
+    i, j = np.triu_indices(len(x), 1)
+    slope = (y[j] - y[i]) / (x[j] - x[i])
+    zero = np.zeros(len(x))
+    slopes = np.concatenate((slope, zero, y / x))
+    alphas = np.concatenate((y[i] - slope * x[i], y, zero))
+    possible = np.flatnonzero((slopes >= 0) & (alphas >= 0))
+    slopes, alphas = slopes[possible, None], alphas[possible, None]
+    error = np.abs(np.log((alphas + slopes * x) / y)) @ weight
+    best = int(error.argmin())
+    return float(alphas[best, 0]), float(slopes[best, 0])
+
+
+# Time against size where one line is not enough: lines that join where the library changes its protocol.
+#
+#     time(n) = c0 + c1 ramp1(n) + c2 ramp2(n) + ...      every c at least 0, so time never falls as sizes grow
+#
+# A ramp rises from 0 to 1 over its piece, the last one goes on for ever. The coefficients minimise Huber's loss of
+# log(predicted / measured). Joints are added one by one where they help most, at measured sizes; how many is decided
+# by
+# leaving out each size in turn.
+
+MAX_PIECES = 4
+_ALPHA_BETA_PIECES_MAX_SIZES = 32
+_HUBER = 0.2
+"""relative errors beyond this count by their size, not by their square"""
+_ITERATIONS = 20
+_MIN_SIZES_FOR_PIECES = MAX_PIECES + 2
+"""with fewer sizes, one left out, there would be no place for the joints"""
+
+
+class Piece(NamedTuple):
+    """One line of several, from a size on."""
+
+    from_bytes: float
+    alpha_ns: float
+    """where the line meets size 0: the latency of the first piece, below 0 possible later"""
+    ns_per_byte: float
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Joined lines: time at the joints, the first of which is size 0, the last the largest measured size."""
+
+    knot_bytes: tuple[float, ...]
+    knot_ns: tuple[float, ...]
+
+    def time_ns(self, size_bytes: npt.ArrayLike) -> Floats:
+        """Return predicted times; beyond the last joint the last line goes on."""
+        x, knots, times = np.asarray(size_bytes, float), np.array(self.knot_bytes), np.array(self.knot_ns)
+        piece = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+        slope = np.diff(times) / np.diff(knots)
+        return times[piece] + slope[piece] * (x - knots[piece])
+
+    def lines(self) -> list[Piece]:
+        """Return the lines one by one."""
+        out = []
+        for k in range(len(self.knot_bytes) - 1):
+            left, right = self.knot_bytes[k : k + 2]
+            slope = (self.knot_ns[k + 1] - self.knot_ns[k]) / (right - left)
+            out.append(Piece(left, self.knot_ns[k] - slope * left, slope))
+        return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LeftOutErrors(ArrayRecord):
+    """How far each measured size is from a fit that did not see it."""
+
+    size_bytes: Floats
+    log_ratio: Floats
+    """log(measured / predicted)"""
+
+
+def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pieces, LeftOutErrors]:
+    """Return the joined lines whose number predicts left-out sizes best, and the errors on those.
+
+    Sizes may repeat (their median counts). Few sizes get one line, a single size the usual latency (see `alpha_beta`).
+    """
+    x, y, _ = by_size(*checked_points(sizes_bytes, times_ns), most=_ALPHA_BETA_PIECES_MAX_SIZES)
+    if len(x) == 1:
+        latency = fit(x, y).alpha_ns
+        return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOutErrors(x, np.full(1, np.nan))
+    most = MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
+    errors = _left_out(x, y, most)
+    inner = slice(1, -1) if len(x) > 2 else slice(None)
+    best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
+    return _fits(x, y, best + 1)[-1], LeftOutErrors(x, errors[best])
+
+
+def _left_out(x: Floats, y: Floats, most: int) -> Floats:
+    """Return log(measured / predicted) of each size from fits to the others, a row per number of pieces."""
+    out = np.empty((most, len(x)))
+    for i in range(len(x)):
+        others = np.arange(len(x)) != i
+        fits = _fits(x[others], y[others], most)
+        out[:, i] = [np.log(y[i] / pieces.time_ns(x[i])) for pieces in fits]
+    return out
+
+
+def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
+    """Return the best lines with one piece, two and so on, joints added one after another."""
+    joints = np.zeros((1, 0))
+    coefficients, _ = _coefficients(x, y, joints)
+    fits = [_pieces(x, joints[0], coefficients[0])]
+    for _ in range(most - 1):
+        free = np.setdiff1d(x[1:-1], joints)
+        tried = np.array([np.sort(np.append(joints, size)) for size in free])
+        coefficients, loss = _coefficients(x, y, tried)
+        best = int(loss.argmin())
+        joints = tried[[best]]
+        fits.append(_pieces(x, joints[0], coefficients[best]))
+    return fits
+
+
+def _pieces(x: Floats, joints: Floats, coefficients: Floats) -> Pieces:
+    return Pieces((0.0, *joints.tolist(), float(x[-1])), tuple(np.cumsum(coefficients).tolist()))
+
+
+def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]:
+    """Return coefficients and loss for each row of joints (damped Gauss-Newton on their logarithms)."""
+    ramps, knots = _ramps(x, joints)
+    start = np.interp(knots, x, y)
+    steps = np.maximum(np.diff(start, axis=1), 0.02 * y.min())
+    logs = np.log(np.concatenate((start[:, :1], steps), axis=1))
+    damping = 1e-3 * np.eye(logs.shape[1])
+    for _ in range(_ITERATIONS):
+        residual, jacobian = _residuals(ramps, logs, y)
+        weighted = jacobian * np.minimum(1, _HUBER / np.maximum(np.abs(residual), 1e-12))[..., None]
+        curvature = np.swapaxes(weighted, 1, 2) @ jacobian + damping
+        gradient = np.swapaxes(weighted, 1, 2) @ residual[..., None]
+        logs = logs - np.clip(np.linalg.solve(curvature, gradient)[..., 0], -1, 1)
+    error = np.abs(_residuals(ramps, logs, y)[0])
+    loss = np.where(error < _HUBER, 0.5 * error**2, _HUBER * (error - 0.5 * _HUBER)).sum(axis=1)
+    return np.exp(logs), loss
+
+
+def _ramps(x: Floats, joints: Floats) -> tuple[Floats, Floats]:
+    """Return the constant and the ramps at each size, and all knots, for each row of joints."""
+    rows = len(joints)
+    knots = np.concatenate((np.zeros((rows, 1)), joints, np.full((rows, 1), x[-1])), axis=1)
+    rise = (x[None, :, None] - knots[:, None, :-1]) / np.diff(knots, axis=1)[:, None, :]
+    rise = np.maximum(rise, 0)
+    rise[:, :, :-1] = np.minimum(rise[:, :, :-1], 1)
+    return np.concatenate((np.ones((rows, len(x), 1)), rise), axis=2), knots
+
+
+def _residuals(ramps: Floats, logs: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return log(predicted / measured) and its derivative by the logarithms of the coefficients."""
+    parts = ramps * np.exp(logs)[:, None, :]
+    predicted = parts.sum(axis=2)
+    return np.log(predicted / y), parts / predicted[..., None]
+
+
+# Time against size of one operation among so many ranks, as fitted to measurements.
+
+_MIN_R2 = 0.8
+_MAX_ERROR = 1.0
+"""a prediction off by its own size says little"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve(ArrayRecord):
+    """Time against size of one operation among so many ranks."""
+
+    op: str
+    world_size: int
+    pieces: Pieces
+    left_out: LeftOutErrors
+    r2: float
+    """of log time"""
+    mean_error: float
+    max_error: float
+    """relative, on the points it was fitted to; `left_out` has the honest ones"""
+    points: tuple[tuple[int, float], ...]
+    """`(bytes, ns)` as measured"""
+
+    @property
+    def left_out_error(self) -> float | None:
+        """Return the mean relative error on sizes that the fit did not see, None with a single size."""
+        ratio = np.exp(-self.left_out.log_ratio)
+        return float(np.abs(ratio - 1).mean()) if np.isfinite(ratio).all() else None
+
+    @property
+    def doubt(self) -> str | None:
+        """Return why the curve should not be believed, None where it may be."""
+        error = max(self.max_error, self.left_out_error or 0.0)
+        if error > _MAX_ERROR:
+            why = f"off by up to {100 * error:.0f} %"
+        elif self.r2 < _MIN_R2:
+            why = f"R2 is {self.r2:.2f}"
+        else:
+            return None
+        return f"poor fit: {self.op} on {self.world_size} ranks, {why}; measure again on a quiet machine"

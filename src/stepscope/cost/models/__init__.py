@@ -1,1 +1,0 @@
-"""What a model costs before it runs: parameters, FLOPs, activations and memory from its shape."""

@@ -1,0 +1,752 @@
+"""FLOPs and bytes of one recorded operator: name, shapes and types in, `OpCost` out.
+
+Costed operators are the ones that do the work. Composites that only call others (`aten::linear`, `aten::matmul`,
+`aten::scaled_dot_product_attention`, `aten::einsum`, `aten::to`) have no cost of their own, so summing over all
+operators counts each piece of work once, with one exception: some costed operators call another costed one
+(`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, `aten::addmv` may call
+`aten::addmv_`, and so on with versions and devices). Keep the outermost of those: `counted_once`.
+
+A trace has thousands of operators and few distinct (name, dims, types): call this once per distinct triple. Ranks share
+them, so what was asked lately is known.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.flops import (
+    ATTENTION,
+    BACKWARD_TRANSPOSED,
+    BACKWARD_WANTED,
+    CONVOLUTION_BACKWARD,
+    CONVOLUTIONS,
+    NESTED_ATTENTION,
+    NESTED_CONVOLUTIONS,
+    NESTED_PRODUCTS,
+    PRODUCT_TYPE_AT,
+    PRODUCTS,
+    AttentionOperator,
+    ConvolutionArguments,
+    attention_flops,
+    attention_recomputed_flops,
+    convolution_flops,
+    convolution_output,
+    product_sizes,
+)
+from stepscope.cost.kernel_names import Family, OpCost, kernel_class
+from stepscope.dataclass import dataclass
+from stepscope.side_file import parsed_json
+
+# An operator's inputs as the profiler recorded them: texts in, tensors with shape and element size out.
+#
+# | recorded                                                     | read as                                      |
+# |--------------------------------------------------------------|----------------------------------------------|
+# | dims `[[8, 16], [16], []]`, types `["float", "float", "Scalar"]` | tensors (8, 16) and (16) of 4 bytes, nothing |
+# | dims `[[], []]`, types `["float", "TensorList"]`             | a tensor of one element, an unrecorded list  |
+# | dims `[[[8], [4]]]`, types `["TensorList"]`                  | a list of two shapes; its type is not recorded |
+#
+# The profiler writes lists of more than 30 tensors as an empty list: their size is then unknown, not zero.
+
+Shape = tuple[int, ...]
+
+LIST = "TensorList"
+"""How the profiler writes the type of a list of tensors."""
+
+_TYPES = {
+    "double": ("fp64", 8),
+    "float": ("fp32", 4),
+    "c10::Half": ("fp16", 2),
+    "c10::BFloat16": ("bf16", 2),
+    "long int": ("int64", 8),
+    "long": ("int64", 8),
+    "long long": ("int64", 8),
+    "unsigned long": ("int64", 8),
+    "unsigned long int": ("int64", 8),
+    "int": ("int32", 4),
+    "unsigned int": ("int32", 4),
+    "short": ("int16", 2),
+    "short int": ("int16", 2),
+    "unsigned short": ("int16", 2),
+    "unsigned short int": ("int16", 2),
+    "char": ("int8", 1),
+    "signed char": ("int8", 1),
+    "unsigned char": ("int8", 1),
+    "bool": ("bool", 1),
+    "c10::complex<float>": ("complex64", 8),
+    "c10::complex<double>": ("complex128", 16),
+}
+MAX_DIMS = 64
+MAX_ELEMENTS = 1 << 50
+"""a tensor of more than a petabyte is no tensor"""
+_FP8 = "c10::Float8_"
+_SCALAR_TYPE_BYTES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 15: 2, 23: 1, 24: 1, 25: 1, 26: 1}
+"""Element size by c10::ScalarType, as a recorded `dtype` argument gives it (6 is float, 15 is bfloat16)."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor input."""
+
+    shape: Shape
+    dtype: str
+    element_bytes: int
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements; a tensor without dimensions has one."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the data."""
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True)
+class TensorList:
+    """One input that is a list of tensors; `shapes` is None where the profiler left them out."""
+
+    shapes: tuple[Shape, ...] | None
+
+    @property
+    def elements(self) -> int | None:
+        """Return the number of elements in the whole list, None where unrecorded."""
+        return None if self.shapes is None else sum(math.prod(shape) for shape in self.shapes)
+
+
+Input = Tensor | TensorList | None
+"""None is anything that is no tensor: a number, a list of numbers, an absent optional."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded call of an operator."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    concrete: tuple[str, ...] = ()
+    """The values of the inputs that are no tensors, as text; empty where the profiler did not record them."""
+    list_elements: int | None = None
+    list_element_bytes: int | None = None
+
+    def tensor(self, index: int) -> Tensor | None:
+        """Return the input at `index` if it is a tensor."""
+        value = self.inputs[index] if index < len(self.inputs) else None
+        return value if isinstance(value, Tensor) else None
+
+    def tensors(self, first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:
+        """Return the tensors among inputs `first` to `last` (exclusive)."""
+        return tuple(value for value in self.inputs[first:last] if isinstance(value, Tensor))
+
+    def lists(self) -> tuple[TensorList, ...]:
+        """Return the inputs that are lists of tensors."""
+        return tuple(value for value in self.inputs if isinstance(value, TensorList))
+
+    def integers(self, index: int) -> Shape | None:
+        """Return the recorded value at `index` as integers: `"[1, 1]"` is (1, 1), `"2"` is (2,)."""
+        return _integers(self.concrete[index]) if index < len(self.concrete) else None
+
+    def flags(self, index: int) -> tuple[bool, ...] | None:
+        """Return the recorded value at `index` as truth values: `"[True, False]"` is (True, False)."""
+        words = self.concrete[index].strip("[]").split(",") if index < len(self.concrete) else []
+        known = [word.strip() for word in words]
+        return tuple(word == "True" for word in known) if known and set(known) <= {"True", "False"} else None
+
+    def scalar_type_bytes(self, index: int) -> int | None:
+        """Return the element size of the dtype argument at `index`, None where unrecorded."""
+        code = self.integers(index)
+        return _SCALAR_TYPE_BYTES.get(code[0]) if code else None
+
+
+def read_call(
+    name: str,
+    *,
+    dims: str | None,
+    types: str | None,
+    concrete: str | None = None,
+    list_elements: int | None = None,
+    list_element_bytes: int | None = None,
+) -> Call | None:
+    """Return the call that the recorded texts describe, None where they are absent or not what they should be."""
+    shapes, names = _json_list(dims), _json_list(types)
+    if shapes is None or names is None or len(shapes) != len(names):
+        return None
+    inputs = tuple(_input(shape, kind) for shape, kind in zip(shapes, names, strict=True))
+    values = tuple(value if isinstance(value, str) else "" for value in _json_list(concrete) or ())
+    return Call(name, inputs, values, list_elements, list_element_bytes)
+
+
+def element_type(name: str) -> tuple[str, int] | None:
+    """Return (dtype, bytes) of an element type as the profiler writes it: `c10::Half` is ("fp16", 2)."""
+    if name.startswith(_FP8):
+        return ("fp8", 1)
+    return _TYPES.get(name)
+
+
+def _input(shape: object, kind: object) -> Input:
+    if kind == LIST:
+        return TensorList(_shapes(shape))
+    known = element_type(kind) if isinstance(kind, str) else None
+    dims = _shape(shape)
+    return Tensor(dims, *known) if known is not None and dims is not None else None
+
+
+def _shape(value: object) -> Shape | None:
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        return None
+    return tuple(value) if len(value) <= MAX_DIMS and math.prod(value) <= MAX_ELEMENTS else None
+
+
+def _shapes(value: object) -> tuple[Shape, ...] | None:
+    if not isinstance(value, list) or not value:
+        return None
+    shapes = [_shape(item) for item in value]
+    return tuple(shape for shape in shapes if shape is not None) if None not in shapes else None
+
+
+def _json_list(text: str | None) -> list[object] | None:
+    try:
+        value = parsed_json(text).value if text else None
+    except ValueError:
+        return None
+    return value if isinstance(value, list) else None
+
+
+def _integers(text: str) -> Shape | None:
+    try:
+        values = tuple(int(word) for word in text.strip("[]").split(","))
+    except ValueError:
+        return None
+    return values if all(abs(value) <= MAX_ELEMENTS for value in values) else None
+
+
+# Work of fused attention, forward and backward, counted in full (not halved for a causal mask).
+#
+# Scores are [Sq, D] by [D, Sk], their product with the values [Sq, Sk] by [Sk, Dv]: forward 2 Sq Sk (D + Dv) FLOPs per
+# head. Backward needs the gradients of both products, twice that. The kernels also compute the scores again, which is
+# hardware work but no model work: `recomputed_flops`. With fewer key than query heads, the query heads count.
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """`pairs`: query-key pairs of all heads and sequences together."""
+
+    pairs: int
+    width: int
+    value_width: int
+    lower_bound: bool
+
+
+def _cost_of(operator: AttentionOperator) -> Callable[[Call], OpCost | None]:
+    """Return the cost function of an operator; where its inputs end, packed sequences have their offsets."""
+    inputs_end = 6 if operator.backward else 3
+
+    def cost(call: Call) -> OpCost | None:
+        gradient = call.tensor(0)
+        query, key, value = (call.tensor(operator.backward + i) for i in range(3))
+        if gradient is None or query is None or key is None or value is None:
+            return None
+        sizes = _sizes(query.shape, key.shape, value.shape, operator, sequences=_sequences(call, first=inputs_end))
+        if sizes is None:
+            return None
+        inputs_bytes = sum(tensor.size_bytes for tensor in (query, key, value))
+        output_bytes = query.size_bytes // max(sizes.width, 1) * sizes.value_width
+        # Backward reads the gradient and the output of forward as well.
+        return OpCost(
+            Family.ATTENTION,
+            flops=attention_flops(sizes.pairs, sizes.width, sizes.value_width, backward=operator.backward),
+            recomputed_flops=attention_recomputed_flops(sizes.pairs, sizes.width, backward=operator.backward),
+            read_bytes=inputs_bytes + 2 * gradient.size_bytes if operator.backward else inputs_bytes,
+            write_bytes=inputs_bytes if operator.backward else output_bytes,
+            dtype=query.dtype,
+            lower_bound=sizes.lower_bound,
+        )
+
+    return cost
+
+
+def _sizes(query: Shape, key: Shape, value: Shape, operator: AttentionOperator, sequences: int | None) -> _Sizes | None:
+    if not len(query) == len(key) == len(value):
+        return None
+    if len(query) == 3:  # sequences of different lengths, one after the other
+        return _packed(query, key, value, sequences)
+    if len(query) != 4:
+        return None
+    pairs = operator.pairs(query, key)
+    packed = sequences is not None and sequences > 1 and query[0] == 1
+    if packed:
+        pairs //= sequences or 1
+    return _Sizes(pairs, query[3], value[3], lower_bound=packed)
+
+
+def _packed(query: Shape, key: Shape, value: Shape, sequences: int | None) -> _Sizes | None:
+    """Return sizes for [tokens, heads, width] with the sequences taken as equally long.
+
+    Their lengths are not recorded. Equal lengths give the fewest pairs (the sum of squares is least), so it is a
+    lower bound.
+    """
+    if not sequences:
+        return None
+    return _Sizes(query[1] * query[0] * key[0] // sequences, query[2], value[2], lower_bound=True)
+
+
+def _sequences(call: Call, *, first: int) -> int | None:
+    """Return how many packed sequences there are: the cumulative lengths have one entry more.
+
+    They are the first integer tensor with one dimension at or after input `first`.
+    """
+    for tensor in call.tensors(first):
+        if _is_offsets(tensor):
+            return tensor.shape[0] - 1
+    return None
+
+
+def _is_offsets(tensor: Tensor) -> bool:
+    return tensor.dtype in ("int32", "int64") and len(tensor.shape) == 1 and tensor.shape[0] > 1
+
+
+COSTS: dict[str, Callable[[Call], OpCost | None]] = {
+    name: _cost_of(operator) for name, operator in {**ATTENTION, **NESTED_ATTENTION}.items()
+}
+
+
+# Work of convolutions, forward and backward.
+#
+# Each output point and channel takes Cin / groups x kernel multiply-adds; a transposed convolution counts its input
+# points instead. The gradients of the input and of the weight each take the same number again.
+#
+# The output's size follows from stride, padding and dilation, which the profiler records as values beside the shapes
+# ("Concrete Inputs", torch 2.1 and later). Without them forward is unknown; backward has the output's gradient.
+
+
+def _forward(at: ConvolutionArguments) -> Callable[[Call], OpCost | None]:
+    def cost(call: Call) -> OpCost | None:
+        data, weight = call.tensor(0), call.tensor(1)
+        if data is None or weight is None or len(data.shape) != len(weight.shape) or len(data.shape) < 3:
+            return None
+        output = _output_shape(call, data.shape, weight.shape, at)
+        if output is None:
+            return None
+        points = data.shape if _is_transposed(call, at) else output
+        return OpCost(
+            Family.CONVOLUTION,
+            flops=convolution_flops(points, weight.shape),
+            read_bytes=data.size_bytes + weight.size_bytes,
+            write_bytes=math.prod(output) * data.element_bytes,
+            dtype=data.dtype,
+        )
+
+    return cost
+
+
+def _backward(call: Call) -> OpCost | None:
+    """Return the cost of `convolution_backward(grad_output, input, weight, ..., transposed [7], ..., mask [10])`.
+
+    Where the mask is not recorded both gradients are taken to be wanted: only a first layer's input needs none.
+    """
+    gradient, data, weight = (call.tensor(i) for i in range(3))
+    if gradient is None or data is None or weight is None:
+        return None
+    transposed = (call.flags(BACKWARD_TRANSPOSED) or (False,))[0]
+    input_wanted, weight_wanted = (call.flags(BACKWARD_WANTED) or (True, True))[:2]
+    once = convolution_flops(data.shape if transposed else gradient.shape, weight.shape)
+    return OpCost(
+        Family.CONVOLUTION,
+        flops=once * (input_wanted + weight_wanted),
+        read_bytes=gradient.size_bytes + data.size_bytes * weight_wanted + weight.size_bytes * input_wanted,
+        write_bytes=data.size_bytes * input_wanted + weight.size_bytes * weight_wanted,
+        dtype=data.dtype,
+    )
+
+
+def _is_transposed(call: Call, at: ConvolutionArguments) -> bool:
+    return at.transposed is not None and (call.flags(at.transposed) or (False,))[0]
+
+
+def _output_shape(call: Call, data: Shape, weight: Shape, at: ConvolutionArguments) -> Shape | None:
+    dims = len(data) - 2
+    stride, padding, dilation = (_per_dim(call, i, dims) for i in (at.stride, at.padding, at.dilation))
+    if stride is None or padding is None or dilation is None or 0 in stride:
+        return None
+    if not _is_transposed(call, at):
+        return tuple(convolution_output(data, weight, stride=stride, padding=padding, dilation=dilation))
+    kernel = [d * (k - 1) + 1 for d, k in zip(dilation, weight[2:], strict=True)]
+    extra = _per_dim(call, at.output_padding, dims) if at.output_padding is not None else None
+    groups = call.integers(at.groups) if at.groups is not None else None
+    if extra is None or groups is None:
+        return None
+    points = [(data[2 + i] - 1) * stride[i] - 2 * padding[i] + kernel[i] + extra[i] for i in range(dims)]
+    return (data[0], weight[1] * groups[0], *points)
+
+
+def _per_dim(call: Call, index: int, dims: int) -> Shape | None:
+    """Return one value per dimension; a single recorded value holds for all."""
+    values = call.integers(index)
+    if values is None or len(values) not in (1, dims):
+        return None
+    return values * dims if len(values) == 1 else values
+
+
+CONVOLUTION_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
+    **{name: _forward(at) for name, at in {**CONVOLUTIONS, **NESTED_CONVOLUTIONS}.items()},
+    CONVOLUTION_BACKWARD: _backward,
+}
+
+
+# Work of matrix products: mm, addmm, bmm, baddbmm, mv, dot, scaled and grouped products.
+#
+# [m, k] by [k, n] takes 2 m n k FLOPs. Adding a bias or a scaled input is not counted, as in PyTorch's own counter.
+
+_SCALED_OUTPUT_BYTES = 2
+"""8-bit products are written in 16 bits unless their recorded output type says otherwise."""
+
+
+def _product(first: int, *, output_type_at: int | None = None) -> Callable[[Call], OpCost | None]:
+    """Return the cost function of an operator whose matrices are the inputs `first` and `first + 1`."""
+
+    def cost(call: Call) -> OpCost | None:
+        left, right = call.tensor(first), call.tensor(first + 1)
+        if left is None or right is None:
+            return None
+        size = product_sizes(left.shape, right.shape)
+        if size is None:
+            return None
+        multiply_adds, outputs = size
+        addend = call.tensor(0) if first == 1 else None
+        return OpCost(
+            Family.GEMM,
+            flops=2 * multiply_adds,
+            read_bytes=left.size_bytes + right.size_bytes + (addend.size_bytes if addend else 0),
+            write_bytes=outputs * _output_bytes(call, left, output_type_at),
+            dtype=left.dtype,
+        )
+
+    return cost
+
+
+def _output_bytes(call: Call, left: Tensor, output_type_at: int | None) -> int:
+    if output_type_at is None:
+        return left.element_bytes
+    return call.scalar_type_bytes(output_type_at) or max(left.element_bytes, _SCALED_OUTPUT_BYTES)
+
+
+MATRIX_PRODUCTS_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
+    name: _product(first, output_type_at=PRODUCT_TYPE_AT.get(name))
+    for name, first in {**PRODUCTS, **NESTED_PRODUCTS}.items()
+}
+
+
+# Bytes of operators that are judged by memory bandwidth: all that are no matrix product.
+#
+# Three shapes of operator cover them. *Streams* read some inputs and write outputs shaped like inputs. *Elementwise*
+# operators broadcast theirs. *Lists* (fused and foreach optimizers) do the same for many tensors at once.
+
+CostFunction = Callable[[Call], OpCost | None]
+
+_FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Reads the inputs up to `reads` (all where None), writes one output shaped like each input in `writes`."""
+
+    family: Family
+    writes: tuple[int, ...]
+    reads: int | None = None
+    first: int = 0
+    mask: bool = False
+    """also writes one byte per element of the first input"""
+    lower_bound: bool = False
+
+    def __call__(self, call: Call) -> OpCost | None:
+        inputs = call.tensors(self.first, self.reads)
+        outputs = [call.tensor(i) for i in self.writes]
+        if not call.tensors() or (outputs and outputs[0] is None):
+            return None
+        written = sum(tensor.size_bytes for tensor in outputs if tensor is not None)
+        return OpCost(
+            self.family,
+            flops=0,
+            read_bytes=sum(tensor.size_bytes for tensor in inputs),
+            write_bytes=written + (call.tensors()[0].elements if self.mask else 0),
+            lower_bound=self.lower_bound,
+        )
+
+
+def _elementwise(arity: int, *, gives_bool: bool = False) -> CostFunction:
+    """Return the cost function of an operator on `arity` broadcast tensors; later inputs are `out=` arguments."""
+
+    def cost(call: Call) -> OpCost | None:
+        inputs = call.tensors(0, arity)
+        if not inputs:
+            return None
+        in_place = call.name.endswith("_")
+        shape = inputs[0].shape if in_place else _broadcast([tensor.shape for tensor in inputs])
+        if shape is None:
+            return None
+        size = 1 if gives_bool else (inputs[0].element_bytes if in_place else _promoted_bytes(inputs))
+        return OpCost(
+            Family.ELEMENTWISE,
+            flops=0,
+            read_bytes=sum(tensor.size_bytes for tensor in inputs),
+            write_bytes=Tensor(shape, "", size).size_bytes,
+        )
+
+    return cost
+
+
+def _broadcast(shapes: list[Shape]) -> Shape | None:
+    """Return the shape that all broadcast to, None where they do not."""
+    out: list[int] = []
+    for i in range(1, max(len(shape) for shape in shapes) + 1):
+        sizes = {shape[-i] for shape in shapes if len(shape) >= i} - {1}
+        if len(sizes) > 1:
+            return None
+        out.append(sizes.pop() if sizes else 1)
+    return tuple(reversed(out))
+
+
+def _promoted_bytes(inputs: tuple[Tensor, ...]) -> int:
+    """Return the result's element size: the widest floating type, else the widest; tensors without dims yield."""
+    full = [tensor for tensor in inputs if tensor.shape] or list(inputs)
+    floats = [tensor for tensor in full if tensor.dtype in _FLOATS]
+    return max(tensor.element_bytes for tensor in floats or full)
+
+
+def _rows(family: Family, *, data_at: int) -> CostFunction:
+    """Return the cost function of a look-up: as many rows of `data_at` read and written as there are indices."""
+
+    def cost(call: Call) -> OpCost | None:
+        data, index = call.tensor(data_at), _index(call)
+        if data is None or index is None or not data.shape:
+            return None
+        moved = index.elements * data.size_bytes // max(data.shape[0], 1)
+        return OpCost(family, flops=0, read_bytes=moved + index.size_bytes, write_bytes=moved)
+
+    return cost
+
+
+def _index(call: Call) -> Tensor | None:
+    return next((tensor for tensor in call.tensors(1) if tensor.dtype in ("int64", "int32")), None)
+
+
+def _gather(call: Call) -> OpCost | None:
+    data, index = call.tensor(0), call.tensor(2)
+    if data is None or index is None:
+        return None
+    moved = index.elements * data.element_bytes
+    return OpCost(Family.EMBEDDING, flops=0, read_bytes=moved + index.size_bytes, write_bytes=moved)
+
+
+def _embedding_backward(call: Call) -> OpCost | None:
+    """Return reading the gradient and writing the table's gradient, of which only the touched rows where unrecorded."""
+    gradient, index, rows = call.tensor(0), call.tensor(1), call.integers(2)
+    if gradient is None or index is None or not gradient.shape:
+        return None
+    table_bytes = rows[0] * gradient.shape[-1] * gradient.element_bytes if rows else gradient.size_bytes
+    return OpCost(
+        Family.EMBEDDING,
+        flops=0,
+        read_bytes=gradient.size_bytes + index.size_bytes,
+        write_bytes=table_bytes,
+        lower_bound=rows is None,
+    )
+
+
+def _nll_loss(call: Call) -> OpCost | None:
+    """Return reading the targets and one log-probability for each."""
+    scores, target = call.tensor(0), call.tensor(1)
+    if scores is None or target is None:
+        return None
+    picked = target.elements * scores.element_bytes
+    return OpCost(Family.LOSS, flops=0, read_bytes=target.size_bytes + picked, write_bytes=scores.element_bytes)
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """Reads and writes whole lists of tensors; None: every recorded list is read, the first is written."""
+
+    family: Family
+    reads: int | None = None
+    writes: int = 1
+
+    def __call__(self, call: Call) -> OpCost | None:
+        lists = call.lists()
+        if not lists or call.list_element_bytes is None:
+            return None
+        elements = call.list_elements if lists[0].elements is None else lists[0].elements
+        if elements is None:
+            return None
+        size = elements * call.list_element_bytes
+        reads = len(lists) if self.reads is None else self.reads
+        return OpCost(self.family, flops=0, read_bytes=size * reads, write_bytes=size * self.writes)
+
+
+def foreach(call: Call) -> OpCost | None:
+    """Return the cost of any `_foreach_` operator: every list read, one written."""
+    return _Lists(Family.OPTIMIZER)(call)
+
+
+def _named(names: str, cost: CostFunction) -> dict[str, CostFunction]:
+    """Return `cost` under every name; `x_` is the in-place form of `x`."""
+    return {f"aten::{name}": cost for name in names.split()}
+
+
+_UNARY = (
+    "abs neg exp expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid tanh relu gelu silu mish cos sin erf clamp "
+    "clamp_min clamp_max ceil floor round trunc sign nan_to_num leaky_relu elu hardtanh hardswish hardsigmoid softplus "
+    "threshold logit log_sigmoid_forward tril triu bitwise_not glu"
+)
+_BINARY = (
+    "add sub mul div pow maximum minimum remainder fmod rsub atan2 masked_fill bitwise_and bitwise_or bitwise_xor lerp"
+)
+_BINARY_BACKWARD = (
+    "gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward leaky_relu_backward elu_backward "
+    "hardtanh_backward hardswish_backward softplus_backward logit_backward native_dropout_backward mish_backward "
+    "log_sigmoid_backward glu_backward"
+)
+_COMPARISONS = "eq ne lt le gt ge logical_and logical_or logical_xor"
+_TESTS = "isnan isinf isfinite logical_not"
+_TERNARY = "addcmul addcdiv where"
+_REDUCTIONS = "sum mean max min amax amin norm linalg_vector_norm all any var std var_mean prod argmax argmin logsumexp"
+_FILLS = "fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_"
+
+
+def _with_in_place(names: str) -> str:
+    return names + " " + " ".join(f"{name}_" for name in names.split())
+
+
+MEMORY_TRAFFIC_COSTS: dict[str, CostFunction] = {
+    **_named(_with_in_place(_UNARY), _elementwise(1)),
+    **_named(_with_in_place(_BINARY), _elementwise(2)),
+    **_named(_BINARY_BACKWARD, _elementwise(2)),
+    **_named(_with_in_place(_TERNARY), _elementwise(3)),
+    **_named(_COMPARISONS, _elementwise(2, gives_bool=True)),
+    **_named(_TESTS, _elementwise(1, gives_bool=True)),
+    **_named("native_dropout _fused_dropout", _Stream(Family.ELEMENTWISE, (0,), reads=1, mask=True)),
+    **_named(_REDUCTIONS, _Stream(Family.REDUCTION, (), reads=1, lower_bound=True)),
+    **_named("cumsum cumprod _cumsum", _Stream(Family.REDUCTION, (0,), reads=1)),
+    **_named(_FILLS, _Stream(Family.COPY, (0,), reads=0)),
+    **_named("copy_", _Stream(Family.COPY, (0,), first=1, reads=2)),
+    **_named("native_layer_norm native_group_norm _fused_rms_norm", _Stream(Family.NORMALISATION, (0,))),
+    **_named("native_layer_norm_backward", _Stream(Family.NORMALISATION, (1, 5, 6))),
+    **_named("native_group_norm_backward _fused_rms_norm_backward", _Stream(Family.NORMALISATION, (1, 4))),
+    **_named("native_batch_norm cudnn_batch_norm miopen_batch_norm", _Stream(Family.NORMALISATION, (0,))),
+    **_named("_batch_norm_with_update batch_norm_elemt", _Stream(Family.NORMALISATION, (0,))),
+    **_named("native_batch_norm_backward batch_norm_backward", _Stream(Family.NORMALISATION, (1, 2))),
+    **_named("cudnn_batch_norm_backward miopen_batch_norm_backward", _Stream(Family.NORMALISATION, (0, 2))),
+    **_named("_softmax", _Stream(Family.NORMALISATION, (0,), reads=1)),
+    **_named("_softmax_backward_data", _Stream(Family.NORMALISATION, (0,), reads=2)),
+    **_named("_log_softmax", _Stream(Family.LOSS, (0,), reads=1)),
+    **_named("_log_softmax_backward_data", _Stream(Family.LOSS, (0,), reads=2)),
+    **_named("nll_loss_forward nll_loss2d_forward", _nll_loss),
+    **_named("nll_loss_backward nll_loss2d_backward", _Stream(Family.LOSS, (1,), first=2, reads=3)),
+    **_named(
+        "mse_loss smooth_l1_loss huber_loss binary_cross_entropy",
+        _Stream(Family.LOSS, (), reads=2, lower_bound=True),
+    ),
+    **_named("mse_loss_backward smooth_l1_loss_backward", _Stream(Family.LOSS, (1,), reads=3)),
+    **_named("huber_loss_backward binary_cross_entropy_backward", _Stream(Family.LOSS, (1,), reads=3)),
+    **_named("embedding", _rows(Family.EMBEDDING, data_at=0)),
+    **_named("index_select", _rows(Family.EMBEDDING, data_at=0)),
+    **_named("gather", _gather),
+    **_named("embedding_dense_backward", _embedding_backward),
+    **_named("_fused_adam_ _fused_adamw_", _Lists(Family.OPTIMIZER, reads=4, writes=3)),
+    **_named("_fused_sgd_ _fused_adagrad_", _Lists(Family.OPTIMIZER, reads=3, writes=2)),
+    **_named("_amp_foreach_non_finite_check_and_unscale_", _Lists(Family.OPTIMIZER, reads=1)),
+    **_named("_foreach_copy_", _Lists(Family.COPY, reads=1)),
+    **_named("_foreach_zero_", _Lists(Family.OPTIMIZER, reads=0)),
+    **_named("_foreach_norm", _Lists(Family.OPTIMIZER, reads=1, writes=0)),
+    **_named("cat", _Lists(Family.COPY, reads=1)),
+}
+
+
+_COSTS = {**MEMORY_TRAFFIC_COSTS, **MATRIX_PRODUCTS_COSTS, **CONVOLUTION_COSTS, **COSTS}
+_FOREACH = "aten::_foreach_"
+_COMPILED = ("triton_poi_", "triton_red_", "triton_per_")
+
+COSTED = frozenset(_COSTS)
+"""Operators that have a cost, beside `aten::_foreach_*` and compiled `triton_*` kernels."""
+
+
+@lru_cache(maxsize=1024)
+def operator_cost(
+    name: str,
+    *,
+    dims: str | None,
+    types: str | None,
+    concrete: str | None = None,
+    list_elements: int | None = None,
+    list_element_bytes: int | None = None,
+) -> OpCost | None:
+    """Return the work of one call, None where the operator has none of its own or its inputs do not tell.
+
+    `dims`, `types` and `concrete` are the JSON texts of `Input Dims`, `Input type` and `Concrete Inputs`. Of a list
+    of tensors the profiler records no element type, and of a long one no shapes: give `list_element_bytes`, and
+    `list_elements` (for an optimizer: the number of parameters), to cost operators on lists.
+
+    >>> cost = operator_cost("aten::mm", dims="[[8, 4], [4, 2]]", types='["float", "float"]')
+    >>> (cost.flops, cost.read_bytes, cost.write_bytes, cost.dtype)
+    (128, 160, 64, 'fp32')
+    """
+    cost = _cost_function(name)
+    if cost is None:
+        return None
+    call = read_call(
+        name,
+        dims=dims,
+        types=types,
+        concrete=concrete,
+        list_elements=list_elements,
+        list_element_bytes=list_element_bytes,
+    )
+    return None if call is None else cost(call)
+
+
+def may_cost(name: str) -> bool:
+    """Return whether there are calls of an operator that have a cost of their own."""
+    return _cost_function(name) is not None
+
+
+def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    """Return which operators to count: those with a cost and without a costed operator around them.
+
+    `parents[i]` is the row of the operator around row i on the same thread, -1 where there is none.
+    """
+    kept = costed.copy()
+    call = np.flatnonzero(costed)
+    above = parents.take(call)
+    while len(inside := np.flatnonzero(above >= 0)):
+        call, above = call.take(inside), above.take(inside)
+        covered = costed.take(above)
+        kept[call[covered]] = False
+        above = np.where(covered, -1, parents.take(above))
+    return kept
+
+
+def _cost_function(name: str) -> CostFunction | None:
+    if name in _COSTS:
+        return _COSTS[name]
+    if name.startswith(_FOREACH):
+        return foreach
+    return _compiled if name.startswith(_COMPILED) else None
+
+
+def _compiled(call: Call) -> OpCost | None:
+    """Return the traffic of a generated kernel: every tensor moved once; which are written is not recorded.
+
+    The last tensor is an output; where there are more outputs they are counted as read, so that the sum holds.
+    """
+    tensors = call.tensors()
+    if not tensors:
+        return None
+    return OpCost(
+        kernel_class(call.name).family,
+        flops=0,
+        read_bytes=sum(tensor.size_bytes for tensor in tensors[:-1]),
+        write_bytes=tensors[-1].size_bytes,
+        lower_bound=True,
+    )

@@ -1,0 +1,290 @@
+"""What a strategy communicates per step: every kind of collective with its group, count and bytes.
+
+Bytes are the full buffer of the operation. With weights of W bytes and gradients of G among N ranks:
+
+    DDP           all-reduce of G in buckets                                   2 (N-1)/N G on each link
+    ZeRO-1, -2    reduce-scatter of G, all-gather of W                         as much as DDP
+    ZeRO-3        all-gather of W in forward and again in backward, reduce-scatter of G      1.5 times DDP
+    tensor        row-parallel layers all-reduce in forward, column-parallel ones in backward
+    pipeline      activations forward and their gradients back between stages, per micro-batch
+    expert        all-to-all to the experts and back, in forward and in backward
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.contract.collectives import bus_factor
+from stepscope.cost.calibration import Calibration
+from stepscope.cost.closed_form import Fabric, fastest
+from stepscope.cost.model_flops import Recompute, Transformer
+from stepscope.cost.model_memory import Batch
+from stepscope.cost.model_shape import Layout, Sharding, Weight, checked, on_rank, weights
+from stepscope.dataclass import dataclass
+from stepscope.errors import InputError, UsageError
+from stepscope.side_file import read_side_json
+
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+"""DDP's defaults; the first bucket is small so that communication starts early"""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Equal collectives of one rank in one step."""
+
+    op: str
+    group: str
+    """dp, tp, pp or ep"""
+    ranks: int
+    count: int
+    size_bytes: int
+    """full buffer of each"""
+    when: str
+
+    @property
+    def sent_bytes(self) -> float:
+        """Return what this rank puts on its link."""
+        return self.count * self.size_bytes * bus_factor(self.op, self.ranks)
+
+
+def strategy_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
+    """Return what one rank communicates in a step of a transformer."""
+    return [
+        *_data_traffic(checked(model), batch, layout),
+        *_tensor_traffic(model, batch, layout),
+        *_pipeline_traffic(model, batch, layout),
+        *_expert_traffic(model, batch, layout),
+    ]
+
+
+def ddp_traffic(
+    gradient_bytes: Sequence[int],
+    *,
+    ranks: int,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> list[Traffic]:
+    """Return DDP's all-reduces, one per bucket, for gradients in the order of the model's parameters."""
+    _at_least_one(ranks)
+    if ranks == 1:
+        return []
+    buckets, filled, limit = [], 0, min(first_bucket_bytes, bucket_bytes)
+    for size in reversed(gradient_bytes):
+        filled += size
+        if filled >= limit:
+            buckets.append(filled)
+            filled, limit = 0, bucket_bytes
+    if filled:
+        buckets.append(filled)
+    return _counted(("all_reduce", "dp", ranks, size, "backward") for size in buckets)
+
+
+def fsdp_traffic(
+    unit_bytes: Sequence[int],
+    *,
+    ranks: int,
+    gradient_bytes: Sequence[int] | None = None,
+    reshard: bool = True,
+    root_stays: bool = True,
+) -> list[Traffic]:
+    """Return FSDP's gathers and scatters for its units, the root's own parameters first.
+
+    `reshard` is ZeRO-3: units are gathered again in backward. With `root_stays` the first of them, the root,
+    whose backward comes right after its forward, is not (PyTorch's default). Without `reshard` it is ZeRO-2.
+    """
+    _at_least_one(ranks)
+    if ranks == 1:
+        return []
+    padded = [_padded(size, ranks) for size in unit_bytes]
+    gradients = padded if gradient_bytes is None else [_padded(size, ranks) for size in gradient_bytes]
+    again = padded[1:] if root_stays else padded
+    rows = [("all_gather", "dp", ranks, size, "forward") for size in padded]
+    rows += [("all_gather", "dp", ranks, size, "backward") for size in again if reshard]
+    rows += [("reduce_scatter", "dp", ranks, size, "backward") for size in gradients]
+    return _counted(rows)
+
+
+def zero_traffic(weight_bytes: int, gradient_bytes: int, *, ranks: int) -> list[Traffic]:
+    """Return what ZeRO-1 and -2 communicate: gradients scattered in backward, weights gathered after the step."""
+    _at_least_one(ranks)
+    if ranks == 1:
+        return []
+    return [
+        Traffic("reduce_scatter", "dp", ranks, 1, _padded(gradient_bytes, ranks), "backward"),
+        Traffic("all_gather", "dp", ranks, 1, _padded(weight_bytes, ranks), "optimizer step"),
+    ]
+
+
+def _data_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
+    """Return the traffic of weights and gradients; experts have copies only on every `expert`-th data rank."""
+    held = on_rank(weights(model), layout, layers=model.layers)
+    if layout.expert == 1:
+        return _synchronised(held, batch, layout, layout.data)
+    own = [w for w in held if w.routed > 1 or w.name.startswith("expert ")]
+    shared = [w for w in held if w not in own]
+    return [
+        *_synchronised(shared, batch, layout, layout.data),
+        *_synchronised(own, batch, layout, layout.data // layout.expert),
+    ]
+
+
+def _synchronised(held: Sequence[Weight], batch: Batch, layout: Layout, ranks: int) -> list[Traffic]:
+    each = batch.precision.weight_bytes
+    if layout.sharding is Sharding.DDP:
+        sizes = [w.rows * w.columns * each for w in held for _ in range(w.routed)]
+        return ddp_traffic(sizes, ranks=ranks)
+    if layout.sharding is Sharding.ZERO1:
+        total = sum(w.count for w in held) * each
+        return zero_traffic(total, total, ranks=ranks)
+    units: dict[int | None, int] = {}
+    for w in held:
+        spread = -(-w.rows // ranks) * ranks  # FSDP gives every rank as many rows
+        units[w.layer] = units.get(w.layer, 0) + spread * w.columns * w.routed * each
+    reshard = layout.sharding is Sharding.ZERO3
+    found = fsdp_traffic(list(units.values()), ranks=ranks, reshard=reshard, root_stays=None in units)
+    times = layout.micro_batches if reshard else 1
+    return [replace(t, count=t.count * times) if t.op == "all_gather" else t for t in found]
+
+
+def _tensor_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
+    """Return two all-reduces per layer and direction, and those of the split vocabulary at both ends.
+
+    A recomputed layer repeats the one after attention; PyTorch stops before its last one, whose result nobody needs.
+    The loss takes three values per token: largest, sum, own.
+    """
+    if layout.tensor == 1:
+        return []
+    size = batch.tokens * model.d_model * batch.precision.compute_bytes
+    layers = -(-model.layers // layout.pipeline)
+    again = layers if batch.recompute in (Recompute.BLOCKS, Recompute.FULL) else 0
+    rows = [("forward", 2 * layers + 1, size), ("backward", 2 * layers + again + 1, size)]
+    rows.append(("forward", 3, 4 * batch.tokens))
+    return [Traffic("all_reduce", "tp", layout.tensor, n * layout.micro_batches, size, when) for when, n, size in rows]
+
+
+def _pipeline_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
+    """Return what an inner stage sends: activations on, gradients back."""
+    if layout.pipeline == 1:
+        return []
+    size = batch.tokens * model.d_model * batch.precision.residual_bytes
+    return [Traffic("send_recv", "pp", 2, layout.micro_batches, size, when) for when in ("forward", "backward")]
+
+
+def _expert_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
+    """Return the all-to-alls of evenly routed tokens: there and back, forward and backward."""
+    if layout.expert == 1 or model.experts is None:
+        return []
+    size = batch.tokens * model.experts.per_token * model.d_model * batch.precision.compute_bytes
+    layers = -(-(model.layers - model.experts.dense_layers) // layout.pipeline)
+    count = 2 * layers * layout.micro_batches
+    return [Traffic("all_to_all", "ep", layout.expert, count, size, when) for when in ("forward", "backward")]
+
+
+def _counted(rows: Iterable[tuple[str, str, int, int, str]]) -> list[Traffic]:
+    """Return rows (op, group, ranks, bytes, when) with equal ones counted together, in order of appearance."""
+    counts: dict[tuple[str, str, int, int, str], int] = {}
+    for row in rows:
+        counts[row] = counts.get(row, 0) + 1
+    return [Traffic(op, group, ranks, n, size, when) for (op, group, ranks, size, when), n in counts.items()]
+
+
+def _padded(size_bytes: int, ranks: int) -> int:
+    """Return the size rounded up so that every rank has an equal share of 4-byte values."""
+    share = 4 * ranks
+    return -(-size_bytes // share) * share
+
+
+def _at_least_one(ranks: int) -> None:
+    if ranks < 1:
+        raise UsageError(f"the world size has to be at least 1, not {ranks}")
+
+
+# Where collective times come from: a calibration, with its interval, or a fabric's links, without.
+
+
+@dataclass(frozen=True)
+class CommTime:
+    """A predicted time of communication; without bounds where links were given and nothing was measured."""
+
+    time_ns: float
+    low_ns: float | None
+    high_ns: float | None
+    how: str
+
+
+CollectiveTimes = Callable[[str, float, int], CommTime]
+"""the time of (operation, full bytes, ranks)"""
+
+
+def times_of(source: Calibration | Fabric) -> CollectiveTimes:
+    """Return a function that says what a collective takes."""
+
+    def calibrated(op: str, size_bytes: float, ranks: int) -> CommTime:
+        assert isinstance(source, Calibration)
+        found = source.predict(op, size_bytes=size_bytes, world_size=ranks)
+        return CommTime(found.time_ns, found.low_ns, found.high_ns, found.how)
+
+    def by_links(op: str, size_bytes: float, ranks: int) -> CommTime:
+        assert isinstance(source, Fabric)
+        choice = fastest(op, size_bytes=size_bytes, ranks=ranks, fabric=source)
+        return CommTime(choice.time_ns, None, None, f"{choice.algorithm} on the given links")
+
+    return calibrated if isinstance(source, Calibration) else by_links
+
+
+def total_time(traffic: Iterable[Traffic], times: CollectiveTimes) -> CommTime:
+    """Return the time of the traffic one after another; its bounds are the sums of the bounds."""
+    total, low, high = 0.0, 0.0, 0.0
+    known, how = True, set()
+    for t in traffic:
+        one = times(t.op, t.size_bytes, t.ranks)
+        total += t.count * one.time_ns
+        how.add(one.how)
+        if one.low_ns is None or one.high_ns is None:
+            known = False
+        else:
+            low, high = low + t.count * one.low_ns, high + t.count * one.high_ns
+    return CommTime(total, low if known else None, high if known else None, "; ".join(sorted(how)))
+
+
+# A simulated step as `stepscope.bench.simulate.step` wrote it: its traffic and its memory.
+
+_KIND = "stepscope simulated step"
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """What one rank of the simulated job communicated and held."""
+
+    world_size: int
+    parameters: int
+    traffic: tuple[Traffic, ...]
+    peak_bytes: int
+    """without workspaces of libraries"""
+    peak_when: str
+    peak_parts: dict[str, int]
+    took_s: float
+
+
+def load_simulated(path: str | Path) -> SimulatedStep:
+    """Return the step in a file of `stepscope.bench.simulate.step`."""
+    try:
+        document = read_side_json(path).value
+        if document["kind"] != _KIND:
+            raise ValueError(f"kind {document['kind']!r}")
+        memory = document["memory"]
+        return SimulatedStep(
+            world_size=int(document["world_size"]),
+            parameters=int(document["parameters"]),
+            traffic=tuple(
+                Traffic(c["op"], c["group"], int(c["ranks"]), int(c["count"]), int(c["bytes"]), c["when"])
+                for c in document["collectives"]
+            ),
+            peak_bytes=int(memory["peak_bytes"]),
+            peak_when=str(memory["peak_when"]),
+            peak_parts={str(k): int(v) for k, v in memory["parts"].items()},
+            took_s=float(document["took_s"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise InputError(f"{path}: is not a step written by stepscope.bench.simulate: {error!r}") from error

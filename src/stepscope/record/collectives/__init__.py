@@ -1,1 +1,0 @@
-"""Collectives as they happen: seen where Python enters C++, counted in bytes, kept in a ledger per group."""

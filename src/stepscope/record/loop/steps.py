@@ -1,0 +1,302 @@
+"""Where one training step ends and the next begins, from what the loop is seen to do.
+
+    A step is over when its optimizer (all of them, where there are several) has stepped and the loop turns to new
+    work: it asks for a batch, or runs a forward, a backward or a pipeline schedule.
+
+So everything up to the next batch (scheduler, logging, checkpoint) belongs to the step that just ran, gradient
+accumulation is one step, and the boundary is known in the moment it happens. Three cases need more:
+
+- *Several optimizers* with forwards in between (a GAN) are one step: the loop's turn to new work counts only once
+  all of them have stepped. Which ones belong together is learned when one of them comes round again; the first time
+  the boundary is found late, but its time is kept.
+- *Evaluation* is no step: a batch that met only forwards without gradients before the next batch was asked for is
+  taken out, so the coming step begins after it. So are batches that met nothing before their loader ran out.
+- *An optimizer that no hook sees* (an update written by hand): a parameter that changed after a backward.
+
+Optimizers that step at unequal rates (five critics to a generator, delayed policies) have no such common step. Once
+one comes round again before the others of its step did, a step is a batch of the loader or, without one, a step of the
+first optimizer. `describe()` says which unit it is, and `--step-of` (see `step_unit`) chooses another.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from stepscope.errors import UsageError
+
+# What one step is, where that is a matter of choice: `--step-of loader`, `--step-of 4`, `--step-of Adam#1`.
+#
+# auto          all optimizers have stepped; see `steps`
+# loader        a batch is asked for and something was trained since the last step
+# 4             four optimizer steps, by whichever
+# Adam, Adam#1  a step of the first (second) Adam that steps
+
+AUTO, LOADER, OPTIMIZER, COUNT = "auto", "loader", "optimizer", "count"
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class StepUnit:
+    """The chosen unit: `count` optimizer steps, or the optimizer `name` that is number `index` of its class."""
+
+    kind: str = AUTO
+    count: int = 1
+    name: str = ""
+    index: int = 0
+
+
+def unit_from(text: str | None) -> StepUnit:
+    """Return the unit that `--step-of` names."""
+    if text is None or text.lower() == AUTO:
+        return StepUnit()
+    if text.lower() == LOADER:
+        return StepUnit(LOADER)
+    if text.lower() == OPTIMIZER:
+        return StepUnit(COUNT, 1)
+    if _is_count(text) and int(text) > 0:
+        return StepUnit(COUNT, int(text))
+    name, _, index = text.partition("#")
+    if name.isidentifier() and (not _ or _is_count(index)):
+        return StepUnit(OPTIMIZER, name=name, index=int(index or 0))
+    raise UsageError(
+        f"--step-of {text[:40]!r}: give loader, optimizer, a number of optimizer steps, or a name, as Adam or Adam#1"
+    )
+
+
+def _is_count(text: str) -> bool:
+    """Return whether a text is a whole number that steps can be counted by, in plain digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+
+
+_PATIENCE_STEPS = 4  # in which the first steps of optimizers that exist are waited for
+
+
+class Steps(Protocol):
+    """Who is told: where a step ends or may have ended, and the begin of one after a gap."""
+
+    def step_end(self, at_ns: int | None = None) -> None:
+        """Take note that a step ended, now or at a moment in the past."""
+
+    def step_may_end(self, *, expected: bool) -> int:
+        """Return this moment, at which a later `step_end(at_ns)` may put the end of a step; `expected`: so it was in
+        the steps before, which went on.
+        """
+
+    def step_begin(self) -> None:
+        """Take note that a step begins now and that the time since the last one is in no step."""
+
+
+class StepFinder:
+    """The open step of one training loop."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        *,
+        optimizers: Callable[[], frozenset[Hashable]],
+        parameters_changed: Callable[[], bool],
+        gradients_reset: Callable[[], bool] = lambda: False,
+        unit: StepUnit | None = None,
+    ) -> None:
+        self._steps = steps
+        self._optimizers = optimizers  # those that exist now; what a first step has to wait for
+        self._parameters_changed = parameters_changed
+        self._gradients_reset = gradients_reset
+        self._unit = unit or StepUnit()
+        self._names: dict[Hashable, tuple[str, int]] = {}  # class of each optimizer, and its number among those
+        self._lead: Hashable | None = None  # the first optimizer that stepped
+        self._first: frozenset[Hashable] = frozenset()  # those that existed then
+        self._ended = 0
+        self._by_hand = False
+        self._cycle: frozenset[Hashable] | None = None  # the optimizers of one step, once known
+        self._interleaved = False  # whether new work begins between the optimizers of one step
+        self._seen: set[Hashable] = set()
+        self._loads = False  # whether batches come from a loader that we see
+        self._after_evaluation = False  # the next batch begins a step
+        self._idle = False  # nothing has happened since evaluation was left out
+        self._open()
+
+    def _open(self) -> None:
+        self._stepped: set[Hashable] = set()
+        self._num_stepped = 0
+        self._stepped_ns = 0
+        self._maybe_ns: int | None = None  # new work began here while optimizers were still missing
+        self._went_on = False  # ... and one of them did come
+        self._trained = False
+        self._evaluated = False
+        self._evaluated_own = False
+        self._batches = 0
+
+    def load_begins(self) -> None:
+        """A batch is asked for."""
+        ended = self._work_begins(is_load=True)
+        if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
+            self._leave_out()
+            self._after_evaluation = self._idle = True
+        self._evaluated = False
+        self._loads = True
+
+    def loader_begins(self) -> None:
+        """A loader makes its iterator: the loop turns to new work."""
+        self._work_begins()
+
+    def load_ends(self, *, got_batch: bool) -> None:
+        """The batch came, or there are no more."""
+        if got_batch:
+            self._after_evaluation = self._idle = False
+            self._batches += 1
+        elif self._only_evaluated(self._batches > 0):
+            self._after_evaluation = True
+
+    def forward_begins(self, *, grad: bool, own: bool) -> None:
+        """A module is called, with gradients or without; `own`: one that was called with gradients before."""
+        self._work_begins()
+        if not grad:
+            self._evaluated = True
+            self._evaluated_own = self._evaluated_own or own
+            return
+        if self._idle or (not self._loads and self._only_evaluated(self._evaluated_own)):
+            self._leave_out()
+        self._after_evaluation = self._idle = False
+
+    def backward_begins(self) -> None:
+        """A backward pass begins."""
+        self._work_begins()
+        if self._maybe_ns is not None and not self._optimizers() and not self._seen:
+            if self._gradients_reset():
+                self._by_hand = True
+                self._end(self._maybe_ns)
+            self._maybe_ns = None
+        self._trained = True
+
+    def schedule_begins(self) -> None:
+        """A pipeline schedule begins, on every stage, whether it loads data or not."""
+        self._work_begins()
+
+    def optimizer_begins(self, key: Hashable, name: str = "") -> None:
+        """An optimizer, of the class `name`, begins to step."""
+        if key not in self._seen:
+            self._seen.add(key)
+            self._names[key] = (name, sum(1 for known, _ in self._names.values() if known == name))
+            self._cycle = None  # somebody new: learn again who belongs together
+            if self._lead is None:
+                self._lead, self._first = key, self._optimizers()
+        if self._unit.kind != AUTO:
+            if self._unit.kind != LOADER and self._is_over(is_load=False, comes=key):
+                self._end(None)
+        elif key in self._stepped and (key == self._lead or self._lead not in self._stepped):
+            # It comes round again, so a step ended on the way here.
+            missing = (self._cycle or frozenset()) - self._stepped
+            if self._interleaved and missing & self._optimizers():
+                self._choose_unit()
+            self._learn()
+            self._end(self._maybe_ns)
+        elif self._maybe_ns is not None:
+            self._maybe_ns = None
+            self._went_on = True
+
+    def optimizer_ends(self, key: Hashable, now_ns: int) -> None:
+        """An optimizer has stepped, or its scaler decided to skip."""
+        self._stepped.add(key)
+        self._num_stepped += 1
+        self._stepped_ns = now_ns
+
+    def saved(self, now_ns: int) -> None:
+        """A checkpoint was written: where it is the last of the job, it belongs to the last step."""
+        if self._stepped and self._maybe_ns is None:
+            self._stepped_ns = now_ns
+
+    def describe(self) -> str:
+        """Return what one step is in this job."""
+        names = Counter(name for name, _ in self._names.values())
+        optimizers = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in sorted(names.items()))
+        if self._unit.kind == LOADER:
+            return "one batch of the loader" + (f"; optimizers: {optimizers}" if len(self._names) > 1 else "")
+        if self._unit.kind == COUNT:
+            return f"{self._unit.count} optimizer steps; optimizers: {optimizers}"
+        if self._unit.kind == OPTIMIZER:
+            return f"one step of {self._unit.name}#{self._unit.index}; optimizers: {optimizers}"
+        if not self._names:
+            return "one update of the parameters, written by hand" if self._by_hand else "one step of an optimizer"
+        return f"one step of {optimizers}" if len(self._names) == 1 else f"one step of each optimizer: {optimizers}"
+
+    def only_evaluated(self) -> bool:
+        """Return whether nothing but forwards without gradients, of the trained model, happened in this step so far."""
+        return self._only_evaluated(self._evaluated_own)
+
+    def finish(self) -> None:
+        """Training is over: the last step ended with its last optimizer."""
+        if self._unit.kind in (COUNT, OPTIMIZER) and not self._is_over(is_load=False):
+            return
+        if self._unit.kind == LOADER and self._trained and not self._stepped:
+            self._end(None)
+        elif self._stepped:
+            self._end(self._maybe_ns if self._maybe_ns is not None else self._stepped_ns)
+        elif self._changed_by_hand() or self._maybe_by_hand():
+            self._end(self._maybe_ns)
+
+    def _work_begins(self, *, is_load: bool = False) -> bool:
+        if self._unit.kind != AUTO:
+            if self._is_over(is_load=is_load):
+                self._end(None)
+                return True
+            return False
+        if not self._stepped and (self._seen or not self._changed_by_hand()):
+            if self._maybe_by_hand() and self._maybe_ns is None:
+                self._maybe_ns = self._steps.step_may_end(expected=False)
+            return False
+        if self._complete():
+            self._end(None)
+            return True
+        if self._maybe_ns is None:
+            self._maybe_ns = self._steps.step_may_end(expected=self._cycle is not None and self._interleaved)
+        return False
+
+    def _complete(self) -> bool:
+        if self._cycle is None:
+            return not self._seen or self._stepped >= self._optimizers()
+        if self._interleaved:
+            return self._stepped >= self._cycle
+        return self._ended >= _PATIENCE_STEPS or self._seen >= self._first & self._optimizers()
+
+    def _is_over(self, *, is_load: bool, comes: Hashable | None = None) -> bool:
+        """Return whether a step of the chosen unit is complete, now that new work or the optimizer `comes` begins."""
+        if self._unit.kind == LOADER:
+            return is_load and (self._trained or bool(self._stepped))
+        if self._unit.kind == COUNT:
+            return self._num_stepped >= self._unit.count
+        chosen = next((k for k in self._stepped if self._names[k] == (self._unit.name, self._unit.index)), None)
+        return chosen is not None and (comes is None or comes == chosen)
+
+    def _choose_unit(self) -> None:
+        """Choose the unit of optimizers that step at unequal rates."""
+        name, index = self._names[self._lead]
+        self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
+
+    def _learn(self) -> None:
+        self._cycle = frozenset(self._stepped)
+        self._interleaved = self._went_on
+
+    def _end(self, at_ns: int | None) -> None:
+        if self._cycle is None and self._seen:
+            self._learn()
+        self._ended += 1
+        self._open()
+        self._steps.step_end(at_ns)
+
+    def _only_evaluated(self, evaluated: bool) -> bool:
+        return evaluated and not self._trained and not self._stepped
+
+    def _leave_out(self) -> None:
+        self._open()
+        self._steps.step_begin()
+
+    def _changed_by_hand(self) -> bool:
+        changed = not self._seen and self._trained and self._parameters_changed()
+        self._by_hand = self._by_hand or changed
+        return changed
+
+    def _maybe_by_hand(self) -> bool:
+        """Return whether an update by hand may have happened that only the next backward tells of."""
+        return self._trained and not self._seen and not self._optimizers()

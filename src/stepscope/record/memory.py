@@ -1,0 +1,550 @@
+"""Memory through a step (`--memory`): a labelled snapshot at both edges of every region, and the peak by category.
+
+Two steps are looked at closely, outside the profiled window, because a close look takes milliseconds; their lines in
+the step log say `profiled`, so that nobody takes them for undisturbed. Before them only the allocator's counters are
+read at region edges, to know *where* the peak last rose. It ends as `rank00000.memory.jsonl`:
+
+    {"kind": "snapshot", "step": 10, "label": "end forward_pass", "allocated_bytes": ..., "parameters_bytes": ...}
+    {"kind": "peak", "peak_bytes": ..., "activations_bytes": ..., "between": ["begin backward_pass", ...]}
+    {"kind": "storage", "address": ..., "size_bytes": ..., "device": "cuda:0", "category": "parameters"}
+    {"kind": "bucket", "size_bytes": ..., "device": "cuda:0"}
+
+The storages say what the addresses in a memory snapshot of the same rank (`rank00000.memory.pickle`) belong to.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepscope.contract.run_folder import atomic_write, rank_file
+from stepscope.record.failsafe import explain, say
+
+# What the memory is used for: parameters, gradients, optimizer state and buffers by storage, the rest by subtraction.
+#
+# Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the
+# first category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator
+# holds
+# beyond these is *activations* when it was still there at a region's edge, and *temporary* when it came and went
+# between
+# two edges:
+#
+#     allocated at the edge = parameters + gradients + optimizer + buffers + communication + activations
+#     peak                  = allocated at the nearer edge + temporary
+
+PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS = "parameters", "gradients", "optimizer", "buffers"
+COMMUNICATION = "communication"
+CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, COMMUNICATION)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One piece of memory that tensors of the model or the optimizer live in."""
+
+    address: int
+    size_bytes: int
+    device: str
+    category: str
+
+
+@dataclass(frozen=True)
+class PeakByCategory:
+    """The peak and what it was made of; `between` names the snapshots on either side of it."""
+
+    peak_bytes: int
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    buffers_bytes: int
+    communication_bytes: int
+    activations_bytes: int
+    temporary_bytes: int
+    between: tuple[str, str]
+
+
+def live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+    """Return the modules and optimizers alive in this process, found through the garbage collector.
+
+    It takes about 10 ms per 100,000 objects, so it is for a few chosen moments. Types are asked, not objects:
+    `isinstance` would run code of lazy proxies.
+    """
+    modules: list[torch.nn.Module] = []
+    optimizers: list[torch.optim.Optimizer] = []
+    for found in gc.get_objects():
+        kind = type(found)
+        if issubclass(kind, torch.nn.Module):
+            modules.append(found)
+        elif issubclass(kind, torch.optim.Optimizer):
+            optimizers.append(found)
+    return modules, optimizers
+
+
+def storages_of(
+    modules: Iterable[torch.nn.Module], *, optimizers: Iterable[torch.optim.Optimizer] = ()
+) -> list[Storage]:
+    """Return the storages of models and optimizers, each once, with its category."""
+    modules, optimizers = list(modules), list(optimizers)
+    parameters = [p for m in modules for p in _own(m, "_parameters")]
+    parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    claimed: dict[tuple[str, int], Storage] = {}
+    for category, tensors in (
+        (PARAMETERS, parameters),
+        (GRADIENTS, [p.grad for p in parameters if p.grad is not None]),
+        (OPTIMIZER, [t for o in optimizers for t in _tensors_in(list(o.state.values()))]),
+        (BUFFERS, [b for m in modules for b in _own(m, "_buffers")]),
+    ):
+        for tensor in tensors:
+            _claim(claimed, tensor, category)
+    return list(claimed.values())
+
+
+def bucket_sizes(modules: Iterable[torch.nn.Module], *, device: str) -> list[int]:
+    """Return the bytes of the buckets in which DDP reduces gradients on a device.
+
+    Nothing where gradients are views of the buckets: they are counted as gradients then.
+    """
+    sizes: list[int] = []
+    for module in modules:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and _device_of(module) == device:
+            try:
+                about = module._get_ddp_logging_data()
+                said = str(about.get("rebuilt_bucket_sizes") or about.get("bucket_sizes") or "")
+                is_view = bool(about.get("gradient_as_bucket_view"))
+            except (AttributeError, RuntimeError):  # another version, or one that is not built whole yet
+                continue
+            sizes += [] if is_view else [int(size) for size in said.split(",") if size.strip().isdigit()]
+    return sizes
+
+
+def totals(storages: Iterable[Storage], *, device: str) -> dict[str, int]:
+    """Return bytes per category on one device, such as `{"parameters": 4096, "gradients": 0, ...}`."""
+    out = dict.fromkeys(CATEGORIES, 0)
+    for storage in storages:
+        if storage.device == device:
+            out[storage.category] += storage.size_bytes
+    return out
+
+
+def at_peak(peak_bytes: int, *, edge: tuple[int, dict[str, int]], between: tuple[str, str]) -> PeakByCategory:
+    """Return the peak's make-up from the edge with more memory: `(allocated bytes, totals() there)`."""
+    allocated_bytes, known = edge
+    return PeakByCategory(
+        peak_bytes=peak_bytes,
+        parameters_bytes=known[PARAMETERS],
+        gradients_bytes=known[GRADIENTS],
+        optimizer_bytes=known[OPTIMIZER],
+        buffers_bytes=known[BUFFERS],
+        communication_bytes=known[COMMUNICATION],
+        activations_bytes=max(0, allocated_bytes - sum(known.values())),
+        temporary_bytes=max(0, peak_bytes - allocated_bytes),
+        between=between,
+    )
+
+
+def _device_of(module: torch.nn.Module) -> str | None:
+    first = next(module.parameters(), None)
+    return None if first is None else str(first.device)
+
+
+def _own(module: torch.nn.Module, kind: str) -> list[Any]:
+    """Return the module's own tensors; one still under construction may not have the table yet."""
+    return [t for t in (module.__dict__.get(kind) or {}).values() if t is not None]
+
+
+def _tensors_in(found: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested dicts, lists and tuples, as optimizers keep their state."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, list | tuple):
+        return [t for item in found for t in _tensors_in(item)]
+    return []
+
+
+def _claim(claimed: dict[tuple[str, int], Storage], tensor: Any, category: str) -> None:
+    local = getattr(tensor, "_local_tensor", tensor)  # a DTensor's part on this rank
+    if local.layout is not torch.strided or local.device.type == "meta":
+        return
+    try:
+        storage = local.untyped_storage()
+        address, size_bytes = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # tensor subclasses without memory of their own
+        return
+    if size_bytes and address:
+        claimed.setdefault((str(local.device), address), Storage(address, size_bytes, str(local.device), category))
+
+
+# How much memory a rank uses, at a named moment and step by step, on the device and on the host.
+#
+# `memory_snapshot("after forward")` looks closely: it walks the allocator's blocks. `MemorySampler` follows the steps
+# and
+# has to be cheap: counters of the allocator and one line of `/proc`, at most ten times a second, nothing that waits
+# for
+# the device. The peaks are the allocator's own and are never reset, because the job may be reading them too.
+#
+# Reserved minus allocated is *cache*: free memory that the allocator keeps in its segments. *Fragmentation* is the
+# share
+# of that cache which no single request could use: 1 - largest free block / free memory.
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kB except on macOS
+_PERIOD_NS = 100_000_000  # a look costs 20 to 80 us with cold caches: below 0.1 % of the time
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """Memory of this process at one moment. Device numbers are None where CUDA is not in use."""
+
+    label: str
+    time_ns: int  # since the epoch
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    free_in_segments_bytes: int | None  # the cache: reserved, held by no tensor
+    largest_free_block_bytes: int | None
+    allocator_retries: int | None  # how often the cache had to be emptied to satisfy a request
+    device_total_bytes: int | None
+    host_bytes: int | None
+    host_peak_bytes: int
+
+    @property
+    def fragmentation(self) -> float | None:
+        """The share of the free memory in segments that no single request could use; None where nothing is free."""
+        if not self.free_in_segments_bytes or self.largest_free_block_bytes is None:
+            return None
+        return 1 - self.largest_free_block_bytes / self.free_in_segments_bytes
+
+
+def memory_snapshot(label: str, *, device: int | None = None) -> MemorySnapshot:
+    """Return this process's memory now, under a name of your choice. Does not wait for the device.
+
+    It walks the allocator's blocks (about a millisecond): for chosen moments, not for every operation.
+    """
+    stats = device_stats(device)
+    free = _free_blocks(_segments(), _index(device)) if stats else []
+    return MemorySnapshot(
+        label=label,
+        time_ns=time.time_ns(),
+        allocated_bytes=_stat(stats, "allocated_bytes", "current"),
+        reserved_bytes=_stat(stats, "reserved_bytes", "current"),
+        peak_allocated_bytes=_stat(stats, "allocated_bytes", "peak"),
+        peak_reserved_bytes=_stat(stats, "reserved_bytes", "peak"),
+        free_in_segments_bytes=sum(free) if stats else None,
+        largest_free_block_bytes=max(free, default=0) if stats else None,
+        allocator_retries=stats.get("num_alloc_retries") if stats else None,
+        device_total_bytes=torch.cuda.get_device_properties(_index(device)).total_memory if stats else None,
+        host_bytes=host_bytes(),
+        host_peak_bytes=host_peak_bytes(),
+    )
+
+
+def device_stats(device: int | None = None) -> dict[str, Any]:
+    """Return the allocator's nested counters of a device; empty where this process has not started CUDA."""
+    if not torch.cuda.is_initialized():
+        return {}
+    return dict(torch.cuda.memory_stats_as_nested_dict(device))
+
+
+def host_bytes() -> int | None:
+    """Return the resident memory of this process, None where the system does not say (no `/proc`)."""
+    try:
+        with open("/proc/self/statm", "rb") as f:  # noqa: PTH123 - shorter than a Path for one read
+            return _resident(f.read())
+    except OSError:
+        return None
+
+
+def host_peak_bytes() -> int:
+    """Return the most resident memory this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES
+
+
+class MemorySampler:
+    """Memory for lines of the step log: `{"memory": {...}}`, bytes throughout.
+
+    Steps shorter than the period share a look: those in between say nothing rather than something old.
+    """
+
+    def __init__(self, *, period_ns: int = _PERIOD_NS) -> None:
+        self._period_ns = period_ns
+        self._next_ns = 0
+        self._statm = _open_statm()
+
+    def on_step_end(self, step: int) -> dict[str, Any]:
+        """Return what this step's line shall say about memory."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_ns:
+            return {}
+        self._next_ns = now_ns + self._period_ns
+        seen: dict[str, int | None] = {"host_bytes": self._host(), "host_peak_bytes": host_peak_bytes()}
+        if torch.cuda.is_initialized():
+            seen.update(_device())
+        return {"memory": seen}
+
+    def on_close(self, folder: Any, rank: int) -> None:
+        """Let go of the file that is read every time."""
+        if self._statm is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._statm)
+            self._statm = None
+
+    def _host(self) -> int | None:
+        if self._statm is None:
+            return None
+        return _resident(os.pread(self._statm, 128, 0))
+
+
+def _device() -> dict[str, int | None]:
+    stats = device_stats()
+    return {
+        "allocated_bytes": _stat(stats, "allocated_bytes", "current"),
+        "reserved_bytes": _stat(stats, "reserved_bytes", "current"),
+        "peak_allocated_bytes": _stat(stats, "allocated_bytes", "peak"),
+        "peak_reserved_bytes": _stat(stats, "reserved_bytes", "peak"),
+        "allocator_retries": stats.get("num_alloc_retries"),
+    }
+
+
+def _segments() -> list[dict[str, Any]]:
+    """Return the allocator's segments without its history, which would make each snapshot slower than the last."""
+    try:
+        return list(torch.cuda.memory_snapshot(include_traces=False))
+    except TypeError:  # before torch 2.10
+        return list(torch.cuda.memory_snapshot())
+
+
+def _free_blocks(segments: Iterable[Mapping[str, Any]], device: int) -> list[int]:
+    """Return the sizes of the blocks that no tensor holds, in the segments of one device."""
+    return [
+        block["size"]
+        for segment in segments
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+
+
+def _index(device: int | None) -> int:
+    return torch.cuda.current_device() if device is None else device
+
+
+def _stat(stats: Mapping[str, Any], name: str, when: str) -> int | None:
+    found = stats.get(name)
+    return None if found is None else int(found["all"][when])
+
+
+def _open_statm() -> int | None:
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _resident(statm: bytes) -> int:
+    return int(statm.split()[1]) * _PAGE_BYTES
+
+
+# The CUDA allocator's own history of the window (`--memory`): every allocation with its Python stack, as a pickle.
+#
+# The history is switched on where the window begins and off where it ends. It is left alone where the job records one
+# of its own: ours would replace it. The file is what `torch.cuda.memory._dump_snapshot` writes, so every viewer of
+# such
+# snapshots reads it too.
+
+MAX_ENTRIES = 100_000  # bounds memory (about 100 MB with stacks) and the time that the dump takes
+
+
+class MemoryHistory:
+    """A sampler that captures the allocator's history in the window. `memory` is `torch.cuda.memory`."""
+
+    def __init__(self, *, memory: Any = None, max_entries: int = MAX_ENTRIES) -> None:
+        self._memory = torch.cuda.memory if memory is None else memory
+        self._max_entries = max_entries
+        self._recording = False
+        self._captured: Any = None
+        self.dump_ms: float | None = None
+        self.why_not: str | None = None
+
+    def on_window_start(self) -> None:
+        """Switch the history on, unless CUDA is not in use or the job has its own."""
+        if not torch.cuda.is_initialized():
+            self._stay_out("CUDA is not in use in this process")
+        elif history_is_on():
+            self._stay_out("the job records a memory history of its own")
+        else:
+            self._guarded(self._switch_on)
+
+    def on_window_end(self) -> None:
+        """Take the snapshot and switch the history off."""
+        if self._recording:
+            self._recording = False
+            self._guarded(self._capture)
+
+    def after_window(self, folder: str | Path, rank: int) -> None:
+        """Write the capture as `rank00000.memory.pickle`; a second window's replaces the first one's."""
+        snapshot, self._captured = self._captured, None
+        if snapshot is None:
+            return
+        since_ns = time.perf_counter_ns()
+        with atomic_write(Path(folder) / rank_file(rank, "memory.pickle")) as f:
+            pickle.dump(snapshot, f, protocol=4)
+        self.dump_ms = (time.perf_counter_ns() - since_ns) / 1e6
+
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Keep what a window that never ended has recorded."""
+        self.on_window_end()
+        self.after_window(folder, rank)
+
+    def _switch_on(self) -> None:
+        self._memory._record_memory_history(
+            enabled="all", context="alloc", stacks="python", max_entries=self._max_entries
+        )
+        self._recording = True
+
+    def _capture(self) -> None:
+        try:
+            self._captured = self._memory._snapshot()
+        finally:
+            self._memory._record_memory_history(enabled=None)
+
+    def _guarded(self, act: Any) -> None:
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - the allocator's interface is private and changes
+            self._stay_out(explain(e))
+
+    def _stay_out(self, reason: str) -> None:
+        if self.why_not is None:
+            self.why_not = reason
+            say(f"no memory history: {reason}")
+
+
+def history_is_on() -> bool:
+    """Return whether somebody in this process records the allocator's history already."""
+    asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(asked()) if asked is not None else False
+
+
+_MAX_SNAPSHOTS = 2_000
+_CLOSE_STEPS = 2
+NO_DEVICE = "the host's allocator keeps no counters: activations and temporary memory are known on CUDA only"
+
+
+class MemoryTimeline:
+    """A sampler that follows regions. `stats`, `snapshot` and `objects` are how memory is looked at."""
+
+    def __init__(
+        self,
+        *,
+        first_step: int,
+        stats: Callable[[], Mapping[str, Any]] = device_stats,
+        snapshot: Callable[[str], MemorySnapshot] = memory_snapshot,
+        objects: Callable[[], tuple[list[Any], list[Any]]] = live_objects,
+    ) -> None:
+        self._stats, self._snapshot, self._objects = stats, snapshot, objects
+        self._step = 0
+        self._first_step, self._last_step = first_step, first_step + _CLOSE_STEPS
+        self._looks_closely = False
+        self._models: tuple[list[Any], list[Any]] = ([], [])
+        self._storages: list[Storage] = []
+        self._buckets: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any]] = []
+        self._last_edge = "start"
+        self._peak_bytes = 0
+        self._peak_between = ("start", "start")
+
+    def on_region_begin(self, name: str) -> None:
+        """Look at the memory where a region begins."""
+        self._edge(f"begin {name}")
+
+    def on_region_end(self, name: str) -> None:
+        """Look at the memory where a region ends."""
+        self._edge(f"end {name}")
+
+    def on_step_end(self, step: int) -> dict[str, Any]:
+        """Return that this step was disturbed, where it was; the log's own memory is `MemorySampler`'s."""
+        if self._step >= self._last_step:
+            return {}
+        self._edge("end of step")
+        was_close = self._looks_closely
+        self._step = step + 1
+        if self._step == self._first_step:
+            self._models = self._objects()
+            self._looks_closely = True
+        elif self._step == self._last_step:
+            self._let_go()
+        return {"profiled": True} if was_close else {}
+
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Write it where there was no window."""
+        self.after_window(folder, rank)
+
+    def after_window(self, folder: str | Path, rank: int) -> None:
+        """Write `rank00000.memory.jsonl`."""
+        if not self._lines:
+            return
+        rows = [*self._lines, self._peak(), *({"kind": "storage", **asdict(s)} for s in self._storages)]
+        rows += self._buckets
+        path = Path(folder) / rank_file(rank, "memory.jsonl")
+        with atomic_write(path) as f:
+            f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+
+    def _let_go(self) -> None:
+        """Remember whose the addresses are; the models are not ours to keep."""
+        self._looks_closely = False
+        self._storages = storages_of(self._models[0], optimizers=self._models[1])
+        devices = sorted({storage.device for storage in self._storages})
+        sizes = [(device, size) for device in devices for size in bucket_sizes(self._models[0], device=device)]
+        self._buckets = [{"kind": "bucket", "size_bytes": size, "device": device} for device, size in sizes]
+        self._models = ([], [])
+
+    def _edge(self, label: str) -> None:
+        if self._step >= self._last_step:
+            return
+        peak = (self._stats().get("allocated_bytes") or {"all": {"peak": 0}})["all"]["peak"]
+        if peak > self._peak_bytes:
+            self._peak_bytes, self._peak_between = peak, (self._last_edge, label)
+        self._last_edge = label
+        if self._looks_closely and len(self._lines) < _MAX_SNAPSHOTS:
+            self._lines.append(self._line(label))
+
+    def _line(self, label: str) -> dict[str, Any]:
+        seen = self._snapshot(label)
+        device = "cpu" if seen.allocated_bytes is None else f"cuda:{torch.cuda.current_device()}"
+        known = totals(storages_of(self._models[0], optimizers=self._models[1]), device=device)
+        known[COMMUNICATION] = sum(bucket_sizes(self._models[0], device=device))
+        return {
+            "kind": "snapshot",
+            "step": self._step,
+            **asdict(seen),
+            "fragmentation": seen.fragmentation,
+            "device": device,
+            **{f"{category}_bytes": known[category] for category in CATEGORIES},
+        }
+
+    def _peak(self) -> dict[str, Any]:
+        edges = [row for row in self._lines if row["label"] in self._peak_between]
+        edges = [row for row in edges if row["allocated_bytes"] is not None]
+        if not edges:
+            return {"kind": "peak", "peak_bytes": None, "reason": self._why_no_peak()}
+        fullest = max(edges, key=lambda row: int(row["allocated_bytes"]))
+        known = {category: fullest[f"{category}_bytes"] for category in CATEGORIES}
+        peak = at_peak(self._peak_bytes, edge=(fullest["allocated_bytes"], known), between=self._peak_between)
+        return {"kind": "peak", **asdict(peak)}
+
+    def _why_no_peak(self) -> str:
+        if any(row["allocated_bytes"] is not None for row in self._lines):
+            return f"the peak lies between '{' and '.join(self._peak_between)}', which was not looked at closely"
+        return NO_DEVICE

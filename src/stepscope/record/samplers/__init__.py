@@ -1,1 +1,0 @@
-"""What is measured beside the steps: telemetry of the device, NCCL's own log, and which samplers a recording has."""

@@ -1,0 +1,220 @@
+"""`stepscope.StragglerDetector`: which rank makes the others wait, while training runs.
+
+    detector = stepscope.StragglerDetector(window=100, threshold=2.0)
+    for batch in loader:
+        with detector.own_time():             # what this rank does before it waits for others
+            loss = model(batch)
+        loss.backward()                       # DDP's waiting is in here
+        optimizer.step()
+        detector.step()
+        for late in detector.stragglers():
+            print(late.rank, late.late_ms)
+
+After a collective all ranks have the same step time, so own time is what tells. No collective is called: times go
+through the job's store, or through files in `folder`, on a thread of their own, once in ten steps.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, RankScore, rank_scores
+from stepscope.contract.run_folder import atomic_write, json_object_in
+from stepscope.errors import UsageError
+from stepscope.record.helper.side_channel import ChannelClosed, open_side_channel
+from stepscope.record.rank import place_of_process
+
+# How ranks hear of each other's own times without a collective: each leaves a word, rank 0 gathers, all read that.
+#
+#     rank r   put own/r  {"own_ms", "steps"}
+#     rank 0   look own/0 ... own/n-1, put own/all
+#     rank r   look own/all
+#
+# All of it is on a thread of its own; the training thread only hands over a number. Words are kept in the job's key-
+# value
+# store, by a connection of our own, or as files in a folder that all ranks share.
+
+_ALL = "own/all"
+
+
+class Channel(Protocol):
+    """Where words are left."""
+
+    def put(self, key: str, text: str) -> None:
+        """Leave a word."""
+
+    def look(self, key: str) -> str | None:
+        """Return a word, None where there is none yet."""
+
+    def close(self) -> None:
+        """Say and hear nothing more."""
+
+
+class FolderChannel:
+    """Words as files; `own/3` is `own-3.jsonl`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, key: str, text: str) -> None:
+        """Leave a word, whole or not at all."""
+        with atomic_write(self._path(key)) as f:
+            f.write(text.encode())
+
+    def look(self, key: str) -> str | None:
+        """Return a word."""
+        found = json_object_in(self._path(key))
+        return json.dumps(found) if found else None
+
+    def close(self) -> None:
+        """Leave the files where they are."""
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key.replace('/', '-')}.jsonl"
+
+
+class Exchange:
+    """Hands own times out and in; `known` is what was heard last, by rank."""
+
+    def __init__(self, *, rank: int, world_size: int, channel: Channel | None) -> None:
+        self.known: dict[int, float] = {}
+        self._rank, self._world_size, self._channel = rank, world_size, channel
+        self._waiting: queue.Queue[float | None] = queue.Queue(maxsize=2)
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def tell(self, own_ms: float) -> None:
+        """Hand over this rank's own time; dropped where the last ones are still on their way."""
+        if self._channel is None:
+            self.known = {self._rank: own_ms}
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="stepscope-stragglers", daemon=True)
+            self._thread.start()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(own_ms)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the thread. No call may be under way when the interpreter ends."""
+        if os.getpid() != self._pid:  # a forked child has no such thread, and maybe its lock
+            return
+        if self._thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=timeout_s)
+            self._thread.join(timeout_s)
+        if self._channel is not None:
+            self._channel.close()
+
+    def _work(self) -> None:
+        while (own_ms := self._waiting.get()) is not None:
+            try:
+                self.swap(own_ms)
+            except (ChannelClosed, RuntimeError, OSError, ValueError):  # the job's store went first
+                return
+
+    def swap(self, own_ms: float) -> None:
+        """Leave this rank's word and read what there is."""
+        assert self._channel is not None
+        self._channel.put(f"own/{self._rank}", json.dumps({"own_ms": own_ms}))
+        if self._rank == 0:
+            words = {rank: self._channel.look(f"own/{rank}") for rank in range(self._world_size)}
+            heard = {str(rank): _number(json.loads(word), "own_ms") for rank, word in words.items() if word}
+            self._channel.put(_ALL, json.dumps({rank: ms for rank, ms in heard.items() if ms is not None}))
+        everybody = self._channel.look(_ALL)
+        if everybody:
+            found = json.loads(everybody)
+            self.known = {int(rank): ms for rank in found if (ms := _number(found, rank)) is not None}
+
+
+def job_channel() -> Channel | None:
+    """Return a channel through the job's own store, None where it has none."""
+    return open_side_channel()
+
+
+def _number(found: Mapping[str, Any], name: str) -> float | None:
+    value = found.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_EVERY_STEPS = 10
+
+
+class StragglerDetector:
+    """Own times of this rank over a window of steps, and the scores of all ranks as last heard.
+
+    `threshold` is the score from which on a rank is late (the distance to the others' median in their spread), and
+    `slowdown` how many times as slow as the others' mean it has to be as well. `every` is how often times are
+    exchanged, in steps.
+    """
+
+    def __init__(
+        self,
+        window: int = DEFAULT_WINDOW_STEPS,
+        threshold: float = DEFAULT_SCORE,
+        *,
+        slowdown: float = DEFAULT_SLOWDOWN,
+        every: int = _EVERY_STEPS,
+        folder: str | Path | None = None,
+        channel: Channel | None = None,
+    ) -> None:
+        if window < 1 or every < 1:
+            raise UsageError(f"window and every have to be whole numbers of at least 1, not {window} and {every}")
+        place = place_of_process()
+        self.rank, self.world_size = place.rank, place.world_size
+        self.threshold, self.slowdown = threshold, slowdown
+        self._own_ms: deque[float] = deque(maxlen=window)
+        self._every, self._steps, self._spent_ns = every, 0, 0
+        if channel is None and place.world_size > 1:
+            channel = FolderChannel(folder) if folder is not None else job_channel()
+        self._exchange = Exchange(rank=place.rank, world_size=place.world_size, channel=channel)
+        atexit.register(self.close)
+
+    @contextmanager
+    def own_time(self) -> Iterator[None]:
+        """Time what this rank does by itself; several blocks in a step add up."""
+        began_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._spent_ns += time.perf_counter_ns() - began_ns
+
+    def step(self, own_ms: float | None = None) -> None:
+        """End a step; `own_ms` is its own time where it was measured by somebody else."""
+        self._own_ms.append(self._spent_ns / 1e6 if own_ms is None else own_ms)
+        self._spent_ns = 0
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._exchange.tell(fmean(self._own_ms))
+
+    update = record = step  # names that other detectors use
+
+    def scores(self) -> list[RankScore]:
+        """Return every rank's score as last heard, the latest first; empty while fewer than two ranks are known."""
+        return rank_scores(self._exchange.known, threshold=self.threshold, slowdown=self.slowdown)
+
+    def stragglers(self) -> list[RankScore]:
+        """Return the ranks that are late."""
+        return [score for score in self.scores() if score.straggler]
+
+    detect = check = stragglers
+
+    @property
+    def is_straggler(self) -> bool:
+        """Return whether this rank is late."""
+        return any(score.rank == self.rank for score in self.stragglers())
+
+    def close(self) -> None:
+        """End the exchange; what was heard stays."""
+        atexit.unregister(self.close)
+        self._exchange.close()

@@ -1,0 +1,294 @@
+"""A picture as shapes: rectangles, lines, dots and words with colours of the palette, a legend and a table.
+
+    drawing.as_json()       what the page draws (`js/drawing.js`), with what a pointer over a shape says
+    drawing._repr_svg_()    the same as SVG text for a notebook
+
+Words in it may come from a trace: the page shows them as text, and the SVG escapes them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
+from html import escape
+from math import ceil, floor, log10
+from typing import Any
+
+from stepscope.dataclass import dataclass
+from stepscope.units import printable, readable_bytes
+
+PALETTE = {
+    "forward": "#0072b2", "backward": "#3f8fcb", "optimizer": "#5e6fc0", "other": "#8fb3cf", "compute": "#0072b2",
+    "transfer": "#e69f00", "wait": "#d55e00", "copy": "#009e73", "input": "#c2619a", "host": "#9a8c00",
+    "idle": "#8a7d00", "unknown": "#9aa4ae", "unmatched": "#b89b5e", "range": "#c9d0d6", "selected": "#d6006c",
+    "quiet": "#6b7785", "text": "#4b5560", "line": "#cfd6dc", "high": "#c02617", "low": "#1a7f37", "medium": "#946200",
+    "bright": "#ffffff",
+}  # fmt: skip
+"""the page's colours of its light theme, which notebooks show"""
+MAX_TABLE_ROWS = 200
+_FONT = 'font-family="system-ui, sans-serif" font-size="12"'
+
+Shape = dict[str, Any]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of a given size, in units of its own that are about pixels."""
+
+    title: str
+    width: int
+    height: int
+    label: str
+    """the picture in one sentence, for who cannot see it"""
+    shapes: tuple[Shape, ...]
+    legend: tuple[tuple[str, str], ...] = ()
+    """colour and what it stands for"""
+    notes: tuple[str, ...] = ()
+    """what to know to read it"""
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = field(default=())
+    """its numbers as a table"""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the picture as plain values."""
+        return {
+            "title": self.title,
+            "size": [self.width, self.height],
+            "label": self.label,
+            "shapes": list(self.shapes),
+            "legend": [list(entry) for entry in self.legend],
+            "notes": list(self.notes),
+            "head": list(self.head),
+            "rows": [list(row) for row in self.rows[:MAX_TABLE_ROWS]],
+        }
+
+    def _repr_svg_(self) -> str:
+        """Return the picture as SVG text, with its title above and its legend below."""
+        below = _legend_rows(self.legend, self.width)
+        height = 24 + self.height + 18 * len(below) + 4
+        parts = [f'<text x="0" y="14" font-weight="600" fill="{PALETTE["text"]}">{_safe(self.title)}</text>']
+        parts.append(f'<g transform="translate(0,24)">{"".join(map(_svg, self.shapes))}</g>')
+        for k, row in enumerate(below):
+            y = 24 + self.height + 18 * k
+            parts += [_legend_entry(x, y, *entry) for x, entry in row]
+        size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_FONT} role="img" aria-label="{_safe(self.label)}">'
+            f"{''.join(parts)}</svg>"
+        )
+
+
+def rect(
+    x: float, y: float, width: float, height: float, fill: str, *, tip: Sequence[str] = (), opacity: float = 1.0
+) -> Shape:
+    """Return a rectangle; `tip` is what a pointer over it says, line by line."""
+    where = {"x": _num(x), "y": _num(y), "w": _num(max(width, 0.5)), "h": _num(max(height, 0.5))}
+    return _with({"is": "rect", **where, "fill": fill}, tip, opacity)
+
+
+def dot(x: float, y: float, radius: float, fill: str, *, tip: Sequence[str] = (), opacity: float = 1.0) -> Shape:
+    """Return a filled circle."""
+    return _with({"is": "dot", "x": _num(x), "y": _num(y), "r": _num(radius), "fill": fill}, tip, opacity)
+
+
+def polyline(
+    points: Iterable[Point], stroke: str, *, width: float = 1.5, dashed: bool = False, tip: Sequence[str] = ()
+) -> Shape:
+    """Return a line through points."""
+    shape: Shape = {"is": "path", "points": _points(points), "stroke": stroke, "width": width}
+    return _with(shape | ({"dashed": True} if dashed else {}), tip)
+
+
+def polygon(points: Iterable[Point], fill: str, *, opacity: float = 1.0, tip: Sequence[str] = ()) -> Shape:
+    """Return a filled outline."""
+    return _with({"is": "area", "points": _points(points), "fill": fill}, tip, opacity)
+
+
+def words(x: float, y: float, text: str, *, anchor: str = "start", fill: str = "quiet", small: bool = False) -> Shape:
+    """Return a line of text."""
+    shape: Shape = {"is": "text", "x": _num(x), "y": _num(y), "text": printable(text, width=160), "fill": fill}
+    return shape | ({"anchor": anchor} if anchor != "start" else {}) | ({"small": True} if small else {})
+
+
+def _with(shape: Shape, tip: Sequence[str] = (), opacity: float = 1.0) -> Shape:
+    if tip:
+        shape["tip"] = [printable(line, width=200) for line in tip]
+    if opacity < 1:
+        shape["opacity"] = round(opacity, 3)
+    return shape
+
+
+def _points(points: Iterable[Point]) -> str:
+    return " ".join(f"{_num(x)},{_num(y)}" for x, y in points)
+
+
+def _num(value: float) -> float | int:
+    rounded = round(float(value), 1)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def _svg(shape: Shape) -> str:
+    """Return one shape as SVG; its tip becomes a title, which browsers show."""
+    title = f"<title>{_safe(chr(10).join(shape['tip']))}</title>" if "tip" in shape else ""
+    look = f' opacity="{shape["opacity"]}"' if "opacity" in shape else ""
+    fill = PALETTE.get(shape.get("fill", ""), PALETTE["unknown"])
+    match shape["is"]:
+        case "rect":
+            where = f'x="{shape["x"]}" y="{shape["y"]}" width="{shape["w"]}" height="{shape["h"]}"'
+            return f'<rect {where} fill="{fill}"{look}>{title}</rect>'
+        case "dot":
+            where = f'cx="{shape["x"]}" cy="{shape["y"]}" r="{shape["r"]}"'
+            return f'<circle {where} fill="{fill}"{look}>{title}</circle>'
+        case "path":
+            stroke = f'stroke="{PALETTE.get(shape["stroke"], PALETTE["unknown"])}" stroke-width="{shape["width"]}"'
+            dashes = ' stroke-dasharray="4 3"' if shape.get("dashed") else ""
+            return f'<polyline points="{shape["points"]}" fill="none" {stroke}{dashes}{look}>{title}</polyline>'
+        case "area":
+            return f'<polygon points="{shape["points"]}" fill="{fill}"{look}>{title}</polygon>'
+    anchor = f' text-anchor="{shape["anchor"]}"' if "anchor" in shape else ""
+    small = ' font-size="10"' if shape.get("small") else ""
+    return f'<text x="{shape["x"]}" y="{shape["y"]}" fill="{fill}"{anchor}{small}>{_safe(shape["text"])}</text>'
+
+
+_CHAR = 6.6
+
+
+def _legend_rows(legend: Sequence[tuple[str, str]], width: int) -> list[list[tuple[float, tuple[str, str]]]]:
+    """Return the entries with their places, as many beside each other as fit."""
+    rows: list[list[tuple[float, tuple[str, str]]]] = []
+    at = float(width)
+    for entry in legend:
+        wide = 30 + _CHAR * len(entry[1])
+        if at + wide > width:
+            rows.append([])
+            at = 0.0
+        rows[-1].append((at, entry))
+        at += wide
+    return rows
+
+
+def _legend_entry(x: float, y: float, colour: str, text: str) -> str:
+    fill = PALETTE.get(colour, PALETTE["unknown"])
+    return (
+        f'<rect x="{x:.1f}" y="{y + 6}" width="10" height="10" fill="{fill}"/>'
+        f'<text x="{x + 15:.1f}" y="{y + 15}" fill="{PALETTE["quiet"]}">{_safe(text)}</text>'
+    )
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text, width=300))
+
+
+# Scales with round ticks: times, bytes and plain numbers along a side of a picture.
+
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+def round_ticks(most: float, *, about: int = 4) -> list[float]:
+    """Return round numbers from 0 to `most` or just above it.
+
+    >>> round_ticks(77.7)
+    [0.0, 20.0, 40.0, 60.0, 80.0]
+    """
+    rough = max(most, 1e-12) / about
+    power = 10.0 ** floor(log10(rough))
+    step = next(s for s in _STEPS if s * power >= rough * 0.999) * power
+    return [i * step for i in range(ceil(most / step - 1e-9) + 1)]
+
+
+def time_text(ms: float) -> str:
+    """Return a time as people read it, with the digits that the page shows.
+
+    >>> time_text(0), time_text(12.5), time_text(0.25), time_text(12_000)
+    ('0 ms', '12.5 ms', '250 µs', '12.0 s')
+    """
+    if not ms:
+        return "0 ms"
+    for limit, scale, unit in ((10_000, 1e-3, "s"), (0.9995, 1, "ms"), (0.0009995, 1e3, "µs")):
+        if abs(ms) >= limit:
+            return f"{digits(ms * scale)} {unit}"
+    return f"{ms * 1e6:.0f} ns"
+
+
+def time_tick(ms: float) -> str:
+    """Return a round time.
+
+    >>> time_tick(0), time_tick(20), time_tick(2.5)
+    ('0', '20 ms', '2.5 ms')
+    """
+    if not ms:
+        return "0"
+    number, unit = time_text(ms).split()
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
+def bytes_text(size: float) -> str:
+    """Return a size as people read it."""
+    return readable_bytes(round(size))
+
+
+def bytes_tick(size: float) -> str:
+    """Return a round size.
+
+    >>> bytes_tick(0), bytes_tick(20_000_000), bytes_tick(2_500)
+    ('0', '20 MB', '2.5 kB')
+    """
+    if not size:
+        return "0"
+    number, unit = readable_bytes(size).split()
+    return f"{float(number):g} {unit}"
+
+
+def digits(value: float) -> str:
+    """Return a number with the digits that the page shows.
+
+    >>> digits(2.954), digits(29.54), digits(2954)
+    ('2.95', '29.5', '2,954')
+    """
+    places = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{places}f}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers from `low` to `high` onto a picture from `start` to `end`; logarithmic if asked."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a number."""
+        low, high, at = (log10(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (self.end - self.start) * (at - low) / ((high - low) or 1)
+
+
+def powers(low: float, high: float) -> list[float]:
+    """Return the powers of ten from the one at or below `low` to the one at or above `high`."""
+    first, last = floor(log10(low) + 1e-9), ceil(log10(high) - 1e-9)
+    return [10.0**k for k in range(first, max(last, first + 1) + 1)]
+
+
+def left_axis(ticks: Sequence[float], y: Scale, *, x0: float, x1: float, text: Callable[[float], str]) -> list[Shape]:
+    """Return lines across the picture with their numbers to the left."""
+    shapes: list[Shape] = []
+    for tick in ticks:
+        shapes.append(polyline([(x0, y(tick)), (x1, y(tick))], "line", width=1))
+        shapes.append(words(x0 - 8, y(tick) + 4, text(tick), anchor="end"))
+    return shapes
+
+
+def bottom_axis(ticks: Sequence[float], x: Scale, *, y: float, text: Callable[[float], str]) -> list[Shape]:
+    """Return numbers below the picture."""
+    if not ticks:
+        return []
+    first, last = ticks[0], ticks[-1]
+    anchor = {t: "start" if t == first and x(t) < 80 else "end" if t == last else "middle" for t in ticks}
+    return [words(x(t), y + 18, text(t), anchor=anchor[t]) for t in ticks]
+
+
+def some_of(values: Sequence[float], most: int) -> list[float]:
+    """Return at most so many of the values, evenly spread, the first among them."""
+    every = max(1, ceil(len(values) / most))
+    return list(values[::every])

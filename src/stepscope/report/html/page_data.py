@@ -1,0 +1,361 @@
+"""What the page shows: the report's JSON, a grid of ranks and steps, and the slices of one step. Nothing of torch,
+traces or accounts is left in it, so that a page of any size can be built for a test.
+"""
+
+import base64
+import gzip
+import json
+import struct
+from dataclasses import field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.budget import RankBudget
+from stepscope.analyze.layers import PARTS
+from stepscope.analyze.ownership import Ownership
+from stepscope.analyze.stacks import NOBODY
+from stepscope.analyze.step_periods import NO_STEP
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import Rank
+from stepscope.trace.table import NO_STRING
+from stepscope.trace.table import Int64s as table_Int64s
+
+# A stack of the user's program as one place in words.
+
+
+def user_line(owned: Ownership, stack: int) -> str | None:
+    """Return `train.py:42`, the innermost line of a stack that is the user's; None where it has none."""
+    line = owned.stacks.user_line(stack)
+    return None if line is None else f"{line[0]}:{line[1]}"
+
+
+# Who launched a kernel: which operator with which shapes, in which module, at which line, on which stream, how long
+# before it began?
+
+MAX_SHAPES_LENGTH = 120
+UNKNOWN = -1
+
+
+class Launch(NamedTuple):
+    """What is known of a kernel's launch besides its time; None is unknown."""
+
+    operator: str | None
+    shapes: str | None
+    module: str | None
+    line: str | None
+    stream: int | None
+
+
+def launches(account: Account, index: int, work: table_Int64s) -> tuple[list[Launch | None], table_Int64s]:
+    """Return the launch of each of these rows of a rank's work (-1: none), and from the call to the start in ns.
+
+    The delay is UNKNOWN where the call was not recorded.
+    """
+    rank = account.run.ranks[index]
+    known = work >= 0
+    delay = np.full(len(work), UNKNOWN, np.int64)
+    if not known.any():
+        return [None] * len(work), delay
+    table, trace = rank.work, rank.trace
+    rows = work[known]
+    call = table.launch_row[rows]
+    delay[known] = np.where(call >= 0, np.maximum(table.start_ns[rows] - trace["ts_ns"][call], 0), UNKNOWN)
+    op = table.op_row[rows]
+    shapes = trace.arg("input_dims").at(np.maximum(op, 0), missing=NO_STRING)
+    modules, lines = _owners(account, index, rows)
+    found = [
+        Launch(
+            trace.text(int(trace["name"][o])) if o >= 0 else None,
+            _short(trace.text(int(s))) if o >= 0 and s != NO_STRING else None,
+            module,
+            line,
+            stream if stream >= 0 else None,
+        )
+        for o, s, module, line, stream in zip(
+            op.tolist(), shapes.tolist(), modules, lines, table.stream[rows].tolist(), strict=True
+        )
+    ]
+    each = iter(found)
+    return [next(each) if there else None for there in known.tolist()], delay
+
+
+def _owners(account: Account, index: int, rows: table_Int64s) -> tuple[list[str | None], list[str | None]]:
+    """Return module and line of rows of a rank's work."""
+    owned = account.ownership[index]
+    if owned is None:
+        return [None] * len(rows), [None] * len(rows)
+    mine = owned.by_work.at(rows)
+    lines = {s: user_line(owned, s) for s in np.unique(mine.stack).tolist() if s != NOBODY}
+    modules = [None if m == NOBODY else owned.modules[m] for m in mine.module.tolist()]
+    return modules, [lines.get(s) for s in mine.stack.tolist()]
+
+
+def _short(text: str | None) -> str | None:
+    if text is None or len(text) <= MAX_SHAPES_LENGTH:
+        return text or None
+    return text[: MAX_SHAPES_LENGTH - 1] + "…"
+
+
+Int64s = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint8]
+
+GROUPS = ("compute", "transfer", "wait", "copy", "input", "host", "unknown")
+"""what a step's time is coloured by: the parts of the budget in seven groups"""
+
+KINDS = ("forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "idle")
+"""what a slice is; the first part of a transfer is waiting, as long as `wait_ns` says"""
+LANE_OF_KIND = (0, 0, 0, 0, 1, 1, 2, 3, 0)
+"""compute, communication, copies, host: the lanes of a rank from top to bottom"""
+
+NO_MATCH = -1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Grid(ArrayRecord):
+    """Where every step of every rank went."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    group_ns: npt.NDArray[np.float64]
+    """by group, rank and step; NaN where a rank lacks a step"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MatchedCollectives(ArrayRecord):
+    """Collectives that several ranks took part in. `last_rank` is the rank that started last."""
+
+    what: tuple[str, ...]
+    """operation, group and size in words"""
+    last_rank: Int64s
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Slices(ArrayRecord):
+    """What ran on the chosen ranks during one step, by rank, lane and start."""
+
+    step: int | None
+    """its number, None where no steps were recorded"""
+    ranks: tuple[int, ...]
+    """the chosen ranks, in the order of the rows"""
+    span_ns: int
+    rank: Int64s
+    """index into `ranks`"""
+    kind: Codes
+    """index into `KINDS`"""
+    start_ns: Int64s
+    """since the earliest beginning of the step on any rank, on the shared clock; may be negative"""
+    dur_ns: Int64s
+    wait_ns: Int64s
+    """of a transfer: its first part, until the last rank arrived; 0 elsewhere"""
+    name: Int64s
+    """index into `names`"""
+    match: Int64s
+    """index into `matched`, NO_MATCH where there is none"""
+    launch: Int64s
+    """index into `launches`, NO_MATCH where a slice has none"""
+    delay_ns: Int64s
+    """from the call that launched it to its start, -1 where that is unknown"""
+    names: tuple[str, ...]
+    launches: tuple[Launch, ...]
+    matched: MatchedCollectives
+    notes: tuple[str, ...] = ()
+    """what was left out or rounded, in words"""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReportData(ArrayRecord):
+    """Everything on the page."""
+
+    report: dict[str, Any]
+    """the JSON of the contract, less what the grid holds"""
+    grid: Grid | None
+    slices: Slices | None
+    """of the typical step"""
+    more_slices: tuple[Slices, ...] = ()
+    """of other steps, as far as they fit"""
+    pictures: dict[str, Any] = field(default_factory=dict)
+    """what other pictures show, by name; one that has nothing to show is missing"""
+    trust: tuple[str, ...] = ()
+    """how far to trust the report: one line each, beside the report's own warnings"""
+    calibration: dict[str, Any] | None = None
+    """curves of the machine's collectives beside the run's own points, where calibrated"""
+    code_trees: dict[str, Any] | None = None
+    """what lines and modules take as trees, where owners were recorded"""
+
+
+# Numbers as text that is small: whole numbers to differences to varints, all columns gzipped, as base64.
+#
+#     [1000, 1003, 1010]  ->  differences 1000 3 7  ->  zigzag 2000 6 14  ->  bytes d0 0f 06 0e
+#
+# The page undoes it with `DecompressionStream` and a loop (`js/unpack.js`).
+
+ROUNDED_NS = 100
+"""times of slices are multiples of this"""
+DELAY_NS = 1_000
+"""delays of launches are multiples of this"""
+_FINE_CELLS = 100_000
+_FINE_LEVELS, _COARSE_LEVELS = 4000, 64
+"""steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones"""
+_MIN_QUANTUM_NS = 1_000
+
+_Columns = dict[str, bytes]
+
+
+def packed(data: ReportData) -> str:
+    """Return the page's data as base64 text: a length, a JSON header with the offsets, the columns."""
+    columns: _Columns = {}
+    header: dict[str, Any] = {
+        "report": data.report,
+        "trust": list(data.trust),
+        "calibration": data.calibration,
+        "trees": data.code_trees,
+        "pictures": data.pictures,
+        "grid": None,
+        "slices": None,
+    }
+    if data.grid is not None:
+        header["grid"] = _grid(data.grid, columns)
+    if data.slices is not None:
+        header["slices"] = _slices(data.slices, columns)
+    header["more"] = [_slices(s, columns, prefix=f"{k}.") for k, s in enumerate(data.more_slices)]
+    header["columns"] = _offsets(columns)
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    body = struct.pack("<I", len(text)) + text + b"".join(columns.values())
+    return base64.b64encode(gzip.compress(body, 6, mtime=0)).decode()
+
+
+def varints(values: npt.ArrayLike) -> bytes:
+    """Return whole numbers of at least 0 as little-endian base-128 varints.
+
+    >>> varints([1, 127, 128, 300]).hex()
+    '017f8001ac02'
+    """
+    left = np.asarray(values, np.uint64)
+    if not len(left):
+        return b""
+    size = np.ones(len(left), np.int64)
+    for k in range(1, 10):
+        size += left >= np.uint64(1 << (7 * k))
+    at = np.concatenate(([0], np.cumsum(size)))
+    out = np.zeros(int(at[-1]), np.uint8)
+    for k in range(int(size.max())):
+        has = size > k
+        more = np.where(size[has] > k + 1, 0x80, 0).astype(np.uint8)
+        out[at[:-1][has] + k] = ((left[has] >> np.uint64(7 * k)) & np.uint64(0x7F)).astype(np.uint8) | more
+    return out.tobytes()
+
+
+def zigzag(values: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Return 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+    v = np.asarray(values, np.int64)
+    return ((v << 1) ^ (v >> 63)).astype(np.uint64)
+
+
+def _deltas(values: npt.NDArray[Any]) -> bytes:
+    return varints(zigzag(np.diff(values.astype(np.int64), prepend=0)))
+
+
+def _grid(grid: Grid, columns: _Columns) -> dict[str, Any]:
+    quanta = []
+    for k, group in enumerate(grid.group_ns):
+        quantum = _quantum_ns(group)
+        quanta.append(quantum)
+        missing = np.isnan(group)
+        levels = np.where(missing, 0, np.rint(np.nan_to_num(group) / quantum) + 1)
+        columns[f"grid{k}"] = varints(levels.reshape(-1))
+    return {"ranks": list(grid.ranks), "steps": list(grid.steps), "quantum_ns": quanta}
+
+
+def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
+    """Return the rounding of one group's times; extremes keep their size, so that one cannot flatten the rest."""
+    known = group[~np.isnan(group)]
+    if not len(known):
+        return float(_MIN_QUANTUM_NS)
+    low, high = np.percentile(known, [5, 95])
+    levels = _FINE_LEVELS if group.size <= _FINE_CELLS else _COARSE_LEVELS
+    return float(max(_MIN_QUANTUM_NS, round((high - low) / levels)))
+
+
+def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]:
+    start, end = s.start_ns // ROUNDED_NS, (s.start_ns + s.dur_ns + ROUNDED_NS - 1) // ROUNDED_NS
+    what = list(dict.fromkeys(s.matched.what))
+    index = {text: i for i, text in enumerate(what)}
+    packed_columns = {
+        "rank": _deltas(s.rank),
+        "kind": varints(s.kind),
+        "start": _deltas(start),
+        "dur": varints(end - start),
+        "wait": varints(s.wait_ns // ROUNDED_NS),
+        "name": varints(s.name),
+        "match": _deltas(s.match),
+        "last": varints(s.matched.last_rank),
+        "launch": varints(s.launch + 1),
+        "delay": varints(np.where(s.delay_ns < 0, 0, s.delay_ns // DELAY_NS + 1)),
+        "what": varints([index[text] for text in s.matched.what]),
+    }
+    columns |= {prefix + name: column for name, column in packed_columns.items()}
+    return {
+        "prefix": prefix,
+        "step": s.step,
+        "ranks": list(s.ranks),
+        "span": s.span_ns // ROUNDED_NS,
+        "unit_ns": ROUNDED_NS,
+        "delay_ns": DELAY_NS,
+        "names": list(s.names),
+        "launches": [list(one) for one in s.launches],
+        "what": what,
+        "notes": list(s.notes),
+    }
+
+
+def _offsets(columns: _Columns) -> dict[str, list[int]]:
+    out, at = {}, 0
+    for name, column in columns.items():
+        out[name] = [at, len(column)]
+        at += len(column)
+    return out
+
+
+# Where did every step of every rank go, in seven groups?
+
+_GROUP_OF_PART = {
+    "forward": "compute", "backward": "compute", "optimizer": "compute", "other_compute": "compute",
+    "exposed_transfer": "transfer", "wait": "wait", "pipeline_bubble": "wait", "copy": "copy",
+    "data_loading": "input", "launch_gap": "host", "host_sync": "host", "allocator": "host", "host_stall": "host",
+    "unknown": "unknown",
+}  # fmt: skip
+
+
+def grid_of(account: Account) -> Grid | None:
+    """Return the grid of a run, None where no rank has steps."""
+    numbers = [_numbers(view.rank, view.budget) for view in account.ranks]
+    steps = sorted({int(n) for mine in numbers for n in mine})
+    if not steps:
+        return None
+    column = {number: i for i, number in enumerate(steps)}
+    group_ns = np.full((len(GROUPS), len(numbers), len(steps)), np.nan)
+    for row, (mine, view) in enumerate(zip(numbers, account.ranks, strict=True)):
+        if view.budget is not None and len(mine):
+            group_ns[:, row, [column[int(n)] for n in mine]] = _grouped(view.budget).T
+    return Grid(tuple(view.rank.rank for view in account.ranks), tuple(steps), group_ns)
+
+
+def _numbers(rank: Rank, budget: RankBudget | None) -> table_Int64s:
+    """Return the step number of each of a rank's periods."""
+    if budget is None or not rank.steps.known or (budget.periods.step == NO_STEP).any():
+        return np.empty(0, np.int64)
+    return rank.steps.number[budget.periods.step]
+
+
+def _grouped(budget: RankBudget) -> table_Int64s:
+    out = np.zeros((len(budget.part_ns), len(GROUPS)), np.int64)
+    for code, part in enumerate(PARTS):
+        out[:, GROUPS.index(_GROUP_OF_PART[part])] += budget.part_ns[:, code]
+    return out

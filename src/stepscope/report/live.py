@@ -1,0 +1,214 @@
+"""A running job as a web page that the browser asks for again every two seconds: no script, nothing but text.
+
+The numbers are those of the screen. Names come from the job's files and are untrusted: all of them are escaped, and the
+page's policy lets nothing run and nothing load.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from html import escape
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from stepscope.analyze.live import Picture, RankNow
+from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.report.terminal import name_text, plain_table
+from stepscope.units import ms, printable, readable_bytes
+
+# A running job as a screen for a terminal, and as one line for a pipe or a log file.
+
+_FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
+SHORT = {
+    DATA_LOADING: "data",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    GRADIENT_SYNC: "sync",
+    OPTIMIZER: "optimizer",
+}
+_MAX_RANKS = 16
+_MAX_REGIONS = 6
+_MAX_LINE = 200
+
+
+def screen(
+    name: str, picture: Picture, out: Console, *, alarms: Sequence[str], stalls: Sequence[str]
+) -> RenderableType:
+    """Return the whole screen: pace, ranks (late and silent ones first), alarms, ranks that stand still."""
+    parts: list[RenderableType] = [
+        name_text(name, style="bold").append(f"  {_ranks(len(picture.ranks))}, {pace_text(picture)}")
+    ]
+    if picture.mfu is None and picture.mfu_reason:
+        parts.append(Text(f"MFU: {picture.mfu_reason}", style="dim"))
+    names = column_names(picture)
+    table = plain_table(out, "rank", "step", "ms", *(SHORT.get(n, printable(n, width=16)) for n in names), "memory")
+    table.add_column("late", justify="right", no_wrap=True)
+    for rank in most_telling(picture.ranks):
+        cells = [ms_text(rank.regions_ns.get(region)) for region in names]
+        late = f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else ""
+        state = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
+        step = "?" if rank.step is None else f"{rank.step:,}"
+        table.add_row(state, step, ms_text(rank.step_ns), *cells, memory_text(rank), late)
+    parts.append(table)
+    if len(picture.ranks) > _MAX_RANKS:
+        parts.append(Text(f"and {len(picture.ranks) - _MAX_RANKS} more ranks"))
+    parts += [Text(f"alarm: {printable(line, width=_MAX_LINE)}", style="bold red") for line in alarms]
+    parts += [Text(printable(line, width=_MAX_LINE), style="yellow") for line in stalls]
+    return Group(*parts)
+
+
+def plain_line(picture: Picture) -> str:
+    """Return the job at one moment as one line."""
+    step = "step ?" if picture.step is None else f"step {picture.step}"
+    regions = [
+        f"{SHORT.get(name, printable(name, width=40))} {ms(total_ns / len(picture.ranks)):.1f}"
+        for name in column_names(picture)
+        if (total_ns := sum(rank.regions_ns.get(name, 0) for rank in picture.ranks))
+    ]
+    memory = max((rank.device_bytes or rank.host_bytes or 0 for rank in picture.ranks), default=0)
+    parts = [
+        step,
+        pace_text(picture),
+        *([f"{', '.join(regions)} ms"] if regions else []),
+        *([f"memory {readable_bytes(memory)}"] if memory else []),
+    ]
+    return "; ".join(parts)
+
+
+def pace_text(picture: Picture) -> str:
+    """Return steps per second, the step's time and what follows from them, in words."""
+    if picture.steps_per_s is None or picture.step_ns is None:
+        return "no step yet"
+    if picture.stands_still:
+        return "standing still"
+    parts = [f"{picture.steps_per_s:.2f} steps/s", f"{ms(picture.step_ns):.1f} ms per step"]
+    if picture.tokens_per_s is not None:
+        parts.append(f"{picture.tokens_per_s:,.0f} tokens/s")
+    if picture.mfu is not None:
+        parts.append(f"MFU {100 * picture.mfu:.1f} %")
+    return ", ".join(parts)
+
+
+def column_names(picture: Picture) -> list[str]:
+    """Return the regions worth a column: those of a step in its order, then the longest others."""
+    longest: dict[str, int] = {}
+    for rank in picture.ranks:
+        for name, ns in rank.regions_ns.items():
+            longest[name] = max(longest.get(name, 0), ns)
+    others = sorted((n for n in longest if n not in _FIRST), key=lambda n: -longest[n])
+    return [*(n for n in _FIRST if n in longest), *others][:_MAX_REGIONS]
+
+
+def most_telling(ranks: Sequence[RankNow]) -> list[RankNow]:
+    """Return the ranks that are shown: those that stand still or are late first."""
+
+    def order(rank: RankNow) -> tuple[bool, int, int]:
+        stands = rank.status is not None and rank.status.stall is not None
+        return not stands, -(rank.late.late_ns if rank.late is not None and rank.late.is_late() else 0), rank.rank
+
+    return sorted(ranks, key=order)[:_MAX_RANKS]
+
+
+def memory_text(rank: RankNow) -> str:
+    """Return a rank's memory, the device's where it has one."""
+    size_bytes = rank.device_bytes or rank.host_bytes
+    return readable_bytes(size_bytes) if size_bytes else "?"
+
+
+def ms_text(ns: int | None) -> str:
+    """Return milliseconds for a cell."""
+    return "?" if ns is None else f"{ms(ns):.1f}"
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+REFRESH_S = 2
+_MAX_NEWS = 40
+_STYLE = """
+:root { color-scheme: light dark; --page: light-dark(#f3f5f7, #0d1115); --panel: light-dark(#ffffff, #161b21);
+  --line: light-dark(#dde2e7, #2e3740); --text: light-dark(#14181d, #e6eaee); --quiet: light-dark(#586470, #9aa6b1);
+  --high: light-dark(#c02617, #ff7b6b); --medium: light-dark(#946200, #e0ac3c); }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1280px; padding: 20px 24px; color: var(--text);
+  background: var(--page); font-variant-numeric: tabular-nums; }
+h1 { font-size: 22px; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 0 0 8px; }
+p { margin: 4px 0 12px; }
+.pace { font-size: 17px; font-weight: 600; }
+.quiet { color: var(--quiet); font-size: 13px; }
+.panel { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
+  margin: 0 0 14px; overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; width: 100%; }
+th, td { text-align: right; padding: 4px 14px 4px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--quiet); }
+th:first-child, td:first-child { text-align: left; }
+.alarm, .stall { border-left: 4px solid var(--high); font-weight: 600; }
+.alarm, .late { color: var(--high); font-weight: 600; }
+.stall { color: var(--medium); border-left-color: var(--medium); }
+pre { white-space: pre-wrap; font-size: 12.5px; color: var(--quiet); margin: 0; }
+@media (max-width: 600px) { body { padding: 14px 12px; } }
+"""
+_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def live_page(
+    name: str,
+    picture: Picture,
+    *,
+    alarms: Sequence[str] = (),
+    stalls: Sequence[str] = (),
+    news: Sequence[str] = (),
+    over: bool = False,
+) -> str:
+    """Return the page's text; the one of a job that is over is not asked for again."""
+    title = escape(printable(name))
+    again = "" if over else f'<meta http-equiv="refresh" content="{REFRESH_S}">'
+    step = "?" if picture.step is None else f"{picture.step:,}"
+    state = "has ended" if over else escape(pace_text(picture))
+    parts = [
+        f'<h1>{title}</h1><p class="pace">step {step}; {state}</p>',
+        *(f'<p class="panel alarm">alarm: {_line(line)}</p>' for line in alarms),
+        *(f'<p class="panel stall">{_line(line)}</p>' for line in stalls),
+        f'<section class="panel" tabindex="0" role="region" aria-label="ranks">{_table(picture)}</section>',
+        f'<p class="quiet">MFU: {_line(picture.mfu_reason)}</p>' if picture.mfu is None and picture.mfu_reason else "",
+        f'<section class="panel"><h2>So far</h2><pre>{escape(_lines(news))}</pre></section>' if news else "",
+        "" if over else f'<p class="quiet">Looked at again every {REFRESH_S} s.</p>',
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{again}'
+    style = f"<title>{title} · stepscope</title><style>{_STYLE}</style>"
+    return f'<!doctype html><html lang="en"><head>{head}{style}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _table(picture: Picture) -> str:
+    names = column_names(picture)
+    has_memory = any(rank.device_bytes or rank.host_bytes for rank in picture.ranks)
+    heads = ["rank", "late", "step", "ms", *(f"{SHORT.get(name, name)} ms" for name in names)]
+    if has_memory:
+        heads.append("memory")
+    rows = "".join(_row(rank, names, has_memory=has_memory) for rank in most_telling(picture.ranks))
+    hidden = len(picture.ranks) - len(most_telling(picture.ranks))
+    more = f"<p>and {hidden} more ranks</p>" if hidden else ""
+    cells = "".join(f'<th scope="col">{_line(head)}</th>' for head in heads)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>{more}"
+
+
+def _row(rank: RankNow, names: Sequence[str], *, has_memory: bool) -> str:
+    late = f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else ""
+    marked = ' class="late"' if rank.late is not None and rank.late.is_late() else ""
+    who = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
+    step = "?" if rank.step is None else f"{rank.step:,}"
+    times = [ms_text(rank.regions_ns.get(name)) for name in names]
+    cells = [step, ms_text(rank.step_ns), *times, *([memory_text(rank)] if has_memory else [])]
+    first = f"<td>{_line(who)}</td><td{marked}>{late}</td>"
+    return f"<tr>{first}{''.join(f'<td>{_line(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _line(text: str) -> str:
+    return escape(printable(text))
+
+
+def _lines(news: Sequence[str]) -> str:
+    return "\n".join(printable(line) for line in news[-_MAX_NEWS:])

@@ -1,0 +1,240 @@
+"""The timeline in Perfetto's own format: TrackEvent packets, names written once, exact to the nanosecond.
+
+    ClockSnapshot       our clock against the time of day
+    TrackDescriptor     a process per rank, a track per stream, thread or other lane below it
+    InternedData        names and categories by number
+    TrackEvent          two packets per slice: it begins, it ends
+
+A collective carries one flow per match, which is what the arrows between ranks are drawn from. Field numbers are those
+of `protos/perfetto/trace/` in the Perfetto project.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline, Values
+from stepscope.run.read_files import Progress
+
+# Protobuf's wire format: single fields as bytes, and many messages of one shape at once as columns.
+#
+# A message is written as its fields, each a tag (number and kind) and a value. A column of values becomes a matrix
+# with
+# one row per message and the bytes each row uses; matrices side by side, cut to those bytes, are the messages.
+
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2
+_MAX_BYTES = 10
+"""of a varint"""
+
+
+def varint(value: int) -> bytes:
+    """Return a number from 0 to 2^64 - 1, seven bits per byte, lowest first.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def tag(number: int, kind: int) -> bytes:
+    """Return what stands before a field."""
+    return varint(number << 3 | kind)
+
+
+def number(field: int, value: int) -> bytes:
+    """Return a whole number as a field; negative ones as 64 bits."""
+    return tag(field, _VARINT) + varint(value % 2**64)
+
+
+def message(field: int, *parts: bytes) -> bytes:
+    """Return a message, or any bytes, as a field."""
+    body = b"".join(parts)
+    return tag(field, _LENGTH) + varint(len(body)) + body
+
+
+def text(field: int, value: str) -> bytes:
+    """Return a text as a field."""
+    return message(field, value.encode(errors="replace"))
+
+
+def fixed64(field: int, value: int) -> bytes:
+    """Return a number of 8 bytes as a field."""
+    return tag(field, _FIXED64) + value.to_bytes(8, "little")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Column(ArrayRecord):
+    """One piece of many messages: row `i` has the first `length[i]` bytes of `data[i]`."""
+
+    data: npt.NDArray[np.uint8]
+    length: npt.NDArray[np.int64]
+
+
+def varints(values: npt.NDArray[np.int64]) -> Column:
+    """Return numbers of at least 0, one per message."""
+    data = np.zeros((len(values), _MAX_BYTES), np.uint8)
+    length = np.ones(len(values), np.int64)
+    rest = values.astype(np.uint64)
+    width = 0
+    while width < _MAX_BYTES:
+        more = rest > 0x7F
+        data[:, width] = (rest & np.uint64(0x7F)).astype(np.uint8) | (more.astype(np.uint8) << 7)
+        width += 1
+        if not more.any():
+            break
+        length += more
+        rest >>= np.uint64(7)
+    return Column(data[:, :width], length)
+
+
+def constant(value: bytes, where: npt.NDArray[np.bool_]) -> Column:
+    """Return the same bytes in the messages where they belong, nothing in the others."""
+    data = np.broadcast_to(np.frombuffer(value, np.uint8), (len(where), len(value)))
+    return Column(data, where * len(value))
+
+
+def ragged(values: Sequence[bytes]) -> Column:
+    """Return bytes that are of another length in every message."""
+    length = np.array([len(v) for v in values], np.int64)
+    data = np.zeros((len(values), int(length.max(initial=0))), np.uint8)
+    for i in np.flatnonzero(length).tolist():
+        data[i, : length[i]] = np.frombuffer(values[i], np.uint8)
+    return Column(data, length)
+
+
+def only(column: Column, where: npt.NDArray[np.bool_]) -> Column:
+    """Return the column with nothing in the other messages."""
+    return Column(column.data, column.length * where)
+
+
+def lengths(columns: Sequence[Column]) -> npt.NDArray[np.int64]:
+    """Return how many bytes each message has in these columns together."""
+    return np.sum([c.length for c in columns], axis=0)
+
+
+def joined(columns: Sequence[Column]) -> bytes:
+    """Return all messages, one after the other."""
+    used = [np.arange(c.data.shape[1]) < c.length[:, None] for c in columns]
+    return np.concatenate([c.data for c in columns], axis=1)[np.concatenate(used, axis=1)].tobytes()
+
+
+_PACKET = 1
+_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 6, 8, 10, 11, 12, 13, 60
+_CATEGORY, _ANNOTATION, _TYPE, _NAME, _TRACK, _FLOW = 3, 4, 9, 10, 11, 47
+_CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
+_BEGIN, _END = 1, 2
+_STATE_CLEARED, _NEEDS_STATE = 1, 2
+_BOOT_TIME, _REAL_TIME = 6, 1
+_EXPLICIT_ORDER = 3
+_ANNOTATIONS = ("op", "group", "size_bytes", "wait_ns")
+_CHUNK = 1 << 16
+
+_ONE_SEQUENCE = number(_SEQUENCE, 1)
+
+
+def perfetto_trace(timeline: Timeline, *, progress: Progress | None = None) -> Iterator[bytes]:
+    """Yield the file's bytes, piece by piece. `progress` is called with the slices written and all there are."""
+    yield _packet(message(_CLOCK_SNAPSHOT, _clock(_BOOT_TIME, 0), _clock(_REAL_TIME, timeline.base_ns)))
+    yield _interned(timeline)
+    uuid, done = 1 + len(timeline.ranks), 0
+    for i, rank in enumerate(timeline.ranks):
+        labels = timeline.left_out if i == 0 else ()
+        yield b"".join(_descriptors(rank, process_uuid=1 + i, first_uuid=uuid, labels=labels))
+        yield from _events(rank, first_uuid=uuid)
+        uuid, done = uuid + len(rank.tracks), done + len(rank)
+        if progress:
+            progress(done, timeline.num_slices)
+
+
+def _packet(*parts: bytes) -> bytes:
+    return message(_PACKET, *parts)
+
+
+def _clock(clock: int, time_ns: int) -> bytes:
+    return message(1, number(1, clock), number(2, time_ns))
+
+
+def _interned(timeline: Timeline) -> bytes:
+    """Return all names by number, from 1."""
+    tables = ((_NAMES, timeline.names), (_CATEGORIES, timeline.categories), (_ANNOTATION_NAMES, _ANNOTATIONS))
+    entries = [
+        message(table, number(1, i), text(2, name)) for table, names in tables for i, name in enumerate(names, start=1)
+    ]
+    return _packet(_ONE_SEQUENCE, number(_FLAGS, _STATE_CLEARED | _NEEDS_STATE), message(_INTERNED, *entries))
+
+
+def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
+    process = message(3, number(1, FIRST_PID + rank.rank), text(6, rank.label), *(text(8, said) for said in labels))
+    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, _EXPLICIT_ORDER)))
+    for i, track in enumerate(rank.tracks):
+        parts = (number(1, first_uuid + i), text(2, track.name), number(5, process_uuid), number(12, i))
+        yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts))
+
+
+def _events(rank: RankTimeline, *, first_uuid: int) -> Iterator[bytes]:
+    """Yield the beginnings and ends of all slices, track by track, in order."""
+    extras = _extras(rank)
+    for first in range(0, len(rank.tokens), _CHUNK):
+        tokens = rank.tokens[first : first + _CHUNK]
+        begins = tokens >= 0
+        yield _token_packets(rank, np.where(begins, tokens, ~tokens), begins, extras, first_uuid)
+
+
+def _token_packets(
+    rank: RankTimeline,
+    at: npt.NDArray[np.int64],
+    begins: npt.NDArray[np.bool_],
+    extras: dict[int, bytes],
+    first_uuid: int,
+) -> bytes:
+    everywhere = np.ones(len(at), bool)
+    nothing = b""
+    event = [
+        constant(tag(_TYPE, 0), everywhere),
+        varints(np.where(begins, _BEGIN, _END)),
+        constant(tag(_TRACK, 0), everywhere),
+        varints(rank.track[at] + first_uuid),
+        constant(tag(_NAME, 0), begins),
+        only(varints(rank.name[at] + 1), begins),
+        constant(tag(_CATEGORY, 0), begins),
+        only(varints(rank.category[at] + 1), begins),
+        ragged([extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]),
+    ]
+    packet = [
+        constant(tag(_TIMESTAMP, 0), everywhere),
+        varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
+        constant(_ONE_SEQUENCE, everywhere),
+        constant(number(_FLAGS, _NEEDS_STATE), begins),
+        *_as_message(_TRACK_EVENT, event),
+    ]
+    return joined(_as_message(_PACKET, packet))
+
+
+def _as_message(field: int, columns: list[Column]) -> list[Column]:
+    """Return the columns with the field's tag and their length before them."""
+    size = lengths(columns)
+    return [constant(tag(field, 2), np.ones(len(size), bool)), varints(size), *columns]
+
+
+def _extras(rank: RankTimeline) -> dict[int, bytes]:
+    """Return the flows and annotations of the slices that have any."""
+    listed = rank.values.keys() | rank.flows.keys()
+    return {
+        i: b"".join((*(fixed64(_FLOW, f) for f in rank.flows.get(i, ())), *_annotations(rank.values.get(i, {}))))
+        for i in listed
+    }
+
+
+def _annotations(values: Values) -> Iterator[bytes]:
+    for i, name in enumerate(_ANNOTATIONS, start=1):
+        value = values.get(name)
+        if value is not None:
+            yield message(_ANNOTATION, number(1, i), text(6, value) if isinstance(value, str) else number(4, value))

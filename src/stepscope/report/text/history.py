@@ -1,0 +1,122 @@
+"""The history of runs on one screen, from its JSON: the last runs, groups, what changed, hosts that are slow."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, row_name
+
+_MAX_RUNS = 20
+_MAX_GROUPS = 20
+_MAX_LINES = 5
+_SHORT_COMMIT = 10
+_MAX_LINE = 500
+Document = Mapping[str, Any]
+
+
+def print_history(document: Document, out: Console) -> None:
+    """Print the history of a folder of runs."""
+    runs = document["runs"]
+    out.print(name_text(document["folder"], style="bold").append(f": {len(runs)} runs"))
+    _runs(runs, out)
+    _groups(document, out)
+    _newest(document["newest"], out)
+    _hosts(document, out)
+    problems = [run for run in runs if run["problem"]]
+    for run in problems[:_MAX_LINES]:
+        _line(out, f"! {run['run']}: {run['problem']}")
+    if len(problems) > _MAX_LINES:
+        out.print(f"! and {len(problems) - _MAX_LINES} more runs without numbers; --json has all")
+
+
+def _runs(runs: Sequence[Document], out: Console) -> None:
+    table = plain_table(out, "run", "created", "commit", "ranks", "step ms", "MFU %", "memory GB", "largest finding")
+    for run in runs[-_MAX_RUNS:]:
+        first = run["findings"][0] if run["findings"] else None
+        table.add_row(
+            row_name(run["run"], width=40),
+            row_name((run["created"] or "?")[:16].replace("T", " "), width=16),
+            row_name(_commit(run["commit"]), width=_SHORT_COMMIT),
+            _number(run["world_size"], 0),
+            _number(run["step_ms"], 2),
+            _number(None if run["mfu"] is None else 100 * run["mfu"], 1),
+            _number(None if run["peak_memory_bytes"] is None else run["peak_memory_bytes"] / 1e9, 2),
+            row_name("" if first is None else f"{first[0]} {first[1]:.0f} %", width=34),
+        )
+    print_fitting(table, out, least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"))
+    if len(runs) > _MAX_RUNS:
+        out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")
+
+
+def _groups(document: Document, out: Console) -> None:
+    found, by = document["groups"], document["by"]
+    out.print()
+    table = plain_table(out, f"by {by}", "runs", "step ms", "from", "to", "MFU %", "memory GB", "often found")
+    for group in found[-_MAX_GROUPS:]:
+        name = _commit(group["name"]) if by == "commit" else group["name"]
+        table.add_row(
+            row_name(name, width=60),
+            str(group["runs"]),
+            _number(group["step_ms"], 2),
+            _number(group["min_step_ms"], 2),
+            _number(group["max_step_ms"], 2),
+            _number(None if group["mfu"] is None else 100 * group["mfu"], 1),
+            _number(None if group["peak_memory_bytes"] is None else group["peak_memory_bytes"] / 1e9, 2),
+            row_name(", ".join(group["findings"]), width=50),
+        )
+    print_fitting(table, out, least_needed=("memory GB", "MFU %", "often found", "from", "to"))
+    if len(found) > _MAX_GROUPS:
+        out.print(f"the last {_MAX_GROUPS} of {len(found)}; --json has all")
+
+
+def _newest(found: Sequence[Document], out: Console) -> None:
+    out.print()
+    for one in found[:_MAX_LINES]:
+        name = f"{one['run']} ({_commit(one['commit'])})" if one["commit"] else one["run"]
+        if one["verdict"] == "unknown":
+            _line(out, f"newest {name}: {one['step_ms']:.2f} ms; {one['before']} runs like it before, 4 are needed")
+            continue
+        usual = f"{one['before']} runs like it before: {one['usual_ms']:.2f} ms"
+        bounds = f"one more would lie between {one['low_ms']:.2f} and {one['high_ms']:.2f}"
+        _line(
+            out,
+            f"newest {name}: {one['verdict']}, {one['step_ms']:.2f} ms ({one['change_pct']:+.1f} %); {usual}, {bounds}",
+        )
+    if len(found) > _MAX_LINES:
+        out.print(f"and {len(found) - _MAX_LINES} more configurations; --json has all")
+
+
+def _hosts(document: Document, out: Console) -> None:
+    hosts = document["hosts"]
+    if not hosts:
+        _line(out, "hosts: no run on several hosts tells them apart")
+        return
+    slow = [one for one in hosts if one["is_slow"]]
+    for one in slow[:_MAX_LINES]:
+        _line(
+            out,
+            f"slow host {one['host']}: slowest in {one['slowest']} of {one['runs']} jobs (expected "
+            f"{one['expected']:.1f}), {100 * (one['slowdown'] - 1):.0f} % slower than the others, "
+            f"p {_p(one['p_value'])} for {len(hosts)} hosts",
+        )
+    for one in [h for h in hosts if h["why_not"]][:_MAX_LINES]:
+        _line(out, f"host {one['host']} stands out (p {_p(one['p_value'])}) but is not named: {one['why_not']}")
+    if not slow:
+        _line(out, f"hosts: none of {len(hosts)} is slow beyond chance")
+
+
+def _line(out: Console, text: str) -> None:
+    print_indented(out, name_text(text, width=_MAX_LINE), indent="  ")
+
+
+def _commit(commit: str | None) -> str:
+    return commit[:_SHORT_COMMIT] if commit else "?"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "?" if value is None else f"{value:,.{digits}f}"

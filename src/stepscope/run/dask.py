@@ -1,0 +1,124 @@
+"""Files of a run read by the workers of a Dask cluster: independent tasks, small results, lost workers' tasks repeated.
+
+The scheduler and its workers are started by the user's own tools. They need stepscope, and the files by the same path.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.trace.budget import Budget
+from stepscope.trace.cache import read_cached
+from stepscope.trace.nsight_tools import is_sqlite
+from stepscope.units import printable
+
+# What a worker of a cluster does with one file: read it, keep its table as columns, say so in a few bytes.
+#
+# The table lies in `.stepscope` beside the trace, or in a given folder, that all machines share. Whoever asked then
+# maps
+# it instead of parsing; where it is missing or does not fit, that machine reads the file itself. So what comes out is
+# the
+# same to the byte, whatever happens to workers.
+
+
+class Outcome(NamedTuple):
+    """What came of one file: small, whatever the file's size."""
+
+    path: str
+    events: int | None
+    problem: str | None
+
+
+def keep_columns(path: str, cache_folder: str | None, total_bytes: int) -> Outcome:
+    """Return what came of reading a file of a run of `total_bytes` and keeping its table."""
+    try:
+        if is_sqlite(Path(path)):
+            return Outcome(path, None, "an export of Nsight Systems is read where the report is made")
+        folder = None if cache_folder is None else Path(cache_folder)
+        trace = read_cached(path, cache_folder=folder, budget=Budget(total_bytes), min_raw_bytes=0)
+        return Outcome(path, trace.num_events, None)
+    except (StepscopeError, OSError) as error:
+        return Outcome(path, None, str(error)[:300])
+
+
+LOCAL = "local"
+_ADDRESS = re.compile(r"^dask://([\w.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):(\d{1,5})$")
+_CONNECT_S = 30
+_WORKERS_S = 60
+_RETRIES = 3
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]
+"""Called with files read so far and files in all."""
+
+
+def scheduler_address(engine: str) -> str:
+    """Return the scheduler's address as Dask writes it.
+
+    >>> scheduler_address("dask://login1:8786")
+    'tcp://login1:8786'
+    """
+    found = _ADDRESS.match(engine)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise UsageError(f"--engine takes {LOCAL} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
+    return f"tcp://{found[1]}:{found[2]}"
+
+
+class Lost(NamedTuple):
+    """A task that no worker could do: workers that die again and again, or are not like this machine."""
+
+    why: str
+
+
+def read_on_cluster(
+    engine: str, paths: Sequence[Path], *, cache_folder: Path | None = None, progress: Progress | None = None
+) -> list[Outcome]:
+    """Return what came of each file, in the order of `paths`; their tables lie where `load` finds them."""
+    total_bytes = sum(path.stat().st_size for path in paths)
+    folder = None if cache_folder is None else str(cache_folder.absolute())
+    given = [(str(path.absolute()), folder, total_bytes) for path in paths]
+    came = run_on_cluster(engine, keep_columns, given, progress=progress)
+    return [Outcome(path, None, r.why) if isinstance(r, Lost) else r for r, (path, *_) in zip(came, given, strict=True)]
+
+
+def run_on_cluster(
+    engine: str,
+    task: Callable[..., Result],
+    given: Sequence[tuple[Any, ...]],
+    *,
+    progress: Progress | None = None,
+) -> list[Result | Lost]:
+    """Return what the task gives for each of the given arguments, in their order."""
+    address = scheduler_address(engine)
+    distributed = _distributed()
+    try:
+        with distributed.Client(address, timeout=_CONNECT_S, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=_WORKERS_S)
+            tasks = [client.submit(task, *one, retries=_RETRIES, pure=False) for one in given]
+            # Taken as they come: what a worker gave before it died need not be made again.
+            came = distributed.as_completed(tasks, loop=client.loop, with_results=True, raise_errors=False)
+            found = {}
+            for number, (future, result) in enumerate(came, 1):
+                found[future.key] = result if future.status == "finished" else _lost(result)
+                if progress:
+                    progress(number, len(tasks))
+            return [found.get(future.key, Lost("no result")) for future in tasks]
+    except (OSError, TimeoutError) as error:
+        what = printable(str(error), width=200)
+        raise InputError(
+            f"no Dask cluster with a worker at {engine}: {what}; start one, or leave --engine out"
+        ) from error
+
+
+def _lost(result: Any) -> Lost:
+    problem = result[1] if isinstance(result, tuple) and len(result) > 1 else result
+    return Lost(printable(str(problem), width=300))
+
+
+def _distributed() -> Any:
+    try:
+        return import_module("distributed")
+    except ImportError as error:
+        raise UsageError("--engine dask:// needs distributed; pip install 'stepscope[cluster]'") from error

@@ -1,0 +1,171 @@
+"""Where does a file of another tool go in a run folder, and is it the rank's that it seems to be?
+
+    what the file itself says  >  what its name says  >  nobody knows
+
+`--rank` goes before all of them; every disagreement is said. All files are looked into before the first is placed, so
+that a damaged one leaves the run folder as it was.
+"""
+
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in, rank_file
+from stepscope.dataclass import dataclass
+from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.output_path import why_no_file
+from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, nobody
+from stepscope.run.rank import believable_world
+from stepscope.run.sources import rank_in_name
+from stepscope.side_file import open_side_file
+from stepscope.units import printable
+
+_CHUNK_BYTES = 1 << 20
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_MAX_STEM = 80
+
+
+@dataclass(frozen=True)
+class PlannedImport:
+    """One file and where it will go."""
+
+    source: Path
+    format: Format
+    contents: Contents
+    rank: int | None
+    """None where it is of several ranks, or nobody says of which"""
+    target: Path
+    already_there: bool
+    notes: tuple[str, ...]
+
+
+def planned_imports(
+    files: Sequence[Path],
+    folder: Path,
+    *,
+    rank: int | None = None,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[PlannedImport]:
+    """Return where each file goes; an `InputError` or `UsageError` where one of them cannot.
+
+    `progress` is told the bytes looked into so far, and all of them.
+    """
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    before = [sum(sizes[:i]) for i in range(len(files))]
+
+    def told(start: int) -> BytesRead:
+        return nobody if progress is None else lambda read: progress(start + read, sum(sizes))
+
+    plans = [
+        _planned(path, folder, rank=rank, force=force, told=told(start))
+        for path, start in zip(files, before, strict=True)
+    ]
+    by_target: dict[Path, Path] = {}
+    for plan in plans:
+        first = by_target.setdefault(plan.target, plan.source)
+        if first is not plan.source and not _same_content(first, plan.source):
+            raise UsageError(
+                f"{printable(first.name)} and {printable(plan.source.name)} would both be {plan.target.name}; "
+                "import them one by one, each with --rank"
+            )
+    return plans
+
+
+def place(plan: PlannedImport) -> None:
+    """Put a file into its run folder, whole or not at all."""
+    if plan.already_there:
+        return
+    try:
+        plan.target.parent.mkdir(exist_ok=True)
+        if plan.format.store is not None:
+            plan.format.store(plan.source, plan.target)
+            if plan.format.check_stored:
+                _require_readable(plan.target)
+            return
+        with open_side_file(plan.source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(plan.target) as out:
+            shutil.copyfileobj(f, out, _CHUNK_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot write {plan.target}: {error.strerror or error}") from error
+
+
+def _require_readable(target: Path) -> None:
+    """Remove what was written, and raise, where it is not what its reader takes."""
+    try:
+        made = format_of(target)
+        if made is None:
+            raise InputError(f"{target}: what was written is of no known format")
+        made.look(target, nobody)
+    except StepscopeError:
+        target.unlink()
+        raise
+
+
+def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: BytesRead) -> PlannedImport:
+    known = format_of(path)
+    if known is None:
+        titles = ", ".join(dict.fromkeys(one.title for one in FORMATS))
+        raise InputError(f"{printable(str(path))}: is of no format that can be imported ({titles})")
+    contents = known.look(path, told)
+    number, notes = _rank_of(path, contents, given=rank)
+    if number is None and known.needs_rank and not contents.whole_job:
+        raise UsageError(f"{printable(str(path))}: neither it nor its name says which rank it is of; give --rank")
+    notes += _beyond_the_world(number, folder)
+    target = folder / _target_name(path, known, number)
+    is_there = _is_there(path, target, known, force=force)
+    return PlannedImport(path, known, contents, number, target, is_there, tuple(notes))
+
+
+def _rank_of(path: Path, contents: Contents, *, given: int | None) -> tuple[int | None, list[str]]:
+    """Return the rank of a file, and a line for each source that says otherwise."""
+    if contents.whole_job:
+        ignored = f"{path.name} holds several ranks, so --rank {given} is not used"
+        return None, [] if given is None else [ignored]
+    inside = contents.ranks[0] if len(contents.ranks) == 1 else None
+    said = [("--rank", given), ("the file itself", inside), ("its name", rank_in_name(path.name))]
+    known = [(who, rank) for who, rank in said if rank is not None]
+    if not known:
+        return None, []
+    (first, rank), rest = known[0], known[1:]
+    return rank, [
+        f"{path.name}: rank {rank} by {first}, rank {other} by {who}; {first} is believed"
+        for who, other in rest
+        if other != rank
+    ]
+
+
+def _beyond_the_world(rank: int | None, folder: Path) -> list[str]:
+    world = believable_world(json_object_in(folder / RUN_JSON).get("world_size"))
+    if rank is None or world is None or rank < world:
+        return []
+    return [f"rank {rank} is none of the {world} ranks of this run"]
+
+
+def _target_name(path: Path, known: Format, rank: int | None) -> str:
+    if rank is not None:
+        return rank_file(rank, known.ending)
+    stem = path.name
+    for ending in (*known.endings, ".sqlite", ".csv", ".nsys-rep", ".ncu-rep", ".log", ".json.gz", ".json", ".gz"):
+        stem = stem.removesuffix(f".{ending.removeprefix('.')}")
+    return f"{_UNSAFE.sub('_', stem).strip('._')[:_MAX_STEM] or 'job'}.{known.ending}"
+
+
+def _is_there(source: Path, target: Path, known: Format, *, force: bool) -> bool:
+    """Return whether the file lies there already; raises where another one does."""
+    why_not = why_no_file(target)
+    if why_not is not None:
+        raise UsageError(f"cannot write {target}: {why_not}; remove it or give another run")
+    if not os.path.lexists(target):
+        return False
+    if known.store is None and _same_content(source, target):
+        return True
+    if not force:
+        raise UsageError(f"{target} already exists; use --force")
+    return False
+
+
+def _same_content(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or filecmp.cmp(one, other, shallow=False)

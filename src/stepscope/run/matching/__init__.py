@@ -1,1 +1,0 @@
-"""Which operations of different ranks are the same collective: sequences laid over each other."""

@@ -1,0 +1,138 @@
+"""What the folder of a running job says now: the newest steps of each rank, and ranks that stand still.
+
+Step logs are read where they have grown, so a look costs what was written since the last one; the first look begins
+near their end. Of each rank the newest steps are kept, and of one rank the first ones, which are what later ones are
+held against. A line that cannot be read is left out: it may be one that is being written.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.live import RankStatus, read_status
+from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object, json_object_in, rank_of
+from stepscope.dataclass import dataclass
+from stepscope.run.side_files import number
+from stepscope.run.step_log import is_count
+from stepscope.side_file import appended
+
+KEPT_STEPS = 200
+FIRST_STEPS = 120
+_MANY_RANKS = 64
+_KEPT_OF_MANY = 64
+_FIRST_READ_BYTES = 256 << 10
+_MAX_READ_BYTES = 4 << 20
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunningRank:
+    """One rank as its files show it."""
+
+    rank: int
+    lines: tuple[Line, ...]
+    """of its newest steps"""
+    ended: str | None
+    """`closed` or `killed` once its helper has seen the training process end"""
+    status: RankStatus | None
+    flops: float | None = None
+    """of the model on this rank in one step, where they were counted"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running job at one moment."""
+
+    folder: Path
+    ranks: tuple[RunningRank, ...]
+    first: tuple[Line, ...]
+    """the first steps of the lowest rank"""
+    description: Mapping[str, Any]
+    """run.json as far as it is there: after a window, and at the end"""
+    facts: Mapping[str, Any]
+    """of the lowest rank, where there are some"""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has ended."""
+        return bool(self.ranks) and all(rank.ended is not None for rank in self.ranks)
+
+
+class RunningJob:
+    """Looks at one run folder; each `look` goes on where the last one ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tails: dict[int, _Tail] = {}
+        self._first: tuple[Line, ...] = ()
+
+    def look(self) -> Running:
+        """Return what the folder says now."""
+        found = {rank_of(path.name): path for path in self.folder.glob("rank*.steps.jsonl")}
+        paths = {rank: path for rank, path in sorted(found.items(), key=lambda p: p[0] or 0) if rank is not None}
+        kept = KEPT_STEPS if len(paths) <= _MANY_RANKS else _KEPT_OF_MANY
+        for rank, path in paths.items():
+            self._tails.setdefault(rank, _Tail(path, kept)).read()
+        if paths and len(self._first) < FIRST_STEPS:
+            self._first = _first_lines(paths[min(paths)])
+        ranks = tuple(self._rank(rank) for rank in self._tails)
+        facts = json_object_in(self.folder / facts_file(min(paths))) if paths else {}
+        return Running(self.folder, ranks, self._first, json_object_in(self.folder / RUN_JSON), facts)
+
+    def _rank(self, rank: int) -> RunningRank:
+        facts = json_object_in(self.folder / facts_file(rank))
+        ended = facts.get("ended")
+        return RunningRank(
+            rank=rank,
+            lines=tuple(self._tails[rank].lines),
+            ended=ended if ended in ("closed", "killed") else None,
+            status=read_status(self.folder, rank),
+            flops=_flops(facts.get("flops")),
+        )
+
+
+class _Tail:
+    """The newest lines of one log."""
+
+    def __init__(self, path: Path, kept: int) -> None:
+        self.lines: deque[Line] = deque(maxlen=kept)
+        self._path = path
+        self._offset: int | None = None
+        self._rest = b""
+
+    def read(self) -> None:
+        """Take in what was written since the last time."""
+        limit = _FIRST_READ_BYTES if self._offset is None else _MAX_READ_BYTES
+        with contextlib.suppress(OSError):
+            data, self._offset = appended(self._path, self._offset, max_bytes=limit)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self.lines.extend(_steps(lines))
+            self._rest = self._rest[:_MAX_READ_BYTES]
+
+
+def _flops(counted: object) -> float | None:
+    """Return the model's operations of a step: recomputation is left out, as in run.json."""
+    if not isinstance(counted, dict):
+        return None
+    total, forward = number(counted.get("total")), number(counted.get("forward"))
+    return min(total, 3.0 * forward) if total is not None and forward else total
+
+
+def _first_lines(path: Path) -> tuple[Line, ...]:
+    try:
+        data, _ = appended(path, 0, max_bytes=_FIRST_READ_BYTES)
+    except OSError:
+        return ()
+    return tuple(_steps(data.split(b"\n")[:-1])[:FIRST_STEPS])
+
+
+def _steps(lines: list[bytes]) -> list[Line]:
+    found = (json_object(line) for line in lines if line)
+    return [line for line in found if line is not None and _is_step(line)]
+
+
+def _is_step(line: Line) -> bool:
+    return all(is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))

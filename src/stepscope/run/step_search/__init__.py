@@ -1,1 +1,0 @@
-"""Steps in traces that mark none: annotations of frameworks and serving engines, else the period of the kernels."""

@@ -1,0 +1,271 @@
+"""What does a dump of torch's flight recorder say? The newest collectives of one rank, with groups, shapes and stacks.
+
+Three forms, told apart by their first byte: the pickle that torch writes when a collective times out
+(`nccl_trace_rank_3`), the same as one JSON object, and the JSON lines that `stepscope record` leaves
+(`rank00003.flight_recorder.jsonl`). Versions 2.0 to 2.10 differ in a few names; a field that a version lacks is None.
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.collectives import op_name
+from stepscope.contract.run_folder import json_object
+from stepscope.dataclass import dataclass
+from stepscope.errors import InputError
+from stepscope.side_file import open_side_file, parsed_json, read_side_file, side_file_lines
+from stepscope.trace.pickles import read_pickled
+
+WHAT = "flight recorder dump"
+MAX_ENTRIES = 100_000
+MAX_JSON_BYTES = 256 << 20
+_MAX_FRAMES = 64
+_MAX_GROUPS = 10_000
+_MAX_TENSORS = 4_096
+_MAX_TEXT = 400
+_INT64 = range(-(2**63), 2**63)
+_FIELDS = (
+    *("record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "seq_id", "op_id", "profiling_name"),
+    *("time_created_ns", "duration_ms", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "state"),
+    *("time_discovered_started_ns", "time_discovered_completed_ns", "retired", "timeout_ms", "is_p2p", "frames"),
+)
+_RANK = re.compile(r"rank[_-]?(\d{1,9})", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(\d{1,9})(?:\.[A-Za-z]+)*$")
+_POINT_TO_POINT = re.compile(r"\b(send|recv) (\d{1,9})\s*(?:->|<-)\s*(\d{1,9})")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a call stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class FlightEntry:
+    """One collective, or one send or receive, as its rank noted it."""
+
+    record_id: int
+    group: str
+    """name of the group"""
+    group_desc: str
+    seq: int
+    """number of the collective in its group, of the send or receive where it is one; from 1"""
+    is_p2p: bool
+    named: str
+    """as the recorder names it: `nccl:all_reduce`"""
+    op: str
+    peers: tuple[int, int] | None
+    """from and to, of a send or receive, as ranks of the group"""
+    created_ns: int | None
+    state: str
+    """`scheduled`, `started` or `completed`, as last seen by the rank's watchdog"""
+    completed: bool
+    input_sizes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    duration_ms: float | None
+    timeout_ms: int | None
+    stack: tuple[Frame, ...]
+    """innermost first; empty where stacks were not recorded"""
+
+
+@dataclass(frozen=True)
+class FlightGroup:
+    """One process group as a dump describes it."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...] | None
+    """None where the dump does not list them, as gloo's does not"""
+
+
+@dataclass(frozen=True)
+class FlightDump:
+    """What one rank's flight recorder held."""
+
+    path: str
+    rank: int | None
+    """None where neither the file nor its name says it"""
+    version: str | None
+    library: str | None
+    """version of NCCL"""
+    groups: dict[str, FlightGroup]
+    entries: tuple[FlightEntry, ...]
+    """oldest first"""
+    overrun: bool
+    """the oldest entries were overwritten"""
+
+
+def read_flight_dump(path: Path) -> FlightDump:
+    """Return the dump in a file; an `InputError` where it holds none."""
+    found = _read(path)
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
+        raise InputError(f"{path} is no {WHAT}: it holds no list of entries; give the files that torch dumped")
+    groups = _groups(found)
+    entries = [e for e in (_entry(raw, groups) for raw in found["entries"][:MAX_ENTRIES]) if e is not None]
+    if found["entries"] and not entries:
+        raise InputError(f"{path} is no {WHAT}: none of its entries has a group, a number and a name")
+    entries.sort(key=lambda e: e.record_id)
+    return FlightDump(
+        path=str(path),
+        rank=_whole(found.get("rank")) if _whole(found.get("rank")) is not None else rank_in(path.name),
+        version=_text(found.get("version")) or None,
+        library=_text(found.get("comm_lib_version") or found.get("nccl_version")) or None,
+        groups=groups,
+        entries=tuple(entries),
+        overrun=bool(entries) and entries[0].record_id > 0,
+    )
+
+
+def rank_in(name: str) -> int | None:
+    """Return the rank that a dump's name ends in or gives, None where there is no number.
+
+    >>> [rank_in(n) for n in ("nccl_trace_rank_12", "rank00003.flight_recorder.jsonl", "dump_7.pickle", "dump")]
+    [12, 3, 7, None]
+    """
+    found = _RANK.search(name) or _LAST_NUMBER.search(name)
+    return int(found[1]) if found else None
+
+
+def reduced(found: Any) -> Any:
+    """Return the known fields of a dump, so that JSON can hold them."""
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
+        return None
+    entries = [e for e in found["entries"][:MAX_ENTRIES] if isinstance(e, dict)]
+    kept = {name: found.get(name) for name in ("version", "comm_lib_version", "nccl_version", "pg_config", "rank")}
+    return {**kept, "entries": [{name: e[name] for name in _FIELDS if name in e} for e in entries]}
+
+
+def _read(path: Path) -> Any:
+    try:
+        with open_side_file(path, max_bytes=1 << 40) as f:
+            first = f.read(64).lstrip()[:1]
+        if first != b"{":
+            return read_pickled(path, reduced, what=WHAT)
+        return _json_lines(path) or parsed_json(read_side_file(path, max_bytes=MAX_JSON_BYTES)).value
+    except ValueError as error:
+        raise InputError(f"{path} is no {WHAT}: it is damaged or no JSON; give the files that torch dumped") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; give the files that torch dumped") from error
+
+
+def _json_lines(path: Path) -> Any:
+    """Return the recorder's lines as one dump, None where the file is one JSON object."""
+    lines = side_file_lines(path, max_bytes=MAX_JSON_BYTES)
+    header = json_object(next(lines, b""))
+    if header is None or "entries" in header or "process_groups" not in header:
+        lines.close()
+        return None
+    entries = (json_object(line) for line in islice(lines, MAX_ENTRIES))
+    return {**header, "entries": [e for e in entries if e is not None]}
+
+
+def _groups(found: dict[str, Any]) -> dict[str, FlightGroup]:
+    listed = found.get("pg_config")
+    of_recorder = found.get("process_groups")
+    described: Iterable[Any] = listed.values() if isinstance(listed, dict) else ()
+    described = [*islice(described, _MAX_GROUPS), *(of_recorder if isinstance(of_recorder, list) else [])]
+    groups = {}
+    for one in described:
+        name = _text(one.get("name")) if isinstance(one, dict) else ""
+        if name:
+            groups[name] = FlightGroup(name, _text(one.get("desc")), _ranks(one.get("ranks")))
+    return groups
+
+
+def _ranks(said: Any) -> tuple[int, ...] | None:
+    """Return the ranks of a group, given as a list or as its text; None where there are none."""
+    if isinstance(said, str):
+        try:
+            said = parsed_json(said[: 1 << 20]).value
+        except ValueError:
+            return None
+    ranks = [_whole(r) for r in said] if isinstance(said, list) else []
+    known = [r for r in ranks if r is not None and r >= 0]
+    return tuple(sorted(set(known))) if known and len(known) == len(ranks) else None
+
+
+def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
+    if not isinstance(raw, dict):
+        return None
+    named, record_id = raw.get("profiling_name"), _whole(raw.get("record_id"))
+    is_p2p = raw.get("is_p2p") is True
+    numbers = ("p2p_seq_id",) if is_p2p else ("collective_seq_id", "seq_id")
+    seq = next((n for n in (_whole(raw.get(key)) for key in numbers) if n is not None), None)
+    group, desc = _group_of(raw)
+    if not isinstance(named, str) or record_id is None or seq is None or group is None:
+        return None
+    between = _POINT_TO_POINT.search(named)
+    peers = None
+    if between:
+        a, b = int(between[2]), int(between[3])
+        peers = (a, b) if between[1] == "send" else (b, a)
+    state = _text(raw.get("state"))
+    return FlightEntry(
+        record_id=record_id,
+        group=group,
+        group_desc=desc or (groups[group].desc if group in groups else ""),
+        seq=seq,
+        is_p2p=is_p2p,
+        named=named[:_MAX_TEXT],
+        op=op_name(named.partition(":")[2] or named),
+        peers=peers,
+        created_ns=_whole(raw.get("time_created_ns")),
+        state=state,
+        completed=state == "completed" or raw.get("retired") is True,
+        input_sizes=_sizes(raw.get("input_sizes")),
+        output_sizes=_sizes(raw.get("output_sizes")),
+        input_dtypes=_texts(raw.get("input_dtypes")),
+        duration_ms=_number(raw.get("duration_ms")),
+        timeout_ms=_whole(raw.get("timeout_ms")),
+        stack=_stack(raw.get("frames")),
+    )
+
+
+def _group_of(raw: dict[str, Any]) -> tuple[str | None, str]:
+    """Return name and description of an entry's group; old versions give a number only."""
+    said = raw.get("process_group")
+    if isinstance(said, list | tuple) and said:
+        return _text(said[0]), _text(said[1]) if len(said) > 1 else ""
+    number = _whole(raw.get("pg_id"))
+    return (_text(said) if isinstance(said, str) else str(number) if number is not None else None), ""
+
+
+def _stack(frames: Any) -> tuple[Frame, ...]:
+    listed = frames[:_MAX_FRAMES] if isinstance(frames, list) else []
+    return tuple(
+        Frame(_text(f.get("filename")), _whole(f.get("line")) or 0, _text(f.get("name")))
+        for f in listed
+        if isinstance(f, dict)
+    )
+
+
+def _sizes(found: Any) -> tuple[tuple[int, ...], ...]:
+    listed = found[:_MAX_TENSORS] if isinstance(found, list | tuple) else []
+    return tuple(
+        tuple(n for n in (_whole(n) for n in shape[:_MAX_FRAMES]) if n is not None)
+        for shape in listed
+        if isinstance(shape, list | tuple)
+    )
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    return tuple(_text(t) for t in found[:_MAX_TENSORS]) if isinstance(found, list | tuple) else ()
+
+
+def _text(found: Any) -> str:
+    return found[:_MAX_TEXT] if isinstance(found, str) else ""
+
+
+def _whole(found: Any) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) and found in _INT64 else None
+
+
+def _number(found: Any) -> float | None:
+    ok = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e15
+    return float(found) if ok else None

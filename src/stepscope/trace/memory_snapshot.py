@@ -1,0 +1,227 @@
+"""What does a CUDA memory snapshot hold? Segments and blocks at its end, and the allocator's history before it.
+
+`torch.cuda.memory._dump_snapshot` writes it, and `stepscope record --memory` as `rank00000.memory.pickle`. Stacks are
+interned: an allocation has the number of its stack, a stack the numbers of its frames.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from stepscope.dataclass import dataclass
+from stepscope.errors import InputError
+from stepscope.trace.flight_recorder import Frame
+from stepscope.trace.pickles import read_pickled
+
+WHAT = "CUDA memory snapshot"
+ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
+ALLOC, FREE, FREED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(len(ACTIONS))
+ACTIVE = "active_allocated"
+MAX_EVENTS = 5_000_000
+_MAX_FRAMES = 128
+_MAX_TEXT = 400
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True)
+class SnapshotBlock:
+    """One block of a segment at the moment of the snapshot."""
+
+    address: int
+    size_bytes: int
+    allocated: bool
+    """held by a tensor; else free, or waiting for a stream"""
+    stack: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Memory that the allocator got from the device at once."""
+
+    address: int
+    size_bytes: int
+    allocated_bytes: int
+    stream: int
+    small: bool
+    private: bool
+    """belongs to a pool of its own, such as a CUDA graph's"""
+    blocks: tuple[SnapshotBlock, ...]
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The begin or end of a part of the step, as torch notes it: `Optimizer.step#AdamW.step`."""
+
+    name: str
+    begins: bool
+    time_us: int
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """One device of a snapshot."""
+
+    path: str
+    device: int
+    segments: tuple[Segment, ...]
+    action: tuple[int, ...]
+    address: tuple[int, ...]
+    size_bytes: tuple[int, ...]
+    """as asked for; blocks are larger"""
+    time_us: tuple[int, ...]
+    stack: tuple[int, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    """innermost frame first"""
+    frames: tuple[Frame, ...]
+    annotations: tuple[Annotation, ...]
+    expandable: bool
+    lost_events: int
+    """that could not be read"""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Return what tensors hold at the moment of the snapshot, by the allocator's own sizes."""
+        return sum(b.size_bytes for s in self.segments for b in s.blocks if b.allocated)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Return what the allocator has got from the device."""
+        return sum(s.size_bytes for s in self.segments)
+
+
+def read_memory_snapshot(path: Path) -> MemorySnapshot:
+    """Return the device of a snapshot that has most events; an `InputError` where the file holds none."""
+    found = read_pickled(path, snapshot_columns, what=WHAT)
+    if found is None:
+        raise InputError(f"{path} is no {WHAT}: it has no segments; give what torch.cuda.memory._dump_snapshot wrote")
+    events = found["events"]
+    return MemorySnapshot(
+        path=str(path),
+        device=found["device"],
+        segments=tuple(
+            Segment(address, size, used, stream, small, private, tuple(SnapshotBlock(*block) for block in blocks))
+            for address, size, used, stream, small, private, blocks in found["segments"]
+        ),
+        action=tuple(events[0]),
+        address=tuple(events[1]),
+        size_bytes=tuple(events[2]),
+        time_us=tuple(events[3]),
+        stack=tuple(events[4]),
+        stacks=tuple(map(tuple, found["stacks"])),
+        frames=tuple(Frame(*frame) for frame in found["frames"]),
+        annotations=tuple(Annotation(*a) for a in found["annotations"]),
+        expandable=found["expandable"],
+        lost_events=found["lost_events"],
+    )
+
+
+def snapshot_columns(found: Any) -> dict[str, Any] | None:
+    """Return the plain data of a snapshot as columns that JSON can hold, None where it is no snapshot."""
+    if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
+        return None
+    traces = found.get("device_traces")
+    traces = [t for t in traces if isinstance(t, list)] if isinstance(traces, list) else []
+    lengths = [len(t) for t in traces]
+    listed = [s for s in found["segments"] if isinstance(s, dict)]
+    devices = sorted({_whole(s.get("device")) or 0 for s in listed})
+    device = lengths.index(max(lengths)) if any(lengths) else (devices[0] if devices else 0)
+    interned = _InternedFrames()
+    events, lost = _events(traces[device] if device < len(traces) else [], interned)
+    segments = [_segment(s, interned) for s in listed if (_whole(s.get("device")) or 0) == device]
+    settings = found.get("allocator_settings")
+    return {
+        "device": device,
+        "segments": [s for s in segments if s is not None],
+        "events": events,
+        "stacks": interned.stacks,
+        "frames": interned.frames,
+        "annotations": _annotations(found.get("external_annotations"), device),
+        "expandable": isinstance(settings, dict) and settings.get("expandable_segments") is True,
+        "lost_events": lost,
+    }
+
+
+class _InternedFrames:
+    """Distinct frames and stacks; a list of frames that many events share is looked at once."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[Any]] = []
+        self.stacks: list[list[int]] = []
+        self._frame: dict[tuple[str, int, str], int] = {}
+        self._stack: dict[tuple[int, ...], int] = {}
+        self._seen: dict[int, int] = {}
+
+    def stack(self, frames: Any) -> int:
+        """Return the number of a stack, -1 for none."""
+        if not isinstance(frames, list) or not frames:
+            return -1
+        known = self._seen.get(id(frames))
+        if known is None:
+            key = tuple(self._frame_number(f) for f in frames[:_MAX_FRAMES] if isinstance(f, dict))
+            known = self._stack.setdefault(key, len(self.stacks))
+            if known == len(self.stacks):
+                self.stacks.append(list(key))
+            self._seen[id(frames)] = known
+        return known
+
+    def _frame_number(self, frame: dict[Any, Any]) -> int:
+        key = (_text(frame.get("filename")), _whole(frame.get("line")) or 0, _text(frame.get("name")))
+        number = self._frame.setdefault(key, len(self.frames))
+        if number == len(self.frames):
+            self.frames.append(list(key))
+        return number
+
+
+def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]], int]:
+    codes = {name: code for code, name in enumerate(ACTIONS)}
+    columns: list[list[int]] = [[], [], [], [], []]
+    lost = max(0, len(trace) - MAX_EVENTS)
+    for event in trace[:MAX_EVENTS]:
+        action = event.get("action") if isinstance(event, dict) else None
+        code = codes.get(action) if isinstance(action, str) else None
+        if code is None:
+            continue  # snapshots, out of memory and the user's own marks change nothing
+        row = [_whole(event.get(name)) for name in ("addr", "size", "time_us")]
+        if row[0] is None or row[1] is None or row[1] < 0:
+            lost += 1
+            continue
+        for column, value in zip(
+            columns, (code, row[0], row[1], row[2] or 0, interned.stack(event.get("frames"))), strict=True
+        ):
+            column.append(value)
+    return columns, lost
+
+
+def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None:
+    address, size = _whole(raw.get("address")), _whole(raw.get("total_size"))
+    if address is None or size is None or size < 0:
+        return None
+    pool = raw.get("segment_pool_id")
+    at, blocks = address, []
+    for block in raw.get("blocks") if isinstance(raw.get("blocks"), list) else []:  # type: ignore[union-attr]
+        length = _whole(block.get("size")) if isinstance(block, dict) else None
+        if length is None or length < 0:
+            return None
+        given = _whole(block.get("address"))
+        at = at if given is None else given
+        blocks.append([at, length, block.get("state") == ACTIVE, interned.stack(block.get("frames"))])
+        at += length
+    private = isinstance(pool, list | tuple) and any(pool)
+    used = _whole(raw.get("allocated_size")) or 0
+    return [address, size, used, _whole(raw.get("stream")) or 0, raw.get("segment_type") == "small", private, blocks]
+
+
+def _annotations(found: Any, device: int) -> list[list[Any]]:
+    listed = found[:MAX_EVENTS] if isinstance(found, list) else []
+    return [
+        [_text(a.get("name")), a.get("stage") == "START", _whole(a.get("time_us")) or 0]
+        for a in listed
+        if isinstance(a, dict) and (_whole(a.get("device")) or 0) == device and a.get("stage") in ("START", "END")
+    ]
+
+
+def _text(found: Any) -> str:
+    return found[:_MAX_TEXT] if isinstance(found, str) else ""
+
+
+def _whole(found: Any) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) and found in _INT64 else None

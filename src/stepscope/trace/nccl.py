@@ -1,0 +1,495 @@
+"""What does NCCL's debug log say of a rank: version, topology, channels, transports, algorithms, collectives, warnings?
+
+Lines are read one by one; what is kept of them is counted, not listed, so that a log of any size takes the same memory.
+The algorithm is what NCCL says it chose, never what a kernel's name suggests.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from stepscope.contract.collectives import ALL_GATHER, REDUCE_SCATTER, op_name
+from stepscope.contract.run_folder import json_object
+from stepscope.dataclass import dataclass
+from stepscope.side_file import is_number
+
+# What does one line of NCCL's debug log say? The forms of 2.14 to 2.30, one pattern per fact.
+#
+#     [0] [2026-01-02 10:11:12] host:441:477 [3] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+#     `-launcher, from 2.26-'    host:pid:thread [device]   level   text
+#
+# Every piece has a longest length: a line may hold a million digits.
+
+LINE = re.compile(r"[\w.-]{1,128}:\d{1,12}:\d{1,12} \[\d{1,4}\] (?:[\w./+-]{1,128}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) ")
+_WHO = re.compile(r"([\w.-]{1,128}):(\d{1,12}):\d{1,12} \[\d{1,4}\](?: ([\w./+-]{1,128}:\d{1,6}))?$")
+_LEVELS = (b"INFO", b"WARN", b"TRACE", b"ABORT", b"ERROR")
+_MAX_PREFIX = 400
+_MAX_TEXT = 2000
+VERSION = re.compile(r"NCCL version (\S{1,64})")
+CHANNELS = re.compile(r"(\d{1,9}) coll channels")
+VIA = re.compile(r"\bvia ([A-Za-z0-9]{1,32}(?:/[A-Za-z0-9]{1,32}){0,4})")
+NETWORK = re.compile(r"Using network (\S{1,64})")
+SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set by environment to (\S{1,100}?)\.?$")
+TOPOLOGY = re.compile(r"=== System : maxBw (\d{1,9}(?:\.\d{1,9})?) totalBw (\d{1,9}(?:\.\d{1,9})?) ===")
+NODES = re.compile(r"\brank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9}) localRanks (\d{1,9})")
+INIT = re.compile(
+    r"comm (0x[0-9a-f]{1,16}) rank (\d{1,9}) n[rR]anks (\d{1,9}) cudaDev (\d{1,4})(?: nvmlDev \d{1,4})? "
+    r"busId ([0-9a-f]{1,12})(?: commId (0x[0-9a-f]{1,16}))? - Init COMPLETE"
+)
+TIMINGS = re.compile(r"Init timings\b.{0,80}?rank (\d{1,9}) nranks (\d{1,9}) total (\d{1,9}\.\d{1,9}) \((.{0,400})")
+TIMING = re.compile(r"([a-z_]{1,32}) (\d{1,9}\.\d{1,9})")
+COLLECTIVE = re.compile(
+    r"(?P<op>[A-Z][A-Za-z]{1,31}): opCount (?P<number>[0-9a-f]{1,16}) sendbuff \S{1,32} recvbuff \S{1,32} "
+    r"count (?P<count>\d{1,18}) datatype (?P<type>\d{1,3}) op \d{1,4} root -?\d{1,9} "
+    r"comm (?P<comm>\S{1,32})(?: \[nranks=(?P<ranks>\d{1,9})\])?"
+)
+TUNING = re.compile(
+    r"(?:(?P<op>[A-Z][A-Za-z]{1,31}): )?(?P<bytes>\d{1,18}) Bytes -> Algo (?P<algo>[A-Z_a-z0-9+]{1,24}) "
+    r"proto (?P<proto>[A-Z_a-z0-9]{1,24})"
+    r"(?: time (?P<time>\d{1,12}(?:\.\d{1,9})?)| channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
+)
+RING = re.compile(r"^Ring \d{1,4} : ")
+LINK = re.compile(
+    r"\+ (?P<kind>NVL|PCI|NET|SYS|C2C|LOC)\[(?P<bw>\d{1,9}(?:\.\d{1,9})?)\] - (?P<to>GPU|NVS|NIC|NET|CPU|PCI)/"
+)
+INTERFACE = re.compile(r"NET/(Socket|IB)\s*: Using (.{1,300})")
+NO_DEVICE = re.compile(r"NET/IB : No device found|Failed to initialize NET plugin IB")
+
+ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+PROTOCOLS = ("LL", "LL128", "SIMPLE")
+"""NCCL up to 2.23 writes their numbers (src/include/nccl_common.h of NCCL 2.20 to 2.28)"""
+TYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+"""by ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, fp8 e4m3, fp8 e5m2"""
+
+
+class LogLine(NamedTuple):
+    """One line without its prefix."""
+
+    host: str
+    pid: int
+    level: str
+    text: str
+    where: str | None
+    """`file:line` of a warning"""
+
+
+def log_line(raw: bytes) -> LogLine | None:
+    """Return a line of NCCL's log, None for any other line: a job prints much else into the same file."""
+    at = raw.find(b" NCCL ", 0, 4096)
+    if at < 0:
+        return None
+    level, _, text = raw[at + 6 : at + 6 + _MAX_TEXT].partition(b" ")
+    who = _who(raw[max(0, at - _MAX_PREFIX) : at]) if level in _LEVELS else None
+    if who is None:
+        return None
+    host, pid, where = who
+    return LogLine(host, pid, level.decode(), text.decode(errors="replace").rstrip(), where)
+
+
+@lru_cache(maxsize=4096)
+def _who(prefix: bytes) -> tuple[str, int, str | None] | None:
+    """Return host, process and place in the source of what stands before `NCCL`; many lines have the same."""
+    found = _WHO.search(prefix.decode(errors="replace"))
+    return (found[1], int(found[2]), found[3]) if found else None
+
+
+def algorithm_name(said: str) -> str:
+    """Return `RING` for `RING` and for `1`, its number in old versions."""
+    return ALGORITHMS[int(said)] if said.isdigit() and int(said) < len(ALGORITHMS) else said.upper()
+
+
+def protocol_name(said: str) -> str:
+    """Return `LL128` for `LL128` and for `1`."""
+    return PROTOCOLS[int(said)] if said.isdigit() and int(said) < len(PROTOCOLS) else said.upper()
+
+
+def transport_name(path: str) -> str:
+    """Return how a connection is made, without the device's number: `NET/IB/GDRDMA` for `NET/IB/0/GDRDMA`."""
+    parts = [part for part in path.split("/") if not part.isdigit()]
+    if parts[:1] == ["NET"] and parts[-1].startswith("GDRDMA"):
+        return "/".join((*parts[:2], "GDRDMA"))
+    return "/".join(parts[:2]) or "unknown"
+
+
+# What NCCL's debug log says of a rank, as records. How it is read is in `log`: where there is none, nothing of that is
+# imported.
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One communicator that a rank made."""
+
+    id: str | None
+    """the same on all ranks; None before 2.19"""
+    rank: int
+    num_ranks: int
+    device: int
+    bus_id: str
+    init_s: float | None
+    """how long its making took, None where that is not logged (before 2.19)"""
+    init_parts_s: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What NCCL chose for an operation of a size."""
+
+    op: str | None
+    """None where the log does not say (2.20 to 2.22) and no single operation has that size"""
+    size_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int | None
+    """None before 2.24"""
+    count: int
+
+
+@dataclass(frozen=True)
+class LoggedCollective:
+    """Calls of one operation and size."""
+
+    op: str
+    size_bytes: int | None
+    """full buffer; None for a type that is not known"""
+    num_ranks: int | None
+    count: int
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """What NCCL's own log says on one rank."""
+
+    rank: int
+    version: str | None
+    channels: int | None
+    transports: dict[str, int]
+    """connections by how they are made: P2P/CUMEM, SHM/direct, NET/Socket, NET/IB/GDRDMA, ..."""
+    network: str | None
+    warnings: tuple[str, ...]
+    host: str | None = None
+    num_ranks: int | None = None
+    num_nodes: int | None = None
+    local_ranks: int | None = None
+    max_bw_gb_per_s: float | None = None
+    """by NCCL's own model of the topology"""
+    total_bw_gb_per_s: float | None = None
+    links: dict[str, float] = field(default_factory=dict)
+    """the widest link of each kind in the topology: NVL, PCI, NET, ..., in GB/s"""
+    interfaces: tuple[str, ...] = ()
+    infiniband_missing: bool = False
+    """NCCL looked for InfiniBand and found none that it could use"""
+    settings: dict[str, str] = field(default_factory=dict)
+    """variables of the environment that NCCL took"""
+    communicators: tuple[Communicator, ...] = ()
+    num_rings: int | None = None
+    choices: tuple[Choice, ...] = ()
+    collectives: tuple[LoggedCollective, ...] = ()
+    num_lines: int = 0
+
+
+# What did NCCL inspector (2.28 and later) measure? Its JSON lines, one collective each, summed by operation and group.
+#
+# {"header": {"id": "0x7f8c", "comm_name": "dp", "rank": 3, "n_ranks": 8, "nnodes": 1}, "metadata": {...},
+#  "coll_perf": {"coll": "AllReduce", "coll_sn": 1407, "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,
+#                "coll_algobw_gbs": 277.21, "coll_busbw_gbs": 485.11}}
+
+MAX_KINDS = 2_000
+_INSPECTOR_MAX_TEXT = 200
+_AMOUNTS = ("msg_size_bytes", "exec_time_us", "busbw_gbs")
+
+
+@dataclass(frozen=True)
+class InspectedOperation:
+    """One operation of one communicator on one rank, over all that the file holds."""
+
+    rank: int
+    op: str
+    group: str
+    num_ranks: int | None
+    count: int
+    size_bytes: int
+    time_ns: int
+    busbw_time_sum: float
+    """bus bandwidth weighted with time, in GB/s x ns"""
+    best_busbw_gb_per_s: float | None
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Return bytes over time."""
+        return self.size_bytes / self.time_ns if self.time_ns else None
+
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """Return the mean bus bandwidth over time, None where it was not measured."""
+        return self.busbw_time_sum / self.time_ns if self.time_ns and self.best_busbw_gb_per_s is not None else None
+
+
+def is_inspector(start: bytes) -> bool:
+    """Return whether a file begins as NCCL inspector's do."""
+    first = start.lstrip()[:1]
+    return first == b"{" and (b'"coll_perf"' in start or b'"p2p_perf"' in start) and b'"header"' in start
+
+
+def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], int]:
+    """Return the sums by rank, operation and communicator, and how many lines could not be used."""
+    sums: dict[tuple[int, str, str], InspectedOperation] = {}
+    damaged = 0
+    for raw in lines:
+        if not raw.strip():
+            continue
+        one = _measured(json_object(raw) or {})
+        if one is None:
+            damaged += 1
+            continue
+        key = (one.rank, one.op, one.group)
+        before = sums.get(key)
+        if before is None:
+            if len(sums) < MAX_KINDS:
+                sums[key] = one
+            continue
+        best = [b for b in (before.best_busbw_gb_per_s, one.best_busbw_gb_per_s) if b is not None]
+        sums[key] = replace(
+            before,
+            count=before.count + 1,
+            size_bytes=before.size_bytes + one.size_bytes,
+            time_ns=before.time_ns + one.time_ns,
+            busbw_time_sum=before.busbw_time_sum + one.busbw_time_sum,
+            best_busbw_gb_per_s=max(best, default=None),
+        )
+    return tuple(sums.values()), damaged
+
+
+def _measured(line: dict[str, Any]) -> InspectedOperation | None:
+    header = line.get("header")
+    kind = "coll" if isinstance(line.get("coll_perf"), dict) else "p2p"
+    perf = line.get(f"{kind}_perf")
+    if not isinstance(header, dict) or not isinstance(perf, dict):
+        return None
+    rank, ranks = header.get("rank"), header.get("n_ranks")
+    size, time_us, busbw = (_amount(perf.get(f"{kind}_{name}")) for name in _AMOUNTS)
+    named = perf.get(kind)
+    if type(rank) is not int or not isinstance(named, str) or size is None or time_us is None:
+        return None
+    time_ns = round(1000 * time_us)
+    return InspectedOperation(
+        rank=rank,
+        op=op_name(named[:_INSPECTOR_MAX_TEXT]),
+        group=str(header.get("comm_name") or header.get("id") or "?")[:_INSPECTOR_MAX_TEXT],
+        num_ranks=ranks if type(ranks) is int else None,
+        count=1,
+        size_bytes=int(size),
+        time_ns=time_ns,
+        busbw_time_sum=(busbw or 0.0) * time_ns,
+        best_busbw_gb_per_s=busbw,
+    )
+
+
+def _amount(found: Any) -> float | None:
+    return float(found) if is_number(found, low=0) else None
+
+
+MAX_WARNINGS = 20
+LOG_MAX_KINDS = 64
+"""of transports, links and settings"""
+MAX_SIZES = 4_000
+"""operations and sizes that are told apart"""
+MAX_PROCESSES = 1_000
+MAX_COMMUNICATORS = 200
+
+K = TypeVar("K")
+
+
+def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
+    """Return what the lines of one rank's log say; of what is said twice the first counts."""
+    collected = _ProcessLog()
+    for raw in raw_lines:
+        line = log_line(raw)
+        if line is not None:
+            collected.take(line)
+        elif b"NCCL" in raw or b" via " in raw or b"coll channels" in raw:
+            collected.take(LogLine("", 0, "INFO", raw[:4096].decode(errors="replace").rstrip(), None))
+    return collected.log(rank)
+
+
+def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
+    """Return what a log of several processes says, one for each process that says its rank, by rank."""
+    by_process: dict[tuple[str, int], _ProcessLog] = {}
+    for raw in raw_lines:
+        line = log_line(raw)
+        if line is None:
+            continue
+        key = (line.host, line.pid)
+        if key in by_process or len(by_process) < MAX_PROCESSES:
+            by_process.setdefault(key, _ProcessLog()).take(line)
+    known = [(c.rank_of_world(), c) for c in by_process.values()]
+    ranked = sorted(((r, c) for r, c in known if r is not None), key=lambda pair: pair[0])
+    version = next((c.version for c in by_process.values() if c.version), None)
+    for _, collected in ranked:
+        collected.version = collected.version or version  # one rank prints it for all
+    return tuple(collected.log(rank) for rank, collected in ranked)
+
+
+class _ProcessLog:
+    """What has been read so far of one process."""
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.host: str | None = None
+        self.channels: int | None = None
+        self.network: str | None = None
+        self.nodes: tuple[int, int, int, int] | None = None
+        self.bandwidth: tuple[float, float] | None = None
+        self.infiniband_missing = False
+        self.num_rings = 0
+        self.num_lines = 0
+        self.transports: Counter[str] = Counter()
+        self.links: dict[str, float] = {}
+        self.interfaces: dict[str, None] = {}
+        self.settings: dict[str, str] = {}
+        self.warnings: dict[str, None] = {}
+        self.communicators: dict[str, Communicator] = {}
+        self.timings: dict[tuple[int, int], list[tuple[float, dict[str, float]]]] = {}
+        self.choices: Counter[tuple[str | None, int, str, str, int | None]] = Counter()
+        self.collectives: Counter[tuple[str, int | None, int | None]] = Counter()
+        self.ranks_of: dict[str, int] = {}
+
+    def take(self, line: LogLine) -> None:
+        """Keep what one line says."""
+        self.num_lines += 1
+        text = line.text
+        self.host = self.host or line.host or None
+        if line.level == "WARN" or "NCCL WARN " in text:
+            said = text.partition("NCCL WARN ")[2] or text
+            if len(self.warnings) < MAX_WARNINGS:
+                self.warnings[said[:400].strip()] = None
+        elif "opCount" in text:
+            self._collective(text)
+        elif "Bytes -> Algo" in text:
+            self._choice(text)
+        elif " via " in text:
+            self._transport(text)
+        else:
+            self._rest(text)
+
+    def rank_of_world(self) -> int | None:
+        """Return the rank in the largest communicator, None where the log names none."""
+        if self.communicators:
+            return max(self.communicators.values(), key=lambda c: c.num_ranks).rank
+        return self.nodes[0] if self.nodes else None
+
+    def log(self, rank: int) -> NcclLog:
+        """Return it all."""
+        world = max((c.num_ranks for c in self.communicators.values()), default=None)
+        return NcclLog(
+            rank=rank,
+            version=self.version,
+            channels=self.channels,
+            transports=dict(self.transports.most_common()),
+            network=self.network,
+            warnings=tuple(self.warnings),
+            host=self.host,
+            num_ranks=self.nodes[1] if self.nodes else world,
+            num_nodes=self.nodes[2] if self.nodes else None,
+            local_ranks=self.nodes[3] if self.nodes else None,
+            max_bw_gb_per_s=self.bandwidth[0] if self.bandwidth else None,
+            total_bw_gb_per_s=self.bandwidth[1] if self.bandwidth else None,
+            links=dict(self.links),
+            interfaces=tuple(self.interfaces),
+            infiniband_missing=self.infiniband_missing,
+            settings=dict(self.settings),
+            communicators=tuple(self._timed_communicators()),
+            num_rings=self.num_rings or None,
+            choices=tuple(self._named_choices()),
+            collectives=tuple(LoggedCollective(*key, count) for key, count in self.collectives.most_common()),
+            num_lines=self.num_lines,
+        )
+
+    def _collective(self, text: str) -> None:
+        found = COLLECTIVE.search(text)
+        if found is None:
+            return
+        op, kind = op_name(found["op"]), int(found["type"])
+        ranks = int(found["ranks"]) if found["ranks"] else self.ranks_of.get(found["comm"])
+        size = int(found["count"]) * TYPE_BYTES[kind] if kind < len(TYPE_BYTES) else None
+        if size is not None and op in (ALL_GATHER, REDUCE_SCATTER):
+            size = size * ranks if ranks else None  # the count is one rank's share
+        _count(self.collectives, (op, size, ranks), MAX_SIZES)
+
+    def _choice(self, text: str) -> None:
+        found = TUNING.search(text)
+        if found is None:
+            return
+        channels = int(found["high"]) - int(found["low"]) + 1 if found["high"] is not None else None
+        op = op_name(found["op"]) if found["op"] else None
+        names = (algorithm_name(found["algo"]), protocol_name(found["proto"]))
+        _count(self.choices, (op, int(found["bytes"]), *names, channels), MAX_SIZES)
+
+    def _transport(self, text: str) -> None:
+        for path in VIA.findall(text):
+            _count(self.transports, transport_name(path), LOG_MAX_KINDS)
+
+    def _rest(self, text: str) -> None:
+        if self.version is None and (found := VERSION.search(text)):
+            self.version = found[1]
+        elif self.channels is None and (found := CHANNELS.search(text)):
+            self.channels = int(found[1])
+        elif self.network is None and (found := NETWORK.search(text)):
+            self.network = found[1]
+        elif found := INIT.search(text):
+            self._communicator(*found.groups())
+        elif found := TIMINGS.search(text):
+            parts = {name: float(seconds) for name, seconds in TIMING.findall(found[4])[:LOG_MAX_KINDS]}
+            waiting = self.timings.setdefault((int(found[1]), int(found[2])), [])
+            if len(waiting) < MAX_COMMUNICATORS:
+                waiting.append((float(found[3]), parts))
+        elif found := TOPOLOGY.search(text):
+            self.bandwidth = self.bandwidth or (float(found[1]), float(found[2]))
+        elif found := NODES.search(text):
+            nodes = tuple(map(int, found.groups()))
+            if self.nodes is None or nodes[1] > self.nodes[1]:
+                self.nodes = (nodes[0], nodes[1], nodes[2], nodes[3])
+        elif found := SETTING.search(text):
+            if len(self.settings) < LOG_MAX_KINDS:
+                self.settings[found[1]] = found[2]
+        elif found := LINK.search(text):
+            self.links[found["kind"]] = max(self.links.get(found["kind"], 0.0), float(found["bw"]))
+        elif found := INTERFACE.search(text):
+            if len(self.interfaces) < LOG_MAX_KINDS:
+                self.interfaces[f"{found[1]}: {found[2].strip()}"] = None
+        elif RING.match(text):
+            self.num_rings += 1
+        if NO_DEVICE.search(text):
+            self.infiniband_missing = True
+
+    def _communicator(self, comm: str, rank: str, ranks: str, device: str, bus_id: str, comm_id: str | None) -> None:
+        if len(self.communicators) < MAX_COMMUNICATORS:
+            self.ranks_of[comm] = int(ranks)
+            made = Communicator(comm_id, int(rank), int(ranks), int(device), bus_id, None, {})
+            self.communicators.setdefault(comm_id or comm, made)
+
+    def _timed_communicators(self) -> Iterable[Communicator]:
+        """Yield communicators with the times of their making, which are logged right after each."""
+        left = {key: list(times) for key, times in self.timings.items()}
+        for c in self.communicators.values():
+            times = left.get((c.rank, c.num_ranks))
+            total, parts = times.pop(0) if times else (None, {})
+            yield Communicator(c.id, c.rank, c.num_ranks, c.device, c.bus_id, total, parts)
+
+    def _named_choices(self) -> Iterable[Choice]:
+        by_size: dict[int, set[str]] = {}
+        for op, size, _ in self.collectives:
+            if size is not None:
+                by_size.setdefault(size, set()).add(op)
+        for (said, size, algorithm, protocol, channels), count in self.choices.most_common():
+            of_size = by_size.get(size, set())
+            named = said or (next(iter(of_size)) if len(of_size) == 1 else None)
+            yield Choice(named, size, algorithm, protocol, channels, count)
+
+
+def _count(counter: Counter[K], key: K, most: int) -> None:
+    """Count one more of a kind, as long as there are not too many kinds."""
+    if key in counter or len(counter) < most:
+        counter[key] += 1

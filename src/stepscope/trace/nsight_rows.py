@@ -1,0 +1,763 @@
+"""What the device did: kernels, copies, sets, graphs and synchronisation, as rows named the way Kineto names them.
+
+CUPTI_ACTIVITY_KIND_KERNEL            kernel       its function
+CUPTI_ACTIVITY_KIND_GRAPH_TRACE       kernel       CUDA graph 3 (one row per launch: its kernels were not recorded)
+CUPTI_ACTIVITY_KIND_MEMCPY            gpu_memcpy   Memcpy HtoD (Pageable -> Device)
+CUPTI_ACTIVITY_KIND_MEMSET            gpu_memset   Memset (Device)
+CUPTI_ACTIVITY_KIND_SYNCHRONIZATION   cuda_sync    Stream Wait Event
+"""
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.collectives import op_name
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.trace.budget import BYTES_PER_TEXT, Share
+from stepscope.trace.sqlite_file import Bools, Database, integers
+from stepscope.trace.table import ARGS, DENSE, Int64s, SparseColumn
+
+# The columns of the event table as chunks of rows fill them, process by process.
+#
+#     kernels of processes 7 and 9, runtime calls of both, ...    ->    one table of process 7, one of process 9
+#
+# All share one table of strings. Values are kept in the type of their column from the first, in blocks that are filled
+# in
+# place; what is the same for every row of a database (`ph`, `offset`) is kept once.
+
+_SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
+"""columns of one value: all events have a duration, and are rows of a database rather than places in a text"""
+_BYTES_PER_ARG = 12
+_BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE if column.name not in _SAME_FOR_ALL)
+_BLOCK = 1 << 17
+"""values at most; a large block goes back to the system once it is joined, many small ones between others do not"""
+
+
+class Texts:
+    """One table of strings, each kept once."""
+
+    def __init__(self, share: Share) -> None:
+        self._ids: dict[str, int] = {}
+        self._all: list[str] = []
+        self._share = share
+
+    def id(self, text: str) -> int:
+        """Return the number of a string."""
+        found = self._ids.get(text)
+        if found is None:
+            self._share.take(BYTES_PER_TEXT + len(text))
+            found = self._ids[text] = len(self._all)
+            self._all.append(text)
+        return found
+
+    def text(self, number: int) -> str:
+        """Return the string of a number."""
+        return self._all[number]
+
+    def strings(self) -> list[str]:
+        """Return all strings by their number."""
+        return self._all
+
+
+@dataclass(eq=False, repr=False)
+class Rows(ArrayRecord):
+    """Rows of one kind out of one chunk; arguments are `(values, which rows have one)`."""
+
+    process: Int64s
+    cat: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+    pid: Int64s
+    tid: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    timed: Bools
+    """whether both times are numbers"""
+    args: dict[str, tuple[Int64s, Bools]] = field(default_factory=dict)
+
+
+class Growing:
+    """Values of one column while they come: blocks of its type, joined into one array at the end."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._used = 0
+        """of the last block"""
+        self.length = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Add values at the end."""
+        at = 0
+        while at < len(values):
+            if not self._blocks or self._used == len(self._blocks[-1]):
+                size = min(max(self.length, len(values) - at), _BLOCK)
+                self._blocks.append(np.empty(size, self._dtype))
+                self._used = 0
+            number = min(len(values) - at, len(self._blocks[-1]) - self._used)
+            self._blocks[-1][self._used : self._used + number] = values[at : at + number]
+            at, self._used, self.length = at + number, self._used + number, self.length + number
+
+    def joined(self) -> npt.NDArray[Any]:
+        """Return all values and forget them here, block by block."""
+        out = np.empty(self.length, self._dtype)
+        at = 0
+        blocks, self._blocks = self._blocks[::-1], []
+        while blocks:
+            block = blocks.pop()
+            number = min(len(block), self.length - at)
+            out[at : at + number] = block[:number]
+            at += number
+        self.length = 0
+        return out
+
+
+class _Process:
+    """The table of one process while it grows."""
+
+    def __init__(self) -> None:
+        self.dense = {c.name: Growing(c.dtype) for c in DENSE if c.name not in _SAME_FOR_ALL}
+        self.args: dict[str, tuple[Growing, Growing]] = {}
+        """rows and values"""
+        self.length = 0
+        self.counts: dict[str, int] = {}
+
+
+class Events:
+    """The tables of all processes while they grow."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._processes: dict[int, _Process] = {}
+
+    def add(self, rows: Rows) -> None:
+        """Add rows to the tables of their processes; rows without sound times are counted and left out."""
+        backwards = rows.timed & (rows.end_ns < rows.start_ns)
+        with np.errstate(over="ignore"):
+            lasting = rows.end_ns - rows.start_ns
+        backwards |= rows.timed & ~backwards & (lasting < 0)  # a difference beyond 64 bits
+        for process in np.unique(rows.process).tolist():
+            mine = rows.process == process
+            of = self._processes.get(process) or self._processes.setdefault(process, _Process())
+            _count(of, "bad_time", int((mine & ~rows.timed).sum()))
+            _count(of, "negative_duration", int((mine & backwards).sum()))
+            keep = np.flatnonzero(mine & rows.timed & ~backwards)
+            if len(keep):
+                self._append(of, rows, keep, lasting)
+
+    def _append(self, of: _Process, rows: Rows, keep: npt.NDArray[np.intp], lasting: Int64s) -> None:
+        self._share.take(len(keep) * _BYTES_PER_EVENT)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "cat": rows.cat,
+            "name": rows.name,
+            "pid": rows.pid,
+            "tid": rows.tid,
+            "ts_ns": rows.start_ns,
+            "dur_ns": lasting,
+        }
+        for name, column in columns.items():
+            of.dense[name].add(column[keep])
+        for name, (values, known) in rows.args.items():
+            where = np.flatnonzero(known[keep])
+            if len(where):
+                self._share.take(len(where) * _BYTES_PER_ARG)
+                numbers, found = of.args.setdefault(name, (Growing("int32"), Growing("int64")))
+                numbers.add(where + of.length)
+                found.add(values[keep][where])
+        of.length += len(keep)
+
+    def processes(self) -> list[int]:
+        """Return the processes that have rows."""
+        return [key for key, of in self._processes.items() if of.length]
+
+    def counts(self, process: int) -> dict[str, int]:
+        """Return how many rows of a process were left out, by the field of `Quality` that says so."""
+        return self._processes[process].counts
+
+    def take(self, process: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, SparseColumn]]:
+        """Return the columns of one process and forget them here."""
+        of = self._processes.pop(process)
+        dense: dict[str, npt.NDArray[Any]] = {}
+        for column in DENSE:
+            if column.name in _SAME_FOR_ALL:
+                dense[column.name] = np.broadcast_to(np.array(_SAME_FOR_ALL[column.name], column.dtype), of.length)
+            else:
+                dense[column.name] = of.dense.pop(column.name).joined()
+        args: dict[str, SparseColumn] = {}
+        for arg in ARGS:
+            if arg.name in of.args:
+                numbers, values = of.args.pop(arg.name)
+                rows = numbers.joined()
+                alike = next((one.rows for one in args.values() if np.array_equal(one.rows, rows)), rows)
+                args[arg.name] = SparseColumn(alike, values.joined())
+        return dense, args
+
+
+def _count(of: _Process, what: str, number: int) -> None:
+    if number:
+        of.counts[what] = of.counts.get(what, 0) + number
+
+
+# What does PyTorch write into the name of an NVTX range? (`torch.autograd.profiler.emit_nvtx`)
+#
+#     aten::linear, op_id = 317149, sizes = [[16, 512, 4096], [4096, 4096]]
+#     MulBackward0, seq = 1201, op_id = 88
+#     FSDP::pre_forward (encoder.block.0), op_id = 12
+#     step 7                                                  a range of the user's own
+#
+# Numbers in names make each of millions of texts another one; without them there are a few hundred.
+
+_SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
+_MAX_DIGITS = 18
+# Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
+_OPERATOR = re.compile(
+    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
+    # What PyTorch itself runs as functions without a namespace.
+    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
+    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
+    r"|(?:Nested)?Redistribute)\b"
+)
+
+
+@dataclass(frozen=True)
+class TorchRange:
+    """What all ranges of one operator and one set of shapes have in common."""
+
+    name: str
+    is_operator: bool
+    sizes: str | None
+    """shapes of the inputs, as JSON"""
+
+
+def without_numbers(text: str) -> tuple[str, int | None]:
+    """Return a range's name without the numbers that are its own, and its sequence number, None where it has none.
+
+    >>> without_numbers("aten::mm, seq = 4, op_id = 12, sizes = [[2, 3], [3, 4]]")
+    ('aten::mm, sizes = [[2, 3], [3, 4]]', 4)
+    """
+    text, sequence = _without(text, _SEQUENCE)
+    text, _ = _without(text, _OP_ID)
+    inputs = text.find(_INPUTS)
+    number = sequence.strip()
+    return text if inputs < 0 else text[:inputs], int(number) if 0 < len(number) <= _MAX_DIGITS else None
+
+
+def torch_range(plain: str) -> TorchRange:
+    """Return the parts of a name without numbers.
+
+    >>> torch_range("aten::mm, sizes = [[2, 3], [3, 4]]")
+    TorchRange(name='aten::mm', is_operator=True, sizes='[[2, 3], [3, 4]]')
+    """
+    name, _, sizes = plain.partition(_SIZES)
+    return TorchRange(name, _is_operator(name), sizes or None)
+
+
+def _without(text: str, what: str) -> tuple[str, str]:
+    """Return a text without `, op_id = 12`, and the digits; the text as it is where no digits follow."""
+    at = text.find(what)
+    if at < 0:
+        return text, ""
+    first = at + len(what)
+    end = text.find(",", first)
+    digits = text[first:] if end < 0 else text[first:end]
+    if not (digits.isascii() and digits.isdigit()):
+        return text, ""
+    return text[:at] + (text[end:] if end >= 0 else ""), digits
+
+
+@lru_cache(maxsize=8192)
+def _is_operator(name: str) -> bool:
+    return bool(_OPERATOR.match(name))
+
+
+# What does NCCL write behind its NVTX ranges? Communicator, bytes, peer, ranks: the payload of each call.
+#
+# An event's payload is 32 bytes of header, then the fields at the offsets that the export's tables give:
+#
+#     domain u32, 4 bytes, schema u32, 4 bytes, payload bytes u64, all bytes u64 | fields
+#
+# `NVTX_PAYLOAD_SCHEMA_ENTRIES` names the fields (`NCCL communicator ID`, `Message size [bytes]`, `Peer rank`, `No. of
+# ranks`, `Rank`). They are there only where the export was made with `--include-blobs=true`.
+
+_HEADER = struct.Struct("<IIIIQQ")
+_FIELDS = {
+    "NCCL communicator ID": ("communicator", "Q"),
+    "Message size [bytes]": ("size_bytes", "Q"),
+    "Peer rank": ("peer", "i"),
+    "No. of ranks": ("num_ranks", "i"),
+    "Rank": ("rank", "i"),
+    "Root": ("root", "i"),
+}
+_MAX_SCHEMAS = 10_000
+_MAX_RANKS = 1 << 20
+_MAX_SIZE = 1 << 48
+
+
+@dataclass(frozen=True)
+class NcclCall:
+    """The fields of one call; None where the payload lacks them or they cannot be."""
+
+    communicator: int | None = None
+    size_bytes: int | None = None
+    peer: int | None = None
+    num_ranks: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """Where the fields lie, by domain and schema."""
+
+    fields: dict[tuple[int, int], tuple[tuple[str, str, int], ...]]
+
+    def call(self, data: object) -> NcclCall | None:
+        """Return the fields of a payload, None where it is none of NCCL's."""
+        raw = _bytes(data)
+        if raw is None or len(raw) < _HEADER.size:
+            return None
+        domain, _, schema, _, size, _ = _HEADER.unpack_from(raw)
+        fields = self.fields.get((domain, schema))
+        if fields is None or size > len(raw) - _HEADER.size:
+            return None
+        found: dict[str, int] = {}
+        for name, code, offset in fields:
+            at = _HEADER.size + offset
+            if offset >= 0 and at + struct.calcsize(code) <= len(raw):
+                found[name] = struct.unpack_from(f"<{code}", raw, at)[0]
+        return NcclCall(
+            communicator=found.get("communicator"),
+            size_bytes=_within(found.get("size_bytes"), _MAX_SIZE),
+            peer=_within(found.get("peer"), _MAX_RANKS),
+            num_ranks=_within(found.get("num_ranks"), _MAX_RANKS),
+            rank=_within(found.get("rank"), _MAX_RANKS),
+        )
+
+
+def payload_schemas(db: Database) -> Schemas:
+    """Return where NCCL's fields lie in the payloads of this export."""
+    found: dict[tuple[int, int], dict[str, tuple[str, int]]] = {}
+    columns = ("domainId", "schemaId", "name", "offset")
+    for chunk in db.chunks("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns):
+        domain, domain_known = integers(chunk["domainId"])
+        schema, schema_known = integers(chunk["schemaId"])
+        offset, _ = integers(chunk["offset"])  # absent for the field at 0
+        for i, raw in enumerate(chunk["name"]):
+            known = _FIELDS.get(db.text(raw) or "")
+            key = int(domain[i]), int(schema[i])
+            if known and domain_known[i] and schema_known[i] and (key in found or len(found) < _MAX_SCHEMAS):
+                found.setdefault(key, {})[known[0]] = (known[1], int(offset[i]))
+    fields = {key: tuple((name, *where) for name, where in entry.items()) for key, entry in found.items()}
+    return Schemas({key: entry for key, entry in fields.items() if any(f[0] == "communicator" for f in entry)})
+
+
+def world_of(calls: Iterable[NcclCall]) -> tuple[int, int] | None:
+    """Return rank and number of ranks by a process's communicators: those of the largest, None where none says both."""
+    known = [(c.num_ranks, c.rank) for c in calls if c.num_ranks and c.rank is not None and c.rank < c.num_ranks]
+    if not known:
+        return None
+    largest = max(size for size, _ in known)
+    ranks = {rank for size, rank in known if size == largest}
+    return (ranks.pop(), largest) if len(ranks) == 1 else None
+
+
+def _bytes(data: object) -> bytes | None:
+    """Return a payload: a blob as it is, or its hexadecimal text, as exporters have written both."""
+    if not isinstance(data, bytes):
+        return None
+    text = data[2:] if data[:2] in (b"0x", b"0X") else data
+    if len(text) >= 2 * _HEADER.size and len(text) % 2 == 0:
+        try:
+            return bytes.fromhex(text.decode("ascii"))
+        except (UnicodeDecodeError, ValueError):
+            pass
+    return data
+
+
+def _within(value: int | None, most: int) -> int | None:
+    return value if value is not None and 0 <= value <= most else None
+
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
+SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+DEVICE_TABLES = (KERNELS, GRAPHS, COPIES, SETS, SYNCS)
+
+PID_SHIFT = 24
+"""a serialised id holds machine, process and thread; below this bit is the thread"""
+_WHERE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
+_KERNEL_COLUMNS = (
+    *_WHERE, "demangledName", "shortName", "mangledName", "registersPerThread", "gridX", "gridY", "gridZ", "blockX",
+    "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory", "graphNodeId",
+)  # fmt: skip
+_COPY_KINDS = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+    11: "HtoD", 12: "DtoH", 13: "DtoD",
+}  # fmt: skip
+_MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
+_SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+_UNKNOWN_KERNEL = "unknown kernel"
+
+
+def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | None) -> Iterator[Rows]:
+    """Yield the rows of one of DEVICE_TABLES; `only_process` is whose they are where a row does not say."""
+    more = {
+        KERNELS: _KERNEL_COLUMNS[len(_WHERE) :],
+        GRAPHS: ("graphId",),
+        COPIES: ("bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"),
+        SETS: ("bytes", "memKind", "graphNodeId"),
+        SYNCS: ("syncType", "eventId"),
+    }[table]
+    for chunk in db.chunks(table, (*_WHERE, *more)):
+        rows = _placed(chunk, only_process)
+        if table == KERNELS:
+            _add_kernels(rows, chunk, db, texts)
+        elif table == GRAPHS:
+            graph, _ = integers(chunk["graphId"], missing=-1)
+            _add_names(rows, texts, "kernel", [f"CUDA graph {g}" for g in graph.tolist()])
+        elif table == COPIES:
+            _add_copies(rows, chunk, texts)
+        elif table == SETS:
+            kind, _ = integers(chunk["memKind"], missing=-1)
+            _add_names(
+                rows, texts, "gpu_memset", [f"Memset ({_MEMORY_KINDS.get(k, 'Unknown')})" for k in kind.tolist()]
+            )
+            rows.args["bytes"] = integers(chunk["bytes"])
+        else:
+            kind, _ = integers(chunk["syncType"])
+            _add_names(rows, texts, "cuda_sync", [_SYNC_TYPES.get(k, "Unknown Sync") for k in kind.tolist()])
+            rows.args["wait_event_id"] = integers(chunk["eventId"])
+        if "graphNodeId" in chunk:
+            node, known = integers(chunk["graphNodeId"])
+            rows.args["graph_node"] = node, known & (node != 0)
+        yield rows
+
+
+def text_ids(db: Database, texts: Texts, ids: Sequence[Any], *, otherwise: Int64s | None = None) -> Int64s:
+    """Return the numbers of the texts that a column's ids stand for, `otherwise` (-1) where there is none."""
+    values, known = integers(ids)
+    out = np.full(len(values), -1, np.int64) if otherwise is None else otherwise
+    unique, back = np.unique(values[known], return_inverse=True)
+    found = db.texts(unique.tolist())
+    numbers = np.array([texts.id(_spelt(found[i])) if i in found else -1 for i in unique.tolist()], np.int64)
+    named = numbers[back] if len(unique) else np.empty(0, np.int64)
+    out[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
+    return out
+
+
+def _spelt(name: str) -> str:
+    """Return a kernel's name with the compiler's `<unnamed>` as Kineto spells it."""
+    return name.replace("<unnamed>", "(anonymous namespace)") if "<unnamed>" in name else name
+
+
+def _placed(chunk: dict[str, Sequence[Any]], only_process: int | None) -> Rows:
+    """Return rows with times, device, stream and process; their names are still to come."""
+    start, has_start = integers(chunk["start"])
+    end, has_end = integers(chunk["end"])
+    device, has_device = integers(chunk["deviceId"], missing=-1)
+    stream, has_stream = integers(chunk["streamId"], missing=-1)
+    owner, has_owner = integers(chunk["globalPid"], missing=-1)
+    nobody = -1 if only_process is None else only_process
+    blank = np.full(len(start), -1, np.int32)
+    return Rows(
+        process=np.where(has_owner, owner >> PID_SHIFT, nobody),
+        cat=blank,
+        name=blank.copy(),
+        pid=device,
+        tid=stream,
+        start_ns=start,
+        end_ns=end,
+        timed=has_start & has_end,
+        args={
+            "device": (device, has_device),
+            "stream": (stream, has_stream),
+            "context": integers(chunk["contextId"]),
+            "correlation": integers(chunk["correlationId"]),
+        },
+    )
+
+
+def _add_names(rows: Rows, texts: Texts, category: str, names: list[str]) -> None:
+    rows.cat = np.full(len(names), texts.id(category), np.int32)
+    rows.name = np.array([texts.id(name) for name in names], np.int32)
+
+
+def _add_kernels(rows: Rows, chunk: dict[str, Sequence[Any]], db: Database, texts: Texts) -> None:
+    number = len(rows.process)
+    rows.cat = np.full(number, texts.id("kernel"), np.int32)
+    name = np.full(number, texts.id(_UNKNOWN_KERNEL), np.int64)
+    for column in ("mangledName", "shortName", "demangledName"):  # the last that is there is the best
+        name = text_ids(db, texts, chunk[column], otherwise=name)
+    rows.name = name.astype(np.int32)
+    rows.args["registers"] = integers(chunk["registersPerThread"])
+    static, has_static = integers(chunk["staticSharedMemory"])
+    dynamic, has_dynamic = integers(chunk["dynamicSharedMemory"])
+    with np.errstate(over="ignore"):
+        rows.args["shared_bytes"] = static + dynamic, has_static & has_dynamic
+    for what in ("grid", "block"):
+        rows.args[what] = _sizes(*(integers(chunk[f"{what}{axis}"]) for axis in "XYZ"), texts=texts)
+
+
+def _sizes(*axes: tuple[Int64s, Bools], texts: Texts) -> tuple[Int64s, Bools]:
+    """Return three sizes as one text, `[4, 1, 1]`."""
+    sizes = np.stack([values for values, _ in axes], axis=1)
+    unique, back = np.unique(sizes, axis=0, return_inverse=True)
+    ids = np.array([texts.id(str(row)) for row in unique.tolist()], np.int64)
+    return ids[back.reshape(-1)], np.logical_and.reduce([known for _, known in axes])
+
+
+def _add_copies(rows: Rows, chunk: dict[str, Sequence[Any]], texts: Texts) -> None:
+    kind, source, target = (integers(chunk[c], missing=-1)[0].tolist() for c in ("copyKind", "srcKind", "dstKind"))
+    names = [
+        f"Memcpy {_COPY_KINDS.get(k, 'Unknown')} ({_memory(s)} -> {_memory(t)})"
+        for k, s, t in zip(kind, source, target, strict=True)
+    ]
+    _add_names(rows, texts, "gpu_memcpy", names)
+    rows.args["bytes"] = integers(chunk["bytes"])
+
+
+def _memory(kind: int) -> str:
+    return _MEMORY_KINDS.get(kind, "Unknown")
+
+
+# What the host did: runtime calls, NVTX ranges and the profiler's own time, as rows named the way Kineto names them.
+#
+# CUPTI_ACTIVITY_KIND_RUNTIME    cuda_runtime, cuda_driver    cudaLaunchKernel (without the version `_v7000`)
+# NVTX_EVENTS                    cpu_op                       operators that PyTorch marked, by their names
+#                                user_annotation              every other range
+#                                cpu_op record_param_comms    NCCL's calls, with group, bytes and peer
+# CUPTI_ACTIVITY_KIND_OVERHEAD, PROFILER_OVERHEAD             overhead
+
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+RANGES = "NVTX_EVENTS"
+OVERHEADS = ("CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD")
+
+_THREAD = (1 << PID_SHIFT) - 1
+_VERSION = re.compile(r"(?:_v\d{3,6})?(?:_pts?z|_ptds)?$")
+_DRIVER = re.compile(r"^cu[A-Z]")
+_RANGE_TYPES = (59, 60, 70, 71)
+"""push/pop and start/end, of programs and of imported files"""
+_COMMUNICATES = re.compile(
+    r"^nccl(?:AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|Bcast|Reduce|Gather|Scatter|Send|Recv)\w*$",
+    re.IGNORECASE,
+)
+_NCCL_SIZE = {"all_gather": (1, 0), "reduce_scatter": (0, 1), "all_to_all": (0, 0)}
+"""whether NCCL's count is of one rank's part: of what is received, of what is sent"""
+_BYTE = "Byte"
+_MAX_COMMUNICATORS = 100_000
+_NCCL_TEXTS = "nccl", "nccm"
+"""first text of NCCL's ranges, and the first that is none any more"""
+_MAX_NCCL_TEXTS = 500
+
+
+@dataclass
+class Communicators:
+    """What the calls that make communicators say, by process; and ranges that were still open."""
+
+    made: dict[int, list[NcclCall]] = field(default_factory=dict)
+    open_ranges: int = 0
+    with_payload: int = 0
+    without_payload: int = 0
+
+    def size(self, process: int, communicator: int | None) -> int | None:
+        """Return how many ranks a communicator of a process has, None where nothing said so."""
+        known = (c.num_ranks for c in self.made.get(process, ()) if c.communicator == communicator and c.num_ranks)
+        return next(known, None)
+
+
+def call_rows(db: Database, texts: Texts) -> Iterator[Rows]:
+    """Yield the calls into CUDA's runtime and driver."""
+    names: dict[int, tuple[int, int]] = {}
+    for chunk in db.chunks(CALLS, ("start", "end", "globalTid", "correlationId", "nameId")):
+        rows = _on_threads(chunk)
+        raw = text_ids(db, texts, chunk["nameId"], otherwise=np.full(len(rows.process), texts.id("?"), np.int64))
+        for i in np.unique(raw).tolist():
+            if i not in names:
+                names[i] = _call_name(texts, i)
+        rows.name, rows.cat = _looked_up(raw, names)
+        rows.args["correlation"] = integers(chunk["correlationId"])
+        yield rows
+
+
+def overhead_rows(db: Database, table: str, texts: Texts) -> Iterator[Rows]:
+    """Yield the profiler's own time."""
+    for chunk in db.chunks(table, ("start", "end", "globalTid", "nameId")):
+        rows = _on_threads(chunk)
+        rows.cat = np.full(len(rows.process), texts.id("overhead"), np.int32)
+        unnamed = np.full(len(rows.process), texts.id("Nsight Systems"), np.int64)
+        rows.name = text_ids(db, texts, chunk["nameId"], otherwise=unnamed).astype(np.int32)
+        yield rows
+
+
+def range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
+    """Yield NVTX ranges; what NCCL's calls say of communicators is noted on the way."""
+    yield from _range_rows(db, texts, schemas, communicators, db.chunks(RANGES, _wanted(schemas)))
+
+
+def nccl_range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
+    """Yield the NVTX ranges of NCCL's calls alone; all ranges are walked, the others' texts are not read."""
+    found = db.ids_between(*_NCCL_TEXTS, _MAX_NCCL_TEXTS)
+    conditions: dict[str, tuple[str, Sequence[Any]]] = {
+        "text": ('"text" >= ? AND "text" < ?', list(_NCCL_TEXTS)),
+        "textId": (f'"textId" IN ({", ".join("?" * len(found))})', found),
+    }
+    there = [one for column, one in conditions.items() if column in db.columns(RANGES)]
+    values = [value for _, of in there for value in of]
+    where = " OR ".join(condition for condition, _ in there)
+    chunks = db.chunks(RANGES, _wanted(schemas), where=where, values=values)
+    yield from _range_rows(db, texts, schemas, communicators, chunks)
+
+
+def _wanted(schemas: Schemas) -> tuple[str, ...]:
+    columns = ("start", "end", "eventType", "text", "textId", "globalTid")
+    return (*columns, "binaryData") if schemas.fields else columns
+
+
+def _range_rows(
+    db: Database,
+    texts: Texts,
+    schemas: Schemas,
+    communicators: Communicators,
+    chunks: Iterator[dict[str, Sequence[Any]]],
+) -> Iterator[Rows]:
+    for chunk in chunks:
+        kind, _ = integers(chunk["eventType"])
+        at = np.flatnonzero(np.isin(kind, _RANGE_TYPES))
+        if not len(at):
+            continue
+        kept = {name: [values[i] for i in at.tolist()] for name, values in chunk.items()}
+        unfinished = [i for i, end in enumerate(kept["end"]) if end is None]
+        communicators.open_ranges += len(unfinished)
+        if unfinished:
+            left = sorted(set(range(len(at))) - set(unfinished))
+            kept = {name: [values[i] for i in left] for name, values in kept.items()}
+        if kept["start"]:
+            yield _ranges(kept, db, texts, schemas, communicators)
+
+
+def _ranges(
+    chunk: dict[str, list[Any]], db: Database, texts: Texts, schemas: Schemas, communicators: Communicators
+) -> Rows:
+    rows = _on_threads(chunk)
+    registered = db.texts(
+        [i for i, text in zip(chunk["textId"], chunk["text"], strict=True) if text is None], keep=False
+    )
+    number = len(rows.process)
+    operator, annotation, unnamed = texts.id("cpu_op"), texts.id("user_annotation"), texts.id("?")
+    categories, names, sequence, dims = [annotation] * number, [unnamed] * number, [-1] * number, [-1] * number
+    known: dict[str, tuple[int, int, int]] = {}
+    payloads = chunk.get("binaryData") or [None] * number
+    comm = _CommColumns(number)
+    for i, (raw, text_id) in enumerate(zip(chunk["text"], chunk["textId"], strict=True)):
+        text = db.text(raw) if raw is not None else registered.get(text_id)
+        if text is None:
+            continue
+        if text.startswith("nccl"):
+            call = schemas.call(payloads[i])
+            if call is not None and call.num_ranks:
+                _note(communicators, int(rows.process[i]), call)
+            if _COMMUNICATES.match(text):
+                communicators.with_payload += call is not None
+                communicators.without_payload += call is None
+                categories[i], names[i] = operator, texts.id("record_param_comms")
+                ranks = communicators.size(int(rows.process[i]), call.communicator) if call else None
+                comm.set(i, text, call, ranks, texts)
+                continue
+        plain, of_sequence = without_numbers(text)
+        found = known.get(plain)
+        if found is None:
+            named = torch_range(plain)
+            dims_id = -1 if named.sizes is None else texts.id(named.sizes)
+            found = operator if named.is_operator else annotation, texts.id(named.name), dims_id
+            known[plain] = found
+        categories[i], names[i], dims[i] = found
+        if of_sequence is not None:
+            sequence[i] = of_sequence
+    rows.cat, rows.name = np.array(categories, np.int32), np.array(names, np.int32)
+    sequences, shapes = np.array(sequence, np.int64), np.array(dims, np.int64)
+    rows.args["sequence"] = sequences, sequences >= 0
+    rows.args["input_dims"] = shapes, shapes >= 0
+    rows.args.update(comm.args())
+    return rows
+
+
+class _CommColumns:
+    """Arguments of NCCL's calls, as `record_param_comms` of Kineto has them."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._values: dict[str, dict[int, int]] = {}
+
+    def set(self, i: int, name: str, call: NcclCall | None, ranks: int | None, texts: Texts) -> None:
+        """Note one call."""
+        op = op_name(name)
+        self._put("collective", i, texts.id(name))
+        if call is None:
+            return
+        if call.communicator is not None:
+            self._put("group_name", i, texts.id(f"{call.communicator:#x}"))
+        self._put("group_size", i, ranks)
+        if call.size_bytes is not None:
+            self._put("dtype", i, texts.id(_BYTE))
+            received, sent = _NCCL_SIZE.get(op, (0, 0))
+            whole = call.size_bytes * ranks if ranks else None
+            self._put("in_elems", i, whole if sent else call.size_bytes)
+            self._put("out_elems", i, whole if received else call.size_bytes)
+        if op in ("send", "recv"):
+            self._put("dst_rank" if op == "send" else "src_rank", i, call.peer)
+
+    def args(self) -> dict[str, tuple[Int64s, Bools]]:
+        """Return the columns that any call has."""
+        out = {}
+        for name, of in self._values.items():
+            values, known = np.zeros(self._number, np.int64), np.zeros(self._number, bool)
+            values[list(of)], known[list(of)] = list(of.values()), True
+            out[name] = values, known
+        return out
+
+    def _put(self, name: str, i: int, value: int | None) -> None:
+        if value is not None:
+            self._values.setdefault(name, {})[i] = value
+
+
+def _note(communicators: Communicators, process: int, call: NcclCall) -> None:
+    made = communicators.made.setdefault(process, [])
+    if len(made) < _MAX_COMMUNICATORS:
+        made.append(call)
+
+
+def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
+    start, has_start = integers(chunk["start"])
+    end, has_end = integers(chunk["end"])
+    thread, has_thread = integers(chunk["globalTid"], missing=-1)
+    process = thread >> PID_SHIFT
+    blank = np.full(len(start), -1, np.int32)
+    return Rows(
+        process=process,
+        cat=blank,
+        name=blank.copy(),
+        pid=np.where(has_thread, process & _THREAD, -1),
+        tid=np.where(has_thread, thread & _THREAD, -1),
+        start_ns=start,
+        end_ns=end,
+        timed=has_start & has_end & has_thread,
+    )
+
+
+def _call_name(texts: Texts, number: int) -> tuple[int, int]:
+    """Return name and category of a call."""
+    name = _VERSION.sub("", texts.text(number), count=1)
+    return texts.id(name), texts.id("cuda_driver" if _DRIVER.match(name) else "cuda_runtime")
+
+
+def _looked_up(raw: Int64s, names: dict[int, tuple[int, int]]) -> tuple[Any, Any]:
+    unique, back = np.unique(raw, return_inverse=True)
+    both = np.array([names[i] for i in unique.tolist()], np.int32).reshape(-1, 2)
+    return both[back, 0], both[back, 1]

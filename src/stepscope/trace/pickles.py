@@ -1,0 +1,463 @@
+"""Which plain data does a pickle hold? Read by an interpreter of our own that knows no opcode that runs anything.
+
+A pickle is a program. The opcodes that name a class, call it, or set its state (GLOBAL, REDUCE, BUILD, persistent ids,
+extensions ...) are not implemented here, so there is nothing to refuse them with but their absence: the first one ends
+the reading. What is left makes None, truth values, numbers of at most 64 bits, texts, bytes, lists, tuples and dicts.
+
+Memory is bounded by the input: every opcode makes one small object, texts are no longer than the bytes they lie in, the
+memo is a dict (an index of 2^32 reserves nothing), and numbers of thousands of digits are refused. Containers that
+contain themselves, or are shared so that they nest deeper than MAX_DEPTH, are refused: whoever walks the result
+comes to an end.
+"""
+
+import gc
+import gzip
+import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import InputError
+from stepscope.side_file import RefusedFile, open_side_file, read_side_file, read_side_text
+from stepscope.units import readable_bytes
+
+MAX_DEPTH = 64
+MAX_NUMBER_BYTES = 9
+"""of an integer: 64 bits, and the sign of those without one"""
+_INT32 = struct.Struct("<i")
+_UINT16 = struct.Struct("<H")
+_UINT32 = struct.Struct("<I")
+_UINT64 = struct.Struct("<Q")
+_FLOAT = struct.Struct(">d")
+_CONTAINERS = (list, tuple, dict)
+
+_REFUSED = {
+    0x63: "GLOBAL",
+    0x93: "STACK_GLOBAL",
+    0x52: "REDUCE",
+    0x62: "BUILD",
+    0x69: "INST",
+    0x6F: "OBJ",
+    0x81: "NEWOBJ",
+    0x92: "NEWOBJ_EX",
+    0x50: "PERSID",
+    0x51: "BINPERSID",
+    0x82: "EXT1",
+    0x83: "EXT2",
+    0x84: "EXT4",
+    0x97: "NEXT_BUFFER",
+    0x98: "READONLY_BUFFER",
+}
+
+
+class NotPlainData(ValueError):
+    """A pickle that is damaged, or holds anything but plain data; the message says what and at which byte."""
+
+
+def plain_data(pickled: bytes) -> Any:
+    """Return the value of a pickle that holds nothing but plain data; `NotPlainData` for any other bytes."""
+    reader = _Reader(pickled)
+    collects = gc.isenabled()
+    gc.disable()  # millions of containers, none of them garbage: looking for some takes half of the time
+    try:
+        value = reader.read()
+    except (IndexError, struct.error) as error:
+        raise NotPlainData(f"the pickle ends too early or takes what is not there, at byte {reader.at:,}") from error
+    except UnicodeDecodeError as error:
+        raise NotPlainData(f"a text that is no UTF-8, at byte {reader.at:,}") from error
+    finally:
+        if collects:
+            gc.enable()
+    if reader.shares_containers:
+        _refuse_circles(value)
+    return value
+
+
+class _Reader:
+    """The stack, the memo and the place of one reading."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self.data = pickled
+        self.at = 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.shares_containers = False
+
+    def read(self) -> Any:
+        """Return what is on the stack at STOP. The seven opcodes that most of a dump consists of are done in place."""
+        data, act, stack, marks, memo = self.data, _ACTIONS, self.stack, self.marks, self.memo
+        if data[:1] != b"\x80":
+            raise NotPlainData("no pickle of protocol 2 or later")
+        while True:
+            opcode = data[self.at]
+            self.at += 1
+            if opcode == 0x68:  # BINGET
+                self.recall(data[self.at])
+                self.at += 1
+            elif opcode == 0x94:  # MEMOIZE
+                memo[len(memo)] = stack[-1]
+            elif opcode == 0x28:  # MARK
+                marks.append(len(stack))
+            elif opcode == 0x7D:  # EMPTY_DICT
+                stack.append({})
+            elif opcode == 0x4B:  # BININT1
+                stack.append(data[self.at])
+                self.at += 1
+            elif opcode == 0x2E:  # STOP
+                if len(stack) != 1 or marks:
+                    raise NotPlainData(f"the pickle stops with {len(stack):,} values instead of one")
+                return stack[0]
+            else:
+                action = act.get(opcode)
+                if action is None:
+                    raise NotPlainData(_why_refused(opcode, self.at - 1))
+                action(self)
+
+    def take(self, count: int) -> bytes:
+        """Return the next bytes; an `IndexError` where there are fewer."""
+        end = self.at + count
+        if end > len(self.data):
+            raise IndexError
+        found = self.data[self.at : end]
+        self.at = end
+        return found
+
+    def unsigned(self, width: struct.Struct) -> int:
+        """Return the next number of that width."""
+        found: int = width.unpack_from(self.data, self.at)[0]
+        self.at += width.size
+        return found
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def push(self, value: Any) -> None:
+        """Put a value on the stack."""
+        self.stack.append(value)
+
+    def since_mark(self) -> list[Any]:
+        """Take the values above the last mark off the stack."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def container(self, kind: type) -> Any:
+        """Return the container on top of the stack, which must lie above the last mark."""
+        floor = self.marks[-1] if self.marks else 0
+        if len(self.stack) <= floor or type(self.stack[-1]) is not kind:
+            raise NotPlainData(f"items for a {kind.__name__} that is not there, at byte {self.at:,}")
+        return self.stack[-1]
+
+    def pop(self) -> Any:
+        """Take the top of the stack, which must lie above the last mark."""
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
+            raise IndexError
+        return self.stack.pop()
+
+    def drop(self) -> None:
+        """Take the top off the stack, or the last mark where nothing lies above it."""
+        if self.marks and len(self.stack) == self.marks[-1]:
+            self.marks.pop()
+        else:
+            self.pop()
+
+    def remember(self, index: int) -> None:
+        """Keep the top of the stack under a number."""
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
+            raise IndexError
+        if index > len(self.data):
+            raise NotPlainData(f"value {index:,} of a pickle of {len(self.data):,} bytes, at byte {self.at:,}")
+        self.memo[index] = self.stack[-1]
+
+    def recall(self, index: int) -> None:
+        """Put what was kept under a number on the stack."""
+        if index not in self.memo:
+            raise NotPlainData(f"a reference to value {index:,}, which is not there, at byte {self.at:,}")
+        value = self.memo[index]
+        if type(value) is not str and isinstance(value, _CONTAINERS):
+            self.shares_containers = True
+        self.stack.append(value)
+
+
+def _why_refused(opcode: int, at: int) -> str:
+    name = _REFUSED.get(opcode)
+    if name is not None:
+        return f"it holds more than plain data ({name} at byte {at:,}), which is never run"
+    return f"opcode {opcode:#04x} at byte {at:,} is not one of plain data"
+
+
+def _refuse_circles(value: Any) -> None:
+    """Raise where a container contains itself or values lie too deep; shared ones are looked at once."""
+    open_now: set[int] = set()
+    depth_below: dict[int, int] = {}
+    path: list[tuple[Any, Any, int]] = []  # container, what of it is left, how deep it is below so far
+
+    def enter(container: Any) -> None:
+        if id(container) in open_now:
+            raise NotPlainData("a list that contains itself")
+        if len(path) >= MAX_DEPTH:
+            raise NotPlainData(f"values nested more than {MAX_DEPTH} deep")
+        open_now.add(id(container))
+        items = container.values() if type(container) is dict else container
+        path.append((container, (item for item in items if isinstance(item, _CONTAINERS)), 1))
+
+    if isinstance(value, _CONTAINERS):
+        enter(value)
+    while path:
+        container, left, depth = path[-1]
+        item = next(left, None)
+        if item is None:
+            path.pop()
+            open_now.discard(id(container))
+            depth_below[id(container)] = depth
+            if path:
+                path[-1] = (*path[-1][:2], max(path[-1][2], depth + 1))
+        elif id(item) not in depth_below:
+            enter(item)
+        else:
+            depth = max(depth, depth_below[id(item)] + 1)
+            if len(path) + depth > MAX_DEPTH + 1:
+                raise NotPlainData(f"values nested more than {MAX_DEPTH} deep")
+            path[-1] = (container, left, depth)
+
+
+def _proto(r: _Reader) -> None:
+    if r.byte() > 5:
+        raise NotPlainData("a pickle of a protocol later than 5")
+
+
+def _frame(r: _Reader) -> None:
+    if r.unsigned(_UINT64) > len(r.data) - r.at:
+        raise IndexError
+
+
+def _number(r: _Reader, size: int) -> None:
+    if size > MAX_NUMBER_BYTES:
+        raise NotPlainData(f"a number of {size:,} bytes, at byte {r.at:,}")
+    r.push(int.from_bytes(r.take(size), "little", signed=True))
+
+
+def _append(r: _Reader) -> None:
+    item = r.pop()
+    r.container(list).append(item)
+
+
+def _appends(r: _Reader) -> None:
+    items = r.since_mark()
+    r.container(list).extend(items)
+
+
+def _set_item(r: _Reader) -> None:
+    value, key = r.pop(), r.pop()
+    r.container(dict)[_key(r, key)] = value
+
+
+def _set_items(r: _Reader) -> None:
+    items = r.since_mark()
+    if len(items) % 2:
+        raise NotPlainData(f"a key without a value, at byte {r.at:,}")
+    into = r.container(dict)
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        into[key if type(key) is str else _key(r, key)] = value
+
+
+def _key(r: _Reader, key: Any) -> Any:
+    """Return a key that hashes quickly whoever chose it: a text, a number or None."""
+    if key is not None and not isinstance(key, str | int):
+        raise NotPlainData(f"a key that is neither a text nor a whole number, at byte {r.at:,}")
+    return key
+
+
+def _tuple_of(r: _Reader, count: int) -> None:
+    items = [r.pop() for _ in range(count)]
+    r.push(tuple(reversed(items)))
+
+
+def _fixed(value: Any) -> Callable[[_Reader], None]:
+    return lambda r: r.push(value)
+
+
+def _text(r: _Reader, size: int) -> None:
+    r.push(r.take(size).decode("utf-8", "surrogatepass"))
+
+
+_ACTIONS: dict[int, Callable[[_Reader], None]] = {
+    0x80: _proto,
+    0x95: _frame,
+    0x28: lambda r: r.marks.append(len(r.stack)),  # MARK
+    0x30: lambda r: r.drop(),  # POP
+    0x31: lambda r: r.since_mark().clear(),  # POP_MARK
+    0x4E: _fixed(None),  # NONE
+    0x88: _fixed(True),  # NEWTRUE
+    0x89: _fixed(False),  # NEWFALSE
+    0x4B: lambda r: r.push(r.byte()),  # BININT1
+    0x4D: lambda r: r.push(r.unsigned(_UINT16)),  # BININT2
+    0x4A: lambda r: r.push(r.unsigned(_INT32)),  # BININT
+    0x8A: lambda r: _number(r, r.byte()),  # LONG1
+    0x8B: lambda r: _number(r, r.unsigned(_UINT32)),  # LONG4
+    0x47: lambda r: r.push(_FLOAT.unpack(r.take(8))[0]),  # BINFLOAT
+    0x8C: lambda r: _text(r, r.byte()),  # SHORT_BINUNICODE
+    0x58: lambda r: _text(r, r.unsigned(_UINT32)),  # BINUNICODE
+    0x8D: lambda r: _text(r, r.unsigned(_UINT64)),  # BINUNICODE8
+    0x43: lambda r: r.push(r.take(r.byte())),  # SHORT_BINBYTES
+    0x42: lambda r: r.push(r.take(r.unsigned(_UINT32))),  # BINBYTES
+    0x8E: lambda r: r.push(r.take(r.unsigned(_UINT64))),  # BINBYTES8
+    0x5D: lambda r: r.push([]),  # EMPTY_LIST
+    0x7D: lambda r: r.push({}),  # EMPTY_DICT
+    0x29: lambda r: r.push(()),  # EMPTY_TUPLE
+    0x85: lambda r: _tuple_of(r, 1),  # TUPLE1
+    0x86: lambda r: _tuple_of(r, 2),  # TUPLE2
+    0x87: lambda r: _tuple_of(r, 3),  # TUPLE3
+    0x74: lambda r: r.push(tuple(r.since_mark())),  # TUPLE
+    0x6C: lambda r: r.push(r.since_mark()),  # LIST
+    0x61: _append,  # APPEND
+    0x65: _appends,  # APPENDS
+    0x73: _set_item,  # SETITEM
+    0x75: _set_items,  # SETITEMS
+    0x71: lambda r: r.remember(r.byte()),  # BINPUT
+    0x72: lambda r: r.remember(r.unsigned(_UINT32)),  # LONG_BINPUT
+    0x94: lambda r: r.remember(len(r.memo)),  # MEMOIZE
+    0x68: lambda r: r.recall(r.byte()),  # BINGET
+    0x6A: lambda r: r.recall(r.unsigned(_UINT32)),  # LONG_BINGET
+}
+
+
+# What does a pickled file hold? A large one is read in a process of its own, with a limit on its memory and its time.
+#
+# The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of
+# numbers
+# and texts, as JSON. Where the limit is reached the other process ends, and this one says so in a sentence.
+
+MAX_PICKLE_BYTES = 1 << 30
+"""after gzip is taken off"""
+MIN_APART_BYTES = 16 << 20
+_MEMORY_PER_BYTE = 32
+"""a dict of three fields takes 232 bytes in memory and about 20 in a pickle"""
+_MIN_MEMORY_BYTES = 1 << 30
+_SECONDS_PER_MB = 5
+_MIN_SECONDS = 60
+_GZIP = b"\x1f\x8b"
+Reader = Callable[[Any], Any]
+"""plain data to something that JSON can hold"""
+
+
+def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
+    """Return what `reader`, a function of a module, makes of the plain data in a file; an `InputError` otherwise.
+
+    `what` names the kind of file that was expected.
+    """
+    try:
+        size_bytes = _size_of(path)
+        if size_bytes >= MIN_APART_BYTES:
+            return _read_apart(path, reader, size_bytes=size_bytes, what=what)
+        return reader(plain_data(_content(path)))
+    except NotPlainData as error:
+        raise InputError(f"{path} is no {what} that can be read: {error}; give a {what}") from error
+    except (RefusedFile, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"{path} is no {what} that can be read: {why}; give a {what}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; check that it is there") from error
+
+
+def is_gzip(path: Path) -> bool:
+    """Return whether a file begins as gzip does."""
+    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as f:
+        return f.read(2) == _GZIP
+
+
+def _size_of(path: Path) -> int:
+    """Return the bytes of the pickle, of a packed one as far as it takes to know that it is large."""
+    if not is_gzip(path):
+        return path.stat().st_size
+    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+        size_bytes = 0
+        while size_bytes <= MAX_PICKLE_BYTES and (piece := f.read(1 << 20)):
+            size_bytes += len(piece)
+    if size_bytes > MAX_PICKLE_BYTES:
+        raise NotPlainData(f"more than {readable_bytes(MAX_PICKLE_BYTES)} once unpacked")
+    return size_bytes
+
+
+def _content(path: Path) -> bytes:
+    if not is_gzip(path):
+        return read_side_file(path, max_bytes=MAX_PICKLE_BYTES)
+    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+        content = f.read(MAX_PICKLE_BYTES + 1)
+    if len(content) > MAX_PICKLE_BYTES:
+        raise NotPlainData(f"more than {readable_bytes(MAX_PICKLE_BYTES)} once unpacked")
+    return content
+
+
+def _read_apart(path: Path, reader: Reader, *, size_bytes: int, what: str) -> Any:
+    limit_bytes = max(_MIN_MEMORY_BYTES, _MEMORY_PER_BYTE * size_bytes)
+    seconds = _MIN_SECONDS + _SECONDS_PER_MB * (size_bytes >> 20)
+    command = [sys.executable, "-m", "stepscope.trace.pickles", f"{reader.__module__}:{reader.__name__}"]
+    package = str(Path(__file__).parents[2])
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *sys.path])}
+    try:
+        done = subprocess.run(
+            [*command, str(path.resolve()), str(limit_bytes)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            env=environ,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"{path} was not read within {seconds} s; give a smaller {what}") from error
+    if done.returncode != 0:
+        raise NotPlainData(f"its reader ended with {done.returncode}")
+    answer = json.loads(done.stdout)
+    if "refused" in answer:
+        raise NotPlainData(answer["refused"])
+    return answer["made"]
+
+
+def _main(reader: str, path: str, limit_bytes: str) -> int:
+    """Write what a reader makes of a file, or why it makes nothing, as JSON to whoever started this process."""
+    from importlib import import_module
+
+    module, _, name = reader.partition(":")
+    make = getattr(import_module(module), name)
+    _limit_memory(int(limit_bytes))
+    try:
+        answer = {"made": make(plain_data(_content(Path(path))))}
+    except MemoryError:
+        answer = {"refused": f"it takes more than {readable_bytes(int(limit_bytes))} of memory"}
+    except (NotPlainData, InputError) as error:
+        answer = {"refused": str(error)}
+    json.dump(answer, sys.stdout)
+    return 0
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Let this process have no more memory than that beyond what it has mapped, where the system can say so."""
+    try:
+        import resource
+    except ImportError:  # no such limits on this system
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = limit_bytes + _mapped_bytes()
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _mapped_bytes() -> int:
+    try:
+        return int(read_side_text("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return _MIN_MEMORY_BYTES
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
