@@ -99,8 +99,8 @@ class Analysis(Plots):
     """One run and every answer about it."""
 
     def __init__(self, run: Run, make_account: Callable[[Run], Account] = account_of) -> None:
+        # the ranks as they were read
         self.run = run
-        """the ranks as they were read"""
         self._make_account = make_account
 
     @cached_property
@@ -204,7 +204,6 @@ class Analysis(Plots):
         return _write(path, perfetto_trace(timeline), force=force)
 
     def __dir__(self) -> list[str]:
-        """Return the public names only, for completion."""
         return sorted(name for name in super().__dir__() if not name.startswith("_"))
 
     def __repr__(self) -> str:
@@ -253,7 +252,6 @@ def _text_out(text: str, path: PathLike | None, *, force: bool) -> str:
 
 
 def _write(path: PathLike, pieces: Iterable[bytes], *, force: bool) -> int:
-    """Write a file through the door that every output goes through; return its size in bytes."""
     target = Path(path)
     try:
         if os.path.lexists(target) and not force:

@@ -23,8 +23,8 @@ class BoundedServer(ThreadingHTTPServer):
     block_on_close = False
 
     max_connections = 8
+    #: a request must be complete by then, however slowly it is sent
     within_s = 10.0
-    """a request must be complete by then, however slowly it is sent"""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(self.max_connections)

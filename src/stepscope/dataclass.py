@@ -46,7 +46,6 @@ else:
 
 
 def _init_when_used(cls: Any, *, frozen: bool) -> Callable[..., None]:
-    """Return a method that puts the real one in its place when it is first called."""
 
     def made() -> Callable[..., None]:
         cls.__init__ = _init(cls, frozen=frozen)
@@ -60,8 +59,6 @@ def _init_when_used(cls: Any, *, frozen: bool) -> Callable[..., None]:
 
 
 class _SignatureWhenAsked:
-    """Has the real `__init__` of a class made where its signature is looked for, and leaves the rest to `inspect`."""
-
     def __get__(self, _: object, cls: Any) -> Any:
         if made := getattr(cls.__init__, "made", None):
             made()
@@ -69,7 +66,6 @@ class _SignatureWhenAsked:
 
 
 def _init(cls: Any, *, frozen: bool) -> Callable[..., None]:
-    """Return a method that takes the fields in their order and sets them."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_ABSENT": _ABSENT}
     takes, sets = ["self"], []
     for field in dataclasses.fields(cls):
@@ -96,7 +92,6 @@ def _init(cls: Any, *, frozen: bool) -> Callable[..., None]:
 
 
 def _comparison(cls: Any) -> tuple[Callable[[Any, object], bool], Callable[[Any], int]]:
-    """Return `__eq__` and `__hash__` over the fields that are compared."""
     names = [field.name for field in dataclasses.fields(cls) if field.compare]
     several: Callable[[Any], Any] | None = attrgetter(*names) if len(names) > 1 else None
 

@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 _MAX_NAMED = 3
+# types of values that are written as they are; a number with a fraction may not be finite
 AS_IT_IS = frozenset({str, int, bool, type(None)})
-"""types of values that are written as they are; a number with a fraction may not be finite"""
-WARNINGS = "warnings"
+_WARNINGS = "warnings"
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
@@ -44,13 +44,12 @@ def finite_document(document: Any) -> tuple[Any, list[str]]:
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     were = "the number was not finite, so it is" if len(found) == 1 else "the numbers were not finite, so they are"
     note = f"{', '.join(found[:_MAX_NAMED])}{more}: {were} left unknown"
-    if isinstance(finite, dict) and isinstance(finite.setdefault(WARNINGS, []), list):
-        finite[WARNINGS].append(note)
+    if isinstance(finite, dict) and isinstance(finite.setdefault(_WARNINGS, []), list):
+        finite[_WARNINGS].append(note)
     return finite, [note]
 
 
 def _finite(value: Any, name: str, found: list[str]) -> Any:
-    """Return `value` with None for what is not finite, whose dotted names are added to `found`."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value

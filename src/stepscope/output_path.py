@@ -21,10 +21,10 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+# permissions of recorded files: they hold command lines and source code
 PRIVATE = 0o600
-"""permissions of recorded files: they hold command lines and source code"""
+# the same as Linux's own limit
 _MAX_LINKS = 40
-"""the same as Linux's own limit"""
 
 
 class OutputRefusedError(OSError):

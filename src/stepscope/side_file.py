@@ -19,17 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+# Of a file that is read as a whole. JSON takes up to 27 times its size in memory (`{"a":1}` in a list).
 MAX_BYTES = 32 << 20
-"""Of a file that is read as a whole. JSON takes up to 27 times its size in memory (`{"a":1}` in a list)."""
+# Of a file that is read line by line.
 MAX_LOG_BYTES = 1 << 30
-"""Of a file that is read line by line."""
+# Of a file of which a piece is read.
 _MAX_GROWN_BYTES = 1 << 40
-"""Of a file of which a piece is read."""
 MAX_LINE_BYTES = 1_000_000
-MAX_NAMED = 5
-"""fields named one by one"""
+# fields named one by one
+_MAX_NAMED = 5
+# of values inside values; Python's own bound differs by version and is met again when they are written
 MAX_DEPTH = 100
-"""of values inside values; Python's own bound differs by version and is met again when they are written"""
 
 # Texts in which a number may be out of range; all others are parsed without a look at each number.
 _SUSPECT = re.compile(rb"\d{20}|9[2-9]\d{17}|[eE]\+?\d{3}|NaN|Infinity")
@@ -112,8 +112,8 @@ def appended(path: str | os.PathLike[str], offset: int | None, *, max_bytes: int
     return data, begin + len(data)
 
 
+# stands for a line that is too long; it is no JSON, so it counts as damaged
 OVERLONG = b"..."
-"""stands for a line that is too long; it is no JSON, so it counts as damaged"""
 
 
 def read_side_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> ParsedJson:
@@ -139,7 +139,6 @@ def parsed_json(text: bytes | str) -> ParsedJson:
 
 
 def _flat_enough(value: Any, text: bytes) -> Any:
-    """Return the value; a `ValueError` where it holds values inside values beyond MAX_DEPTH."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return value
     level: list[Any] = [value]
@@ -155,8 +154,8 @@ def unusable_fields(parsed: ParsedJson, name: str) -> list[str]:
     fields = parsed.unusable
     if not fields:
         return []
-    more = f" and {len(fields) - MAX_NAMED:,} more" if len(fields) > MAX_NAMED else ""
-    return [f"{name}: {', '.join(fields[:MAX_NAMED])}{more} out of range or no finite number; taken as unknown"]
+    more = f" and {len(fields) - _MAX_NAMED:,} more" if len(fields) > _MAX_NAMED else ""
+    return [f"{name}: {', '.join(fields[:_MAX_NAMED])}{more} out of range or no finite number; taken as unknown"]
 
 
 def usable(value: Any) -> ParsedJson:
@@ -205,8 +204,7 @@ def is_number(value: object, *, low: float = -1e300, high: float = 1e300) -> boo
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def is_regular_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether there is a regular file; False also where nobody may look."""
+def _is_regular_file(path: str | os.PathLike[str]) -> bool:
     try:
         return Path(path).is_file()
     except OSError:

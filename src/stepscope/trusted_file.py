@@ -63,7 +63,6 @@ def make_trusted_folder(folder: Path, *, permissions: int = 0o600) -> bool:
 
 
 def _take_back(folder: Path) -> None:
-    """Remove the write permission that a permissive umask gave to others when we created our own folder."""
     status = folder.stat()
     if hasattr(os, "geteuid") and status.st_uid == os.geteuid() and status.st_mode & 0o022:
         folder.chmod(0o700)

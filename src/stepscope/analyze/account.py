@@ -82,10 +82,9 @@ def attempt(failures: list[str], name: str, analysis: Callable[[], _T], otherwis
         return otherwise()
 
 
-def isolated(
+def _isolated(
     name: str, otherwise: Callable[[Any], Any] = lambda _: None
 ) -> Callable[[Callable[[Any], _T]], "cached_property[_T]"]:
-    """Return a decorator for an analysis that is a property of a record with `failures`, made once and isolated."""
 
     def decorate(analysis: Callable[[Any], _T]) -> "cached_property[_T]":
         def made(record: Any) -> _T:
@@ -124,21 +123,21 @@ class Account(ArrayRecord):
 
     run: Run
     shared: AlignedRun
+    #: in the order of `run.ranks`
     ranks: tuple[RankView, ...]
-    """in the order of `run.ranks`"""
+    #: None where no step was recorded
     step: StepBudget | None
-    """None where no step was recorded"""
     chip: Lookup
     efficiency: Efficiency
     waterfall: Waterfall
     strategy: Strategy
+    #: the mean step over all logged steps, None without enough of them or where the step's time was given
     training: TrainingStep | None
-    """the mean step over all logged steps, None without enough of them or where the step's time was given"""
     replay: Replay | None
     stragglers: tuple[Straggler, ...]
     notes: tuple[str, ...]
+    #: one line for each analysis that failed unexpectedly; grows as analyses are made
     failures: list[str] = field(default_factory=list)
-    """one line for each analysis that failed unexpectedly; grows as analyses are made"""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -157,7 +156,7 @@ class Account(ArrayRecord):
         if self.run.everyone is None:
             return self.ranks
 
-        return rank_windows(self.shared.whole)
+        return _rank_windows(self.shared.whole)
 
     @property
     def num_steps(self) -> int:
@@ -174,18 +173,18 @@ class Account(ArrayRecord):
         """Return the device of the first rank: its chip where the trace has no name for it and tells the chip."""
         return device_in_words(self.run.ranks[0], self.chip)
 
-    @isolated("parallel strategies", _no_views)
+    @_isolated("parallel strategies", _no_views)
     def views(self) -> "ByStrategy":
         """Return what each parallel strategy of the run did."""
 
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
-    @isolated("serving")
+    @_isolated("serving")
     def serving(self) -> Serving | None:
         """Return what a serving engine did, None for any other job."""
         return serving_of(self.run)
 
-    @isolated("memory")
+    @_isolated("memory")
     def memory(self) -> "MemoryView | None":
         """Return the memory of the run, None where none was recorded."""
         from stepscope.analyze.memory import memory_view
@@ -196,33 +195,33 @@ class Account(ArrayRecord):
     def _owners_of(self, index: int) -> "Ownership | None":
         return self.ownership[index]
 
-    @isolated("steadiness")
+    @_isolated("steadiness")
     def steadiness(self) -> "Steadiness | None":
         """Return how steady the steps are, None where fewer than two are known."""
         from stepscope.analyze.steadiness import steadiness
 
         return steadiness(self.run, logs=self.run.logs)
 
-    @isolated("device state", lambda _: ())
+    @_isolated("device state", lambda _: ())
     def devices(self) -> tuple[DeviceState, ...]:
         """Return what held each rank's device back, by the recorder's samples; empty without any."""
         return device_states(self.run.beside.telemetry, self.run.logs)
 
-    @isolated("source lines", _no_ranks)
+    @_isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
         from stepscope.analyze.frame_owners import ownership_of
 
         return ownership_of(self.run)
 
-    @isolated("work of source lines", _no_ranks)
+    @_isolated("work of source lines", _no_ranks)
     def line_work(self) -> "tuple[RankLines | None, ...]":
         """Return what the user's lines did on each rank, in the order of `run.ranks`; None as in `ownership`."""
         from stepscope.analyze.owner_lines import rank_lines
 
         return tuple(rank_lines(one) if one is not None else None for one in self.ownership)
 
-    @isolated("costs of source lines")
+    @_isolated("costs of source lines")
     def code(self) -> "CodeCosts | None":
         """Return what lines and modules cost, None where no rank recorded owners."""
         known = [one for one in self.ownership if one is not None]
@@ -232,7 +231,7 @@ class Account(ArrayRecord):
 
         return code_costs(known, [one for one in self.owner_sums if one is not None])
 
-    @isolated("sums by source line", _no_ranks)
+    @_isolated("sums by source line", _no_ranks)
     def owner_sums(self) -> "tuple[OwnerSums | None, ...]":
         """Return what each distinct owner of each rank took, in the order of `ownership`."""
         from stepscope.analyze.owner_costs import owner_sums
@@ -240,7 +239,7 @@ class Account(ArrayRecord):
         each = zip(self.ownership, self.ranks, strict=True)
         return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
 
-    @isolated("trees of source lines")
+    @_isolated("trees of source lines")
     def code_trees(self) -> "CodeTrees | None":
         """Return what lines and modules took as trees, None where no rank recorded owners."""
         from stepscope.analyze.owner_costs import code_trees  # only for those that draw them
@@ -248,7 +247,7 @@ class Account(ArrayRecord):
         known = [one for one in self.ownership if one is not None]
         return code_trees(known, [one for one in self.owner_sums if one is not None]) if known else None
 
-    @isolated("replay by source line", lambda account: account.replay)
+    @_isolated("replay by source line", lambda account: account.replay)
     def owned_replay(self) -> Replay | None:
         """Return the replay that fixes are tried on: plain Python is not stretched by the profiler where it is known.
 
@@ -258,14 +257,14 @@ class Account(ArrayRecord):
 
         return owned_replay(self.replay, self.ownership) if self.replay and any(self.ownership) else self.replay
 
-    @isolated("savings by line", lambda _: {})
+    @_isolated("savings by line", lambda _: {})
     def line_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
         from stepscope.analyze.replay.removal import worth_replaying
 
         return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
 
-    @isolated("savings by module", lambda _: {})
+    @_isolated("savings by module", lambda _: {})
     def module_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first modules, by `module:layers.3`."""
         from stepscope.analyze.replay.removal import worth_replaying
@@ -281,17 +280,17 @@ class Account(ArrayRecord):
         step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
         return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)
 
-    @isolated("collectives", lambda _: [])
+    @_isolated("collectives", lambda _: [])
     def collectives(self) -> list[CollectiveRow]:
         """Return the collectives by operation and group."""
         return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
-    @isolated("late rank")
+    @_isolated("late rank")
     def late_rank(self) -> int | None:
         """Return the rank that the others waited for the most, None where the clocks do not tell."""
         return late_rank(self.shared.whole)
 
-    @isolated("operators", _no_operators)
+    @_isolated("operators", _no_operators)
     def operators(self) -> "OperatorTable":
         """Return the operators of all ranks."""
         from stepscope.analyze.operators import operator_table
@@ -299,7 +298,7 @@ class Account(ArrayRecord):
         calls = [v.costs.calls.calls for v in self.ranks]
         return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
 
-    @isolated("kernels", _no_kernels)
+    @_isolated("kernels", _no_kernels)
     def kernels(self) -> "KernelTable":
         """Return the kernels of all ranks."""
         from stepscope.analyze.kernels import kernel_table
@@ -307,14 +306,14 @@ class Account(ArrayRecord):
         costs = [v.costs for v in self.ranks]
         return kernel_table(costs, chip=self.chip.chip, measured=self.run.measured, jobs=self.run.jobs)
 
-    @isolated("critical path")
+    @_isolated("critical path")
     def critical_path(self) -> "CriticalPath | None":
         """Return the critical path, None where the run cannot be replayed."""
         from stepscope.analyze.replay.critical_path import critical_path
 
         return critical_path(self.replay) if self.replay else None
 
-    @isolated("overlap")
+    @_isolated("overlap")
     def overlap_efficiency(self) -> float | None:
         """Return the overlap efficiency over all ranks' steps."""
         from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
@@ -402,7 +401,6 @@ def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep
 
 
 def _measured_lines(run: Run) -> list[str]:
-    """Return which launches that Nsight Compute measured are none of the run's, where it measured any."""
     if not run.measured:
         return []
     from stepscope.analyze.ncu_kernels import measured_warnings  # only where kernels were measured
@@ -411,7 +409,6 @@ def _measured_lines(run: Run) -> list[str]:
 
 
 def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
-    """Return how far the ranks in full are from all ranks, where they are not all, and which steps are replayed."""
     if shared.of_all is None:
         return []
 
@@ -428,7 +425,6 @@ def _views(
     by_rank: Sequence[RankBudget | None],
     costs: Sequence[KernelCosts],
 ) -> tuple[RankView, ...]:
-    """Return what is known of each rank."""
     each = zip(shared.run.ranks, windows, by_rank, costs, strict=True)
     place = {rank.rank: index for index, rank in enumerate(shared.whole.run.ranks)}
     return tuple(
@@ -440,7 +436,6 @@ def _views(
 def _step(
     run: Run, by_rank: tuple[RankBudget | None, ...], training: TrainingStep | None, *, given_ns: int | None
 ) -> StepBudget | None:
-    """Return the step's budget: of the mean training step where the step logs tell what it is made of."""
     whole = _whole(run)
     if training is None or not training.has_regions:
         mean_ns = given_ns if training is None else round(training.mean_ns)
@@ -453,7 +448,6 @@ def _step(
 
 
 def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | None, *, given: bool) -> list[str]:
-    """Return which steps are unlike the others, and what that means."""
     uneven = run.unprofiled.uneven if run.unprofiled and not given else None
     if training is not None and training.has_regions:
         uneven = training.uneven
@@ -474,7 +468,6 @@ def _warnings(
     losses: Waterfall,
     strategy: Strategy,
 ) -> list[str]:
-    """Return everything a reader must know before trusting the numbers, each line once."""
     lines = [*run.warnings]
     for rank, window in zip(run.ranks, windows, strict=True):
         said = window.warnings if window else ("the trace holds neither steps nor work",)
@@ -562,8 +555,7 @@ _MEASURES: tuple[tuple[str, Callable[[RankWindow], float | None]], ...] = (
 )
 
 
-def rank_windows(shared: AlignedRun) -> tuple[RankWindow, ...]:
-    """Return window and waits of each rank, in full or not."""
+def _rank_windows(shared: AlignedRun) -> tuple[RankWindow, ...]:
     windows = [window_of(rank) for rank in shared.run.ranks]
     return tuple(
         RankWindow(rank, window, rank_wait(shared, index, window) if window else None)
@@ -580,7 +572,7 @@ def sample_lines(shared: AlignedRun, *, replayed: Int64s | None) -> list[str]:
 
 
 def _differences(shared: AlignedRun, in_full: set[int]) -> list[str]:
-    every = rank_windows(shared.whole)
+    every = _rank_windows(shared.whole)
     window_ns = float(np.mean([view.window.window_ns for view in every if view.window] or [0]))
     parts = []
     for name, measure in _MEASURES:

@@ -24,16 +24,16 @@ from stepscope.trace.classify import Kinds, by_string
 from stepscope.trace.scanner.call_stack import call_stack_parents
 from stepscope.trace.table import Int64s, Trace
 
+# a node that computes, adding a gradient, the node around that, copying a bucket back into gradients
 NODE, ADDING, GRADIENT, BACK = 1, 2, 3, 4
-"""a node that computes, adding a gradient, the node around that, copying a bucket back into gradients"""
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _MAX_THREADS = 32
+# calls one above the other that are looked at for a launch
 _MAX_CLIMB = 64
-"""calls one above the other that are looked at for a launch"""
 _STORES = "AccumulateGrad"
+# in the names of a normalisation's kernels for the gradients of its scale and offset
 _OF_PARAMETERS = "GammaBeta"
-"""in the names of a normalisation's kernels for the gradients of its scale and offset"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +54,7 @@ def backward_calls(rank: Rank) -> BackwardCalls:
     calls = host_calls(rank)
     part = by_string(rank.trace, calls.name, part_of_backward)
     found = np.flatnonzero(part != 0)
-    return BackwardCalls(calls_among(calls, found), part.take(found))
+    return BackwardCalls(_calls_among(calls, found), part.take(found))
 
 
 def part_of_backward(name: str) -> int:
@@ -64,8 +64,7 @@ def part_of_backward(name: str) -> int:
     return ADDING if name == _ACCUMULATE else BACK if name == _COPY_BACK else 0
 
 
-def calls_among(calls: HostCalls, chosen: Int64s) -> HostCalls:
-    """Return some of the calls, given by ascending index, with their callers among themselves."""
+def _calls_among(calls: HostCalls, chosen: Int64s) -> HostCalls:
     thread, start, end = (column.take(chosen) for column in (calls.thread, calls.start_ns, calls.end_ns))
     return HostCalls(
         row=calls.row.take(chosen),
@@ -116,7 +115,6 @@ def _climbed(trace: Trace, calls: HostCalls, launch: Int64s) -> Int64s | None:
 
 
 def _last_begun(calls: HostCalls, threads: Sequence[int], thread: Int64s, moment_ns: Int64s) -> Int64s:
-    """Return the last call that began on a thread by a moment, -1 where there is none."""
     out = np.full(len(thread), -1, np.int64)
     for one in threads:
         mine, there = np.flatnonzero(thread == one), calls.of_thread(one)
@@ -134,7 +132,7 @@ def parameter_gradients(rank: Rank) -> Mask:
     evaluated = backward.only(NODE, GRADIENT)
     if not len(evaluated) or not len(launched):
         return found
-    nodes = calls_among(backward.calls, evaluated)
+    nodes = _calls_among(backward.calls, evaluated)
     node = launched_within(rank, nodes, launched)
     inside = np.flatnonzero(node >= 0)
     node = node.take(inside)
@@ -144,7 +142,6 @@ def parameter_gradients(rank: Rank) -> Mask:
 
 
 def _before_a_store(trace: Trace, nodes: HostCalls) -> Mask:
-    """Return which nodes a gradient is stored right after, in the order of their starts."""
     order = np.lexsort((nodes.row, nodes.start_ns, nodes.thread))
     stores = by_string(trace, nodes.name, lambda s: _STORES in s).astype(bool)
     node, following = order[:-1], order[1:]

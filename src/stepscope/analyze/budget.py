@@ -69,8 +69,7 @@ _INNER_FIRST = (Region.BACKWARD, Region.FORWARD, Region.OPTIMIZER, Region.OTHER)
 Layers = list[tuple[int, Intervals]]
 
 
-def host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
-    """Return what goes before and what goes after communication, the first on top, labelled with parts."""
+def _host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     marks = marks_of(rank)
     threads = distinct(np.append(marks.autograd_threads, marks.main_thread))
     operators = _operators(rank, marks, threads, running_operators(rank))
@@ -89,7 +88,6 @@ def host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
 
 
 def _operators(rank: Rank, marks: Marks, threads: Int64s, chosen: Rows) -> Layers:
-    """Return the time of operators by part; only outermost ones are asked where they belong."""
     trace = rank.trace
     rows = rows_named(trace, chosen, _computes)
     rows = _outermost(rank, rows[among(trace["tid"][rows], threads)])
@@ -102,7 +100,6 @@ def _computes(name: str) -> bool:
 
 
 def _outermost(rank: Rank, rows: Rows) -> Rows:
-    """Return the rows that lie in no other of their thread."""
     trace = rank.trace
     kept = [np.empty(0, np.int64)]
     for thread in distinct(trace["tid"][rows]):
@@ -120,7 +117,6 @@ def _long_holes(recorded: Intervals, cuts: Int64s) -> Intervals:
 
 
 def _nothing_asked_for(rank: Rank, cuts: Int64s) -> Intervals:
-    """Return the time in which no collective was asked for that has not begun."""
     asked = union(rank.collectives.issue_ns, rank.collectives.start_ns)
     return complement(asked, int(cuts[0]), int(cuts[-1]))
 
@@ -139,8 +135,7 @@ def _spans(rank: Rank, rows: Rows) -> Intervals:
 # telemetry says by the device's uuid who shares one; ranks without telemetry share with nobody.
 
 
-def others_on_device(shared: AlignedRun) -> tuple[Intervals, ...]:
-    """Return per rank, on its own clock, when other ranks' work ran on its device."""
+def _others_on_device(shared: AlignedRun) -> tuple[Intervals, ...]:
     ranks = shared.run.ranks
     alike: dict[str, list[int]] = defaultdict(list)
     uuid_of = {t.rank: t.device.get("uuid") for t in shared.run.beside.telemetry}
@@ -158,13 +153,11 @@ def others_on_device(shared: AlignedRun) -> tuple[Intervals, ...]:
 
 
 def _busy(shared: AlignedRun, index: int) -> Intervals:
-    """Return when a rank's work ran, on the shared clock."""
     work = shared.run.ranks[index].work
     return union(shared.clocks.shared(index, work.start_ns), shared.clocks.shared(index, work.end_ns))
 
 
 def _on_clock_of(shared: AlignedRun, index: int, x: Intervals) -> Intervals:
-    """Return times of the shared clock on a rank's own: the two differ by an offset, drift within a window is small."""
     if not len(x):
         return x
     at = shared.run.ranks[index].work.start_ns[:1]
@@ -172,8 +165,8 @@ def _on_clock_of(shared: AlignedRun, index: int, x: Intervals) -> Intervals:
     return Intervals(np.asarray(x.start - ahead), np.asarray(x.end - ahead))
 
 
+# label of communication that no other rank matches; part of `unknown`
 _UNMATCHED_COMM = len(PARTS)
-"""label of communication that no other rank matches; part of `unknown`"""
 
 _ON_DEVICE = re.compile(r"DtoD|Device -> Device|DeviceToDevice", re.IGNORECASE)
 
@@ -198,16 +191,16 @@ class RankBudget(ArrayRecord):
     """The budget of one rank, step by step."""
 
     periods: StepPeriods
+    #: one row per period, one column per part of `PARTS`; rows sum to the period
     part_ns: Int64s
-    """one row per period, one column per part of `PARTS`; rows sum to the period"""
+    #: idle time: one row per period, one column per `Cause`; all zero on a rank without a device
     cause_ns: Int64s
-    """idle time: one row per period, one column per `Cause`; all zero on a rank without a device"""
+    #: per period, within `unknown`: exposed communication that no other rank matches
     unmatched_comm_ns: Int64s
-    """per period, within `unknown`: exposed communication that no other rank matches"""
+    #: the gaps themselves; None on a rank without a device
     idle: Idle | None
-    """the gaps themselves; None on a rank without a device"""
+    #: of each row of `rank.work`; None on a rank without a device
     regions: Regions | None
-    """of each row of `rank.work`; None on a rank without a device"""
 
     @property
     def on_device(self) -> bool:
@@ -225,7 +218,7 @@ def budgets(shared: AlignedRun) -> tuple[RankBudget | None, ...]:
     None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.
     """
     pipeline = is_pipeline(shared.run.ranks)
-    others = others_on_device(shared)
+    others = _others_on_device(shared)
     found = each_rank(
         shared.run,
         lambda index, rank: rank_budget(rank, wait_ns=shared.wait_ns[index], pipeline=pipeline, others=others[index]),
@@ -273,7 +266,6 @@ def host_device_copies(rank: Rank) -> npt.NDArray[np.bool_]:
 
 
 def _comm_layers(rank: Rank, wait_ns: Int64s, *, pipeline: bool) -> Layers:
-    """Return the communication of a rank: transfer, unmatched, waiting, waiting in a pipeline."""
     c = rank.collectives
     matched = wait_ns != UNMATCHED
     turns = c.start_ns + np.where(matched, wait_ns, 0)  # the wait is the first part of a collective
@@ -308,9 +300,8 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Inter
 
 
 def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
-    """Return the budget of a rank without a device, from what its host ran (`host_budget.py`)."""
     cuts = periods.cuts
-    before, after = host_layers(rank, cuts)
+    before, after = _host_layers(rank, cuts)
     host = painted([*before, *comm, *after], cuts)
     spent = _rows(label_ns(host, cuts, _UNMATCHED_COMM + 1), periods)
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
@@ -328,7 +319,6 @@ def _with_unmatched(time_ns: Int64s) -> Int64s:
 
 
 def _rows(between_cuts: Int64s, periods: StepPeriods) -> Int64s:
-    """Return the rows that are periods, not the time between two of them."""
     return between_cuts[np.searchsorted(periods.cuts, periods.start_ns)]
 
 

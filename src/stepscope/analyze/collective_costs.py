@@ -30,20 +30,20 @@ class CollectiveRow:
 
     op: str
     group: Group
+    #: per rank
     count: int
-    """per rank"""
+    #: all calls of one rank
     size_bytes: int | None
-    """all calls of one rank"""
     wait_ns: float | None
+    #: None where the operation could not be matched across ranks
     transfer_ns: float | None
-    """None where the operation could not be matched across ranks"""
     exposed_ns: float
     algbw_gb_per_s: float | None
     busbw_gb_per_s: float | None
+    #: the rank that the others waited for the most, where the clocks allow to say
     late_rank: int | None
-    """the rank that the others waited for the most, where the clocks allow to say"""
+    #: calls that no other recorded rank could be found for
     unmatched: int
-    """calls that no other recorded rank could be found for"""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class RankWait:
     wait_ns: int | None
     transfer_ns: int | None
     unmatched_ns: int
+    #: what all others together waited in the collectives in which it came last; time in which a rank waited in
+    #: several at once counts once
     waited_for_ns: int | None
-    """what all others together waited in the collectives in which it came last; time in which a rank waited in
-    several at once counts once"""
 
 
 def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> RankWait:
@@ -114,15 +114,13 @@ def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) 
 
 @dataclass(frozen=True)
 class _Part:
-    """One rank's share of a row."""
-
     count: int
     size_bytes: int
     wait_ns: int
     transfer_ns: int
     exposed_ns: int
+    #: the transfers as the rank that saw them undisturbed had them
     fastest_ns: int
-    """the transfers as the rank that saw them undisturbed had them"""
     unmatched: int
 
 
@@ -187,7 +185,6 @@ def _row(op: str, group: Group, parts: list[_Part], late_rank: int | None) -> Co
 
 
 def _late_ranks(shared: AlignedRun) -> dict[tuple[str, Group], int | None]:
-    """Return the late rank of each operation and group."""
     matches = shared.matches
     rows: dict[tuple[str, Group], list[tuple[int, int]]] = {}
     for op, group in distinct_rows(np.stack((matches.op, matches.group), axis=1)).tolist():
@@ -204,7 +201,6 @@ def _latest(shared: AlignedRun, chosen: npt.NDArray[np.bool_]) -> int | None:
 
 
 def _across_ranks(group: Group) -> Group:
-    """Return the group without its per-rank identity: `mesh_dp` of ranks (0, 2) and of (1, 3) is one row."""
     if not group.desc or group.desc in ("undefined", "unknown"):
         return group
     return Group(name=group.desc, desc=group.desc, ranks=None, size=group.size)
@@ -219,14 +215,14 @@ class RankTraffic:
 
     rank: int
     count: float
+    #: full buffers; None where any size is unknown
     size_bytes: float | None
-    """full buffers; None where any size is unknown"""
+    #: time in which at least one of them ran
     time_ns: int
-    """time in which at least one of them ran"""
+    #: of that, hidden neither behind compute nor behind copies
     exposed_ns: int
-    """of that, hidden neither behind compute nor behind copies"""
+    #: until the last rank arrived; None where none could be matched across ranks
     wait_ns: int | None
-    """until the last rank arrived; None where none could be matched across ranks"""
     transfer_ns: int | None
 
 
@@ -299,18 +295,18 @@ class RankWindow(ArrayRecord):
     """One rank of an account as far as it is known of all of them."""
 
     rank: Rank
+    #: None where the trace holds neither steps nor work
     window: RankAccount | None
-    """None where the trace holds neither steps nor work"""
+    #: waits in collectives, None where there is no window
     wait: RankWait | None
-    """waits in collectives, None where there is no window"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RankView(RankWindow):
     """One rank of an account in full."""
 
+    #: None without a window, and without a complete step where other ranks have some
     budget: RankBudget | None
-    """None without a window, and without a complete step where other ranks have some"""
     costs: KernelCosts
 
     @property
@@ -335,10 +331,10 @@ class RankMatrix(ArrayRecord):
 
     ranks: tuple[int, ...]
     waited_ns: Floats
+    #: point-to-point messages, as recorded
     message_bytes: Floats
-    """point-to-point messages, as recorded"""
+    #: collectives, as a ring would send them
     ring_bytes: Floats
-    """collectives, as a ring would send them"""
 
 
 def rank_matrix(shared: AlignedRun) -> RankMatrix | None:
@@ -372,7 +368,6 @@ def _waited(shared: AlignedRun) -> Floats:
 
 
 def _sent(rank: Rank, ranks: tuple[Rank, ...]) -> tuple[Floats, Floats]:
-    """Return the bytes per step that one rank sends to each other, by message and around rings."""
     index = {one.rank: i for i, one in enumerate(ranks)}
     messages, ring = np.zeros(len(ranks)), np.zeros(len(ranks))
     c, steps = rank.collectives, num_steps(rank)
@@ -391,7 +386,6 @@ def _sent(rank: Rank, ranks: tuple[Rank, ...]) -> tuple[Floats, Floats]:
 
 
 def _next_in_group(rank: int, group: Group, index: dict[int, int]) -> int | None:
-    """Return the place of the rank after this one in its group; None where that is not known or was not recorded."""
     members = list(group.ranks) if group.ranks else list(index) if group.size == len(index) else []
     if rank not in members or len(members) < 2:
         return None

@@ -40,20 +40,20 @@ from stepscope.stats.robust import Spread
 from stepscope.trace.classify import EventKind, Kinds, by_string
 from stepscope.trace.table import Int64s
 
-KINDS = ("ddp", "zero1")
+_KINDS = ("ddp", "zero1")
+# among what is known of the occurrences of buckets
 _WAIT = 3
-"""among what is known of the occurrences of buckets"""
 
 
 @dataclass(frozen=True)
 class Bucket:
     """One bucket of a synchronisation; means over its occurrences on all ranks."""
 
+    #: in which it became ready, from 0
     order: int
-    """in which it became ready, from 0"""
     size_bytes: float | None
+    #: from the backward pass's beginning on the host until the host asked for it
     ready_ns: int
-    """from the backward pass's beginning on the host until the host asked for it"""
     time_ns: int
     wait_ns: int | None
     transfer_ns: int | None
@@ -65,31 +65,31 @@ class Bucket:
 class RankBuckets(RankTraffic):
     """The gradient all-reduces of one rank, per step unless a name says otherwise."""
 
+    #: backward passes that synchronised
     syncs: float
-    """backward passes that synchronised"""
     backward_passes: float
+    #: device time from a synchronised pass's first operation to its last, mean
     backward_ns: int
-    """device time from a synchronised pass's first operation to its last, mean"""
+    #: from the pass's first device operation to the first bucket's start, mean
     first_delay_ns: int
-    """from the pass's first device operation to the first bucket's start, mean"""
+    #: of the pass's device time
     first_delay_pct: float | None
-    """of the pass's device time"""
+    #: from the pass's last device operation to the last bucket's end, mean
     tail_ns: int
-    """from the pass's last device operation to the last bucket's end, mean"""
+    #: host time in gradient hooks: filling buckets, launching, copying back; None where no nodes were recorded
     hook_host_ns: int | None
-    """host time in gradient hooks: filling buckets, launching, copying back; None where no nodes were recorded"""
+    #: device time of what hooks launched, the all-reduces themselves left out
     hook_device_ns: int | None
-    """device time of what hooks launched, the all-reduces themselves left out"""
 
 
 @dataclass(frozen=True)
 class BucketView:
     """Gradient synchronisation of the run."""
 
+    #: of the usual synchronisation, in ready order
     buckets: tuple[Bucket, ...]
-    """of the usual synchronisation, in ready order"""
+    #: share of synchronisations, over ranks and steps, that have as many buckets with the same sizes in this order
     usual_share: float
-    """share of synchronisations, over ranks and steps, that have as many buckets with the same sizes in this order"""
     ranks: tuple[RankBuckets, ...]
     over_ranks: dict[str, Spread]
 
@@ -116,21 +116,19 @@ def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankA
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sync(ArrayRecord):
     index: int
+    #: backward pass
     at: int
-    """backward pass"""
     rows: Int64s
 
 
 def _gradient_rows(shared: AlignedRun, strategy: Strategy, index: int) -> Int64s:
-    """Return the gradient all-reduces of a rank in the order they were asked for."""
-    rows = strategy.rows_of(index, *KINDS)
+    rows = strategy.rows_of(index, *_KINDS)
     rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
     issue = shared.run.ranks[index].collectives.issue_ns
     return rows[np.argsort(issue[rows], kind="stable")]
 
 
 def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
-    """Return the rows of each backward pass; those asked for after a pass and before the next belong to it."""
     at = np.searchsorted(found.backward.start, rank.collectives.issue_ns[rows], side="right") - 1
     return {int(k): rows[at == k] for k in distinct(at)}
 
@@ -162,10 +160,8 @@ def _rank_buckets(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Gradients(ArrayRecord):
-    """What the autograd nodes of a rank launched, told apart from what hooks on gradients launched."""
-
+    #: per backward pass: when the device began its computation; on a CPU rank, when its first node began
     begins_ns: Int64s
-    """per backward pass: when the device began its computation; on a CPU rank, when its first node began"""
     ends_ns: Int64s
     hook_host_ns: int | None
     hook_device_ns: int | None
@@ -196,7 +192,6 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
 
 
 def _stacked(rank: Rank, backward: BackwardCalls) -> tuple[HostCalls, Kinds]:
-    """Return the calls, and what each does; of calls of one moment those that compute are around the others."""
     calls, part = backward.calls, backward.part
     same = [values[1:] == values[:-1] for values in (calls.thread, calls.start_ns, calls.end_ns)]
     if np.logical_and.reduce(same).any():
@@ -206,7 +201,6 @@ def _stacked(rank: Rank, backward: BackwardCalls) -> tuple[HostCalls, Kinds]:
 
 
 def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the first start and last end of what was launched in each backward pass; end before start for none."""
     begins = np.full(len(found.backward), np.iinfo(np.int64).max)
     ends = np.full(len(found.backward), np.iinfo(np.int64).min)
     at = np.searchsorted(found.backward.start, moment, side="right") - 1
@@ -217,7 +211,6 @@ def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[
 
 
 def _in_steps_ns(rank: Rank, calls: HostCalls, chosen: Int64s) -> int:
-    """Return how long those of the chosen calls took that lie in recorded steps."""
     start, end = calls.start_ns[chosen], calls.end_ns[chosen]
     return int((end - start)[rank.steps.of(start) >= 0].sum() if len(rank.steps) else (end - start).sum())
 
@@ -229,7 +222,6 @@ def _passes_in_steps(rank: Rank, found: Passes) -> int:
 
 
 def _usual(shared: AlignedRun, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
-    """Return the synchronisations with the most frequent sequence of sizes, and their share."""
     sizes = [tuple(shared.run.ranks[s.index].collectives.full_bytes[s.rows].tolist()) for s in syncs]
     usual, count = Counter(sizes).most_common(1)[0]
     return [s for s, size in zip(syncs, sizes, strict=True) if size == usual], count / len(syncs)
@@ -238,7 +230,6 @@ def _usual(shared: AlignedRun, syncs: Sequence[_Sync]) -> tuple[list[_Sync], flo
 def _buckets(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
 ) -> tuple[Bucket, ...]:
-    """Return the means of each bucket over the usual synchronisations."""
     of_ranks = [
         _occurrences(shared, strategy, index, account, mine)
         for index, account in enumerate(accounts)
@@ -293,7 +284,7 @@ def _mean_ns(values: Sequence[int]) -> int:
 #     not early   compute ====            ====        early   compute ========  ====
 #                 gather      |--------|                      gather      |------|
 
-SHARDING_KINDS = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1")
+_SHARDING_KINDS = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1")
 
 
 @dataclass(frozen=True)
@@ -303,34 +294,34 @@ class RankSharding:
     rank: int
     gathers_forward: float
     gathers_backward: float
+    #: parameters handed round after the optimizer's step (ZeRO-1 and -2)
     gathers_optimizer: float
-    """parameters handed round after the optimizer's step (ZeRO-1 and -2)"""
     gathered_bytes: float | None
     gather_ns: int
     gather_exposed_ns: int
     gather_wait_ns: int | None
+    #: share of the gathers of forward and backward that start while the device still computes
     early_pct: float | None
-    """share of the gathers of forward and backward that start while the device still computes"""
+    #: reductions of gradients: reduce-scatters, and the all-reduces of ZeRO-1
     scatters: float
-    """reductions of gradients: reduce-scatters, and the all-reduces of ZeRO-1"""
     scattered_bytes: float | None
     scatter_ns: int
     scatter_exposed_ns: int
     scatter_wait_ns: int | None
+    #: one gather of everything: the gathers of forward, per backward pass
     parameter_bytes: float | None
-    """one gather of everything: the gathers of forward, per backward pass"""
+    #: how often everything is gathered per backward pass: 1 where it stays until backward, 2 where it is freed
     gathers_of_parameters: float | None
-    """how often everything is gathered per backward pass: 1 where it stays until backward, 2 where it is freed"""
+    #: gathered and scattered bytes per backward pass against the parameters' bytes
     traffic_of_parameters: float | None
-    """gathered and scattered bytes per backward pass against the parameters' bytes"""
 
 
 @dataclass(frozen=True)
 class ShardingView:
     """Sharded data parallelism of the run."""
 
+    #: zero1, zero2 or zero3
     stage: str
-    """zero1, zero2 or zero3"""
     ranks: tuple[RankSharding, ...]
     over_ranks: dict[str, Spread]
 
@@ -339,11 +330,11 @@ def sharding_view(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
 ) -> ShardingView | None:
     """Return gathers and scatters of a run, None where nothing is sharded over data-parallel ranks."""
-    dimension = next((d for d in strategy.dimensions if d.kind in SHARDING_KINDS), None)
+    dimension = next((d for d in strategy.dimensions if d.kind in _SHARDING_KINDS), None)
     ranks = [
         _rank_sharding(shared, strategy, index, account)
         for index, account in enumerate(accounts)
-        if account is not None and len(strategy.rows_of(index, *SHARDING_KINDS))
+        if account is not None and len(strategy.rows_of(index, *_SHARDING_KINDS))
     ]
     if dimension is None or not ranks:
         return None
@@ -353,7 +344,7 @@ def sharding_view(
 def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount) -> RankSharding:
     rank = shared.run.ranks[index]
     c, phase = rank.collectives, strategy.phases[index]
-    rows = strategy.rows_of(index, *SHARDING_KINDS)
+    rows = strategy.rows_of(index, *_SHARDING_KINDS)
     hands_round = among(c.op[rows], [OP_CODE["all_gather"], OP_CODE["broadcast"]])
     gathers, scatters = rows[hands_round], rows[~hands_round]
     forward, backward, after = (_during(phase, gathers, *which) for which in _GATHER_PHASES)
@@ -394,7 +385,6 @@ def _during(phase: Phases, rows: Int64s, *which: Phase) -> Int64s:
 
 
 def _synchronised_passes(rank: Rank, strategy: Strategy, index: int) -> int:
-    """Return the number of backward passes in the recorded steps."""
     backward = strategy.passes[index].backward
     return int((rank.steps.of(backward.start) >= 0).sum()) if len(rank.steps) else len(backward)
 

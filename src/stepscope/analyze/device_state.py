@@ -21,8 +21,8 @@ from stepscope.units import readable_bytes
 _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setting", "sync_boost"))
 _MIN_SHARE = 0.2
 _SLOWER_CLOCK = 0.95
+# per rank on the device: contexts and libraries of a process take a gigabyte or more that no allocator knows
 _MIN_OTHERS_BYTES = 2 << 30
-"""per rank on the device: contexts and libraries of a process take a gigabyte or more that no allocator knows"""
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class DeviceState:
     rank: int
     device: str | None
     num_samples: int
+    #: median while in use
     sm_clock_mhz: float | None
-    """median while in use"""
     max_sm_clock_mhz: float | None
     power_w: float | None
     power_limit_w: float | None
+    #: the highest
     temperature_c: float | None
-    """the highest"""
     utilization_pct: float | None
+    #: samples with a reason that costs speed
     throttled_pct: float | None
-    """samples with a reason that costs speed"""
+    #: by reason: percent of the samples
     throttle_reasons: dict[str, float]
-    """by reason: percent of the samples"""
+    #: in use on the device and not by this job
     others_bytes: int | None
-    """in use on the device and not by this job"""
+    #: other ranks of this job on the same device
     shared_with: tuple[int, ...] = ()
-    """other ranks of this job on the same device"""
 
     @property
     def held_back(self) -> str | None:
@@ -106,7 +106,6 @@ def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | Non
 
 
 def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> DeviceState:
-    """Return a device's state; `own_bytes` is what each rank on that device has reserved, None where unknown."""
     in_use = np.array(["idle" not in (r or ()) for r in t.reasons], bool)
     busy = in_use if in_use.any() else ~in_use
     reasons = [r - _NO_LOSS for r, is_busy in zip(t.reasons, busy, strict=True) if is_busy and r is not None]

@@ -42,8 +42,8 @@ class RecordedFlops:
 
     model: float | None
     recomputed: float | None
+    #: share of the matrix-product time in recorded steps whose shapes are known; None without device products
     coverage: float | None
-    """share of the matrix-product time in recorded steps whose shapes are known; None without device products"""
     reason: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -83,7 +83,6 @@ def precision_shares(costs: Iterable[KernelCosts]) -> dict[str, float]:
 
 @once_per_record
 def _products(costs: KernelCosts) -> Int64s:
-    """Return the calls in recorded steps that multiplied, on the device where the rank has one."""
     calls = costs.calls
     ours = np.flatnonzero(calls.flops > 0)
     ours = ours[costs.rank.steps.of(calls.calls.start_ns[ours]) >= 0]
@@ -111,12 +110,10 @@ def _coverage(costs: Sequence[KernelCosts]) -> float | None:
 
 
 def _device_products(costs: KernelCosts) -> Mask:
-    """Return the kernels of recorded steps that multiply; those that only serve a product have no operand type."""
     return costs.is_matmul & (costs.rank.work.step >= 0) & ((costs.precision > 0) | (costs.tensor_core != 0))
 
 
 def _reason(costs: Sequence[KernelCosts], coverage: float | None) -> str | None:
-    """Return why the FLOPs are unknown, None where they are known."""
     give = "give --flops-per-step"
     if any(not one.rank.steps.known for one in costs) or not costs:
         return f"FLOPs unknown: the trace has no recorded steps; {give}"
@@ -139,7 +136,6 @@ def _what_is_missing(costs: Sequence[KernelCosts], coverage: float | None) -> st
 
 
 def _graph_ns(costs: KernelCosts) -> int:
-    """Return the time of matrix products that a graph launched."""
     trace, work = costs.rank.trace, costs.rank.work
     launched = np.flatnonzero(_device_products(costs) & (work.launch_row >= 0))
     names = trace["name"][work.launch_row[launched]]
@@ -164,8 +160,8 @@ def _notes(costs: Sequence[KernelCosts], scale: float) -> tuple[str, ...]:
     return tuple(notes)
 
 
-ATTENTION_COUNTED = "attention counted in full, not halved for causality"
-"""To be said next to FLOPs."""
+# To be said next to FLOPs.
+_ATTENTION_COUNTED = "attention counted in full, not halved for causality"
 
 
 @dataclass(frozen=True)
@@ -184,20 +180,20 @@ class Efficiency:
 
     mfu: float | None
     hfu: float | None
+    #: model FLOPs of the whole job
     flops_per_step: float | None
-    """model FLOPs of the whole job"""
+    #: `given`, `run.json` or `recorded shapes`
     flops_source: str | None
-    """`given`, `run.json` or `recorded shapes`"""
     recomputed_flops_per_step: float | None
+    #: of one device
     peak_tflops: float | None
-    """of one device"""
     peak_source: str | None
+    #: operand type that the peak is of; None where it was given
     peak_precision: str | None
-    """operand type that the peak is of; None where it was given"""
+    #: operand type of most matrix products
     precision: str | None
-    """operand type of most matrix products"""
+    #: of the job, recorded or not
     num_ranks: int
-    """of the job, recorded or not"""
     num_devices: int
     samples_per_s: float | None
     tokens_per_s: float | None
@@ -214,7 +210,7 @@ def efficiency(
     flops, flops_source = _flops(run, said, recorded)
     recomputed = _recomputed(run, recorded)
     peak, peak_reason = _peak(chip, said, shares)
-    devices = num_devices(run)
+    devices = _num_devices(run)
     available = peak.flops_per_s * devices * step_ns / NS_PER_S if peak and step_ns else None
     mfu = flops / available if flops and available else None
     return Efficiency(
@@ -240,8 +236,7 @@ def num_ranks(run: Run) -> int:
     return max(run.world_size or 0, len(run.ranks), 1)
 
 
-def num_devices(run: Run) -> int:
-    """Return how many devices the job used: those of a recorded rank, times the ranks of the job."""
+def _num_devices(run: Run) -> int:
     return max((_devices_of(rank) for rank in run.ranks), default=1) * num_ranks(run)
 
 
@@ -259,7 +254,6 @@ def _flops(run: Run, given: GivenValues, recorded: RecordedFlops) -> tuple[float
 
 
 def _recomputed(run: Run, recorded: RecordedFlops) -> float | None:
-    """Return what backward ran again: by the trace, else by what the job itself counted."""
     if recorded.recomputed is not None:
         return recorded.recomputed
     model, hardware = (_number(run.description.get(key)) for key in ("flops_per_step", "hardware_flops_per_step"))
@@ -267,7 +261,6 @@ def _recomputed(run: Run, recorded: RecordedFlops) -> float | None:
 
 
 def _peak(chip: Lookup, given: GivenValues, shares: dict[str, float]) -> tuple[Peak | None, str | None]:
-    """Return the peak of one device, or why there is none."""
     if given.peak_tflops:
         return Peak(given.peak_tflops * 1e12, "given", "given"), None
     if chip.chip is None:

@@ -43,13 +43,12 @@ def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Own
         from stepscope.analyze.match_owners import ownership_by_frames  # only where owners were recorded
 
         return ownership_by_frames(rank, with_operator_lines(owners, source))
-    if has_frames(rank):
-        return ownership_by_own_frames(rank)
+    if _has_frames(rank):
+        return _ownership_by_own_frames(rank)
     return None
 
 
-def has_frames(rank: Rank) -> bool:
-    """Return whether a trace holds Python frames."""
+def _has_frames(rank: Rank) -> bool:
     return bool((rank.kinds == EventKind.PYTHON).any())
 
 
@@ -61,35 +60,32 @@ def has_frames(rank: Rank) -> bool:
 #
 # Such steps are slower than others, so what is said of the host is of steps with frames.
 
-MAX_FRAMES = 4096
-"""Python events inside each other, four times as deep as Python itself allows unless told"""
+# Python events inside each other, four times as deep as Python itself allows unless told
+_MAX_FRAMES = 4096
 _MAX_MODULES = 512
+# characters of all paths of modules
 _MAX_MODULE_TEXT = 1 << 26
-"""characters of all paths of modules"""
 _FRAME = re.compile(r"^(?P<file>[^(]+)\((?P<line>\d{1,9})\): (?P<function>.*)$")
 _MODULE = "nn.Module: "
+# whose files a trace names relative to the folder of installed packages
 _PACKAGES = {
     *("torch", "torchvision", "torchaudio", "torchgen", "functorch", "triton", "numpy", "PIL", "tqdm", "einops"),
     *("transformers", "accelerate", "datasets", "tokenizers", "diffusers", "peft", "lightning", "pytorch_lightning"),
     *("lightning_fabric", "deepspeed", "megatron", "apex", "flash_attn", "xformers", "timm", "stepscope"),
 }
-"""whose files a trace names relative to the folder of installed packages"""
 _INSTALLED = ("site-packages/", "dist-packages/", "<frozen", "<string>", "<__array")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Kinds(ArrayRecord):
-    """What each distinct name of a Python event is."""
-
     frames: tuple[Frame, ...]
+    #: by string id: the frame, NOBODY for none
     frame_of: Int64s
-    """by string id: the frame, NOBODY for none"""
     modules: tuple[str, ...]
     module_of: Int64s
 
 
-def ownership_by_own_frames(rank: Rank) -> Ownership:
-    """Return who owns what a rank did, by the frames in its own trace."""
+def _ownership_by_own_frames(rank: Rank) -> Ownership:
     marks = marks_of(rank)
     python = call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON))
     python, deep = _shallow(python)
@@ -130,7 +126,7 @@ def ownership_by_own_frames(rank: Rank) -> Ownership:
 def _notes(rank: Rank, deep: int, cut: bool) -> tuple[str, ...]:
     lines = []
     if deep:
-        lines.append(f"{deep:,} Python events below {MAX_FRAMES:,} others are counted for the frame around them")
+        lines.append(f"{deep:,} Python events below {_MAX_FRAMES:,} others are counted for the frame around them")
     if cut:
         lines.append(f"modules nested more than {_MAX_MODULES} deep are counted for the module around them")
     return tuple(f"rank {rank.rank}: {line}" for line in lines)
@@ -153,7 +149,6 @@ def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a file is the user's by its name, which the profiler shortens by the folders of `sys.path`."""
     if any(part in file for part in _INSTALLED):
         return False
     top = PurePosixPath(file).parts[0] if file else ""
@@ -161,7 +156,6 @@ def _is_users(file: str) -> bool:
 
 
 def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
-    """Return the stack of each Python event: all frames of the user's, of libraries the first below the user's."""
     stacks = Stacks(kinds.frames)
     is_user = [frame.is_user for frame in kinds.frames]
     out, ends_in_user = [NOBODY] * len(python), [False] * len(python)
@@ -176,7 +170,6 @@ def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
 
 
 def _modules(python: HostCalls, kinds: _Kinds) -> tuple[Ids, tuple[str, ...], bool]:
-    """Return the module of each Python event, the paths of all, and whether any is nested too deep for its own path."""
     known: dict[tuple[int, int], int] = {}
     paths: list[str] = []
     depth: list[int] = []
@@ -202,11 +195,10 @@ def _modules(python: HostCalls, kinds: _Kinds) -> tuple[Ids, tuple[str, ...], bo
 
 
 def _shallow(python: HostCalls) -> tuple[HostCalls, int]:
-    """Return Python events without those that too many others are around, and how many those are."""
     depth: list[int] = []
     for parent in python.parent.tolist():
         depth.append(depth[parent] + 1 if parent >= 0 else 1)
-    keep = np.array(depth, np.int64) <= MAX_FRAMES
+    keep = np.array(depth, np.int64) <= _MAX_FRAMES
     deep = len(python) - int(keep.sum())
     if not deep:
         return python, 0
@@ -234,7 +226,6 @@ def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
 
 
 def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -> OwnedWork:
-    """Return the owners of calls: in backward those of the forward operator with the node's sequence number."""
     if not len(calls):
         return OwnedWork(raw, raw, module, np.zeros(0, bool))
     trace = rank.trace
@@ -257,7 +248,6 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
 
 
 def _of_node_before(calls: HostCalls, is_node: Mask, gathers: Mask, owner: Int64s) -> Int64s:
-    """Return the forward operator of each node; AccumulateGrad has that of the node before it on its thread."""
     known = np.where(is_node & (owner >= 0), np.arange(len(calls)), -1)
     last = np.maximum.accumulate(known)
     same = (last >= 0) & (calls.thread[last] == calls.thread)
@@ -276,9 +266,10 @@ def _of_node_before(calls: HostCalls, is_node: Mask, gathers: Mask, owner: Int64
 # line, it is known; where there are several, the operator is between the first and the last of them. Lines alone are
 # looked at, never parsed as a program: anybody may have put the text there.
 
+# between two calls; further apart they say nothing of each other
 MAX_LINES = 60
-"""between two calls; further apart they say nothing of each other"""
 
+# of an operator, without `aten::` and the underscore of one that works in place
 _SYMBOLS = {
     **dict.fromkeys(("sub", "rsub", "neg"), "-"),
     **dict.fromkeys(("div", "true_divide", "reciprocal"), "/"),
@@ -300,14 +291,13 @@ _SYMBOLS = {
     "eq": "==",
     "ne": "!=",
 }
-"""of an operator, without `aten::` and the underscore of one that works in place"""
+# of those that move nothing: they tell a line only where nothing else does
 _VIEWS = dict.fromkeys(("select", "slice", "unsqueeze", "alias"), "[")
-"""of those that move nothing: they tell a line only where nothing else does"""
 
 _OPERATORS = frozenset(_SYMBOLS.values())
 _TOKEN = re.compile(r"\w[\w.]*|\*\*|//|->|[<>=!]=|<<|>>|[-+*/%@&|^~<>\[]|\S")
+# before an operator that has a left side; not in `f(*args)`, `x = -1`, `return [1, 2]`
 _OPERAND_ENDS = re.compile(r'[\w)\]}"]$')
-"""before an operator that has a left side; not in `f(*args)`, `x = -1`, `return [1, 2]`"""
 
 
 def with_operator_lines(owners: RankOwners, source: SourceText) -> RankOwners:
@@ -325,7 +315,6 @@ def with_operator_lines(owners: RankOwners, source: SourceText) -> RankOwners:
 
 
 def _symbols_at(owners: RankOwners, unsure: set[int]) -> dict[int, set[str]]:
-    """Return the symbols of the operators that each of these frames executes itself."""
     innermost = [stack[-1] if stack else -1 for stack in owners.stacks]
     names: dict[int, set[str]] = defaultdict(set)
     for thread in owners.threads:
@@ -345,7 +334,6 @@ def _symbols(names: set[str], of_name: Mapping[str, str]) -> set[str]:
 
 
 def _narrowed(frame: Frame, lines: Sequence[str], wanted: set[str]) -> Frame:
-    """Return the frame at the lines that may hold these symbols; as it is where none does."""
     numbers = range(frame.line, min(frame.line_to, len(lines)) + 1)
     holding = [n for n in numbers if wanted & set(operator_symbols(lines[n - 1]))]
     return replace(frame, line=holding[0], line_to=holding[-1]) if holding else frame

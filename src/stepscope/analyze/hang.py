@@ -30,12 +30,12 @@ class GroupCalls:
 
     name: str
     desc: str
+    #: all that belong to it as far as the dumps tell
     ranks: tuple[int, ...]
-    """all that belong to it as far as the dumps tell"""
+    #: whether a dump lists the members; if not they are the ranks that issued something in it
     listed: bool
-    """whether a dump lists the members; if not they are the ranks that issued something in it"""
+    #: of each rank with a dump: number in the group -> call
     calls: Mapping[int, Mapping[int, FlightEntry]]
-    """of each rank with a dump: number in the group -> call"""
 
     @property
     def without_dump(self) -> tuple[int, ...]:
@@ -51,8 +51,7 @@ class GroupCalls:
         return seq >= min(self.calls[rank], default=0)
 
 
-def group_calls(dumps: Mapping[int, FlightDump]) -> list[GroupCalls]:
-    """Return the collectives of every group in the dumps, the group of all ranks first."""
+def _group_calls(dumps: Mapping[int, FlightDump]) -> list[GroupCalls]:
     names: dict[str, str] = {}
     members: dict[str, set[int]] = {}
     listed: set[str] = set()
@@ -91,13 +90,11 @@ def _is_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _LIBRARY_FOLDERS) or not file
 
 
-def elements(sizes: Sequence[Sequence[int]]) -> int:
-    """Return how many elements tensors have together."""
+def _elements(sizes: Sequence[Sequence[int]]) -> int:
     return sum(prod(shape) for shape in sizes)
 
 
-def usual(values: Sequence[object]) -> object:
-    """Return the most frequent value, the first of them where several are."""
+def _usual(values: Sequence[object]) -> object:
     return Counter(values).most_common(1)[0][0]
 
 
@@ -114,7 +111,7 @@ class UnpairedCall:
     call: FlightEntry
 
 
-def unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[UnpairedCall]:
+def _unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[UnpairedCall]:
     """Return what is waited for between two ranks: unfinished calls beyond the unfinished ones of the other side.
 
     The numbers in a pair are ranks of the group; `members` turns them into ranks of the job.
@@ -144,8 +141,8 @@ ORDER, LEFT_OUT, EXTRA, SHAPE, DTYPE = "wrong-order", "left-out", "extra-call", 
 _MAX_SHIFT = 8
 _MIN_OVERLAP = 2
 _ALWAYS_EQUAL = (ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER)
+# others may differ from rank to rank by design
 _EQUAL_TO_HANG = (*_ALWAYS_EQUAL, ALL_GATHER)
-"""others may differ from rank to rank by design"""
 
 Signature = tuple[str, int, tuple[str, ...]]
 
@@ -156,18 +153,17 @@ class Mismatch:
 
     kind: str
     seq: int
+    #: those that differ from most; with two ranks nobody can tell which of them is wrong
     odd_ranks: tuple[int, ...]
-    """those that differ from most; with two ranks nobody can tell which of them is wrong"""
+    #: what each rank calls under that number
     calls: Mapping[int, FlightEntry]
-    """what each rank calls under that number"""
+    #: calls left out or added
     shift: int
-    """calls left out or added"""
+    #: of `left-out` and `extra-call`: what they were
     missed: tuple[FlightEntry, ...]
-    """of `left-out` and `extra-call`: what they were"""
 
 
-def first_mismatch(group: GroupCalls) -> Mismatch | None:
-    """Return the first collective that does not fit together, None where all do that can be compared."""
+def _first_mismatch(group: GroupCalls) -> Mismatch | None:
     held = list(group.calls.values())
     if len(held) < 2:
         return None
@@ -181,13 +177,12 @@ def first_mismatch(group: GroupCalls) -> Mismatch | None:
 
 
 def _difference(calls: Sequence[FlightEntry]) -> str | None:
-    """Return how calls under one number differ."""
     if len({c.op for c in calls}) > 1:
         return ORDER
     op = calls[0].op
     finished = all(c.completed for c in calls)
     if op in (_ALWAYS_EQUAL if finished else _EQUAL_TO_HANG):
-        if len({elements(c.input_sizes) for c in calls if c.input_sizes}) > 1:
+        if len({_elements(c.input_sizes) for c in calls if c.input_sizes}) > 1:
             return SHAPE
         if len({c.input_dtypes for c in calls if c.input_dtypes}) > 1:
             return DTYPE
@@ -196,7 +191,7 @@ def _difference(calls: Sequence[FlightEntry]) -> str | None:
 
 def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: str) -> Mismatch:
     signatures = {rank: _signature(call) for rank, call in here.items()}
-    most = usual(list(signatures.values()))
+    most = _usual(list(signatures.values()))
     odd = tuple(rank for rank, s in signatures.items() if s != most)
     right = next(rank for rank, s in signatures.items() if s == most)
     reference, other = (_following(group.calls[rank], seq) for rank in (right, odd[0]))
@@ -213,7 +208,6 @@ def _following(calls: Mapping[int, FlightEntry], seq: int) -> list[Signature]:
 
 
 def _fits(a: list[Signature], b: list[Signature]) -> bool:
-    """Return whether two sequences go on alike, over enough calls and kinds of call to be no accident."""
     both = min(len(a), len(b))
     return both >= _MIN_OVERLAP and a[:both] == b[:both] and len(set(a[:both])) > 1
 
@@ -223,11 +217,11 @@ def _entries(group: GroupCalls, rank: int, seq: int, count: int) -> list[FlightE
 
 
 def _signature(call: FlightEntry) -> Signature:
-    return call.op, elements(call.input_sizes), call.input_dtypes
+    return call.op, _elements(call.input_sizes), call.input_dtypes
 
 
 MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finished", "behind", "finished"
-NEVER = 1 << 62
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -238,18 +232,18 @@ class GroupState:
     desc: str
     ranks: tuple[int, ...]
     without_dump: tuple[int, ...]
+    #: number of the last collective that each rank with a dump issued
     last_by_rank: dict[int, int]
-    """number of the last collective that each rank with a dump issued"""
+    #: the last one that all ranks with a dump issued and finished; None where there is none or it is overwritten
     last_common: FlightEntry | None
-    """the last one that all ranks with a dump issued and finished; None where there is none or it is overwritten"""
+    #: `missing-rank`, `mismatch`, `not-finished`, `behind` (no harm: the dump is older) or `finished`
     verdict: str
-    """`missing-rank`, `mismatch`, `not-finished`, `behind` (no harm: the dump is older) or `finished`"""
+    #: number of the collective that is waited in
     waiting_at: int | None
-    """number of the collective that is waited in"""
+    #: the ranks that wait in it
     waiting: dict[int, FlightEntry]
-    """the ranks that wait in it"""
+    #: ranks with a dump that did not issue it
     missing: tuple[int, ...]
-    """ranks with a dump that did not issue it"""
     mismatch: Mismatch | None
 
 
@@ -257,19 +251,19 @@ class GroupState:
 class Hang:
     """What the dumps of a job say."""
 
+    #: of which there is a dump
     ranks: tuple[int, ...]
-    """of which there is a dump"""
     world_size: int | None
+    #: ranks of the job, as far as it is known, that left no dump
     without_dump: tuple[int, ...]
-    """ranks of the job, as far as it is known, that left no dump"""
     groups: tuple[GroupState, ...]
     unpaired: tuple[UnpairedCall, ...]
+    #: the ranks to look at: waited for, and waiting for nobody
     suspects: tuple[int, ...]
-    """the ranks to look at: waited for, and waiting for nobody"""
+    #: ranks that wait for each other in a circle
     circle: tuple[int, ...]
-    """ranks that wait for each other in a circle"""
+    #: the last that each rank issued, in any group
     last_calls: dict[int, FlightEntry]
-    """the last that each rank issued, in any group"""
 
     @property
     def found(self) -> bool:
@@ -279,9 +273,9 @@ class Hang:
 
 def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
     """Return who is waited for, by the dumps of each rank."""
-    found = group_calls(dumps)
+    found = _group_calls(dumps)
     states = tuple(_state(group) for group in found)
-    unpaired = tuple(unpaired_calls(dumps, members={g.name: g.ranks for g in found}))
+    unpaired = tuple(_unpaired_calls(dumps, members={g.name: g.ranks for g in found}))
     world = {rank for group in found if group.listed for rank in group.ranks} | set(dumps)
     waits_for = _waits_for(states, unpaired)
     circle = _circle(waits_for)
@@ -301,7 +295,7 @@ def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
 
 def _state(group: GroupCalls) -> GroupState:
     last = {rank: group.last(rank) for rank in group.calls}
-    mismatch = first_mismatch(group)
+    mismatch = _first_mismatch(group)
     at, waiting = _waiting(group)
     missing = tuple(r for r in group.calls if at is not None and at not in group.calls[r] and group.last(r) < at)
     ahead = len(set(last.values())) > 1
@@ -320,7 +314,7 @@ def _state(group: GroupCalls) -> GroupState:
         without_dump=group.without_dump,
         last_by_rank=last,
         last_common=_last_common(
-            group, up_to=min(min(last.values(), default=0), mismatch.seq - 1 if mismatch else NEVER)
+            group, up_to=min(min(last.values(), default=0), mismatch.seq - 1 if mismatch else _NEVER)
         ),
         verdict=verdict,
         waiting_at=at,
@@ -331,7 +325,6 @@ def _state(group: GroupCalls) -> GroupState:
 
 
 def _waiting(group: GroupCalls) -> tuple[int | None, dict[int, FlightEntry]]:
-    """Return the first collective that a rank has not finished, and the ranks that have issued it and wait."""
     unfinished = [seq for calls in group.calls.values() for seq, call in calls.items() if not call.completed]
     if not unfinished:
         return None, {}
@@ -340,7 +333,6 @@ def _waiting(group: GroupCalls) -> tuple[int | None, dict[int, FlightEntry]]:
 
 
 def _last_common(group: GroupCalls, *, up_to: int) -> FlightEntry | None:
-    """Return the last collective up to a number that every rank with a dump issued and finished."""
     for seq in range(up_to, 0, -1):
         here = [calls.get(seq) for calls in group.calls.values()]
         if not here or all(call is None for call in here):
@@ -351,7 +343,6 @@ def _last_common(group: GroupCalls, *, up_to: int) -> FlightEntry | None:
 
 
 def _waits_for(states: Sequence[GroupState], unpaired: Sequence[UnpairedCall]) -> dict[int, set[int]]:
-    """Return for each rank the ranks that it waits for."""
     edges: dict[int, set[int]] = {}
     for state in states:
         absent = {*state.missing, *(state.without_dump if state.waiting else ())}
@@ -363,13 +354,11 @@ def _waits_for(states: Sequence[GroupState], unpaired: Sequence[UnpairedCall]) -
 
 
 def _odd(state: GroupState) -> tuple[int, ...]:
-    """Return the ranks that call something else than most; nobody where two ranks differ."""
     found = state.mismatch
     return found.odd_ranks if found is not None and len(found.odd_ranks) * 2 < len(found.calls) else ()
 
 
 def _circle(waits_for: Mapping[int, set[int]]) -> tuple[int, ...]:
-    """Return ranks of which each waits for the next and the last for the first, none where there is no such circle."""
     try:
         TopologicalSorter(waits_for).prepare()
     except CycleError as error:

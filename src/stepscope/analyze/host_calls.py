@@ -23,16 +23,16 @@ from stepscope.trace.table import Int64s, Trace
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+# indices of rows: a rank has far fewer than two billion, and these columns stay as long as the report is made
 Places = npt.NDArray[np.int32]
-"""indices of rows: a rank has far fewer than two billion, and these columns stay as long as the report is made"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostCalls(ArrayRecord):
     """Operators by thread, then start, callers before what they call. Indices are into this table, -1 for none."""
 
+    #: in the event table
     row: Places
-    """in the event table"""
     name: npt.NDArray[np.int32]
     thread: Int64s
     start_ns: Int64s
@@ -49,7 +49,6 @@ class HostCalls(ArrayRecord):
 
     @cached_property
     def _index_of_row(self) -> Places:
-        """Return the index of each event row, -1 for one that is no call and, in the last place, for no row."""
         out = np.full(int(self.row.max(initial=-1)) + 2, -1, np.int32)
         out[self.row.astype(np.intp)] = np.arange(len(self), dtype=np.int32)  # one of 64 bits takes twice as long
         return out
@@ -138,11 +137,9 @@ class HostCalls(ArrayRecord):
         return last
 
     def _indices_of_parents(self) -> npt.NDArray[np.intp]:
-        """Return the callers in numpy's own type of indices: climbing converts any other one at every level."""
         return self.parent.astype(np.intp)
 
     def _next_start(self) -> Int64s:
-        """Return when the next call of the same thread starts, the far future for the last."""
         forever = np.iinfo(np.int64).max
         until = np.append(self.start_ns[1:], forever)[: len(self)]
         until[np.flatnonzero(self.thread[1:] != self.thread[:-1])] = forever
@@ -202,7 +199,6 @@ def around_calls(rank: Rank) -> Rows:
 
 
 def _operators(rank: Rank) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Return the operators that are no communication calls, and which of them are around one."""
     trace = rank.trace
     ops = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
     calls = rows_named(trace, ops, lambda s: s.startswith(CALLS))

@@ -36,11 +36,11 @@ from stepscope.trace.table import Int64s
 # the
 # device it is as good as a stall.
 
-MIN_COMPUTING_NS = 1_000_000
-MIN_HOLE_NS = 1_000_000
-"""python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls"""
+_MIN_COMPUTING_NS = 1_000_000
+# python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls
+_MIN_HOLE_NS = 1_000_000
+# a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms
 STALL_NS = 3_000_000
-"""a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms"""
 
 
 @once_per_record
@@ -65,20 +65,17 @@ def launching_spans(rank: Rank) -> dict[int, Intervals]:
 
 
 def _closed(thread: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return thread, start and end of when the threads ran, by thread, with short holes closed."""
     first = _first_of_runs(thread)
     threads, number = distinct_places(thread[first])
-    of, ran = union_by(np.repeat(number, np.diff(first, append=len(thread))), start, end, gap_ns=MIN_HOLE_NS)
+    of, ran = union_by(np.repeat(number, np.diff(first, append=len(thread))), start, end, gap_ns=_MIN_HOLE_NS)
     return threads[of], *ran
 
 
 def _first_of_runs(values: Int64s) -> npt.NDArray[np.intp]:
-    """Return where a value differs from the one before; rows of one thread come together."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
 def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
-    """Return which operators, some left out, lie in no other: the rest adds nothing to when the host ran any."""
     if not len(without):
         return np.flatnonzero(ops.parent < 0)
     left_out = among(ops.row, without)
@@ -91,7 +88,7 @@ def computing_operators(rank: Rank) -> Rows:
     if not rank.has_device:
         return np.empty(0, np.int64)
     trace = rank.trace
-    rows = np.flatnonzero(trace["dur_ns"] >= MIN_COMPUTING_NS)
+    rows = np.flatnonzero(trace["dur_ns"] >= _MIN_COMPUTING_NS)
     rows = rows[rank.kinds[rows] == EventKind.HOST_OP]
     if not len(rows):
         return rows
@@ -100,29 +97,29 @@ def computing_operators(rank: Rank) -> Rows:
     return rows[~holds_call]
 
 
+# a runtime call that takes longer waited for room in a full queue ...
 _FULL_QUEUE_NS = 500_000
-"""a runtime call that takes longer waited for room in a full queue ..."""
 _SLOW_LAUNCH_NS = 50_000
+# ... and so did a launch that takes this long while so many others were still waiting to run
 _DEEP_QUEUE = 100
-"""... and so did a launch that takes this long while so many others were still waiting to run"""
-MIN_STALL_NS = MIN_HOLE_NS
-"""a hole in what the host recorded is a stall ..."""
-MIN_STALL_SHARE = 0.05
-"""... where it is this share of a step at least, or so long that the budget has it as one (STALL_NS)"""
+# a hole in what the host recorded is a stall ...
+_MIN_STALL_NS = _MIN_HOLE_NS
+# ... where it is this share of a step at least, or so long that the budget has it as one (STALL_NS)
+_MIN_STALL_SHARE = 0.05
 
+# that are quicker counted one by one than sorted
 _FEW_RUNS = 256
-"""that are quicker counted one by one than sorted"""
 
+# what recording one host event costs, about, where nothing better is known
 RECORDING_COST_NS = 2_000
-"""what recording one host event costs, about, where nothing better is known"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostParts(ArrayRecord):
     """Host time of successive spans by what the host did, in ns; blocked time is in none of them."""
 
+    #: running operators, launching, python in between
     own_ns: Int64s
-    """running operators, launching, python in between"""
     data_ns: Int64s
     allocator_ns: Int64s
     stall_ns: Int64s
@@ -168,7 +165,7 @@ def activities(rank: Rank) -> Activities:
     """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
     taken = blocked = union(*blocked_host(rank))
     parts = []
-    for activity in (data_loading(rank), allocating(rank), stalling(rank)):
+    for activity in (data_loading(rank), _allocating(rank), stalling(rank)):
         fresh = subtract(activity, taken)
         taken = union_of(taken, fresh)
         parts.append(fresh)
@@ -196,8 +193,8 @@ def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[
     return _synchronisations(rank) if synchronisations_only else _all_blocking(rank)
 
 
+# start, end and row
 Calls = tuple[Int64s, Int64s, Int64s]
-"""start, end and row"""
 
 
 @once_per_record
@@ -222,7 +219,6 @@ def _by_start(rank: Rank, rows: Int64s) -> Calls:
 
 
 def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
-    """Return whether anything was waiting or running at these moments; a call cannot wait for an idle device."""
     work = rank.work
     asked = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], work.start_ns)
     begun, ended = (np.searchsorted(_sorted(x), when_ns) for x in (asked, work.end_ns))
@@ -230,7 +226,6 @@ def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _throttled_launches(rank: Rank) -> Int64s:
-    """Return the launches that took long because the device had a long queue of others to run first."""
     work, trace = rank.work, rank.trace
     known = np.flatnonzero(work.launch_row >= 0)
     launches = work.launch_row[known]
@@ -241,12 +236,10 @@ def _throttled_launches(rank: Rank) -> Int64s:
 
 
 def _sorted(moments: Int64s) -> Int64s:
-    """Return the moments ascending; a merge sort, because they nearly do already."""
     return np.sort(moments, kind="stable")
 
 
 def _pageable_copies(rank: Rank) -> Int64s:
-    """Return the calls that copy to or from pageable host memory."""
     work = rank.work
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
     pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
@@ -260,8 +253,7 @@ def data_loading(rank: Rank) -> Intervals:
     return _spans(rank, asks)
 
 
-def allocating(rank: Rank) -> Intervals:
-    """Return when the host was getting or returning device memory."""
+def _allocating(rank: Rank) -> Intervals:
     return _spans(rank, allocations(rank))
 
 
@@ -272,7 +264,7 @@ def stalling(rank: Rank) -> Intervals:
     recorded = launching_spans(rank).values()
     gaps = complement(union_of(*recorded), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
-    long = gaps.end - gaps.start >= min(STALL_NS, max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns))
+    long = gaps.end - gaps.start >= min(STALL_NS, max(_MIN_STALL_NS, _MIN_STALL_SHARE * step_ns))
     return Intervals(gaps.start[long], gaps.end[long])
 
 
@@ -289,7 +281,6 @@ def recorded_events(rank: Rank) -> Int64s:
 
 
 def _before(moments: Int64s, edges: Int64s) -> Int64s:
-    """Return how many moments lie before each edge; where they are a few runs that ascend, nothing is sorted."""
     cuts = np.flatnonzero(moments[1:] < moments[:-1]) + 1
     runs = np.split(moments, cuts) if len(cuts) <= _FEW_RUNS else [_sorted(moments)]
     return np.sum([np.searchsorted(run, edges) for run in runs], axis=0)

@@ -50,8 +50,8 @@ from stepscope.trace.table import Int64s
 #
 # Shorter holes are ordinary python between two operators: part of what launching costs.
 
-BLOCKING_COPY_NS = 50_000
-"""a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself"""
+# a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself
+_BLOCKING_COPY_NS = 50_000
 
 _SYNC_OP = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique\w*|equal)$")
 _COLLECTOR = re.compile(r"^<built-in (function|method) (gc\.)?collect|\bgc\.collect\b|\bgc\.py\(|^gc(_collect)?$")
@@ -69,9 +69,8 @@ class BlockCause(IntEnum):
     STALL = 5
 
 
-def host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
-    """Return the time between the first and the last cut by what blocked the host; NOTHING where nothing did."""
-    threads = launching_threads(rank, marks)
+def _host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
+    threads = _launching_threads(rank, marks)
     data = marks.rows_of(Region.DATA)
     layers = {
         BlockCause.PROFILER: _spans(rank, _profilers_own(rank), None),
@@ -84,8 +83,7 @@ def host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
     return painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
 
 
-def launching_threads(rank: Rank, marks: Marks) -> Int64s:
-    """Return the threads whose delays delay the device: the training loop's, and all that launch kernels."""
+def _launching_threads(rank: Rank, marks: Marks) -> Int64s:
     work = rank.work
     kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
     return distinct(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
@@ -108,7 +106,6 @@ def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
 
 
 def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
-    """Return calls that wait for the device, the operators made for it around them, and copies that block."""
     trace = rank.trace
     calls = synchronisations(rank)
     calls = calls[among(trace["tid"][calls], threads)]
@@ -121,7 +118,6 @@ def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
 
 
 def _without_profilers_own(rank: Rank, calls: Rows) -> Rows:
-    """Return the calls less those after the last step, or after the last launch: the profiler ends its window so."""
     starts = rank.trace["ts_ns"][calls]
     if len(rank.steps):
         return calls[starts < rank.steps.end_ns.max()]
@@ -130,16 +126,14 @@ def _without_profilers_own(rank: Rank, calls: Rows) -> Rows:
 
 
 def _blocking_copies(rank: Rank) -> Rows:
-    """Return the calls of copies between the device and pageable memory that took long."""
     work, trace = rank.work, rank.trace
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
     pageable = rows_named(trace, work.row[copies], lambda s: "Pageable" in s)
     calls = distinct(work.launch_row[copies[among(work.row[copies], pageable)]])
-    return calls[trace["dur_ns"][calls] >= BLOCKING_COPY_NS]
+    return calls[trace["dur_ns"][calls] >= _BLOCKING_COPY_NS]
 
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
-    """Return the time of 3 ms or more between two records in which these threads did nothing that has a name."""
     recorded = launching_spans(rank)
     busy = union_of(_spans(rank, data, threads), *(recorded.get(one, EMPTY) for one in threads.tolist()))
     start, end = busy.end[:-1], busy.start[1:]
@@ -147,39 +141,39 @@ def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
     return Intervals(start[long], end[long])
 
 
-VISIBLE_NS = 20_000
-"""from the launching call to the earliest start on an idle device; a gap that begins later found its work queued"""
-TURNAROUND_NS = 10_000
-"""the most a device takes between two operations that lie queued"""
+# from the launching call to the earliest start on an idle device; a gap that begins later found its work queued
+_VISIBLE_NS = 20_000
+# the most a device takes between two operations that lie queued
+_TURNAROUND_NS = 10_000
 
 
 class Cause(IntEnum):
     """Why the device was idle."""
 
+    #: the host had not launched yet: operators, python, the launch itself
     LAUNCH = 0
-    """the host had not launched yet: operators, python, the launch itself"""
+    #: the device's own time between two queued operations
     TURNAROUND = 1
-    """the device's own time between two queued operations"""
     SYNC = 2
     ALLOCATOR = 3
     DATA = 4
     GC = 5
     STALL = 6
+    #: the work was queued behind another stream's
     OTHER_STREAM = 7
-    """the work was queued behind another stream's"""
+    #: the work was queued and did not start: the trace does not say why
     QUEUED = 8
-    """the work was queued and did not start: the trace does not say why"""
     PROFILER = 9
     UNKNOWN = 10
+    #: the work was queued while the device ran another rank's
     SHARED = 11
-    """the work was queued while the device ran another rank's"""
 
 
+# as reports name them, by `Cause`
 CAUSE_NAMES = (
     "launch", "device_turnaround", "host_sync", "allocator", "data_loading", "garbage_collector", "host_stall",
     "other_stream", "queued", "profiler", "unknown", "shared_device",
 )  # fmt: skip
-"""as reports name them, by `Cause`"""
 
 _OF_BLOCKED = {
     BlockCause.PROFILER: Cause.PROFILER,
@@ -200,10 +194,10 @@ class Gaps(ArrayRecord):
 
     start_ns: Int64s
     end_ns: Int64s
+    #: the `Cause` of most of it
     cause: npt.NDArray[np.uint8]
-    """the `Cause` of most of it"""
+    #: row of `rank.work` that ended it, -1 for the end of the window
     next_work: Int64s
-    """row of `rank.work` that ended it, -1 for the end of the window"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -213,8 +207,8 @@ class Gaps(ArrayRecord):
 class Idle(ArrayRecord):
     """The idle time of one rank."""
 
+    #: idle time only, label `Cause`; no slice crosses a period's edge
     slices: Timeline
-    """idle time only, label `Cause`; no slice crosses a period's edge"""
     gaps: Gaps
 
 
@@ -227,22 +221,20 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     next_work = np.where(next_work < len(rank.work), next_work, -1)
     launched = _launched_ns(rank, next_work)
     decided = _by_launch(rank, idle, next_work, launched)
-    blocked = host_blocked(rank, marks, cuts)
+    blocked = _host_blocked(rank, marks, cuts)
     slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
     slices = _with_lost_lead(slices, blocked, _ran_dry(idle, slices, blocked))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
 
 
 def _launched_ns(rank: Rank, next_work: Int64s) -> Int64s:
-    """Return when the host began to launch each operation, the far future where that is not known."""
     row = np.where(next_work >= 0, rank.work.launch_row[next_work], -1)
     return np.where(row >= 0, rank.trace["ts_ns"][row], np.iinfo(np.int64).max)
 
 
 def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s) -> npt.NDArray[np.uint8]:
-    """Return the cause of gaps that do not depend on what the host did, NOTHING for those that do."""
-    long = idle.end - idle.start > TURNAROUND_NS
-    queued = launched < idle.start - np.where(long, VISIBLE_NS, 0)
+    long = idle.end - idle.start > _TURNAROUND_NS
+    queued = launched < idle.start - np.where(long, _VISIBLE_NS, 0)
     elsewhere = _stream_before(rank, idle.start) != rank.work.stream[next_work]
     cause = np.full(len(idle), NOTHING, np.uint8)
     cause[queued] = np.where(long, np.where(elsewhere, Cause.OTHER_STREAM, Cause.QUEUED), Cause.TURNAROUND)[queued]
@@ -251,7 +243,6 @@ def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s)
 
 
 def _stream_before(rank: Rank, moment: Int64s) -> Int64s:
-    """Return the stream of the operation that ended last before each moment."""
     by_end = np.argsort(rank.work.end_ns, kind="stable")
     i = np.searchsorted(rank.work.end_ns[by_end], moment, side="right") - 1
     return np.where(i >= 0, rank.work.stream[by_end[np.maximum(i, 0)]], -1)
@@ -265,7 +256,6 @@ def _painted_gaps(
     cuts: Int64s,
     others: Intervals,
 ) -> Timeline:
-    """Return the idle time cut into slices of one cause each."""
     shared = intersect(_where(idle, among(decided, _LAY_QUEUED)), others) if len(others) else EMPTY
     after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
     after_launch = _where(after_launch, (decided == NOTHING) & (after_launch.end > after_launch.start))
@@ -285,14 +275,12 @@ def _gap_at(idle: Intervals, moment: Int64s) -> Int64s:
 
 
 def _ran_dry(idle: Intervals, slices: Timeline, blocked: Timeline) -> npt.NDArray[np.bool_]:
-    """Return which slices look like launching but lie in a gap that began while the host was blocked."""
     at = np.searchsorted(blocked.start, idle.start, side="right") - 1
     began_blocked = blocked.label[np.maximum(at, 0)] != NOTHING
     return (slices.label == Cause.LAUNCH) & began_blocked[_gap_at(idle, slices.start)]
 
 
 def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np.bool_]) -> Timeline:
-    """Return the slices with launching handed to the last block before it, as far as blocks have cost the lead."""
     taken = blocked.of(*BlockCause)
     if not len(slices.start) or not len(taken):
         return slices
@@ -307,7 +295,6 @@ def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np
 
 
 def _cause_before(blocked: Timeline, moment: Int64s) -> npt.NDArray[np.uint8]:
-    """Return the cause of the last block that began before each moment, LAUNCH where there was none."""
     at = np.flatnonzero(blocked.label != NOTHING)
     i = np.searchsorted(blocked.start[at], moment, side="right") - 1
     cause_of = np.array([_OF_BLOCKED[kind] for kind in BlockCause], np.uint8)
@@ -315,7 +302,6 @@ def _cause_before(blocked: Timeline, moment: Int64s) -> npt.NDArray[np.uint8]:
 
 
 def _split(slices: Timeline, first_ns: Int64s, cause: npt.NDArray[np.uint8]) -> Timeline:
-    """Return the slices with the first `first_ns` of each under another cause."""
     middle = slices.start + first_ns
     label = np.where(middle >= slices.end, cause, slices.label)
     cut = np.flatnonzero((first_ns > 0) & (middle < slices.end))
@@ -327,7 +313,6 @@ def _split(slices: Timeline, first_ns: Int64s, cause: npt.NDArray[np.uint8]) -> 
 
 
 def _main_cause(idle: Intervals, slices: Timeline) -> npt.NDArray[np.uint8]:
-    """Return the cause of most of each gap."""
     time = np.zeros((len(idle), len(Cause)), np.int64)
     place = _gap_at(idle, slices.start) * len(Cause) + slices.label
     np.add.at(time.reshape(-1), place, slices.end - slices.start)
@@ -339,7 +324,6 @@ def _where(x: Intervals, keep: npt.NDArray[np.bool_]) -> Intervals:
 
 
 def _between(idle: Intervals, cuts: Int64s) -> Intervals:
-    """Return the time that is not idle."""
     start = np.concatenate((cuts[:1], idle.end))
     end = np.concatenate((idle.start, cuts[-1:]))
     return _where(Intervals(start, end), end > start)

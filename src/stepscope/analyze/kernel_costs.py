@@ -37,11 +37,11 @@ from stepscope.trace.table import NO_STRING, Int64s, Trace
 # run with gradients off. A recomputed forward runs with gradients on, which the profiler shows as a sequence number
 # without a forward thread, and it repeats an operator that also ran outside of backward.
 
+# FLOPs or bytes that no operator has: a damaged or hostile trace
 _IMPOSSIBLE = 10**30
-"""FLOPs or bytes that no operator has: a damaged or hostile trace"""
 
+# what names tell: calls that may have a cost, and nodes of the backward pass
 _MAY_COST, _BACKWARD = 1, 2
-"""what names tell: calls that may have a cost, and nodes of the backward pass"""
 
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
@@ -59,12 +59,12 @@ class CallCosts(ArrayRecord):
 
     rank: Rank
     calls: HostCalls
+    #: of each call; 0 where it is not counted
     variant: npt.NDArray[np.int32]
-    """of each call; 0 where it is not counted"""
+    #: of each variant from 1 on
     costs: tuple[OpCost, ...]
-    """of each variant from 1 on"""
+    #: in a forward pass that backward ran again; also set for calls without a cost
     recomputed: Mask
-    """in a forward pass that backward ran again; also set for calls without a cost"""
 
     @property
     def counted(self) -> Mask:
@@ -138,7 +138,6 @@ def _role(name: str) -> int:
 
 
 def _distinct_costs(trace: Trace, calls: HostCalls, some: Int64s) -> tuple[Int64s, list[OpCost | None]]:
-    """Return the variant (name, shapes, types, values) of some of the calls and what a call of each variant costs."""
     names, rows = calls.name[some], calls.row[some]
     columns = _inputs(trace, rows)
     variant = names.astype(np.int64)
@@ -172,7 +171,6 @@ def _inputs(trace: Trace, rows: Places) -> list[Int64s]:
 
 
 def _recomputed(rank: Rank, calls: HostCalls, node: Mask) -> Mask:
-    """Return which calls belong to a forward pass that backward ran again; `node` are those of the backward pass."""
     again = _with_gradients(rank, calls, node)
     if len(again):
         again = again[_also_outside(rank.trace, calls, node, again)]
@@ -182,7 +180,6 @@ def _recomputed(rank: Rank, calls: HostCalls, node: Mask) -> Mask:
 
 
 def _with_gradients(rank: Rank, calls: HostCalls, node: Mask) -> Int64s:
-    """Return the calls within backward's nodes that ran with gradients on."""
     if not node.any():
         return np.empty(0, np.int64)
     call = calls.at_rows(graph_builders(rank))
@@ -191,7 +188,6 @@ def _with_gradients(rank: Rank, calls: HostCalls, node: Mask) -> Int64s:
 
 
 def _also_outside(trace: Trace, calls: HostCalls, node: Mask, again: Int64s) -> Mask:
-    """Return which of the calls within backward repeat one (name and shapes) outside of it."""
     is_meant = np.zeros(len(trace.strings) + 1, bool)
     is_meant[calls.name[again]] = True
     alike = np.flatnonzero(is_meant.take(calls.name))
@@ -227,7 +223,7 @@ def device_in_words(rank: Rank, found: Lookup) -> str | None:
 
 
 def _rank_chip(rank: Rank, extra: Sequence[Chip]) -> Lookup:
-    device, facts = rank.device, device_facts(rank)
+    device, facts = rank.device, _device_facts(rank)
     if device.name is not None:
         found = look_up(device.name, memory_bytes=facts.memory_bytes, extra=extra)
         if found.chip is not None or device.source == "properties" or device.name == CPU:
@@ -241,8 +237,7 @@ def _rank_chip(rank: Rank, extra: Sequence[Chip]) -> Lookup:
     return Lookup(None, f"the trace of rank {rank.rank} does not name its device; give its peak")
 
 
-def device_facts(rank: Rank) -> DeviceFacts:
-    """Return what the trace's header says of the device beside its name."""
+def _device_facts(rank: Rank) -> DeviceFacts:
     of = rank.device.properties
     major, minor = of.get("computeMajor"), of.get("computeMinor")
     known = isinstance(major, int) and isinstance(minor, int)
@@ -257,14 +252,14 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-UNKNOWN = -1
-"""in `tensor_core`"""
+# in `tensor_core`
+_UNKNOWN = -1
 
+# by code of the family
 _IS_MATMUL = np.array([family in MATMUL_FAMILIES for family in FAMILIES])
-"""by code of the family"""
 _FP32, _TF32 = PRECISION_CODE["fp32"], PRECISION_CODE["tf32"]
+# Devices whose matrix cores take single precision as it is; NVIDIA's round it to TF32.
 _FULL_FP32 = re.compile(r"AMD|Radeon|Instinct|^MI\d")
-"""Devices whose matrix cores take single precision as it is; NVIDIA's round it to TF32."""
 _NO_CLASS = KernelClass(Family.OTHER, tensor_core=False, dtype=None)
 
 
@@ -273,18 +268,18 @@ class KernelCosts(ArrayRecord):
     """The work of each row of `rank.work`."""
 
     calls: CallCosts
+    #: operator call it worked for, index into `calls`; -1 where no costed one launched it
     call: Int64s
-    """operator call it worked for, index into `calls`; -1 where no costed one launched it"""
+    #: code in FAMILIES; OTHER for communication, copies and sets
     family: npt.NDArray[np.uint8]
-    """code in FAMILIES; OTHER for communication, copies and sets"""
+    #: 1 yes, 0 no, UNKNOWN
     tensor_core: npt.NDArray[np.int8]
-    """1 yes, 0 no, UNKNOWN"""
+    #: of a matrix product, code in PRECISIONS
     precision: npt.NDArray[np.uint8]
-    """of a matrix product, code in PRECISIONS"""
+    #: NaN unknown
     flops: Floats
-    """NaN unknown"""
+    #: NaN unknown
     bytes: Floats
-    """NaN unknown"""
     recomputed: Mask
 
     @property
@@ -311,7 +306,7 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
     named, tensor_core, operand, serves = _classes(calls.rank)
     family = _family(named, call, calls)
     multiplies = _IS_MATMUL.take(family) & ~serves
-    tensor_core[multiplies & (named != family)] = UNKNOWN
+    tensor_core[multiplies & (named != family)] = _UNKNOWN
     mine = np.flatnonzero(call >= 0)
     owner, duration = call[mine], (work.end_ns - work.start_ns)[mine].astype(float)
     _, sharing = distinct_places(owner)
@@ -331,13 +326,12 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
 
 
 def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], npt.NDArray[np.uint8], Mask]:
-    """Return what the names tell: family, tensor-core use, operand type, and whether it only serves a product."""
     work = rank.work
     name = np.where(work.kind == EventKind.KERNEL, work.name, NO_STRING).astype(np.int64)
     names, at = distinct(name), numbered(name)
     found = [_NO_CLASS if i == NO_STRING else kernel_class(rank.trace.strings[i]) for i in names.tolist()]
     family = np.array([FAMILY_CODE[c.family] for c in found], np.uint8)
-    tensor_core = np.array([UNKNOWN if c.tensor_core is None else c.tensor_core for c in found], np.int8)
+    tensor_core = np.array([_UNKNOWN if c.tensor_core is None else c.tensor_core for c in found], np.int8)
     operand = np.array([PRECISION_CODE.get(c.dtype or "", 0) for c in found], np.uint8)
     # A product's kernel that is known to be off the tensor cores and has no operand type does not multiply.
     serves = _IS_MATMUL[family] & (tensor_core == 0) & (operand == 0)
@@ -345,7 +339,6 @@ def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], n
 
 
 def _family(named: npt.NDArray[np.uint8], call: Int64s, calls: CallCosts) -> npt.NDArray[np.uint8]:
-    """Return the family that the name tells, else that of the operator."""
     ask = (named == FAMILY_CODE[Family.OTHER]) & (call >= 0) & (calls.rank.work.kind == EventKind.KERNEL)
     out = named.copy()
     out[ask] = calls.family[call[ask]]
@@ -355,7 +348,6 @@ def _family(named: npt.NDArray[np.uint8], call: Int64s, calls: CallCosts) -> npt
 def _precision(
     named: npt.NDArray[np.uint8], tensor_core: npt.NDArray[np.int8], multiplies: Mask, call: Int64s, calls: CallCosts
 ) -> npt.NDArray[np.uint8]:
-    """Return the operator's operand type, else the name's; fp32 on NVIDIA's tensor cores is tf32."""
     operand = np.where(call >= 0, calls.operand[call], 0) if len(calls.calls) else np.zeros_like(named)
     known = np.where(operand > 0, operand, named)
     rounds = (named == _TF32) | ((tensor_core == 1) & (not _FULL_FP32.search(calls.rank.device_name or "")))
@@ -364,14 +356,12 @@ def _precision(
 
 
 def _multiplying(duration: Floats, multiplies: Mask, sharing: Int64s) -> Floats:
-    """Return the weights for sharing out FLOPs: time of multiplying kernels; of all, where a call has none."""
     weight = np.where(multiplies, duration, 0.0)
     none = np.bincount(sharing, weight) == 0
     return np.where(none[sharing], duration, weight)
 
 
 def _shared_out(amount: Floats, sharing: Int64s, weight: Floats) -> Floats:
-    """Return each kernel's part of its call's amount, by its weight among those that share the call."""
     total = np.bincount(sharing, weight)[sharing]
     return amount * np.divide(weight, total, out=np.zeros(len(weight)), where=total > 0)
 
@@ -395,8 +385,8 @@ class Abilities:
     bf16: bool | None = None
     tf32: bool | None = None
     fp8: bool | None = None
+    #: whether PyTorch captures CUDA or HIP graphs on it
     graphs: bool | None = None
-    """whether PyTorch captures CUDA or HIP graphs on it"""
 
     @property
     def narrow(self) -> str:
@@ -412,7 +402,7 @@ def abilities(ranks: Sequence[Rank], chip: Chip | None) -> Abilities:
         has = chip.tflops
         return Abilities("bf16" in has, "tf32" in has, "fp8" in has, graphs)
     for rank in ranks:
-        compute = device_facts(rank).compute or _by_kernels(name)
+        compute = _device_facts(rank).compute or _by_kernels(name)
         if compute is not None:
             return _by_capability(compute, nvidia=_is_nvidia(rank, name), graphs=graphs)
     return Abilities(graphs=graphs)
@@ -423,7 +413,6 @@ def _is_nvidia(rank: Rank, name: str) -> bool:
 
 
 def _by_kernels(name: str) -> str | None:
-    """Return the compute capability in a name that was made from kernels' names."""
     number = re.search(r"compute capability (\d+\.\d)", name)
     if number:
         return number.group(1)

@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 # Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
 # larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight Compute's own rule (Speed of Light).
 
+# Kernels below this are short: about what it takes a host to launch the next one.
 SHORT_NS = 10_000
-"""Kernels below this are short: about what it takes a host to launch the next one."""
 _LATENCY_FACTOR = 2.0
-MIN_BUSY_PCT = 60.0
+_MIN_BUSY_PCT = 60.0
 
 
 class Bound(IntEnum):
     """What holds a kernel back."""
 
+    #: no kernel, or communication: bound by the link and by other ranks
     NONE = 0
-    """no kernel, or communication: bound by the link and by other ranks"""
     COMPUTE = 1
     MEMORY = 2
     LATENCY = 3
@@ -66,14 +66,13 @@ class KernelBounds(ArrayRecord):
     """What holds each row of a rank's work back, and how that is known."""
 
     bound: npt.NDArray[np.uint8]
+    #: shapes and chip decided it
     from_shapes: Mask
-    """shapes and chip decided it"""
+    #: what Nsight Compute measured decided it
     measured: Mask
-    """what Nsight Compute measured decided it"""
 
 
-def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredRows | None" = None) -> KernelBounds:
-    """Return the `Bound` of each row of the rank's work."""
+def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredRows | None" = None) -> KernelBounds:
     duration = costs.duration_ns
     compute_ns, memory_ns = _least_ns(costs, chip)
     known = ~np.isnan(compute_ns + memory_ns)
@@ -90,23 +89,20 @@ def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredR
     return KernelBounds(bound, known & ~metered, metered)
 
 
-def bounds_of_use(compute_pct: calls_Floats, memory_pct: calls_Floats) -> npt.NDArray[np.int64]:
-    """Return the `Bound` of kernels by what they used of the multiprocessors and of the memory; NONE where unknown."""
+def _bounds_of_use(compute_pct: calls_Floats, memory_pct: calls_Floats) -> npt.NDArray[np.int64]:
     bound = np.where(compute_pct >= memory_pct, Bound.COMPUTE, Bound.MEMORY)
-    bound[np.fmax(compute_pct, memory_pct) < MIN_BUSY_PCT] = Bound.LATENCY
+    bound[np.fmax(compute_pct, memory_pct) < _MIN_BUSY_PCT] = Bound.LATENCY
     bound[np.isnan(compute_pct + memory_pct)] = Bound.NONE
     return bound.astype(np.int64)
 
 
 def _measured_bounds(measured: "MeasuredRows") -> npt.NDArray[np.int64]:
-    """Return the bounds that were measured, NONE where there is none."""
     compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
     memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
-    return bounds_of_use(compute, memory)
+    return _bounds_of_use(compute, memory)
 
 
 def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[calls_Floats, calls_Floats]:
-    """Return the least time that each row's FLOPs and bytes take on the chip, NaN where unknown."""
     peaks = np.array([(chip.peak_flops(precision) if chip else None) or np.nan for precision in PRECISIONS])
     bandwidth = (chip.memory_gb_per_s if chip else None) or np.nan
     compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks.take(costs.precision) * 1e9)
@@ -122,9 +118,9 @@ def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[calls_Floats, call
 Floats = npt.NDArray[np.float64]
 FIRST_BIN_NS = 2_000
 NUM_BINS = 16
+# the least length of each bin
 QUEUE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""the least length of each bin"""
-COMMUNICATION = "communication"
+_COMMUNICATION = "communication"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,14 +128,14 @@ class Distributions(ArrayRecord):
     """Means over ranks, per rank."""
 
     families: tuple[str, ...]
+    #: kernels by family and bin of duration
     count: Floats
-    """kernels by family and bin of duration"""
+    #: the same by their time
     time_ns: Floats
-    """the same by their time"""
+    #: of the time between the first launch and the last start, by bin of the queue's length; sums to 1
     queue_share: Floats
-    """of the time between the first launch and the last start, by bin of the queue's length; sums to 1"""
+    #: length that half of all launches find or exceed
     queue_median: float | None
-    """length that half of all launches find or exceed"""
 
 
 def distributions(costs: Sequence[KernelCosts]) -> Distributions | None:
@@ -152,11 +148,11 @@ def distributions(costs: Sequence[KernelCosts]) -> Distributions | None:
     for one in known:
         work = one.rank.work
         kernels = np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
-        bins = duration_bins(one.duration_ns)
+        bins = _duration_bins(one.duration_ns)
         names = np.where(work.kind == EventKind.COMM_KERNEL, len(FAMILIES), one.family)
         for code in distinct(names[kernels]).tolist():
             mine = kernels & (names == code)
-            name = COMMUNICATION if code == len(FAMILIES) else FAMILIES[code].value
+            name = _COMMUNICATION if code == len(FAMILIES) else FAMILIES[code].value
             count[name] = count.get(name, 0) + np.bincount(bins[mine], minlength=NUM_BINS) / len(known)
             spent = np.bincount(bins[mine], one.duration_ns[mine], minlength=NUM_BINS)
             time_ns[name] = time_ns.get(name, 0) + spent / len(known)
@@ -174,7 +170,7 @@ def distributions(costs: Sequence[KernelCosts]) -> Distributions | None:
     )
 
 
-def duration_bins(duration_ns: Int64s) -> Int64s:
+def _duration_bins(duration_ns: Int64s) -> Int64s:
     """Return the bin of each duration.
 
     >>> duration_bins(np.array([900, 2_000, 5_000])).tolist()
@@ -185,7 +181,6 @@ def duration_bins(duration_ns: Int64s) -> Int64s:
 
 
 def _queue(rank: Rank) -> tuple[Floats, float | None]:
-    """Return the share of time at each length of the queue, and the median that launches find."""
     work = rank.work
     launched = work.launch_row >= 0
     share = np.zeros(len(QUEUE_EDGES))
@@ -203,11 +198,11 @@ def _queue(rank: Rank) -> tuple[Floats, float | None]:
     return (spent / whole if whole else share), median(np.maximum(found, 0))
 
 
+# of a block on any CUDA device; more has to be asked for
 _DEFAULT_SHARED_BYTES = 48 << 10
-"""of a block on any CUDA device; more has to be asked for"""
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+# what the time of each bound is called among the sums
 _TIME_BOUND = {bound: f"{bound.name.lower()}_bound_ns" for bound in Bound}
-"""what the time of each bound is called among the sums"""
 
 
 @dataclass(frozen=True)
@@ -220,40 +215,40 @@ class Kernel:
     total_ns: float
     mean_ns: float
     max_ns: float
+    #: of the time of all kernels
     share: float
-    """of the time of all kernels"""
+    #: None where the name of a matrix product does not tell
     tensor_core: bool | None
-    """None where the name of a matrix product does not tell"""
+    #: operand type of a matrix product
     precision: str | None
-    """operand type of a matrix product"""
+    #: achieved, over those of its kernels whose shapes are known; None without FLOPs or shapes
     tflops: float | None
-    """achieved, over those of its kernels whose shapes are known; None without FLOPs or shapes"""
+    #: achieved: of the device's memory as measured, else counting the least that must move
     gb_per_s: float | None
-    """achieved: of the device's memory as measured, else counting the least that must move"""
+    #: what holds most of its time back: `compute-bound`, `memory-bound`, `latency`; None for communication
     bound: str | None
-    """what holds most of its time back: `compute-bound`, `memory-bound`, `latency`; None for communication"""
+    #: `measured` where Nsight Compute's metrics decided, `shapes` where the roofline did, `family` where the name
     bound_from: str | None
-    """`measured` where Nsight Compute's metrics decided, `shapes` where the roofline did, `family` where the name"""
+    #: achieved, as measured; else the profiler's estimate
     occupancy_pct: float | None
-    """achieved, as measured; else the profiler's estimate"""
+    #: `measured` or `estimated`
     occupancy_from: str | None = None
-    """`measured` or `estimated`"""
+    #: of the multiprocessors' peak, as measured
     sm_pct: float | None = None
-    """of the multiprocessors' peak, as measured"""
+    #: of the memory's peak, as measured
     dram_pct: float | None = None
-    """of the memory's peak, as measured"""
+    #: of the tensor pipe's peak, as measured
     tensor_pct: float | None = None
-    """of the tensor pipe's peak, as measured"""
+    #: what its warps waited for most, as measured
     stall: str | None = None
-    """what its warps waited for most, as measured"""
+    #: of all their waiting
     stall_share: float | None = None
-    """of all their waiting"""
+    #: launched in recorded steps, mean over them; None without any
     count_per_step: float | None = None
-    """launched in recorded steps, mean over them; None without any"""
+    #: the time of those
     step_ns: float | None = None
-    """the time of those"""
+    #: of its time in launches that were measured, or are alike to one that was
     measured_share: float = 0.0
-    """of its time in launches that were measured, or are alike to one that was"""
 
 
 @dataclass(frozen=True)
@@ -262,17 +257,17 @@ class KernelTable:
 
     kernels: tuple[Kernel, ...]
     total_ns: float
+    #: None without recorded steps
     kernels_per_step: float | None
-    """None without recorded steps"""
+    #: host calls that launched them; a graph launches many kernels by one
     launches_per_step: float | None
-    """host calls that launched them; a graph launches many kernels by one"""
+    #: share of kernels below SHORT_NS
     short_count_share: float
-    """share of kernels below SHORT_NS"""
     short_time_share: float
+    #: share of matrix-product time on tensor cores; None without products or where no name tells
     tensor_core_share: float | None
-    """share of matrix-product time on tensor cores; None without products or where no name tells"""
+    #: share of compute-kernel time that is memory-bound; None without compute kernels
     memory_bound_share: float | None
-    """share of compute-kernel time that is memory-bound; None without compute kernels"""
 
     def top(self, count: int) -> tuple[Kernel, ...]:
         """Return the kernels that took the most time."""
@@ -315,15 +310,13 @@ def _measured_rows(costs: KernelCosts, measured: Sequence[MeasuredLaunches]) -> 
 
 @dataclass
 class _Sums:
-    """One kernel name's sums while ranks are added."""
-
     family: str
     tensor_core: bool | None
     precision: str | None
     max_ns: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+    #: time by what warps waited for
     stalls: dict[str, float] = field(default_factory=dict)
-    """time by what warps waited for"""
 
     def kernel(self, name: str, num_ranks: int, all_ns: float, num_steps: int) -> Kernel:
         n = self.numbers
@@ -365,7 +358,6 @@ class _Sums:
 
 
 def _mean(numbers: dict[str, float], name: str) -> float | None:
-    """Return a mean weighted by time, None where no launch has the number."""
     return numbers[name] / numbers[f"{name}_ns"] if numbers.get(f"{name}_ns") else None
 
 
@@ -373,12 +365,11 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
     return otherwise if value is None else value
 
 
+# by name: the row of one that tells most, the longest of them in ns, and their sums
 NamedKernels = list[tuple[int, int, dict[str, float]]]
-"""by name: the row of one that tells most, the longest of them in ns, and their sums"""
 
 
 def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> NamedKernels:
-    """Return the sums of one rank's kernels, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
     group = numbered(work.name[kernels].astype(np.int64))
@@ -386,7 +377,7 @@ def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | No
     example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)
     example[group[explained]] = explained  # its operator tells more than the name alone
-    bounds, duration = kernel_bounds(costs, chip=chip, measured=measured), costs.duration_ns[kernels]
+    bounds, duration = _kernel_bounds(costs, chip=chip, measured=measured), costs.duration_ns[kernels]
     weights = _weights(costs, kernels, duration.astype(np.float64), bounds, measured)
     totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights}
     held_back = group * len(Bound) + bounds.bound[kernels]
@@ -399,7 +390,6 @@ def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | No
 
 
 def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measured: "MeasuredRows | None") -> None:
-    """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     for i, longest_ns, numbers in named:
         text = costs.rank.trace.strings[work.name[i]]
@@ -414,7 +404,6 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measur
 
 
 def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredRows") -> None:
-    """Add what the warps of measured kernels waited for, by the kernels' time."""
     kernels = np.flatnonzero(of_kinds(costs.rank.work.kind, _KERNELS))
     launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
     both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
@@ -426,11 +415,10 @@ def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredR
 
 
 def _empty(costs: KernelCosts, i: int) -> _Sums:
-    """Return empty sums with what all kernels of a name have in common."""
     communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
     tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
     return _Sums(
-        family=COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
+        family=_COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
         tensor_core=bool(costs.tensor_core[i] == 1) if tells else None,
         precision=PRECISIONS[costs.precision[i]] if costs.precision[i] else None,
     )
@@ -439,7 +427,6 @@ def _empty(costs: KernelCosts, i: int) -> _Sums:
 def _weights(
     costs: KernelCosts, kernels: Rows, duration: calls_Floats, bounds: KernelBounds, measured: "MeasuredRows | None"
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield what is summed over the kernels of a name, given their durations."""
     yield "count", np.ones(len(kernels))
     yield "total_ns", duration
     in_steps = costs.rank.work.step[kernels] >= 0
@@ -462,7 +449,6 @@ def _weights(
 
 
 def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: calls_Floats) -> dict[str, calls_Floats]:
-    """Return measured metrics times the time they are of, and that time."""
     columns = {name: measured.values(name)[kernels] for name in ("sm_pct", "dram_pct", "tensor_pct")}
     columns["measured_occupancy"] = measured.values("occupancy_pct")[kernels]
     columns["dram_gb_per_s"] = measured.dram_gb_per_s[kernels]
@@ -489,7 +475,6 @@ def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[calls_Floats, calls_F
 
 
 def _launches(costs: Sequence[KernelCosts]) -> tuple[float | None, float | None]:
-    """Return kernels and launching calls per step, over ranks and steps."""
     steps = sum(len(one.rank.steps) for one in costs)
     kernels = launches = 0
     for one in costs:
@@ -501,7 +486,6 @@ def _launches(costs: Sequence[KernelCosts]) -> tuple[float | None, float | None]
 
 
 def _tensor_core_share(costs: Sequence[KernelCosts]) -> float | None:
-    """Return the share of matrix-product time on tensor cores, among kernels whose names tell."""
     on = off = 0
     for one in costs:
         product = one.precision > 0
@@ -551,7 +535,7 @@ def _kernel(name: str, launches: Sequence[KernelMetrics], all_ns: float) -> Kern
 
     sm_pct, memory_pct, dram_pct = mean("sm_pct"), mean("memory_pct"), mean("dram_pct")
     used = [math.nan if pct is None else pct for pct in (sm_pct, dram_pct if memory_pct is None else memory_pct)]
-    bound = Bound(int(bounds_of_use(np.array(used[:1]), np.array(used[1:]))[0]))
+    bound = Bound(int(_bounds_of_use(np.array(used[:1]), np.array(used[1:]))[0]))
     stall, share = _longest_stall(launches, took_ns)
     moved = [(launch.dram_bytes, launch.duration_ns) for launch in launches if launch.dram_bytes and launch.duration_ns]
     occupancy_pct = mean("occupancy_pct")
@@ -581,7 +565,6 @@ def _kernel(name: str, launches: Sequence[KernelMetrics], all_ns: float) -> Kern
 
 
 def _longest_stall(launches: Sequence[KernelMetrics], took_ns: Sequence[float]) -> tuple[str | None, float | None]:
-    """Return what the warps of all launches waited for most, and its share of their waiting."""
     waited: dict[str, float] = {}
     for launch, ns in zip(launches, took_ns, strict=True):
         for reason, share in launch.stalls:

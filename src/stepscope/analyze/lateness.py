@@ -27,8 +27,8 @@ from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 
+# a late rank waits less than this share of what the others wait
 _WAITS_LESS = 0.5
-"""a late rank waits less than this share of what the others wait"""
 _ROUNDING = 1e-9
 
 
@@ -42,8 +42,8 @@ class Lateness:
     num_steps: int
     score: float
     slowdown: float
+    #: the ranks whose own times are known
     compared: tuple[int, ...]
-    """the ranks whose own times are known"""
 
 
 def late_ranks(
@@ -59,7 +59,7 @@ def late_ranks(
     compared = np.flatnonzero(~np.isnan(own).any(axis=1)) if own is not None else np.empty(0, int)
     if own is None or len(compared) < 2:
         return []
-    waited = waited_in_steps(shared)[:, -window_steps:]
+    waited = _waited_in_steps(shared)[:, -window_steps:]
     own = own[:, -window_steps:]
     numbers = tuple(shared.run.ranks[index].rank for index in compared.tolist())
     found = []
@@ -92,7 +92,6 @@ def late_ranks(
 
 
 def _slower(own: Floats, compared: npt.NDArray[np.int64], slowdown: float) -> list[int]:
-    """Return the ranks that can be late at all: a thousand are not held against a thousand each."""
     mean = own[compared].mean(axis=1)
     others = (mean.sum() - mean) / (len(mean) - 1)
     return [int(index) for index in compared[mean >= (1 - _ROUNDING) * slowdown * others]]
@@ -114,17 +113,17 @@ def own_times(shared: AlignedRun) -> Floats | None:
         rank = shared.run.ranks[index]
         if not len(rank.steps):
             continue
-        waits = waiting(shared, index)
+        waits = _waiting(shared, index)
         by_number = np.argsort(rank.steps.number)
         at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
         if rank.has_device:
             # How much of an unmatched collective is waiting is unknown: being in one is nobody's own time.
-            waits = union_of(waits, unmatched(shared, index))
+            waits = union_of(waits, _unmatched(shared, index))
         own[index] = own_ns(own_time_of(rank), rank.steps, waits)[at]
     return own
 
 
-def waiting(shared: AlignedRun, index: int) -> Intervals:
+def _waiting(shared: AlignedRun, index: int) -> Intervals:
     """Return when a rank did nothing but wait for others inside collectives.
 
     Point-to-point waits do not count: in a pipeline they are the schedule's, not a late rank's.
@@ -134,8 +133,7 @@ def waiting(shared: AlignedRun, index: int) -> Intervals:
     return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
 
 
-def waited_in_steps(shared: AlignedRun) -> Floats:
-    """Return per rank and common step how long the rank waited for others in collectives of that step, in ns."""
+def _waited_in_steps(shared: AlignedRun) -> Floats:
     ranks, numbers = shared.run.ranks, common_steps(shared.run.ranks)
     out = np.zeros((len(ranks), len(numbers)))
     for index, rank in enumerate(ranks):
@@ -147,8 +145,7 @@ def waited_in_steps(shared: AlignedRun) -> Floats:
     return out
 
 
-def unmatched(shared: AlignedRun, index: int) -> Intervals:
-    """Return when a rank was inside collectives that no other rank could be found for."""
+def _unmatched(shared: AlignedRun, index: int) -> Intervals:
     c = shared.run.ranks[index].collectives
     lost = shared.wait_ns[index] == UNMATCHED
     return union(c.start_ns[lost], c.end_ns[lost])

@@ -17,8 +17,8 @@ from stepscope.intervals import Intervals, clip, union
 from stepscope.stats.distinct import among, distinct_places
 from stepscope.trace.table import Int64s
 
+# label of instants that no layer covers
 NOTHING = 255
-"""label of instants that no layer covers"""
 
 Labels = npt.NDArray[np.uint8]
 
@@ -55,7 +55,6 @@ def painted(layers: Sequence[tuple[int, Intervals]], cuts: npt.ArrayLike) -> Tim
 
 
 def _first_layers(labels: Sequence[int]) -> Labels:
-    """Return the label of the first of some layers by the bits of those that cover an instant."""
     out = np.full(1, NOTHING, np.uint8)
     for label in reversed(labels):
         out = np.stack((out, np.full(len(out), label, np.uint8)), axis=1).ravel()
@@ -82,6 +81,7 @@ PARTS = (
 )  # fmt: skip
 PART_CODE = {part: code for code, part in enumerate(PARTS)}
 
+# what computing in a region is; where two run at once the first of these counts
 COMPUTE_PART = {
     Region.FORWARD: "forward",
     Region.BACKWARD: "backward",
@@ -89,4 +89,3 @@ COMPUTE_PART = {
     Region.OTHER: "other_compute",
     Region.DATA: "data_loading",
 }
-"""what computing in a region is; where two run at once the first of these counts"""

@@ -35,10 +35,10 @@ from stepscope.run.step_log import step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
-PACE_NS = 10 * NS_PER_S
-WINDOW_STEPS = 50
+_PACE_NS = 10 * NS_PER_S
+_WINDOW_STEPS = 50
+# steps at the start of a job that later ones are not held against
 _SETTLED_STEPS = 10
-"""steps at the start of a job that later ones are not held against"""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class RankNow:
     rank: int
     step: int | None
     step_ns: int | None
+    #: mean time per step, of regions that are in some of them
     regions_ns: Mapping[str, int]
-    """mean time per step, of regions that are in some of them"""
     host_bytes: int | None
     device_bytes: int | None
     late: LateRank | None
@@ -62,18 +62,18 @@ class Picture:
     """The job at one moment."""
 
     ranks: tuple[RankNow, ...]
+    #: the last one that every rank has ended
     step: int | None
-    """the last one that every rank has ended"""
     step_ns: int | None
     steps_per_s: float | None
+    #: what a step took at the start of the job
     first_step_ns: int | None
-    """what a step took at the start of the job"""
     tokens_per_s: float | None
     mfu: float | None
+    #: why it is not known
     mfu_reason: str | None
-    """why it is not known"""
+    #: when the newest step ended, by the job's clock
     at_ns: int | None
-    """when the newest step ended, by the job's clock"""
 
     @property
     def stands_still(self) -> bool:
@@ -113,7 +113,7 @@ def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
 
 
 def _rank_now(rank: RunningRank, late: LateRank | None) -> RankNow:
-    newest = [line for line in rank.lines if _counts(line)][-WINDOW_STEPS:]
+    newest = [line for line in rank.lines if _counts(line)][-_WINDOW_STEPS:]
     return RankNow(
         rank=rank.rank,
         step=rank.lines[-1]["step"] if rank.lines else None,
@@ -128,12 +128,10 @@ def _rank_now(rank: RunningRank, late: LateRank | None) -> RankNow:
 
 
 def _counts(line: Line) -> bool:
-    """Return whether a step ran without the profiler."""
     return not line.get("profiled") and line.get("phase") != WARMUP
 
 
 def _regions(lines: Sequence[Line]) -> dict[str, int]:
-    """Return the mean time per step of each region, in those steps that tell it apart."""
     times: dict[str, list[float]] = {}
     for line in lines:
         regions = line.get("regions")
@@ -145,7 +143,6 @@ def _regions(lines: Sequence[Line]) -> dict[str, int]:
 
 
 def _newest(lines: Sequence[Line], name: str) -> int | None:
-    """Return the newest look at memory; most steps have none."""
     for line in reversed(lines):
         memory = line.get("memory")
         if isinstance(memory, dict) and is_number(memory.get(name)):
@@ -154,17 +151,15 @@ def _newest(lines: Sequence[Line], name: str) -> int | None:
 
 
 def _pace(lines: Sequence[Line]) -> float | None:
-    """Return steps per second over the last seconds of a log."""
     if not lines:
         return None
     end_ns = lines[-1]["end_ns"]
-    recent = [line for line in lines if 0 <= end_ns - line["end_ns"] <= PACE_NS]
+    recent = [line for line in lines if 0 <= end_ns - line["end_ns"] <= _PACE_NS]
     span_ns = end_ns - min(line["start_ns"] for line in recent)
     return len(recent) * NS_PER_S / span_ns if span_ns > 0 else None
 
 
 def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
-    """Return how late each rank is, over the steps that all have."""
     if len(ranks) < 2 or not all(rank.lines for rank in ranks):
         return []
     first = max(rank.lines[0]["step"] for rank in ranks)
@@ -174,7 +169,7 @@ def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
     ]
     if not all(len(log) for log in common):
         return []
-    return lateness(common, window_steps=WINDOW_STEPS)
+    return lateness(common, window_steps=_WINDOW_STEPS)
 
 
 def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:
@@ -189,7 +184,6 @@ def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[flo
 
 
 def _counted(running: Running) -> float | None:
-    """Return the FLOPs of a step as the ranks counted them, None where one did not."""
     known = [rank.flops for rank in running.ranks if rank.flops is not None]
     return sum(known) if len(known) == len(running.ranks) else None
 

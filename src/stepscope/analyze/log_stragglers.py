@@ -31,8 +31,8 @@ Floats = npt.NDArray[np.float64]
 WAITING = "regions.gradient_sync.ns"
 _MIN_STEPS = 5
 _FEW_STEPS = 10
+# in which share of runs with equal ranks any may be named late by chance
 _FALSE_ALARMS = 0.0125
-"""in which share of runs with equal ranks any may be named late by chance"""
 _MIN_INDEPENDENT = 2.0
 _LASTING = 0.4
 _CLIP_SIGMAS = 3.0
@@ -45,22 +45,22 @@ class LateRank:
     """How late a rank is by the steps without the profiler."""
 
     rank: int
+    #: own time beyond the others' median, per step; negative for a rank that the others are later than
     late_ns: int
-    """own time beyond the others' median, per step; negative for a rank that the others are later than"""
+    #: lateness against its standard error
     score: float
-    """lateness against its standard error"""
+    #: own time over the mean of the others'
     slowdown: float
-    """own time over the mean of the others'"""
     low_ns: int = 0
+    #: interval of the lateness
     high_ns: int = 0
-    """interval of the lateness"""
     steps_late: int = 0
     num_steps: int = 0
+    #: at least two fifths of the lateness are there in each half of the steps: no passing load of the machine
     lasts: bool = True
-    """at least two fifths of the lateness are there in each half of the steps: no passing load of the machine"""
     own_ns: int = 0
+    #: median own time of the rank, and of the others
     others_ns: int = 0
-    """median own time of the rank, and of the others"""
 
     def is_late(self, slowdown: float = DEFAULT_SLOWDOWN) -> bool:
         """Return whether that is lateness and not chance."""
@@ -92,7 +92,6 @@ def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
 
 
 def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: float) -> LateRank:
-    """Return how late a rank is; `others` is the median of what the others' steps typically take."""
     middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
     late = middle.value
     error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * others / sqrt(len(by_step)))
@@ -115,7 +114,6 @@ def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: f
 
 
 def _sharper(x: Floats) -> Centre:
-    """Return the centre, or the median where that is better known: a busy stretch takes over three in ten steps."""
     median_error = sqrt(np.pi / 2) * mad_sigma(x) / sqrt(len(x))
     found = centre(x)
     return found if found.error <= median_error else Centre(median(x), median_error)
@@ -169,8 +167,8 @@ def _own_ns(log: StepLog) -> Floats:
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
+# of the steps lack it
 _RARE = 0.5
-"""of the steps lack it"""
 
 
 def region_names(logs: Sequence[StepLog]) -> list[str]:
@@ -197,6 +195,5 @@ def median_ns(log: StepLog, values_ns: Floats) -> float | None:
 
 
 def _split(log: StepLog) -> npt.NDArray[np.bool_]:
-    """Return the steps whose wait was told apart from the backward pass, all where that was done in none."""
     told = ~np.isnan(log.column(WAITING))
     return told if told.any() else np.ones(len(log), bool)

@@ -70,7 +70,6 @@ def _same_at_front(a: Int64s, b: Int64s) -> int:
 
 
 def _matched(a: list[int], b: list[int], tries: Tries) -> list[tuple[int, int, int]]:
-    """Return the stretches `(start in a, start in b, length)` that both have in common, in order."""
     found: list[tuple[int, int, int]] = []
     x = y = 0
     while x < len(a) and y < len(b) and tries.left > 0:
@@ -82,7 +81,6 @@ def _matched(a: list[int], b: list[int], tries: Tries) -> list[tuple[int, int, i
 def _piece(
     a: list[int], b: list[int], x0: int, y0: int, tries: Tries
 ) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
-    """Return the common stretches from `(x0, y0)` until both end or differ too often, and where that is."""
     size_a, size_b = len(a), len(b)
     reach = {1: x0}  # by diagonal x - y (relative to x0 - y0): the furthest x
     history: list[dict[int, int]] = []
@@ -108,7 +106,6 @@ def _piece(
 
 
 def _traced(history: list[dict[int, int]], k: int, x: int, shift: int) -> list[tuple[int, int, int]]:
-    """Return the common stretches on the way to `x` on diagonal `k`, in order."""
     found = []
     for edits in range(len(history) - 1, -1, -1):
         reach = history[edits]
@@ -146,8 +143,8 @@ class LinkedThread(ArrayRecord):
     """The operators of one thread with their owners, without the profiler's own marks of steps."""
 
     thread: OwnedThread
+    #: position of each in `thread`
     at: Int64s
-    """position of each in `thread`"""
     depth: Ids
     stack: Ids
     caller: Ids
@@ -158,8 +155,7 @@ class LinkedThread(ArrayRecord):
         return len(self.at)
 
 
-def linked_threads(owners: RankOwners, stacks: Stacks) -> list[LinkedThread]:
-    """Return the threads of a rank's file with an owner for each operator."""
+def _linked_threads(owners: RankOwners, stacks: Stacks) -> list[LinkedThread]:
     nodes = np.array([name.startswith(EVALUATE) for name in owners.names], bool)
     steps = np.array([name.startswith(_STEP) for name in owners.names], bool)
     sends = np.array([name.startswith(CALLS) for name in owners.names], bool)
@@ -170,8 +166,6 @@ def linked_threads(owners: RankOwners, stacks: Stacks) -> list[LinkedThread]:
 
 
 class _Tree:
-    """One thread's operators as a tree."""
-
     def __init__(self, thread: OwnedThread, nodes: npt.NDArray[np.bool_], steps: npt.NDArray[np.bool_]) -> None:
         self.thread = thread
         is_step = steps[thread.name] if len(thread) else np.zeros(0, bool)
@@ -179,10 +173,10 @@ class _Tree:
         self.at = np.flatnonzero(~is_step)
         depth, is_node = self.depth.tolist(), (nodes[thread.name] if len(thread) else is_step).tolist()
         self.parent = [NOBODY] * len(thread)
+        # the innermost autograd node at or around each
         self.node = [NOBODY] * len(thread)
-        """the innermost autograd node at or around each"""
+        # inside that node: the outermost operator that builds a graph, which only forward work run again does
         self.built = [NOBODY] * len(thread)
-        """inside that node: the outermost operator that builds a graph, which only forward work run again does"""
         open_: list[int] = []
         sequence = thread.sequence.tolist()
         for i in self.at.tolist():
@@ -199,7 +193,6 @@ class _Tree:
             open_ += [i] * (depth[i] + 1 - len(open_))
 
     def forward(self) -> list[int]:
-        """Return the operators that took a sequence number in a forward pass."""
         sequence = self.thread.sequence.tolist()
         return [i for i in self.at.tolist() if sequence[i] >= 0 and (self.node[i] == NOBODY or self.built[i] != NOBODY)]
 
@@ -210,7 +203,6 @@ class _Tree:
         gathers: npt.NDArray[np.bool_],
         sends: npt.NDArray[np.bool_],
     ) -> LinkedThread:
-        """Return the owners of this thread's operators; `forward` gives stack and module by sequence number."""
         raw, module = self.thread.stack.tolist(), self.thread.module.tolist()
         name, sequence = self.thread.name.tolist(), self.thread.sequence.tolist()
         stack, owner_module = list(raw), list(module)
@@ -248,7 +240,6 @@ class _Tree:
 
 
 def _without_steps(depth: Ids, steps: Int64s) -> Ids:
-    """Return depths that do not count the profiler's marks of steps."""
     out = depth.copy()
     for step in steps.tolist():
         ends = np.flatnonzero(depth[step + 1 :] <= depth[step])
@@ -257,7 +248,6 @@ def _without_steps(depth: Ids, steps: Int64s) -> Ids:
 
 
 def _forward_operators(trees: list[_Tree]) -> dict[int, tuple[int, int]]:
-    """Return stack and module of the latest forward operator by sequence number."""
     found = {}
     for tree in trees:
         stack, module = tree.thread.stack.tolist(), tree.thread.module.tolist()
@@ -269,7 +259,6 @@ def _forward_operators(trees: list[_Tree]) -> dict[int, tuple[int, int]]:
 
 
 def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
-    """Return the owner of a node with the user's frames that ran inside it below."""
     outer, inner = stacks[stacks.users(node)], stacks[raw]
     below = inner[len(outer) :]
     if not below or inner[: len(outer)] != outer or not stacks.is_user(below[0]):
@@ -299,10 +288,10 @@ class OperatorMatch(ArrayRecord):
     """For each call of a rank: the thread of the file and the position on it, NOTHING where it has none."""
 
     calls: HostCalls
+    #: index into the linked threads
     thread: npt.NDArray[np.int32]
-    """index into the linked threads"""
+    #: index into that thread's operators
     position: Int64s
-    """index into that thread's operators"""
 
 
 def operators_and_ranges(rank: Rank) -> HostCalls:
@@ -334,8 +323,6 @@ def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedTh
 
 
 class _Names:
-    """Numbers of names; those of ranges without the numbers in them, which count steps."""
-
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
 
@@ -353,7 +340,6 @@ def _depths(calls: HostCalls) -> Int64s:
 
 
 def _pairs(calls: HostCalls, marks: Marks, threads: list[LinkedThread]) -> list[tuple[int, int]]:
-    """Return which thread of the trace is which of the file: by role, the busiest with the busiest."""
     tids, count = np.unique(calls.thread, return_counts=True)
     busiest = tids[np.argsort(-count, kind="stable")].tolist()
     autograd = set(marks.autograd_threads.tolist())
@@ -401,7 +387,6 @@ def _best(keys: Int64s, known: Int64s, samples: list[Int64s], tries: Tries) -> I
 
 
 def _laid_together(keys: Int64s, known: Int64s, tries: Tries) -> Int64s:
-    """Return positions by whole calls first, then by single operators between those."""
     if len(keys) == len(known) and np.array_equal(keys, known):
         return np.arange(len(keys))
     tops, known_tops = _top_calls(keys), _top_calls(known)
@@ -424,13 +409,11 @@ def _laid_together(keys: Int64s, known: Int64s, tries: Tries) -> Int64s:
 
 
 def _top_calls(keys: Int64s) -> Int64s:
-    """Return where calls begin that no other is around."""
     depth = keys % _MAX_DEPTH
     return np.flatnonzero(depth == 0) if len(keys) and depth[0] == 0 else np.append(0, np.flatnonzero(depth == 0))
 
 
 def _content(keys: Int64s, tops: Int64s) -> Int64s:
-    """Return a number for each whole call that tells its operators and how they nest."""
     if not len(keys) or not len(tops):
         return np.empty(0, np.int64)
     mixed = keys.astype(np.uint64) * _MIX
@@ -468,13 +451,13 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     """Return who owns what a rank did, by the steps it recorded with Python frames."""
     marks = marks_of(rank)
     stacks, modules = Stacks(owners.frames, owners.stacks), Modules(list(owners.modules))
-    threads = linked_threads(owners, stacks)
+    threads = _linked_threads(owners, stacks)
     found = matched(rank, marks, owners, threads)
     by_call = _inherited(found.calls, _of_matched(found, threads))
     by_call = _between_lines(found.calls, by_call, rank, stacks, modules)
 
     def between(previous: Int64s, following: Int64s) -> OwnedWork:
-        return python_between(found.calls, by_call, previous, following, stacks, modules)
+        return _python_between(found.calls, by_call, previous, following, stacks, modules)
 
     gaps = _gap_shares(rank, found, threads)
     host = host_time(rank, marks, found.calls, by_call, gaps, between)
@@ -495,7 +478,6 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
 
 
 def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> OwnedWork:
-    """Return the owners of the calls that have a counterpart."""
     out = nobody(len(found.calls))
     stack, caller, module = out.stack.copy(), out.caller.copy(), out.module.copy()
     backward = out.backward.copy()
@@ -508,13 +490,11 @@ def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> OwnedWork:
 
 
 def _inherited(calls: HostCalls, owned: OwnedWork) -> OwnedWork:
-    """Return the owners with those of calls that have none from the call around them."""
     around = calls.nearest(owned.stack >= 0) if len(calls) else np.empty(0, np.int64)
     return owned.where(owned.stack >= 0, owned.at(around))
 
 
 def _between_lines(calls: HostCalls, owned: OwnedWork, rank: Rank, stacks: Stacks, modules: Modules) -> OwnedWork:
-    """Return the owners with those of calls that still have none from what their neighbours have in common."""
     missing = np.flatnonzero((owned.stack < 0) & (rank.steps.of(calls.start_ns) >= 0))
     if not len(missing):
         return owned
@@ -533,7 +513,6 @@ def _between_lines(calls: HostCalls, owned: OwnedWork, rank: Rank, stacks: Stack
 
 
 def _paired(ids: ownership_Ids, one: Int64s, other: Int64s, common: Callable[[int, int], int]) -> ownership_Ids:
-    """Return `common(id of one, id of other)` for each pair, asked once per distinct pair."""
     base = int(ids.max(initial=0)) + 2
     a, b = (np.append(ids, NOBODY).astype(np.int64)[np.where(side >= 0, side, -1)] for side in (one, other))
     pairs, at = np.unique((a + 1) * base + b + 1, return_inverse=True)
@@ -541,22 +520,20 @@ def _paired(ids: ownership_Ids, one: Int64s, other: Int64s, common: Callable[[in
     return found[at.reshape(-1)]
 
 
-def python_between(
+def _python_between(
     calls: HostCalls, owned: OwnedWork, previous: Int64s, following: Int64s, stacks: Stacks, modules: Modules
 ) -> OwnedWork:
-    """Return the owners of Python before a call: those of the call, for it is what Python was about to do."""
     one = owned.at(following)
     use = owned.at(previous).where(one.stack < 0, one)
     module = _paired(owned.module, previous, following, modules.common)
     return OwnedWork(use.stack, use.caller, module, use.backward)
 
 
+# stacks and times
 Gap = tuple[list[int], list[int]]
-"""stacks and times"""
 
 
 def _gap_shares(rank: Rank, found: OperatorMatch, threads: list[LinkedThread]) -> GapShares:
-    """Return the stacks in the gap before each matched call; before a step's first also those after the step's last."""
     gap_of_call = np.full(len(found.calls), -1, np.int64)
     entries: list[Gap] = []
     last = -1

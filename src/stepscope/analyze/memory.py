@@ -50,10 +50,10 @@ from stepscope.trace.table import Int64s
 # Does memory grow from step to step? A leak shows as a slope that chance does not give.
 
 _SETTLING_SHARE = 0.1
+# the first steps create optimizer state and warm the cache; on long runs a tenth of them is left out
 _SETTLING_STEPS = 3
-"""the first steps create optimizer state and warm the cache; on long runs a tenth of them is left out"""
+# growth over the observed steps that is less than this share of the level is no leak worth telling
 _MIN_SHARE = 0.005
-"""growth over the observed steps that is less than this share of the level is no leak worth telling"""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Growth:
 
     bytes_per_step: float
     low_bytes_per_step: float
+    #: 95 % interval
     high_bytes_per_step: float
-    """95 % interval"""
     p_value: float
+    #: over the steps looked at, by the slope
     total_bytes: float
-    """over the steps looked at, by the slope"""
     num_steps: int
+    #: significant, upwards, and at least half a percent of the level
     leaks: bool
-    """significant, upwards, and at least half a percent of the level"""
 
 
 def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
@@ -111,7 +111,7 @@ class Leak:
     bytes_per_step: float
 
 
-def kept_over_steps(categories: CategorisedBlocks, step: npt.NDArray[np.integer], *, last_step: int) -> Int64s:
+def _kept_over_steps(categories: CategorisedBlocks, step: npt.NDArray[np.integer], *, last_step: int) -> Int64s:
     """Return the blocks that were allocated in a step before the last one, and are there when the window ends.
 
     `step` is that of each event. Gradients and optimizer state are left out: they are kept on purpose.
@@ -142,16 +142,15 @@ def leaks(names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes
 #
 # By the owners that the job recorded (or the frames in its trace); without those, by the Python frame around.
 
+# of one rank; asked for only where there is memory to own
 OwnersOf = Callable[[], Ownership | None]
-"""of one rank; asked for only where there is memory to own"""
 
 
-def no_owners() -> None:
+def _no_owners() -> None:
     """Return that nobody recorded owners."""
 
 
-def line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | None]:
-    """Return the line of the user's code in which each memory event lies: `train.py:42 (step)`; None where unknown."""
+def _line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | None]:
     if owned is None:
         trace = rank.trace
         found = source_lines_at(rank, trace["tid"][rows], trace["ts_ns"][rows]).tolist()
@@ -161,15 +160,13 @@ def line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | No
     return [names[frame] if frame >= 0 else None for frame in found]
 
 
-def module_names(owned: Ownership | None, rows: Rows) -> list[str | None]:
-    """Return the module in which each memory event lies; None where that is unknown."""
+def _module_names(owned: Ownership | None, rows: Rows) -> list[str | None]:
     if owned is None:
         return [None] * len(rows)
     return [owned.modules[module] if module >= 0 else None for module in owned.of_rows(rows).module.tolist()]
 
 
-def held_by(names: Sequence[str | None], size_bytes: Int64s, *, most: int) -> tuple[Holder, ...]:
-    """Return what each name holds, the largest first; blocks of nobody are left out."""
+def _held_by(names: Sequence[str | None], size_bytes: Int64s, *, most: int) -> tuple[Holder, ...]:
     held: Counter[str] = Counter()
     blocks: Counter[str] = Counter()
     for name, size in zip(names, size_bytes.tolist(), strict=True):
@@ -194,21 +191,21 @@ class Moment:
 
     allocated_bytes: int
     reserved_bytes: int | None
+    #: since the first recorded step began
     time_ns: int
-    """since the first recorded step began"""
+    #: number of the step, None outside of all
     step: int | None
-    """number of the step, None outside of all"""
     phase: str
+    #: outermost operator that was allocating
     operator: str | None
-    """outermost operator that was allocating"""
+    #: see `categories`; what is known sums to `allocated_bytes`. None where blocks could not be told
     by_category: dict[str, int | None] | None
-    """see `categories`; what is known sums to `allocated_bytes`. None where blocks could not be told"""
+    #: the operators whose blocks are alive, largest first
     by_operator: tuple[Holder, ...]
-    """the operators whose blocks are alive, largest first"""
+    #: the same by line of the user's code; empty where neither owners nor python frames were recorded
     by_source_line: tuple[Holder, ...]
-    """the same by line of the user's code; empty where neither owners nor python frames were recorded"""
+    #: the same by module; empty where no owners were recorded
     by_module: tuple[Holder, ...]
-    """the same by module; empty where no owners were recorded"""
 
 
 @dataclass(frozen=True)
@@ -225,8 +222,8 @@ class StepMemory:
 class Timeline:
     """Memory over the window, thinned to the largest moments of equal slices of events."""
 
+    #: since the first recorded step began
     time_ns: tuple[int, ...]
-    """since the first recorded step began"""
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...] | None
     by_category: dict[str, tuple[int, ...]] | None
@@ -237,30 +234,30 @@ class RankMemory:
     """Memory of one rank. None is unknown; `reasons` says why."""
 
     rank: int
+    #: ordinal of the device, -1 where only the host's memory was recorded
     device: int | None
-    """ordinal of the device, -1 where only the host's memory was recorded"""
     device_total_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
+    #: most reserved (allocated where that is unknown) against the device's memory
     peak_pct_of_total: float | None
-    """most reserved (allocated where that is unknown) against the device's memory"""
+    #: this rank's share, as the job itself counted it; part of `kept`
     parameter_bytes: int | None
-    """this rank's share, as the job itself counted it; part of `kept`"""
+    #: reserved and held by no tensor, at the peak
     cache_bytes: int | None
-    """reserved and held by no tensor, at the peak"""
+    #: calls per step that get memory from the device or give it back; about 0 in a settled job
     allocator_calls: float | None
-    """calls per step that get memory from the device or give it back; about 0 in a settled job"""
+    #: how often the cache had to be emptied, over the logged steps
     allocator_retries: int | None
-    """how often the cache had to be emptied, over the logged steps"""
     host_peak_bytes: int | None
     peak: Moment | None
     steps: tuple[StepMemory, ...]
     timeline: Timeline | None
+    #: of allocated memory at the ends of steps
     growth: Growth | None
-    """of allocated memory at the ends of steps"""
     host_growth: Growth | None
+    #: lines (operators where those are unknown) that keep what they allocate in the steps of the window
     leaks: tuple[Leak, ...]
-    """lines (operators where those are unknown) that keep what they allocate in the steps of the window"""
     reasons: dict[str, str]
 
 
@@ -281,7 +278,7 @@ def memory_view(
     `passes` are those of each rank (`Strategy.passes`), `owners` gives those who own what it did.
     """
     by_rank = {log.rank: log for log in logs}
-    each = zip(run.ranks, passes, owners or [no_owners] * len(run.ranks), strict=True)
+    each = zip(run.ranks, passes, owners or [_no_owners] * len(run.ranks), strict=True)
     ranks = [
         _rank_memory(rank, found, by_rank.get(rank.rank), held_events(run, rank), owned) for rank, found, owned in each
     ]
@@ -360,8 +357,8 @@ def _peak(
         ids = operators_at(calls, events.thread[born], events.time_ns[born])
         by_operator = holders(rank, ids, size, most=_MAX_HOLDERS)
         by_line, by_module = (
-            held_by(names, size, most=_MAX_HOLDERS)
-            for names in (line_names(rank, owned, events.row[born]), module_names(owned, events.row[born]))
+            _held_by(names, size, most=_MAX_HOLDERS)
+            for names in (_line_names(rank, owned, events.row[born]), _module_names(owned, events.row[born]))
         )
     return Moment(
         allocated_bytes=int(events.allocated_bytes[at]),
@@ -381,9 +378,9 @@ def _leaks(
     rank: Rank, events: MemoryEvents, categories: CategorisedBlocks, owned: Ownership | None
 ) -> tuple[Leak, ...]:
     step = rank.steps.of(events.time_ns)
-    kept = kept_over_steps(categories, step, last_step=len(rank.steps) - 1)
+    kept = _kept_over_steps(categories, step, last_step=len(rank.steps) - 1)
     born = categories.blocks.born[kept]
-    names = line_names(rank, owned, events.row[born])
+    names = _line_names(rank, owned, events.row[born])
     if not any(names):
         ids = operators_at(host_calls(rank), events.thread[born], events.time_ns[born]).tolist()
         names = [readable(rank.trace.strings[i]) if i >= 0 else None for i in ids]
@@ -395,7 +392,6 @@ def _at(curves: Curves, event: int) -> dict[str, int | None]:
 
 
 def _alive_here(categories: CategorisedBlocks, at: int) -> tuple[Int64s, Int64s]:
-    """Return birth and size of the blocks alive at an event whose allocation was recorded."""
     blocks = categories.blocks
     alive = blocks.alive(at) & (blocks.born != NOT_HERE)
     return blocks.born[alive], blocks.size_bytes[alive]
@@ -406,7 +402,6 @@ def _begin(rank: Rank, events: MemoryEvents) -> int:
 
 
 def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
-    """Return start, peak and end of each recorded step; a step without events stays at what it found."""
     before = np.concatenate(([int(events.allocated_bytes[0] - events.change_bytes[0])], events.allocated_bytes))
     first = np.searchsorted(events.time_ns, rank.steps.start_ns)
     last = np.searchsorted(events.time_ns, rank.steps.end_ns)
@@ -417,7 +412,6 @@ def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
 
 
 def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Timeline:
-    """Return the largest moment of each of equally many events, so that no peak is lost."""
     cuts = distinct(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
     at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
     by_category = None
@@ -441,7 +435,6 @@ def _cache(peak: Moment | None) -> int | None:
 
 
 def _device_total(rank: Rank, device: int | None) -> int | None:
-    """Return the memory of the rank's device as the driver gives it."""
     listed = rank.trace.header.get("deviceProperties")
     wanted = device if device is not None and device >= 0 else int(rank.work.device[0]) if rank.has_device else None
     for entry in listed if isinstance(listed, list) else []:
@@ -452,7 +445,6 @@ def _device_total(rank: Rank, device: int | None) -> int | None:
 
 
 def _allocator_calls(rank: Rank) -> float | None:
-    """Return calls per step to the device's own allocator, None for a rank without a device or steps."""
     if not rank.has_device or not len(rank.steps):
         return None
     rows = rank.rows_named(lambda s: s.startswith(_ALLOCATOR_CALLS), EventKind.RUNTIME)
@@ -460,7 +452,6 @@ def _allocator_calls(rank: Rank) -> float | None:
 
 
 def _most(log: StepLog | None, name: str) -> int | None:
-    """Return the largest sample of a step log, None where there is none."""
     values = log.column(f"memory.{name}") if log is not None else np.empty(0)
     values = values[np.isfinite(values)]
     return int(values.max()) if len(values) else None
@@ -479,7 +470,6 @@ def _grown(log: StepLog | None, name: str) -> Growth | None:
 def _reasons(
     events: MemoryEvents | None, log: StepLog | None, older: FromBefore, grown: Growth | None
 ) -> dict[str, str]:
-    """Return why something is unknown."""
     reasons = {"fragmentation": "totals do not tell how free memory is cut up; a memory snapshot does"}
     if events is None:
         reasons["peak"] = "the trace holds no memory events: record with memory profiling on"

@@ -31,22 +31,22 @@ _HOST = 0
 class MemoryEvents(ArrayRecord):
     """Allocations and frees on one device of one rank, by time."""
 
+    #: in the event table
     row: Int64s
-    """in the event table"""
     time_ns: Int64s
     thread: Int64s
     change_bytes: Int64s
+    #: None where it was not recorded: then blocks cannot be told
     address: Int64s | None
-    """None where it was not recorded: then blocks cannot be told"""
+    #: after the event
     allocated_bytes: Int64s
-    """after the event"""
+    #: after the event; None where it was not recorded
     reserved_bytes: Int64s | None
-    """after the event; None where it was not recorded"""
+    #: allocated before the first event; None where the totals were not recorded and `allocated_bytes` is relative.
+    #: Of the host it is what the profiler itself saw allocated: it counts from its own start, and nothing from before
     before_bytes: int | None
-    """allocated before the first event; None where the totals were not recorded and `allocated_bytes` is relative.
-    Of the host it is what the profiler itself saw allocated: it counts from its own start, and nothing from before"""
+    #: device ordinal, -1 for the host
     device: int
-    """device ordinal, -1 for the host"""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -69,10 +69,10 @@ class Blocks(ArrayRecord):
     """One row per block that an event belongs to."""
 
     size_bytes: Int64s
+    #: event that allocated it, NOT_HERE for before the window
     born: Int64s
-    """event that allocated it, NOT_HERE for before the window"""
+    #: event that freed it, NOT_HERE for not within the window
     died: Int64s
-    """event that freed it, NOT_HERE for not within the window"""
 
     def __len__(self) -> int:
         return len(self.size_bytes)
@@ -82,8 +82,7 @@ class Blocks(ArrayRecord):
         return (self.born <= event) & ((self.died == NOT_HERE) | (self.died > event))
 
 
-def memory_events(rank: Rank) -> MemoryEvents | None:
-    """Return the events of the device that has most of them (of the host where no device has any), None without any."""
+def _memory_events(rank: Rank) -> MemoryEvents | None:
     trace = rank.trace
     rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.MEMORY,)))
     rows = rows[trace.arg("alloc_bytes").at(rows, missing=0) != 0]
@@ -183,13 +182,11 @@ def readable(operator: str) -> str:
 
 
 def _user_frames(rank: Rank) -> HostCalls:
-    """Return the frames of the user's own code as call stacks."""
     frames = np.flatnonzero(rank.kinds == EventKind.PYTHON)
     return call_stacks(rank.trace, rows_named(rank.trace, frames, _is_users))
 
 
 def _is_users(frame: str) -> bool:
-    """Return whether a frame (`train.py(33): step`) is neither a library's nor python's own."""
     found = _FRAME.match(frame)
     if not found or _LIBRARIES.search(found["path"]) or not found["path"].endswith(".py"):
         return False
@@ -206,9 +203,9 @@ def _is_users(frame: str) -> bool:
 # is known by itself; a few bytes that it creates there while the state is older are no state, and never a state of 0.
 
 WEIGHTS, GRADIENTS, OPTIMIZER_STATE, KEPT_OTHER, KEPT = "weights", "gradients", "optimizer_state", "other", "kept"
-COMMUNICATION_BUFFERS = "communication_buffers"
+_COMMUNICATION_BUFFERS = "communication_buffers"
+# of the weights (of the gradients where those are unknown), below which what was created is not all of the state
 _MIN_STATE = 0.1
-"""of the weights (of the gradients where those are unknown), below which what was created is not all of the state"""
 _WHY = "created before the window, so it is part of `kept`; record with --memory to have it apart"
 _WHY_ON_HOST = "there before the profiler, which counts the host's memory from its own start; record with --memory"
 
@@ -219,10 +216,10 @@ class FromBefore:
 
     weights_bytes: int | None = None
     optimizer_bytes: int | None = None
+    #: DDP's buckets; where nobody counted them they are part of `kept`
     communication_bytes: int | None = None
-    """DDP's buckets; where nobody counted them they are part of `kept`"""
+    #: whether what was kept is all that was there; the host's totals leave out what is older than the profiler
     seen_whole: bool = True
-    """whether what was kept is all that was there; the host's totals leave out what is older than the profiler"""
 
     @property
     def is_known(self) -> bool:
@@ -243,12 +240,11 @@ class FromBefore:
         left -= older or 0
         if self.communication_bytes is not None:
             buckets = min(self.communication_bytes, left)
-            parts[COMMUNICATION_BUFFERS] = _constant(buckets, created)
+            parts[_COMMUNICATION_BUFFERS] = _constant(buckets, created)
             left -= buckets
         return {**parts, KEPT: _constant(left, created)}
 
     def _older_state(self, curves: Mapping[str, Int64s], kept_bytes: int, left: int) -> int | None:
-        """Return the optimizer state from before the window, None where that is unknown."""
         created, gradients = (int(curves[name].max(initial=0)) for name in (OPTIMIZER_STATE, GRADIENTS))
         if self.optimizer_bytes is not None:
             return min(max(self.optimizer_bytes - created, 0), left)
@@ -278,9 +274,9 @@ def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
 # Blocks from before the window that are freed in it become what blocks of their size, freed in the same phase, are in
 # the rest of the window; where there are none, freed in backward means activations and elsewhere gradients.
 
-CATEGORIES = ("temporary", "activations", "gradients", "optimizer_state", "other", "kept")
+_CATEGORIES = ("temporary", "activations", "gradients", "optimizer_state", "other", "kept")
 TEMPORARY, ACTIVATIONS, CATEGORIES_GRADIENTS, CATEGORIES_OPTIMIZER_STATE, OTHER, CATEGORIES_KEPT = range(
-    len(CATEGORIES)
+    len(_CATEGORIES)
 )
 
 Categories = npt.NDArray[np.uint8]
@@ -300,12 +296,12 @@ class CategorisedBlocks(ArrayRecord):
 
     blocks: Blocks
     category: Categories
+    #: there before the window and never freed in it; None where the totals were not recorded
     kept_bytes: int | None
-    """there before the window and never freed in it; None where the totals were not recorded"""
 
     def over_time(self, num_events: int) -> npt.NDArray[np.int64]:
         """Return bytes by category and event, without `kept`."""
-        change = np.zeros((len(CATEGORIES) - 1, num_events + 1), np.int64)
+        change = np.zeros((len(_CATEGORIES) - 1, num_events + 1), np.int64)
         b = self.blocks
         first = np.maximum(b.born, 0)  # from before the window: there from the first event on
         np.add.at(change, (self.category, first), b.size_bytes)
@@ -333,7 +329,6 @@ def categorised(events: MemoryEvents, blocks: Blocks, found: Passes, steps: Step
 
 
 def _stretches(found: Passes, steps: Steps, moment_ns: Int64s) -> Int64s:
-    """Return the number of the uninterrupted stretch of one phase in one step that each moment lies in."""
     edges = np.concatenate(
         (found.backward.start, found.backward.end, found.optimizer.start, found.optimizer.end, steps.start_ns)
     )
@@ -343,7 +338,6 @@ def _stretches(found: Passes, steps: Steps, moment_ns: Int64s) -> Int64s:
 def _like_the_others(
     blocks: Blocks, category: Categories, here: npt.NDArray[np.bool_], older: npt.NDArray[np.bool_], phase: Phases
 ) -> Categories:
-    """Return the category of blocks from before the window by that of later blocks of their size and end."""
     ended = here & (blocks.died != NOT_HERE) & (category != TEMPORARY)
     ends = [phase[blocks.died[which]].astype(np.int64) for which in (ended, older)]
     known, wanted = (
@@ -361,8 +355,8 @@ def _like_the_others(
 #
 # The curves behind the peak: what is changed in one category changes each of them, and the peak may move.
 
+# bytes by category after each event; None where a category is unknown
 Curves = Mapping[str, Int64s | None]
-"""bytes by category after each event; None where a category is unknown"""
 
 _OF_PURPOSE = {"temporaries": "temporary"}
 
@@ -371,14 +365,14 @@ _OF_PURPOSE = {"temporaries": "temporary"}
 class Moments(ArrayRecord):
     """Memory after each event on one device of one rank."""
 
+    #: of training; None where nothing tells it
     phase: Phases | None
-    """of training; None where nothing tells it"""
+    #: sums to what is allocated; None where a category is unknown and part of another
     by_category: Curves
-    """sums to what is allocated; None where a category is unknown and part of another"""
+    #: False where the host's own memory was recorded
     on_device: bool
-    """False where the host's own memory was recorded"""
+    #: False where what was there before the profiler is not in it
     is_whole: bool = True
-    """False where what was there before the profiler is not in it"""
 
     @property
     def allocated_bytes(self) -> Int64s:
@@ -414,7 +408,7 @@ def snapshot_moments(by_purpose: Mapping[str, tuple[int, ...] | None], phases: S
 
 def category_curves(events: MemoryEvents, categories: CategorisedBlocks, older: FromBefore) -> Curves:
     """Return bytes of each category after each event; `kept` and its parts only where the totals were recorded."""
-    curves = dict(zip(CATEGORIES, categories.over_time(len(events)), strict=False))
+    curves = dict(zip(_CATEGORIES, categories.over_time(len(events)), strict=False))
     return {**curves} if categories.kept_bytes is None else older.split(curves, categories.kept_bytes)
 
 
@@ -423,23 +417,21 @@ def held_events(run: Run, rank: Rank) -> tuple[MemoryEvents | None, FromBefore]:
 
     What the job counted on a rank without a device is older than the profiler's own totals: it is put below them.
     """
-    events, older = memory_events(rank), from_before(run, rank.rank)
+    events, older = _memory_events(rank), _from_before(run, rank.rank)
     if events is None or not events.on_host:
         return events, older
     counted = (older.weights_bytes or 0) + (older.optimizer_bytes or 0) + (older.communication_bytes or 0)
     return events.on_top_of(counted), replace(older, seen_whole=False)
 
 
-def from_before(run: Run, rank: int) -> FromBefore:
-    """Return what the job itself counted of a rank's weights, optimizer state and buckets, the latest count of each."""
+def _from_before(run: Run, rank: int) -> FromBefore:
     edges = [edge.bytes_by for edge in run.beside.memory if edge.rank == rank]
     counted = {name: size for edge in edges for name, size in edge.items()}
-    weights_bytes = counted.get("parameters", parameter_bytes(run))
+    weights_bytes = counted.get("parameters", _parameter_bytes(run))
     return FromBefore(weights_bytes, counted.get("optimizer"), counted.get("communication"))
 
 
-def parameter_bytes(run: Run) -> int | None:
-    """Return the bytes of one rank's parameters, from what the job wrote about its model."""
+def _parameter_bytes(run: Run) -> int | None:
     model = run.description.get("model")
     said = [model.get(name) for name in ("bytes", "parameters", "local_parameters")] if isinstance(model, dict) else []
     numbers = [n for n in said if isinstance(n, int) and n > 0]

@@ -35,41 +35,39 @@ from stepscope.trace.table import Int64s
 # (c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay
 # has to hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
 
-MIN_BLOCK = 512
-SMALL = 1 << 20
-NOT_HERE = -1
+_MIN_BLOCK = 512
+_SMALL = 1 << 20
+_NOT_HERE = -1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class History(ArrayRecord):
     """Every block of the history, and the totals after each event."""
 
+    #: of each block, as the allocator counts it
     size_bytes: Int64s
-    """of each block, as the allocator counts it"""
+    #: event that allocated it, NOT_HERE for before the history
     born: Int64s
-    """event that allocated it, NOT_HERE for before the history"""
+    #: event that gave it back, NOT_HERE for not within the history
     died: Int64s
-    """event that gave it back, NOT_HERE for not within the history"""
+    #: of its allocation, -1 where unknown
     stack: Int64s
-    """of its allocation, -1 where unknown"""
     address: Int64s
+    #: after each event
     allocated_bytes: Int64s
-    """after each event"""
+    #: None where the history does not fit the segments at its end
     reserved_bytes: Int64s | None
-    """None where the history does not fit the segments at its end"""
+    #: allocated before the first event
     before_bytes: int
-    """allocated before the first event"""
+    #: by which the replay and the snapshot differ at the end
     differs_bytes: int
-    """by which the replay and the snapshot differ at the end"""
 
     def alive(self, event: int) -> np.ndarray:
         """Return which blocks exist right after an event; -1 is before the first."""
-        return (self.born <= event) & ((self.died == NOT_HERE) | (self.died > event))
+        return (self.born <= event) & ((self.died == _NOT_HERE) | (self.died > event))
 
 
 class _Space:
-    """Free blocks by address, with where the memory around them ends."""
-
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.size: dict[int, int] = {}
@@ -81,7 +79,6 @@ class _Space:
             insort(self.edges, address)
 
     def give(self, address: int, size: int) -> None:
-        """Add a free block, merged with its free neighbours; none where a damaged history frees what is free."""
         at = bisect_right(self.starts, address)
         if size <= 0 or (at and self._end(at - 1) > address):
             return
@@ -96,7 +93,6 @@ class _Space:
         self.size[address] = size
 
     def take(self, address: int, wanted: int, *, expandable: bool) -> int:
-        """Return the size of the block that an allocation at an address gets; the rest stays free."""
         at = bisect_right(self.starts, address) - 1
         if at < 0 or self._end(at) <= address:
             return wanted  # from a segment that the history does not show
@@ -106,7 +102,7 @@ class _Space:
             insort(self.starts, start)
             self.size[start] = address - start
         rest = end - address - wanted
-        split = rest >= MIN_BLOCK if wanted <= SMALL or expandable else rest > SMALL
+        split = rest >= _MIN_BLOCK if wanted <= _SMALL or expandable else rest > _SMALL
         size = wanted if split and rest > 0 else end - address
         if address + size < end:
             insort(self.starts, address + size)
@@ -114,7 +110,6 @@ class _Space:
         return size
 
     def remove(self, address: int, size: int) -> None:
-        """Take free memory out: it went back to the device."""
         at = bisect_right(self.starts, address) - 1
         if at < 0 or self._end(at) <= address:
             return
@@ -133,9 +128,8 @@ class _Space:
         return bool(at) and self.edges[at - 1] == address
 
 
-def rounded(asked_bytes: int) -> int:
-    """Return the size that the allocator looks for: whole multiples of 512 bytes."""
-    return max(MIN_BLOCK, -(-asked_bytes // MIN_BLOCK) * MIN_BLOCK)
+def _rounded(asked_bytes: int) -> int:
+    return max(_MIN_BLOCK, -(-asked_bytes // _MIN_BLOCK) * _MIN_BLOCK)
 
 
 def history_of(snapshot: MemorySnapshot) -> History:
@@ -151,11 +145,11 @@ def history_of(snapshot: MemorySnapshot) -> History:
 
     def begin(at: int, length: int, event: int, of_stack: int) -> None:
         live[at] = len(size)
-        for column, value in ((size, length), (born, event), (died, NOT_HERE), (stack, of_stack), (address, at)):
+        for column, value in ((size, length), (born, event), (died, _NOT_HERE), (stack, of_stack), (address, at)):
             column.append(value)
 
     for at, (length, of_stack) in sorted(older.items()):
-        begin(at, length, NOT_HERE, of_stack)
+        begin(at, length, _NOT_HERE, of_stack)
     before_bytes = sum(size)
     change = np.zeros(len(snapshot.action), np.int64)
     reserved = np.zeros(len(snapshot.action), np.int64)
@@ -163,7 +157,7 @@ def history_of(snapshot: MemorySnapshot) -> History:
     rows = zip(snapshot.action, snapshot.address, snapshot.size_bytes, snapshot.stack, strict=True)
     for event, (action, at, asked, of_stack) in enumerate(rows):
         if action == ALLOC:
-            length = space.take(at, rounded(asked), expandable=snapshot.expandable)
+            length = space.take(at, _rounded(asked), expandable=snapshot.expandable)
             if at in live:  # a damaged history: what was there is gone
                 died[live[at]] = event
                 change[event] -= size[live[at]]
@@ -175,7 +169,7 @@ def history_of(snapshot: MemorySnapshot) -> History:
             change[event] = -size[block]
             waiting[at] = size[block]
         elif action == FREED:
-            space.give(at, waiting.pop(at, rounded(asked)))
+            space.give(at, waiting.pop(at, _rounded(asked)))
         elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
             if action == SEGMENT_ALLOC:
                 space.add_edge(at)
@@ -219,18 +213,17 @@ def _blocks_from_before(snapshot: MemorySnapshot) -> dict[int, tuple[int, int]]:
         for b in s.blocks
         if b.allocated and b.address not in first_action
     }
-    freed = {at: rounded(asked) for at, (action, asked) in first_action.items() if action == FREE}
+    freed = {at: _rounded(asked) for at, (action, asked) in first_action.items() if action == FREE}
     edges = sorted({*older, *freed, *(s.address + s.size_bytes for s in snapshot.segments)})
     for at, wanted in freed.items():
         after = bisect_right(edges, at)
         rest = edges[after] - at - wanted if after < len(edges) else 0
-        kept = 0 < rest < MIN_BLOCK if wanted <= SMALL or snapshot.expandable else 0 < rest <= SMALL
+        kept = 0 < rest < _MIN_BLOCK if wanted <= _SMALL or snapshot.expandable else 0 < rest <= _SMALL
         older[at] = (wanted + rest if kept else wanted, -1)
     return older
 
 
 def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -> _Space:
-    """Return what was free before the first event: segments from before, less the blocks in them."""
     space = _Space()
     new = {
         at
@@ -296,10 +289,10 @@ class Purposes(ArrayRecord):
     """What each block was for, and the parts of the history."""
 
     of_block: Int64s
+    #: of each event
     part: Int64s
-    """of each event"""
+    #: events at which an optimizer step was over
     step_ends: Int64s
-    """events at which an optimizer step was over"""
 
     def at(self, history: History, event: int) -> dict[str, int]:
         """Return bytes by purpose right after an event; they sum to what is allocated then."""
@@ -312,7 +305,7 @@ class Purposes(ArrayRecord):
         number = len(history.allocated_bytes)
         change = np.zeros((len(PURPOSES), number + 1), np.int64)
         np.add.at(change, (self.of_block, np.maximum(history.born, 0)), history.size_bytes)
-        gone = history.died != NOT_HERE
+        gone = history.died != _NOT_HERE
         np.add.at(change, (self.of_block[gone], history.died[gone]), -history.size_bytes[gone])
         return np.cumsum(change[:, :number], axis=1)
 
@@ -335,33 +328,32 @@ def purposes_of(
     out = np.full(len(history.size_bytes), UNKNOWN, np.int64)
     for i, (born, died, stack) in enumerate(zip(history.born, history.died, history.stack, strict=True)):
         kind = kinds[stack] if stack >= 0 else _StackKind()
-        if born != NOT_HERE and died != NOT_HERE and stretch[born] == stretch[died]:
+        if born != _NOT_HERE and died != _NOT_HERE and stretch[born] == stretch[died]:
             out[i] = TEMPORARIES
         elif kind.communicates:
             out[i] = COMMUNICATION
-        elif born == NOT_HERE:
+        elif born == _NOT_HERE:
             out[i] = _from_before(int(died), part, kind)
         else:
             out[i] = _by_part(int(born), int(died), part, ends, kind)
     said = storages or {}
     for i, (address, died) in enumerate(zip(history.address.tolist(), history.died.tolist(), strict=True)):
-        if died == NOT_HERE and address in said:
+        if died == _NOT_HERE and address in said:
             out[i] = _OF_STORAGE.get(said[address], out[i])
     out[_buckets(history, out, bucket_bytes)] = COMMUNICATION
     return Purposes(out, part, ends)
 
 
 def _buckets(history: History, of_block: Int64s, bucket_bytes: Sequence[int]) -> list[int]:
-    """Return the blocks that are DDP's buckets: older than the history, nobody's, and of a bucket's rounded size."""
-    stays = (history.born == NOT_HERE) & (history.died == NOT_HERE) & (of_block == UNKNOWN)
+    stays = (history.born == _NOT_HERE) & (history.died == _NOT_HERE) & (of_block == UNKNOWN)
     sizes = [(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]
     left = iter(sorted(sizes))
     found: list[int] = []
     held, block = next(left, (None, 0))
-    for size in map(rounded, sorted(bucket_bytes)):
+    for size in map(_rounded, sorted(bucket_bytes)):
         while held is not None and held < size:
             held, block = next(left, (None, 0))
-        if held is not None and held <= size + SMALL:  # what is left of a free block is split off above that only
+        if held is not None and held <= size + _SMALL:  # what is left of a free block is split off above that only
             found.append(block)
             held, block = next(left, (None, 0))
     return found
@@ -369,8 +361,6 @@ def _buckets(history: History, of_block: Int64s, bucket_bytes: Sequence[int]) ->
 
 @dataclass(frozen=True)
 class _StackKind:
-    """What the stack of an allocation tells."""
-
     python: bool = False
     backward: bool = False
     optimizer: bool = False
@@ -428,7 +418,6 @@ def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
 
 
 def _part_of(kind: _StackKind, last: Part, *, has_python: bool) -> Part:
-    """Return the part that an allocation with such a stack lies in; gathers come in forward and in backward."""
     if kind.optimizer:
         return Part.OPTIMIZER
     if kind.backward or (has_python and not kind.python):
@@ -437,7 +426,6 @@ def _part_of(kind: _StackKind, last: Part, *, has_python: bool) -> Part:
 
 
 def _step_ends(snapshot: MemorySnapshot, part: Int64s) -> Int64s:
-    """Return the last event of each optimizer step: by torch's notes, without them where its events end."""
     noted = [end for _, end in _optimizer_intervals(snapshot)]
     if noted:
         at = np.searchsorted(np.array(snapshot.time_us, np.int64), noted, side="right") - 1
@@ -467,7 +455,7 @@ def _within(begins: list[int], intervals: list[tuple[int, int]], time_us: int) -
 def _from_before(died: int, part: Int64s, kind: _StackKind) -> int:
     if kind.builds:
         return WEIGHTS
-    if died == NOT_HERE:
+    if died == _NOT_HERE:
         return UNKNOWN
     return ACTIVATIONS if part[died] == Part.BACKWARD else GRADIENTS if part[died] == Part.FORWARD else UNKNOWN
 
@@ -480,27 +468,27 @@ def _by_part(born: int, died: int, part: Int64s, step_ends: Int64s, kind: _Stack
     if kind.builds:
         return WEIGHTS
     next_end = int(np.searchsorted(step_ends, born))
-    survives = next_end < len(step_ends) and (died == NOT_HERE or died > step_ends[next_end])
+    survives = next_end < len(step_ends) and (died == _NOT_HERE or died > step_ends[next_end])
     return OTHER if survives else ACTIVATIONS
 
 
-MAX_HOLDERS = 15
-MAX_GAPS = 8
-MAX_POINTS = 400
+_MAX_HOLDERS = 15
+_MAX_GAPS = 8
+_MAX_POINTS = 400
 _MIN_LEAK_STEPS = 2
 _NODE = re.compile(r"(\w{1,100}Backward\d{0,3}|AccumulateGrad)::(?:apply|release_variables)")
-BEFORE = "(before the history)"
-NO_FRAMES = "(no stack recorded)"
+_BEFORE = "(before the history)"
+_NO_FRAMES = "(no stack recorded)"
 
 
 @dataclass(frozen=True)
 class LineBytes:
     """What one line of the user's code holds."""
 
+    #: `train.py:42 (forward)`
     place: str
-    """`train.py:42 (forward)`"""
+    #: what most of it is for
     purpose: str
-    """what most of it is for"""
     size_bytes: int
     blocks: int
 
@@ -513,8 +501,8 @@ class Moment:
     time_us: int | None
     allocated_bytes: int
     reserved_bytes: int | None
+    #: None is unknown, and then part of `unknown`; all but `reserved_unused` sum to what is allocated
     by_purpose: dict[str, int | None]
-    """None is unknown, and then part of `unknown`; all but `reserved_unused` sum to what is allocated"""
     by_line: tuple[LineBytes, ...]
 
 
@@ -545,26 +533,26 @@ class SnapshotView:
     device: int
     num_events: int
     num_segments: int
+    #: within the history; the process may have had more before it
     peak: Moment
-    """within the history; the process may have had more before it"""
     end: Moment
+    #: reserved, held by no tensor
     free_bytes: int
-    """reserved, held by no tensor"""
     largest_free_bytes: int
+    #: share of the free memory that no single request could use; None where nothing is free
     fragmentation: float | None
-    """share of the free memory that no single request could use; None where nothing is free"""
+    #: of segments without any tensor: emptying the cache gives them back
     unused_segment_bytes: int
-    """of segments without any tensor: emptying the cache gives them back"""
     gaps: tuple[Gap, ...]
+    #: allocated when each optimizer step of the history was over
     step_end_bytes: tuple[int, ...]
-    """allocated when each optimizer step of the history was over"""
     step_peak_bytes: tuple[int, ...]
     leaks: tuple[Leak, ...]
     timeline: dict[str, tuple[int, ...]]
+    #: at the moments of `timeline`; None is unknown, and then part of `unknown`
     by_purpose: dict[str, tuple[int, ...] | None]
-    """at the moments of `timeline`; None is unknown, and then part of `unknown`"""
+    #: forward, backward or optimizer, at the moments of `timeline`
     phases: tuple[str, ...]
-    """forward, backward or optimizer, at the moments of `timeline`"""
     reasons: dict[str, str]
 
 
@@ -578,7 +566,7 @@ def snapshot_view(
     history = history_of(snapshot)
     purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)
     last = len(snapshot.action) - 1
-    peak = int(history.allocated_bytes.argmax()) if last >= 0 else NOT_HERE
+    peak = int(history.allocated_bytes.argmax()) if last >= 0 else _NOT_HERE
     free = [b.size_bytes for s in snapshot.segments for b in s.blocks if not b.allocated]
     reasons = _reasons(snapshot, history, purposes, storages)
     return SnapshotView(
@@ -632,18 +620,17 @@ def _by_line(snapshot: MemorySnapshot, history: History, purposes: Purposes, eve
     of: dict[str, Counter[int]] = {}
     for i in np.flatnonzero(history.alive(event)):
         stack = int(history.stack[i])
-        place = places[stack] if stack >= 0 else BEFORE if history.born[i] == NOT_HERE else NO_FRAMES
+        place = places[stack] if stack >= 0 else _BEFORE if history.born[i] == _NOT_HERE else _NO_FRAMES
         held[place] += int(history.size_bytes[i])
         blocks[place] += 1
         of.setdefault(place, Counter())[int(purposes.of_block[i])] += int(history.size_bytes[i])
     return tuple(
         LineBytes(place, PURPOSES[of[place].most_common(1)[0][0]], size, blocks[place])
-        for place, size in held.most_common(MAX_HOLDERS)
+        for place, size in held.most_common(_MAX_HOLDERS)
     )
 
 
 def _places(snapshot: MemorySnapshot) -> list[str]:
-    """Return the user's line of every stack; backward has none, so its operator is named."""
     out = []
     for stack in snapshot.stacks:
         frames = [snapshot.frames[f] for f in stack]
@@ -652,7 +639,7 @@ def _places(snapshot: MemorySnapshot) -> list[str]:
             out.append(f"{own.file}:{own.line} ({own.function})")
         else:
             node = next((found for f in frames if (found := _NODE.search(f.function))), None)
-            out.append(f"backward: {node[1]}" if node else NO_FRAMES)
+            out.append(f"backward: {node[1]}" if node else _NO_FRAMES)
     return out
 
 
@@ -664,7 +651,7 @@ def _gaps(snapshot: MemorySnapshot) -> tuple[Gap, ...]:
         for b in s.blocks
         if not b.allocated
     ]
-    return tuple(sorted(found, key=lambda g: -g.size_bytes)[:MAX_GAPS])
+    return tuple(sorted(found, key=lambda g: -g.size_bytes)[:_MAX_GAPS])
 
 
 def _step_peaks(history: History, purposes: Purposes) -> tuple[int, ...]:
@@ -676,7 +663,6 @@ def _step_peaks(history: History, purposes: Purposes) -> tuple[int, ...]:
 
 
 def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tuple[Leak, ...]:
-    """Return lines that allocated in several steps what is all still there, the most first."""
     places = _places(snapshot)
     step = np.searchsorted(purposes.step_ends, history.born)
     born_at: dict[str, Counter[int]] = {}
@@ -684,7 +670,7 @@ def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tu
     for i in range(len(history.size_bytes)):
         stack = int(history.stack[i])
         if (
-            history.born[i] == NOT_HERE
+            history.born[i] == _NOT_HERE
             or stack < 0
             or purposes.of_block[i] != OTHER
             or step[i] >= len(purposes.step_ends)
@@ -692,7 +678,7 @@ def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tu
             continue
         place, size = places[stack], int(history.size_bytes[i])
         born_at.setdefault(place, Counter())[int(step[i])] += size
-        if history.died[i] == NOT_HERE:
+        if history.died[i] == _NOT_HERE:
             kept.setdefault(place, Counter())[int(step[i])] += size
     found = [
         Leak(place, len(steps), sum(steps.values()), sum(steps.values()) / len(steps))
@@ -703,7 +689,6 @@ def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tu
 
 
 def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int, ...]]:
-    """Return the largest moment of each of equally many events."""
     at = _largest_moments(history)
     begin = snapshot.time_us[0] if at else 0
     return {
@@ -714,7 +699,6 @@ def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int
 
 
 def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
-    """Return bytes by purpose at the moments of the timeline."""
     curves = purposes.over_time(history)[:, _largest_moments(history)]
     return {
         name: None if name in reasons and not curve.any() else tuple(curve.tolist())
@@ -724,14 +708,13 @@ def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) ->
 
 def _largest_moments(history: History) -> list[int]:
     total = len(history.allocated_bytes)
-    cuts = distinct(np.linspace(0, total, min(MAX_POINTS, total) + 1).astype(int))
+    cuts = distinct(np.linspace(0, total, min(_MAX_POINTS, total) + 1).astype(int))
     return [a + int(history.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)]
 
 
 def _reasons(
     snapshot: MemorySnapshot, history: History, purposes: Purposes, storages: Mapping[int, str] | None
 ) -> dict[str, str]:
-    """Return why something is unknown."""
     if not len(snapshot.action):
         why = "the snapshot has no history: record with torch.cuda.memory._record_memory_history()"
         return {name: why for name in PURPOSES if name != "unknown"}

@@ -36,7 +36,7 @@ from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
 
-KIND = "tp"
+_KIND = "tp"
 _PASSES = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
 
 
@@ -44,18 +44,18 @@ _PASSES = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
 class Layer:
     """One exchange of a pass, by its position in it; means over ranks, passes and steps."""
 
+    #: forward or backward
     part: str
-    """forward or backward"""
+    #: in the pass, from 0
     position: int
-    """in the pass, from 0"""
     size_bytes: float | None
     time_ns: int
     exposed_ns: int
     wait_ns: int | None
+    #: device compute since the exchange before
     compute_ns: int
-    """device compute since the exchange before"""
+    #: exposed time of the time since the exchange before
     share_pct: float
-    """exposed time of the time since the exchange before"""
     occurrences: int
 
 
@@ -63,8 +63,8 @@ class Layer:
 class RankTensorParallel(RankTraffic):
     """The exchanges of one rank, per step."""
 
+    #: exposed time of the step's period
     share_of_step_pct: float | None
-    """exposed time of the step's period"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def tensor_parallel_view(
     """Return the exchanges of tensor parallelism, None where there are none."""
     ranks, found = [], []
     for index, account in enumerate(accounts):
-        rows = strategy.rows_of(index, KIND)
+        rows = strategy.rows_of(index, _KIND)
         if account is None or not len(rows):
             continue
         ranks.append(_rank_view(shared, index, account, rows))
@@ -99,8 +99,6 @@ def _rank_view(shared: AlignedRun, index: int, account: RankAccount, rows: Int64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Exchanges(ArrayRecord):
-    """The exchanges of one rank, one element each."""
-
     part: Int64s
     position: Int64s
     size_bytes: Int64s
@@ -108,8 +106,8 @@ class _Exchanges(ArrayRecord):
     exposed_ns: Int64s
     wait_ns: Int64s
     compute_ns: Int64s
+    #: from the end of the one before to its own end
     since_ns: Int64s
-    """from the end of the one before to its own end"""
 
 
 def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, rows: Int64s) -> _Exchanges:
@@ -136,7 +134,6 @@ def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: Rank
 
 
 def _step_begins(rank: Rank, steps: npt.NDArray[np.int32], otherwise: Int64s) -> Int64s:
-    """Return when the device began each step's own work: the first layer does not begin with the step before it."""
     begins = np.full(num_steps(rank), np.iinfo(np.int64).max)
     mine = rank.work.step >= 0
     np.minimum.at(begins, rank.work.step[mine], rank.work.start_ns[mine])
@@ -145,7 +142,6 @@ def _step_begins(rank: Rank, steps: npt.NDArray[np.int32], otherwise: Int64s) ->
 
 
 def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int64s:
-    """Return each exchange's position in its pass: micro-batches repeat the same exchanges."""
     c, part = rank.collectives, strategy.phases[index][rows]
     backward = strategy.passes[index].backward
     passes = rank.steps.of(backward.start) if len(rank.steps) else np.zeros(len(backward), np.int32)
@@ -160,7 +156,6 @@ def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int6
 
 
 def _layers(found: Sequence[_Exchanges]) -> tuple[Layer, ...]:
-    """Return the mean of every exchange with the same part and position."""
     part, position, size, time, exposed, wait, compute, since = (
         np.concatenate([getattr(x, name) for x in found]) for name in _Exchanges.__dataclass_fields__
     )
@@ -189,29 +184,29 @@ def _layers(found: Sequence[_Exchanges]) -> tuple[Layer, ...]:
 # With a causal mask later parts of the sequence attend to more than earlier ones, so a plain split leaves ranks with
 # unequal work. The imbalance is the largest compute time of a rank against the mean.
 
-CONTEXT_PARALLEL_KIND = "cp"
+_CONTEXT_PARALLEL_KIND = "cp"
 
 
 @dataclass(frozen=True)
 class RankContextParallel(RankTraffic):
     """The exchanges of keys and values of one rank, per step."""
 
+    #: share of the exchanges' time that lies under other work
     hidden_pct: float | None
-    """share of the exchanges' time that lies under other work"""
+    #: exposed time of the step's period
     share_of_step_pct: float | None
-    """exposed time of the step's period"""
+    #: device compute of the window's steps
     compute_ns: int
-    """device compute of the window's steps"""
 
 
 @dataclass(frozen=True)
 class ContextParallelView:
     """Context parallelism of the run."""
 
+    #: ring (sends and receives), exchange (all-to-all) or gather
     by: str
-    """ring (sends and receives), exchange (all-to-all) or gather"""
+    #: largest compute time of a rank against the mean, None with fewer than two ranks
     compute_imbalance: float | None
-    """largest compute time of a rank against the mean, None with fewer than two ranks"""
     ranks: tuple[RankContextParallel, ...]
     over_ranks: dict[str, Spread]
 
@@ -223,7 +218,7 @@ def context_parallel_view(
     ranks = [
         _context_parallel_rank_view(shared, strategy, index, account)
         for index, account in enumerate(accounts)
-        if account is not None and len(strategy.rows_of(index, CONTEXT_PARALLEL_KIND))
+        if account is not None and len(strategy.rows_of(index, _CONTEXT_PARALLEL_KIND))
     ]
     if not ranks:
         return None
@@ -240,7 +235,7 @@ def _context_parallel_rank_view(
     shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount
 ) -> RankContextParallel:
     rank = shared.run.ranks[index]
-    traffic = rank_traffic(shared, index, strategy.rows_of(index, CONTEXT_PARALLEL_KIND), account)
+    traffic = rank_traffic(shared, index, strategy.rows_of(index, _CONTEXT_PARALLEL_KIND), account)
     return RankContextParallel(
         **vars(traffic),
         hidden_pct=hidden_pct(traffic),
@@ -250,7 +245,7 @@ def _context_parallel_rank_view(
 
 
 def _by(strategy: Strategy) -> str:
-    ops = {use.op for d in strategy.dimensions if d.kind == CONTEXT_PARALLEL_KIND for use in d.uses}
+    ops = {use.op for d in strategy.dimensions if d.kind == _CONTEXT_PARALLEL_KIND for use in d.uses}
     if ops & {"send", "recv", "send_recv"}:
         return "ring"
     return "exchange" if "all_to_all" in ops else "gather"
@@ -266,7 +261,7 @@ def _by(strategy: Strategy) -> str:
 #
 # The imbalance is the largest load against the mean: all ranks wait for the fullest one.
 
-KINDS = ("ep", "embedding")
+_KINDS = ("ep", "embedding")
 
 Floats = npt.NDArray[np.float64]
 
@@ -279,36 +274,36 @@ class RankExperts:
     count: float
     sent_bytes: float | None
     received_bytes: float | None
+    #: on the uneven side of each exchange; None where the exchanges could not be matched across ranks
     load_bytes: float | None
-    """on the uneven side of each exchange; None where the exchanges could not be matched across ranks"""
     time_ns: int
     exposed_ns: int
     wait_ns: int | None
     transfer_ns: int | None
+    #: largest against mean amount it sends to a peer, in its most uneven exchange; None where not recorded
     routing_imbalance: float | None
-    """largest against mean amount it sends to a peer, in its most uneven exchange; None where not recorded"""
 
 
 @dataclass(frozen=True)
 class ExpertsView:
     """Expert parallelism (or sharded embeddings) of the run."""
 
+    #: ep or embedding
     kind: str
-    """ep or embedding"""
+    #: load of the fullest rank against the mean, over all exchanges; 1 is even
     imbalance: float | None
-    """load of the fullest rank against the mean, over all exchanges; 1 is even"""
+    #: the largest imbalance of a single exchange
     worst_exchange: float | None
-    """the largest imbalance of a single exchange"""
+    #: None where all are equally full, or unknown
     fullest_rank: int | None
-    """None where all are equally full, or unknown"""
     ranks: tuple[RankExperts, ...]
     over_ranks: dict[str, Spread]
 
 
 def experts_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ExpertsView | None:
     """Return the token exchanges of a run, None where there are none."""
-    kind = next((d.kind for d in strategy.dimensions if d.kind in KINDS), None)
-    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, *KINDS))]
+    kind = next((d.kind for d in strategy.dimensions if d.kind in _KINDS), None)
+    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, *_KINDS))]
     if kind is None or not used:
         return None
     load, worst = _loads(shared, strategy)
@@ -328,7 +323,7 @@ def experts_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[Rank
 def _rank_experts(
     shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, load: float
 ) -> RankExperts:
-    rank, rows = shared.run.ranks[index], strategy.rows_of(index, *KINDS)
+    rank, rows = shared.run.ranks[index], strategy.rows_of(index, *_KINDS)
     assert account is not None
     traffic, steps, c = rank_traffic(shared, index, rows, account), num_steps(rank), rank.collectives
     return RankExperts(
@@ -346,11 +341,10 @@ def _rank_experts(
 
 
 def _loads(shared: AlignedRun, strategy: Strategy) -> tuple[Floats, float | None]:
-    """Return each rank's load over the window in bytes, NaN where unknown, and the worst single exchange."""
     matches, ranks = shared.matches, shared.run.ranks
     load = np.full(len(ranks), np.nan)
     worst: float | None = None
-    mine = [set(strategy.rows_of(i, *KINDS).tolist()) for i in range(len(ranks))]
+    mine = [set(strategy.rows_of(i, *_KINDS).tolist()) for i in range(len(ranks))]
     for m in np.flatnonzero(matches.op == OP_CODE["all_to_all"]).tolist():
         members = slice(matches.first[m], matches.first[m + 1])
         index, row = matches.rank_index[members], matches.row[members]
@@ -371,7 +365,6 @@ def _imbalance(amounts: Floats) -> float:
 
 
 def _routing_imbalance(rank: Rank, rows: Int64s) -> float | None:
-    """Return how unevenly this rank sends to its peers in the most uneven exchange, from the recorded amounts."""
     records = rank.collectives.record_row[rows]
     texts = distinct(rank.trace.arg("in_split").at(records[records >= 0], missing=-1))
     lists = [amounts for text in texts.tolist() if (amounts := _amounts(rank.trace.text(text)))]
@@ -379,7 +372,6 @@ def _routing_imbalance(rank: Rank, rows: Int64s) -> float | None:
 
 
 def _amounts(text: str | None) -> list[float] | None:
-    """Return a recorded list of amounts; a shortened one (`[1, 2, ...]`) is no list."""
     try:
         found = parsed_json(text or "[]").value
     except ValueError:

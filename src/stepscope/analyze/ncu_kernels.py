@@ -32,16 +32,16 @@ from stepscope.trace.table import NO_STRING, Int64s
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|short|char|bool|long long)\)(?=[-\w])")
 _NO_NAME = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
 _WORD = re.compile(r"[A-Za-z_]\w+|\d+")
+# words that one spelling has and another leaves out
 _FILLERS = frozenset(
     {
         *("void", "int", "char", "unsigned", "long", "const", "operator", "lambda", "instance"),
         *("at", "native", "std", "array"),
     }
 )
-"""words that one spelling has and another leaves out"""
 _TYPE_NUMBER = re.compile(r"^T\d+$|^\d+ul$|^ul$")
-MIN_ALIKE = 0.3
-"""words that two spellings of one kernel have in common at least, of all their words"""
+# words that two spellings of one kernel have in common at least, of all their words
+_MIN_ALIKE = 0.3
 
 
 def kernels_named(names: Iterable[str], kernels: Iterable[str]) -> dict[str, str]:
@@ -78,7 +78,7 @@ def _meant(name: str, candidates: list[str], words: dict[str, frozenset[str]]) -
     alike = sorted(((_share(mine, words[kernel]), kernel) for kernel in candidates), reverse=True)
     best, kernel = alike[0] if alike else (0.0, "")
     is_clear = len(alike) < 2 or best > alike[1][0]
-    return kernel if is_clear and best >= MIN_ALIKE else None
+    return kernel if is_clear and best >= _MIN_ALIKE else None
 
 
 def _share(one: frozenset[str], other: frozenset[str]) -> float:
@@ -90,19 +90,19 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(w for w in _WORD.findall(plain) if w not in _FILLERS and not _TYPE_NUMBER.match(w))
 
 
+# name, grid and block
 _Class = tuple[str, str | None, str | None]
-"""name, grid and block"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeasuredRows(ArrayRecord):
     """The launch of Nsight Compute that stands for each row of a rank's work."""
 
+    #: index into `launches`, -1 where none was measured
     launch: Int64s
-    """index into `launches`, -1 where none was measured"""
     launches: tuple[KernelMetrics, ...]
+    #: measured launches that no kernel of the rank is
     unjoined: int
-    """measured launches that no kernel of the rank is"""
 
     def values(self, metric: str) -> Floats:
         """Return a metric of each row, NaN where it was not measured."""
@@ -152,7 +152,6 @@ def measured_warnings(run: Run) -> list[str]:
 
 
 def _classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
-    """Return the rows of each kind of launch, by start."""
     trace, work = rank.trace, rank.work
     grid, block = (trace.arg(name).at(work.row[rows], missing=NO_STRING) for name in ("grid", "block"))
     keys = np.stack((work.name[rows].astype(np.int64), grid, block), axis=1)
@@ -167,7 +166,6 @@ def _classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
 
 
 def _class_of(name: str, launch: KernelMetrics, classes: dict[_Class, Int64s]) -> _Class | None:
-    """Return the kind of launch that a measured one is of; any of that name where the trace has no grids."""
     exact = name, _text(launch.grid), _text(launch.block)
     if exact in classes:
         return exact

@@ -21,8 +21,8 @@ from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import NO_STRING, Int64s
 
 _HOST_DEVICE_TYPE = 0
+# slots for each key up to which a table of all possible keys is quicker than sorting them
 _MAX_SPREAD = 32
-"""slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
 
 class GroupBy(Enum):
@@ -37,15 +37,15 @@ class Operator:
     """One operator over the whole window: means per rank, so that 8 ranks read like one."""
 
     name: str
+    #: input shapes as recorded: of all its calls when grouped by shape, else of the most expensive one
     shapes: str | None
-    """input shapes as recorded: of all its calls when grouped by shape, else of the most expensive one"""
     calls: float
     host_self_ns: float
     host_total_ns: float
     device_self_ns: float
     device_total_ns: float
+    #: allocated minus freed; None where memory was not recorded
     host_memory_bytes: float | None
-    """allocated minus freed; None where memory was not recorded"""
     device_memory_bytes: float | None
 
 
@@ -54,20 +54,20 @@ class OperatorTable:
     """All operators of a run, by device time, then host time. Times are means per rank."""
 
     operators: tuple[Operator, ...]
+    #: time in which a thread was inside an operator, all threads added: what the self times sum to
     host_busy_ns: float
-    """time in which a thread was inside an operator, all threads added: what the self times sum to"""
+    #: duration of all device work, streams added
     device_busy_ns: float
-    """duration of all device work, streams added"""
+    #: of it: launched before the window or outside of any operator
     device_without_operator_ns: float
-    """of it: launched before the window or outside of any operator"""
 
     def top(self, count: int, *, by: str = "device_self_ns") -> tuple[Operator, ...]:
         """Return the `count` operators that are largest in one of their numbers."""
         return tuple(sorted(self.operators, key=lambda o: -(getattr(o, by) or 0))[:count])
 
 
+# What `OperatorTable.top` can sort by.
 SORTABLE = tuple(f.name for f in fields(Operator) if f.name not in ("name", "shapes"))
-"""What `OperatorTable.top` can sort by."""
 
 
 def operator_table(
@@ -97,8 +97,6 @@ def operator_table(
 
 @dataclass
 class _Sums:
-    """One operator's sums while ranks are added."""
-
     numbers: dict[str, float] = field(default_factory=dict)
     costliest: tuple[float, float] = (-1.0, -1.0)
     shapes: str | None = None
@@ -124,16 +122,14 @@ class _Sums:
         )
 
 
+# an operator's name, and the shapes where they tell operators apart
 Group = tuple[str, str | None]
-"""an operator's name, and the shapes where they tell operators apart"""
+# an operator with its sums, what its costliest call took on device and host, and that call's shapes
 GroupSums = tuple[Group, dict[str, float], tuple[float, float], str | None]
-"""an operator with its sums, what its costliest call took on device and host, and that call's shapes"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _RankSums(ArrayRecord):
-    """The operators of one rank."""
-
     host_ns: float
     device_ns: float
     orphan_ns: float
@@ -141,7 +137,6 @@ class _RankSums(ArrayRecord):
 
 
 def _of_rank(rank: Rank, calls: HostCalls, group_by: GroupBy) -> _RankSums:
-    """Return the sums of a rank. Calls are many, so their numbers are made one after the other and added up at once."""
     keys, group, count = _keys(rank, calls, group_by)
     totals = {"calls": count.astype(float)}
     host_self = calls.self_ns()
@@ -170,7 +165,6 @@ def _of_rank(rank: Rank, calls: HostCalls, group_by: GroupBy) -> _RankSums:
 
 
 def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
-    """Return the net bytes each call allocated itself."""
     trace = rank.trace
     events = np.flatnonzero(of_kinds(rank.kinds, (EventKind.MEMORY,)))
     if not len(events):
@@ -204,7 +198,6 @@ def _groups(
     worst: Sequence[tuple[float, float]],
     group_by: GroupBy,
 ) -> list[GroupSums]:
-    """Return the sums of one rank's calls, group by group."""
     trace, by_shape = rank.trace, group_by is GroupBy.NAME_AND_SHAPE
     dims = trace.arg("input_dims").at(calls.row[costliest], missing=NO_STRING).tolist()
     rows = zip(*(values.tolist() for values in totals.values()), strict=True)
@@ -252,7 +245,6 @@ def _may_nest(calls: HostCalls, group: Int64s, num_groups: int) -> Mask:
 
 
 def _costliest(group: Int64s, device: Floats, host: Floats, num_groups: int) -> Int64s:
-    """Return for each group the call with the most device time, the most host time among equals."""
     on_device = np.flatnonzero(device > 0)
     of, values = group.take(on_device), device.take(on_device)
     most_device = np.zeros(num_groups)

@@ -52,22 +52,21 @@ Floats = npt.NDArray[np.float64]
 class OwnTime(ArrayRecord):
     """The steps of a rank before it is known when it waited."""
 
+    #: per step: the host's span less what recording it cost, which differs between equal hosts
     host_ns: Int64s
-    """per step: the host's span less what recording it cost, which differs between equal hosts"""
+    #: when the host was blocked and the device ran nothing but communication; without a device: in a collective and
+    #: computing nothing. Waiting there is no own time; blocked by the device's own work is: the one cannot go on before
+    #: the other
     idle: Intervals
-    """when the host was blocked and the device ran nothing but communication; without a device: in a collective and
-    computing nothing. Waiting there is no own time; blocked by the device's own work is: the one cannot go on before
-    the other"""
+    #: per step: the work launched in it; None without a device
     device_ns: Int64s | None
-    """per step: the work launched in it; None without a device"""
+    #: communication with nothing beside it, step by step; sorted within a step only
     alone: Intervals
-    """communication with nothing beside it, step by step; sorted within a step only"""
+    #: index of the step that launched it
     alone_step: npt.NDArray[np.int64]
-    """index of the step that launched it"""
 
 
-def own_time(rank: Rank) -> OwnTime:
-    """Return what a rank's trace alone says of its own time."""
+def _own_time(rank: Rank) -> OwnTime:
     steps = rank.steps
     span = steps.end_ns - steps.start_ns
     if not rank.has_device:
@@ -91,7 +90,6 @@ def own_time(rank: Rank) -> OwnTime:
 
 
 def _in_steps(rank: Rank, some: npt.NDArray[np.intp]) -> tuple[Int64s, Intervals]:
-    """Return when some of the device's work ran, step by step, and the step of each interval."""
     work = rank.work
     return union_by(work.step[some], work.start_ns[some], work.end_ns[some])
 
@@ -150,7 +148,7 @@ def outlined(rank: Rank) -> OutlinedRank:
         on_device=rank.has_device,
         its_device=rank.device,
         window=rank_account(rank),
-        own=own_time(rank),
+        own=_own_time(rank),
     )
 
 
@@ -161,7 +159,7 @@ def window_of(rank: Rank) -> RankAccount | None:
 
 def own_time_of(rank: Rank) -> OwnTime:
     """Return what a rank's own time follows from, which is kept of an outlined one."""
-    return rank.own if isinstance(rank, OutlinedRank) else own_time(rank)
+    return rank.own if isinstance(rank, OutlinedRank) else _own_time(rank)
 
 
 def _without_events(trace: Trace) -> Trace:

@@ -32,20 +32,20 @@ from stepscope.trace.classify import EventKind
 class Cost:
     """What something took per step: the mean over steps, and over ranks where it is of several."""
 
+    #: the host's own time: operators and Python, without waiting
     host_ns: float = 0.0
-    """the host's own time: operators and Python, without waiting"""
+    #: the host waited in it: for the device, or for a collective on a rank without one
     blocked_ns: float = 0.0
-    """the host waited in it: for the device, or for a collective on a rank without one"""
+    #: kernels, copies and sets, without communication; they may overlap
     device_ns: float = 0.0
-    """kernels, copies and sets, without communication; they may overlap"""
+    #: communication, with waiting for late ranks
     comm_ns: float = 0.0
-    """communication, with waiting for late ranks"""
+    #: communication while the device computed and copied nothing
     exposed_ns: float = 0.0
-    """communication while the device computed and copied nothing"""
+    #: None where no operator of it has a known cost
     flops: float | None = None
-    """None where no operator of it has a known cost"""
+    #: allocated, never mind when it was freed; None where memory was not recorded
     memory_bytes: float | None = None
-    """allocated, never mind when it was freed; None where memory was not recorded"""
 
     @property
     def largest_ns(self) -> float:
@@ -59,18 +59,18 @@ class LineCost:
 
     file: str
     line: int
+    #: see `Frame.line_to`
     line_to: int
-    """see `Frame.line_to`"""
     function: str
     is_user: bool
     own: Cost
     inclusive: Cost
+    #: of `inclusive`: in backward passes
     backward: Cost
-    """of `inclusive`: in backward passes"""
+    #: `inclusive` of each rank
     by_rank: dict[int, Cost]
-    """`inclusive` of each rank"""
+    #: the module in which most of its time lies, None where it lies in none
     module: str | None
-    """the module in which most of its time lies, None where it lies in none"""
 
     @property
     def owner(self) -> str:
@@ -101,12 +101,12 @@ class CodeCosts:
     lines: tuple[LineCost, ...]
     modules: tuple[ModuleCost, ...]
     total: Cost
+    #: what has no line
     unowned: Cost
-    """what has no line"""
+    #: whether lines are those being executed; else those where functions are defined
     exact_lines: bool
-    """whether lines are those being executed; else those where functions are defined"""
+    #: that have owners
     ranks: tuple[int, ...]
-    """that have owners"""
 
     @property
     def unowned_host_share(self) -> float | None:
@@ -125,8 +125,8 @@ class CodeCosts:
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+# things with their owners, and what they take by column
 Pieces = list[tuple[OwnedWork, dict[str, npt.NDArray[Any]]]]
-"""things with their owners, and what they take by column"""
 
 _MAX_PACKED = 1 << 62
 COLUMNS = tuple(f.name for f in fields(Cost))
@@ -139,8 +139,8 @@ class OwnerSums(ArrayRecord):
 
     owner: OwnedWork
     amount: Floats
+    #: per column: whether it was recorded at all
     known: Mask
-    """per column: whether it was recorded at all"""
 
 
 def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
@@ -156,7 +156,7 @@ def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     pieces: Pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
     pieces.append((owned.by_work, {"device_ns": duration * ~is_comm}))
     asked = c.step >= 0
-    exposed = covered_ns(exposed_comm(rank), c.start_ns, c.end_ns)
+    exposed = covered_ns(_exposed_comm(rank), c.start_ns, c.end_ns)
     pieces.append((owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * asked, "exposed_ns": exposed * asked}))
     counted = calls.counted & (calls.step >= 0)
     pieces.append((owned.of_rows(calls.calls.row[counted]), {"flops": calls.flops[counted]}))
@@ -174,8 +174,7 @@ def host_waits(rank: Rank) -> Intervals:
     return subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
 
 
-def exposed_comm(rank: Rank) -> Intervals:
-    """Return when communication ran and nothing was computed or copied."""
+def _exposed_comm(rank: Rank) -> Intervals:
     if not rank.has_device:
         return host_waits(rank)
     work = rank.work
@@ -184,7 +183,6 @@ def exposed_comm(rank: Rank) -> Intervals:
 
 
 def _allocations(rank: Rank) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Return the events that allocate memory (of the device where there is one) in recorded steps, and how much."""
     rows = np.flatnonzero(rank.kinds == EventKind.MEMORY)
     trace = rank.trace
     size = trace.arg("alloc_bytes").at(rows, missing=0)
@@ -194,7 +192,6 @@ def _allocations(rank: Rank) -> tuple[npt.NDArray[np.int64], Floats]:
 
 
 def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
-    """Return pieces with owners as one row per distinct owner."""
     key = np.concatenate(
         [np.stack((o.stack, o.caller, o.module, o.backward.astype(np.int32)), axis=1) for o, _ in pieces]
     )
@@ -213,7 +210,6 @@ def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
 
 
 def _packed(key: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return one number for each row of a few columns of small numbers from -1 on."""
     out, size = np.zeros(len(key), np.int64), 1
     for column in key.T.astype(np.int64):
         base = int(column.max(initial=0)) + 2
@@ -285,8 +281,6 @@ def _line_costs(
 
 
 class _CostsByKey(Generic[Key]):
-    """Costs by key: own, inclusive and of that in backward, of each rank."""
-
     def __init__(self, ranks: Sequence[int], known: Mask) -> None:
         self.amounts: dict[Key, Floats] = {}
         self._ranks, self._known = ranks, known
@@ -318,7 +312,6 @@ def _cost(amount: Floats, known: Mask) -> Cost:
 def _add_lines(
     lines: _CostsByKey[Line], modules: _CostsByKey[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
 ) -> None:
-    """Add each owner's cost to the lines of its stack, and to those of where it was called."""
     place, users, sets = [(f.file, f.line) for f in owned.frames], owned.stacks.innermost_user, owned.stacks.lines
     innermost = np.where(users >= 0, users, owned.stacks.innermost).tolist()
     for stack, _, module, _, amount in _rows(sums):
@@ -355,7 +348,6 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
 
 
 def _favourites(found: _CostsByKey[tuple[Line, str]]) -> dict[Line, str]:
-    """Return for each line the module that holds most of its time."""
     best: dict[Line, tuple[float, str]] = {}
     times = slice(0, COLUMNS.index("exposed_ns"))
     for (line, module), amount in found.amounts.items():
@@ -383,18 +375,18 @@ OTHERS = "others"
 class CodeNode:
     """One line or module with all that it contains, ns per step."""
 
+    #: `train.py:42`, `layers.3`; OTHERS for small ones together; empty at the root
     name: str
-    """`train.py:42`, `layers.3`; OTHERS for small ones together; empty at the root"""
+    #: what to show: the function of a line, the last part of a module's path
     label: str
-    """what to show: the function of a line, the last part of a module's path"""
+    #: with waiting
     host_ns: float
-    """with waiting"""
+    #: with communication
     device_ns: float
-    """with communication"""
     comm_ns: float
     exposed_ns: float
+    #: of `host_ns`
     backward_host_ns: float
-    """of `host_ns`"""
     backward_device_ns: float
     children: tuple["CodeNode", ...]
 
@@ -425,12 +417,11 @@ def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTre
     return CodeTrees(_bounded(lines), _bounded(modules))
 
 
+# (name, label) of lines or modules, outermost first
 Path = tuple[tuple[str, str], ...]
-"""(name, label) of lines or modules, outermost first"""
 
 
 def _line_paths(owned: Ownership) -> list[Path]:
-    """Return the lines of the user's in each stack; the innermost of a library where there is none."""
     names = [(f"{f.file}:{f.line}", f.function) for f in owned.frames]
 
     def grown(above: Path, frame: int) -> Path:
@@ -450,8 +441,6 @@ def _module_path(path: str) -> Path:
 
 @dataclass(eq=False, repr=False)
 class _GrowingNode(ArrayRecord):
-    """A tree while it grows: all that is inside a node, and of that in backward."""
-
     label: str = ""
     inside: Floats = field(default_factory=lambda: np.zeros(len(COLUMNS)))
     backward: Floats = field(default_factory=lambda: np.zeros(len(COLUMNS)))
@@ -471,12 +460,10 @@ class _GrowingNode(ArrayRecord):
 
     @property
     def weight(self) -> float:
-        """Return how much there is to see of it in any picture."""
         return float(max(self.inside[_HOST] + self.inside[_BLOCKED], self.inside[_DEVICE] + self.inside[_COMM]))
 
 
 def _bounded(root: _GrowingNode) -> CodeNode:
-    """Return a tree of at most about MAX_NODES nodes: those below the smallest weight that fits are put together."""
     weights = sorted(_weights(root), reverse=True)
     least = weights[MAX_NODES // 2] if len(weights) > MAX_NODES // 2 else 0.0
     return _node("", root, least)

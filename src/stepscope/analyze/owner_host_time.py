@@ -23,21 +23,21 @@ from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-MIN_SHARED_GAP_NS = 5_000
-"""a shorter gap goes to whoever had most of it"""
+# a shorter gap goes to whoever had most of it
+_MIN_SHARED_GAP_NS = 5_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GapShares(ArrayRecord):
     """Stacks that ran in the gaps before calls, with their shares: gap g has the entries `first[g]:first[g + 1]`."""
 
+    #: the gap before each call, -1 where nothing is known of it
     gap_of_call: Int64s
-    """the gap before each call, -1 where nothing is known of it"""
     first: Int64s
     stack: npt.NDArray[np.int32]
     share: npt.NDArray[np.float64]
+    #: the gap after the training thread's last call, -1 where nothing is known of it
     last: int = -1
-    """the gap after the training thread's last call, -1 where nothing is known of it"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +46,8 @@ class Spans(ArrayRecord):
 
     start_ns: Int64s
     end_ns: Int64s
+    #: the innermost call, -1 for none
     call: Int64s
-    """the innermost call, -1 for none"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -81,7 +81,7 @@ def host_time(
     )
     parts = []
     for thread in sorted({int(marks.main_thread), *marks.autograd_threads.tolist()}):
-        spans = thread_spans(calls, thread, begin, end)
+        spans = _thread_spans(calls, thread, begin, end)
         in_python = (spans.call < 0) | is_range[spans.call] if len(calls) else np.ones(len(spans), bool)
         if thread == marks.main_thread:
             part = _owned(calls, thread, spans, in_python, by_call, gaps, between, asked)
@@ -94,8 +94,6 @@ def host_time(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _EngineCalls(ArrayRecord):
-    """When the engine's threads began operators, and where each had been called from on the training thread."""
-
     when_ns: Int64s
     caller: npt.NDArray[np.int32]
 
@@ -114,7 +112,6 @@ def _owned(
     between: Callable[[Int64s, Int64s], OwnedWork],
     asked: _EngineCalls | None,
 ) -> HostTime:
-    """Return the spans of one thread with owners; those of Python cut by the shares of its stacks."""
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
     after = low + np.searchsorted(calls.start_ns[low:high], spans.start_ns, side="right")
     following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
@@ -132,7 +129,6 @@ def _owned(
 
 
 def _inside_hook(calls: HostCalls, by_call: OwnedWork, call: Int64s, previous: Int64s, following: Int64s) -> Mask:
-    """Return which spans of an autograd node's own time lie between two operators of a line that ran inside it."""
     if not len(calls):
         return np.zeros(len(call), bool)
     stack = by_call.stack
@@ -192,7 +188,6 @@ def _around_backward(
 
 
 def _beside(span: int, same_gap: Mask, worked: set[int]) -> list[int]:
-    """Return the spans of the same gap before and after one, up to another for which the engine worked."""
     found = []
     before, after = span - 1, span + 1
     while before >= 0 and same_gap[before] and before not in worked:
@@ -205,10 +200,9 @@ def _beside(span: int, same_gap: Mask, worked: set[int]) -> list[int]:
 
 
 def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
-    """Return the spans with those of a known gap cut into its stacks' shares."""
     count = np.where(gap >= 0, np.diff(gaps.first)[gap], 0)
     duration = whole.end_ns - whole.start_ns
-    short = (duration < MIN_SHARED_GAP_NS) & (count > 0)
+    short = (duration < _MIN_SHARED_GAP_NS) & (count > 0)
     largest = _largest(gaps)
     pieces = np.where(short | (count == 0), 1, count)
     span = np.repeat(np.arange(len(whole)), pieces)
@@ -229,13 +223,11 @@ def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
 
 
 def _largest(gaps: GapShares) -> Int64s:
-    """Return the entry with the largest share of each gap, one more for none."""
     order = np.lexsort((gaps.share, np.repeat(np.arange(len(gaps.first) - 1), np.diff(gaps.first))))
     return np.append(order[gaps.first[1:] - 1] if len(order) else np.empty(0, np.int64), 0)
 
 
 def _running_share(share: npt.NDArray[np.float64], pieces: Int64s) -> npt.NDArray[np.float64]:
-    """Return the sum of shares up to each piece within its span; the last one is 1."""
     total = np.cumsum(share)
     before = np.repeat(np.concatenate(([0.0], total[np.cumsum(pieces)[:-1] - 1])), pieces) if len(pieces) else total
     until = total - before
@@ -244,7 +236,6 @@ def _running_share(share: npt.NDArray[np.float64], pieces: Int64s) -> npt.NDArra
 
 
 def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
-    """Return the training thread's Python cut where the engine's thread worked meanwhile."""
     waits = part.is_python & (covered_ns(engine, part.start_ns, part.end_ns) > 0)
     if not waits.any():
         return part
@@ -265,7 +256,6 @@ def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
 
 
 def _joined(parts: list[HostTime]) -> HostTime:
-    """Return the times of several threads as one."""
     owners = [part.owner for part in parts]
     no_ids, no_time, no_mask = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool)
     return HostTime(
@@ -286,8 +276,7 @@ def _joined(parts: list[HostTime]) -> HostTime:
 # What was innermost on a thread at each moment ----------------------------------------------------------------------
 
 
-def thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> Spans:
-    """Return what was innermost on a thread from `start_ns` to `end_ns`."""
+def _thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> Spans:
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
     own = np.arange(low, high)
     end = np.minimum(calls.end_ns[own], _next_beside(calls, own))
@@ -304,7 +293,6 @@ def thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> S
 
 
 def _next_beside(calls: HostCalls, own: Int64s) -> Int64s:
-    """Return when the next call of the same caller begins: where two cross, what lies in both is the later one's."""
     out = np.full(len(own), np.iinfo(np.int64).max)
     order = np.lexsort((own, calls.parent[own]))
     parent, start = calls.parent[own][order], calls.start_ns[own][order]

@@ -33,20 +33,17 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _StepCalls(ArrayRecord):
-    """The calls of recorded steps that have a stack, in the order of the tree of stacks."""
-
     owned: Ownership
     sets: LineSets
+    #: of each call's stack
     place: Int64s
-    """of each call's stack"""
+    #: in `owned.calls`
     row: Int64s
-    """in `owned.calls`"""
     step: npt.NDArray[np.int32]
+    #: an operator that no other is around, outside backward
     is_top: Mask
-    """an operator that no other is around, outside backward"""
 
     def of_line(self, line: int) -> Int64s:
-        """Return the calls that have a line in their stack, as places in these columns."""
         edges = [np.searchsorted(self.place, ends) for ends in self.sets.ranges(line)]
         return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high) for low, high in edges)])
 
@@ -56,20 +53,20 @@ class LineWork(ArrayRecord):
     """What one line did on one rank, in all recorded steps."""
 
     line: Line
+    #: in `calls.sets`
     number: int
-    """in `calls.sets`"""
     calls: _StepCalls
+    #: autograd ran something back through what it did, or it called backward
     has_backward: bool
-    """autograd ran something back through what it did, or it called backward"""
     optimizes: bool
+    #: copies from the device to the host
     to_host: int
-    """copies from the device to the host"""
     to_device: int
     collectives: int
+    #: without communication
     device_ns: int
-    """without communication"""
+    #: operators that no other is around
     has_calls: bool
-    """operators that no other is around"""
 
     @cached_property
     def stacks(self) -> Int64s:
@@ -132,14 +129,14 @@ class RankLines(ArrayRecord):
 
     owned: Ownership
     lines: dict[Line, LineWork]
+    #: modules that autograd ran back through
     trained: frozenset[str]
-    """modules that autograd ran back through"""
+    #: by step: when the last operator of backward began, the smallest number where none did
     backward_ns: Int64s
-    """by step: when the last operator of backward began, the smallest number where none did"""
+    #: by step: when the first module began that autograd ran back through, the largest number where none did
     forward_ns: Int64s
-    """by step: when the first module began that autograd ran back through, the largest number where none did"""
+    #: by step: when the optimizer began, the largest number where it did not
     optimizer_ns: Int64s
-    """by step: when the optimizer began, the largest number where it did not"""
 
     @property
     def sets(self) -> LineSets:
@@ -155,7 +152,6 @@ class RankLines(ArrayRecord):
         return [line for line, work in wanted.items() if not self._is_inside(work, by_number, top)]
 
     def _is_inside(self, work: LineWork, wanted: dict[int, Line], top: list[int]) -> bool:
-        """Return whether another line is around this one in all stacks; the outermost of one stack is tried first."""
         sets, first = self.sets, int(work.stacks[0])
 
         def is_around(other: int) -> bool:
@@ -295,6 +291,7 @@ def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
 
 Floats = npt.NDArray[np.float64]
 _PASSES = (Region.BACKWARD, Region.OPTIMIZER, Region.DATA)
+# what is called there is a pass of the step, or prepares one
 _TRAINING_FILES = (
     "torch/optim/",
     "torch/amp/",
@@ -304,18 +301,17 @@ _TRAINING_FILES = (
     "torch/autograd/",
     "torch/utils/data/",
 )
-"""what is called there is a pass of the step, or prepares one"""
+# what the backward of a `torch.autograd.Function` is called
 _OF_A_FUNCTION = ("backward", "vjp")
-"""what the backward of a `torch.autograd.Function` is called"""
 _MOSTLY = 0.5
 
+# per step: lines that take turns as often are in one loop
 _MIN_TURNS = 4
-"""per step: lines that take turns as often are in one loop"""
+# arithmetic that changes a tensor in place, each with `_` at its end
 _CHANGES = frozenset(
     ("add", "sub", "mul", "div", "lerp", "copy", "zero", "fill", "clamp", "clip", "addcmul", "addcdiv", "neg", "sign",
      "pow", "sqrt", "where", "masked_fill", "nan_to_num", "normal", "uniform")
 )  # fmt: skip
-"""arithmetic that changes a tensor in place, each with `_` at its end"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -323,21 +319,21 @@ class LoopLine(ArrayRecord):
     """A line beside training, on one rank."""
 
     line: Line
+    #: that the line is in
     function: str
-    """that the line is in"""
+    #: by step: the host's time for it, with all that it called
     ns: Floats
-    """by step: the host's time for it, with all that it called"""
+    #: of the device for it, in the mean step
     device_ns: float
-    """of the device for it, in the mean step"""
+    #: when the host began with it, each time
     began_ns: Int64s
-    """when the host began with it, each time"""
+    #: it stands above the line of its function that runs forward: it may prepare the input
     before_forward: bool
-    """it stands above the line of its function that runs forward: it may prepare the input"""
     in_place: bool
+    #: it is in a hook that backward calls
     of_gradients: bool
-    """it is in a hook that backward calls"""
+    #: the share of its time that each line has which it calls, the outermost first
     inside: dict[Line, float]
-    """the share of its time that each line has which it calls, the outermost first"""
 
     @property
     def typical_ns(self) -> float:
@@ -389,7 +385,6 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
 
 
 def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
-    """Return the lines that ran only where autograd called a function of the user's that changed nothing in place."""
     owned = known.owned
     calls, by, trace = owned.calls, owned.by_call, owned.rank.trace
     if not by.backward.any():
@@ -425,12 +420,10 @@ def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
 
 
 def _counts(known: RankLines, stack: npt.NDArray[np.integer]) -> Int64s:
-    """Return how many of some things have each line in their stack."""
     return known.sets.sums(np.bincount(stack[stack >= 0], minlength=len(known.owned.stacks)))
 
 
 def _functions(known: RankLines) -> dict[Line, tuple[str, str]]:
-    """Return file and name of the function that each line is in; of one without a name the line."""
     return {
         (f.file, f.line): (f.file, f"{f.function} {f.line}" if f.function.startswith("<") else f.function)
         for f in reversed(known.owned.frames)
@@ -439,14 +432,12 @@ def _functions(known: RankLines) -> dict[Line, tuple[str, str]]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _CodeInStacks(ArrayRecord):
-    """What the stacks that hold each line have in them."""
-
+    #: any: code of torch's that trains
     trains: npt.NDArray[np.bool_]
-    """any: code of torch's that trains"""
+    #: any: the backward of a Function
     of_a_function: npt.NDArray[np.bool_]
-    """any: the backward of a Function"""
+    #: all: a hook of a module, which is called beside its forward
     hook: npt.NDArray[np.bool_]
-    """all: a hook of a module, which is called beside its forward"""
 
 
 @once_per_record
@@ -464,8 +455,6 @@ def _code_in_stacks(known: RankLines) -> _CodeInStacks:
 
 
 class _LineTimes:
-    """The host's own time of a rank by line and step, with and without its passes."""
-
     def __init__(self, known: RankLines) -> None:
         owned, rank = known.owned, known.owned.rank
         host, num_steps = owned.host, len(rank.steps)
@@ -483,17 +472,15 @@ class _LineTimes:
         sets = known.sets
         self.whole, self.free = sets.sums(summed(own)), sets.sums(summed(free))
         self.in_module = sets.sums(summed(free * (host.owner.module[mine] >= 0)))
+        # by stack
         self.first_ns = np.full(shape, _NEVER, np.int64)
-        """by stack"""
         np.minimum.at(self.first_ns.reshape(-1), cell, start)
 
     def began_ns(self, stacks: Int64s) -> Int64s:
-        """Return when the host began with any of some stacks."""
         return self._start[np.isin(self._stack, stacks)]
 
 
 def _shares_inside(known: RankLines, line: Line, took: Floats) -> dict[Line, float]:
-    """Return the lines that only this one calls, by the depth at which they stand, with their shares of its time."""
     sets, level = known.sets, _levels(known)
     number = known.lines[line].number
     inside = sorted((int(level[n]), sets.lines[n], n) for n in sets.inside(number) if level[n] >= 0)
@@ -503,7 +490,6 @@ def _shares_inside(known: RankLines, line: Line, took: Floats) -> dict[Line, flo
 
 @once_per_record
 def _levels(known: RankLines) -> Int64s:
-    """Return how deep each line stands among the user's, -1 where it is in no function with a name."""
     named = np.array([not f.function.startswith("<") for f in known.owned.frames], bool)
     return known.owned.stacks.levels_of_lines(known.sets, np.ones(len(known.owned.stacks) + 1, bool), named)
 
@@ -541,13 +527,11 @@ def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
 
 
 def _after_training(known: RankLines, first_ns: Int64s) -> bool:
-    """Return whether something always began after the last backward of its step and after the optimizer had begun."""
     began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
     return bool((first_ns > began).all())
 
 
 def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
-    """Return whether a line, or one that calls it, stands above what is trained in the same function."""
     return bool(_before_forward(known)[work.stacks[0]])
 
 
@@ -596,7 +580,6 @@ def _outermost_verdicts(
 
 
 def _changes(work: LineWork) -> int:
-    """Return how many operators changed the numbers of a tensor in place."""
     return sum(n for name, n in work.top_calls.items() if _base(name) in _CHANGES)
 
 

@@ -16,7 +16,7 @@ from stepscope.analyze.ownership import OwnedWork, Ownership
 from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
-MODULE = "module:"
+_MODULE = "module:"
 _LINE = re.compile(r"^(?P<file>.+):(?P<first>\d{1,9})(-(?P<last>\d{1,9}))?$")
 _MAX_NAMED = 6
 
@@ -36,26 +36,26 @@ class OwnerName:
     def chosen(self, owned: Ownership, things: OwnedWork) -> Mask:
         """Return which of some things of a rank are the owner's."""
         if self.pattern:
-            fits = np.array([*(module_fits(path, self.pattern) for path in owned.modules), False], bool)
+            fits = np.array([*(_module_fits(path, self.pattern) for path in owned.modules), False], bool)
             return fits[things.module]
         frames = [i for i, f in enumerate(owned.frames) if self._holds(f.file, f.line)]
         holding = owned.holding(frames)
         return holding[things.stack] | holding[things.caller]
 
     def _holds(self, file: str, line: int) -> bool:
-        return self.first <= line <= self.last and same_file(file, self.file)
+        return self.first <= line <= self.last and _same_file(file, self.file)
 
 
 def owner_name(text: str, owned: Sequence[Ownership]) -> OwnerName:
     """Return what a name stands for in a run; a `UsageError` that says what there is where it stands for nothing."""
-    if text.startswith(MODULE):
+    if text.startswith(_MODULE):
         return _module(text, owned)
     found = _LINE.match(text)
     if found is None:
         raise UsageError(f"{text}: write FILE:LINE such as train.py:42, or module:GLOB such as module:layers.*.bn")
     first = int(found["first"])
     name = OwnerName(text, found["file"], first, int(found["last"] or first))
-    files = {f.file for one in owned for f in one.frames if same_file(f.file, name.file)}
+    files = {f.file for one in owned for f in one.frames if _same_file(f.file, name.file)}
     if not files:
         raise UsageError(f"{text}: no line of {name.file} ran in the recorded steps; {_files(name.file, owned)}")
     if len(files) > 1 and name.file not in files:
@@ -70,15 +70,15 @@ def owner_name(text: str, owned: Sequence[Ownership]) -> OwnerName:
 
 
 def _module(text: str, owned: Sequence[Ownership]) -> OwnerName:
-    pattern = text.removeprefix(MODULE)
+    pattern = text.removeprefix(_MODULE)
     paths = {path for one in owned for path in one.modules if path}
-    if not pattern or not any(module_fits(path, pattern) for path in paths):
+    if not pattern or not any(_module_fits(path, pattern) for path in paths):
         listed = ", ".join(_near(pattern, sorted(paths))) or "none, because no module was recorded"
         raise UsageError(f"{text}: no module of that name ran in the recorded steps; there are {listed}")
     return OwnerName(text, pattern=pattern)
 
 
-def same_file(path: str, given: str) -> bool:
+def _same_file(path: str, given: str) -> bool:
     """Return whether a path is the given one or ends in it.
 
     >>> same_file("data/augment.py", "augment.py"), same_file("mytrain.py", "train.py")
@@ -88,7 +88,7 @@ def same_file(path: str, given: str) -> bool:
     return path == plain or path.endswith("/" + plain)
 
 
-def module_fits(path: str, pattern: str) -> bool:
+def _module_fits(path: str, pattern: str) -> bool:
     """Return whether a module is one of a pattern's, or inside one.
 
     >>> [module_fits(p, "layers.*.bn") for p in ("model.layers.3.bn", "layers.3.bn.scale", "layers.3.mlp.bn")]
@@ -106,7 +106,6 @@ def _files(given: str, owned: Sequence[Ownership]) -> str:
 
 
 def _near(given: str, known: list[str]) -> list[str]:
-    """Return the names most like one that is not known, or the first of all."""
     from difflib import get_close_matches  # only for names that are wrong
 
     return get_close_matches(given, known, n=_MAX_NAMED, cutoff=0.3) or known[:_MAX_NAMED]

@@ -25,9 +25,9 @@ from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-MIN_PYTHON_NS = 20_000
-"""Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
-recording their neighbours costs"""
+# Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
+# recording their neighbours costs
+_MIN_PYTHON_NS = 20_000
 Ids = npt.NDArray[np.int32]
 
 
@@ -35,10 +35,10 @@ Ids = npt.NDArray[np.int32]
 class OwnedWork(ArrayRecord):
     """Owners of some things, one entry each; NOBODY where unknown."""
 
+    #: whose it is: in backward the forward operator's
     stack: Ids
-    """whose it is: in backward the forward operator's"""
+    #: where it was called: in backward the line of `loss.backward()`
     caller: Ids
-    """where it was called: in backward the line of `loss.backward()`"""
     module: Ids
     backward: Mask
 
@@ -82,10 +82,10 @@ class HostTime(ArrayRecord):
     start_ns: Int64s
     end_ns: Int64s
     owner: OwnedWork
+    #: in no operator
     is_python: Mask
-    """in no operator"""
+    #: on the training thread: no other thread worked for it meanwhile; on the others: an operator
     runs: Mask
-    """on the training thread: no other thread worked for it meanwhile; on the others: an operator"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -107,23 +107,23 @@ class Ownership(ArrayRecord):
     """The owners of everything one rank did in its recorded steps."""
 
     rank: Rank
+    #: `executing` lines, or those where `functions` are defined
     lines: str
-    """`executing` lines, or those where `functions` are defined"""
     frames: tuple[Frame, ...]
     stacks: Stacks
     modules: tuple[str, ...]
     calls: HostCalls
+    #: per entry of `calls`
     by_call: OwnedWork
-    """per entry of `calls`"""
     host: HostTime
+    #: per row of the rank's DeviceWork
     by_work: OwnedWork
-    """per row of the rank's DeviceWork"""
+    #: per row of the rank's Collectives
     by_collective: OwnedWork
-    """per row of the rank's Collectives"""
+    #: of the operators in recorded steps: have a counterpart with frames; None where these steps have frames
     matched_share: float | None
-    """of the operators in recorded steps: have a counterpart with frames; None where these steps have frames"""
+    #: what was left out
     notes: tuple[str, ...] = ()
-    """what was left out"""
 
     def of_rows(self, rows: npt.NDArray[np.integer]) -> OwnedWork:
         """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
@@ -146,7 +146,7 @@ class Ownership(ArrayRecord):
         """Return when the host ran Python for so long that the profiler did not stretch it."""
         mine = self.host.is_python & self.host.runs
         whole = union(self.host.start_ns[mine], self.host.end_ns[mine])
-        long = whole.end - whole.start >= MIN_PYTHON_NS
+        long = whole.end - whole.start >= _MIN_PYTHON_NS
         return Intervals(whole.start[long], whole.end[long])
 
     @cached_property

@@ -50,20 +50,19 @@ class Hints:
     """What ranges in the trace say about the job."""
 
     ddp: bool = False
+    #: version of FSDP, 0 without
     fsdp: int = 0
-    """version of FSDP, 0 without"""
     pipeline: bool = False
     embeddings: bool = False
+    #: all-to-alls with an amount per peer, as only routed tokens need it
     routed: bool = False
-    """all-to-alls with an amount per peer, as only routed tokens need it"""
+    #: backward passes were recorded
     trains: bool = False
-    """backward passes were recorded"""
+    #: kernels of an expert-parallel library
     experts: bool = False
-    """kernels of an expert-parallel library"""
 
 
-def hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
-    """Return what the names of ranges and kernels of a rank say."""
+def _hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
     names = rank.names(EventKind.ANNOTATION)
     return Hints(
         ddp=any(_DDP.search(n) for n in names),
@@ -77,13 +76,11 @@ def hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
 
 
 def _expert_kernels(rank: Rank) -> bool:
-    """Return whether kernels of an expert-parallel library ran."""
     ids = distinct(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
     return any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in ids if i >= 0)
 
 
 def _amounts_per_peer(rank: Rank) -> bool:
-    """Return whether any all-to-all was recorded with a list of amounts."""
     c = rank.collectives
     records = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
     lists = distinct(rank.trace.arg("in_split").at(records, missing=-1))
@@ -97,14 +94,14 @@ def _amounts_per_peer(rank: Rank) -> bool:
 # counts of other exchanges) are set aside first as `small`.
 
 STATED, PATTERN, GUESS = "stated", "pattern", "guess"
-SMALL_SHARE = 0.01
-"""operations of one kind and phase that move less than this share of the group's bytes define no strategy"""
+# operations of one kind and phase that move less than this share of the group's bytes define no strategy
+_SMALL_SHARE = 0.01
+# losses, norms and counts are no larger; gradients, parameters and activations of any model worth spreading are
 _MAX_SCALAR_BYTES = 4096
-"""losses, norms and counts are no larger; gradients, parameters and activations of any model worth spreading are"""
+# parameters gathered again in backward, at least this share of those gathered in forward: zero3
 _AGAIN_SHARE = 0.3
-"""parameters gathered again in backward, at least this share of those gathered in forward: zero3"""
+# messages asked for in the middle of backward passes, at least this share: no pipeline
 _INSIDE_SHARE = 0.3
-"""messages asked for in the middle of backward passes, at least this share: no pipeline"""
 _GROUP_NAMES = (
     ("tp", re.compile(r"(^|[_\W])tp($|[_\W])|tensor", re.IGNORECASE)),
     ("pp", re.compile(r"(^|[_\W])pp($|[_\W])|pipe", re.IGNORECASE)),
@@ -118,18 +115,18 @@ _GROUP_NAMES = (
 class Role(ArrayRecord):
     """One use of a process group by one rank."""
 
+    #: ddp, local-sgd, zero1, zero2, fsdp-zero2, fsdp-zero3, tp, pp, cp, ep, embedding, small or unknown
     kind: str
-    """ddp, local-sgd, zero1, zero2, fsdp-zero2, fsdp-zero3, tp, pp, cp, ep, embedding, small or unknown"""
+    #: stated, pattern or guess
     sure: str
-    """stated, pattern or guess"""
     why: str
+    #: in the rank's Collectives
     rows: Int64s
-    """in the rank's Collectives"""
+    #: what else the traffic fits
     instead: tuple[str, ...] = ()
-    """what else the traffic fits"""
 
 
-def group_said(group: Group) -> str | None:
+def _group_said(group: Group) -> str | None:
     """Return the dimension that a group's name states: tp, pp, cp, ep or dp; None where it states none.
 
     >>> [group_said(Group("1", d, None, None)) for d in ("mesh_tp", "TENSOR_MODEL_PARALLEL_GROUP", "default_pg")]
@@ -139,9 +136,8 @@ def group_said(group: Group) -> str | None:
     return next((kind for kind, pattern in _GROUP_NAMES if pattern.search(text)), None)
 
 
-def roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases, hints: Hints) -> list[Role]:
-    """Return the roles of one group, every one of its operations `rows` claimed by exactly one."""
-    use = _Use(c, rows, phases, hints, group_said(group))
+def _roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases, hints: Hints) -> list[Role]:
+    use = _Use(c, rows, phases, hints, _group_said(group))
     roles = list(_claims(use))
     left = use.claim_free(np.ones(len(rows), bool))
     if len(left):
@@ -151,8 +147,6 @@ def roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases
 
 @dataclass(eq=False, repr=False)
 class _Use(ArrayRecord):
-    """The operations of one group, and which of them still have no role."""
-
     c: Collectives
     rows: Int64s
     phases: Phases
@@ -166,16 +160,13 @@ class _Use(ArrayRecord):
         self.free = np.ones(len(self.rows), bool)
 
     def of(self, *ops: str, during: tuple[Phase, ...] | None = None) -> npt.NDArray[np.bool_]:
-        """Return which free operations are of these kinds and phases."""
         found = self.free & among(self.op, [OP_CODE[op] for op in ops])
         return found & among(self.phase, during) if during is not None else found
 
     def bytes(self, which: npt.NDArray[np.bool_]) -> int:
-        """Return what they move in all; operations of unknown size count as 1 byte each."""
         return int(np.maximum(self.size[which], 1).sum())
 
     def claim_free(self, which: npt.NDArray[np.bool_]) -> Int64s:
-        """Return the rows of those that are free and take them."""
         taken = which & self.free
         self.free = self.free & ~taken
         return self.rows[taken]
@@ -210,14 +201,12 @@ def _as_said(use: _Use) -> Iterator[Role]:
 
 
 def _beside_others(use: _Use, total: int) -> bool:
-    """Return whether no operation of the group moves more than a loss or a norm, while other groups move the rest."""
     sizes = use.size[use.free]
     everywhere = int(np.maximum(use.c.full_bytes, 0).sum())
-    return bool((sizes >= 0).all()) and int(sizes.max()) <= _MAX_SCALAR_BYTES and total < SMALL_SHARE * everywhere
+    return bool((sizes >= 0).all()) and int(sizes.max()) <= _MAX_SCALAR_BYTES and total < _SMALL_SHARE * everywhere
 
 
 def _small(use: _Use) -> Iterator[Role]:
-    """Set aside kinds of operations that hardly move anything, per kind and phase, and groups that never do."""
     total = use.bytes(use.free)
     if use.said is None and use.free.any() and _beside_others(use, total):
         yield Role("small", PATTERN, "a few bytes at a time beside other groups", use.claim_free(use.free))
@@ -226,7 +215,7 @@ def _small(use: _Use) -> Iterator[Role]:
     for op, phase in sorted({(int(o), int(p)) for o, p in zip(use.op, use.phase, strict=True)}):
         which = use.free & (use.op == op) & (use.phase == phase)
         known = (use.size[which] >= 0).all() or op == OP_CODE["barrier"]
-        if which.any() and known and use.bytes(which) < SMALL_SHARE * total:
+        if which.any() and known and use.bytes(which) < _SMALL_SHARE * total:
             rows.append(use.claim_free(which))
     if rows:
         yield Role("small", PATTERN, "under 1 % of the group's bytes", np.concatenate(rows))
@@ -251,7 +240,6 @@ def _point_to_point(use: _Use) -> Iterator[Role]:
 
 
 def _chain_or_ring(c: Collectives, rows: Int64s, *, between_passes: bool) -> Role:
-    """Return pp for messages both ways along a chain, cp for messages one way around a ring."""
     mine = among(c.messages.collective, rows)
     sends, peer = c.messages.is_send[mine], c.messages.peer[mine]
     to, of = set(peer[sends].tolist()), set(peer[~sends].tolist())
@@ -268,7 +256,6 @@ def _chain_or_ring(c: Collectives, rows: Int64s, *, between_passes: bool) -> Rol
 
 
 def _all_exchange(c: Collectives, rows: Int64s) -> bool:
-    """Return whether each operation both sends and receives, as much one way as the other."""
     return bool((c.op[rows] == OP_CODE["send_recv"]).all() and (c.in_bytes[rows] == c.out_bytes[rows]).all())
 
 
@@ -315,7 +302,6 @@ def _averaged(use: _Use) -> Iterator[Role]:
 
 
 def _tensor_parallel(use: _Use) -> Iterator[Role]:
-    """Claim activations: reduced in forward, or scattered in forward, and their counterparts in backward."""
     scattered = use.of("reduce_scatter", during=_IN_FORWARD)
     if scattered.any() and use.hints.embeddings:
         # Row-wise sharded tables: every rank holds some rows, sums of looked-up rows are scattered.
@@ -336,7 +322,6 @@ def _tensor_parallel(use: _Use) -> Iterator[Role]:
 
 
 def _claim_sharded(use: _Use) -> Iterator[Role]:
-    """Claim parameters gathered before use and gradients scattered after."""
     gathered = use.of("all_gather", during=_IN_FORWARD)
     again = use.of("all_gather", during=_IN_BACKWARD)
     scattered = use.of("reduce_scatter")
@@ -352,7 +337,6 @@ def _claim_sharded(use: _Use) -> Iterator[Role]:
 
 
 def _claim_sharded_optimizer(use: _Use) -> Iterator[Role]:
-    """Claim gradients reduced in backward and parameters handed round after the optimizer's step."""
     handed = use.of("all_gather", "broadcast", during=_OF_OPTIMIZER)
     reduced = use.of("all_reduce", "reduce", "reduce_scatter", during=_WITH_GRADIENTS)
     if not handed.any() or not reduced.any() or use.bytes(handed) < _AGAIN_SHARE * use.bytes(reduced) / 2:
@@ -378,7 +362,6 @@ def _claim_replicated(use: _Use) -> Iterator[Role]:
 
 
 def _only_gathers(use: _Use) -> Iterator[Role]:
-    """Claim gathers without gradients to scatter (activations of a forward-only job), and those of unknown phase."""
     gathers, scatters = (use.of(op, during=(Phase.UNKNOWN,)) for op in ("all_gather", "reduce_scatter"))
     if gathers.any() and scatters.any():
         stage = 3 if gathers.sum() >= 1.5 * scatters.sum() else 2
@@ -393,8 +376,8 @@ SINGLE, UNKNOWN = "single", "unknown"
 _SURENESS = (STATED, PATTERN, GUESS)
 _ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "local-sgd", "tp", "pp", "cp", "ep", "embedding")
 _POINT_TO_POINT = ("pp", "cp")
+# kinds that one group is only one of, by how much it takes to show them
 _FAMILIES = (_POINT_TO_POINT, ("zero1", "zero2", "ddp"), ("fsdp-zero3", "fsdp-zero2"))
-"""kinds that one group is only one of, by how much it takes to show them"""
 
 
 @dataclass(frozen=True)
@@ -411,19 +394,19 @@ class Use:
 class Dimension:
     """One way in which the job is parallel, and the process groups that serve it."""
 
+    #: as in `group_roles.Role`
     kind: str
-    """as in `group_roles.Role`"""
+    #: ranks per group, None where no trace says it
     size: int | None
-    """ranks per group, None where no trace says it"""
+    #: stated, pattern or guess
     sure: str
-    """stated, pattern or guess"""
     why: str
+    #: what else the traffic fits
     instead: tuple[str, ...]
-    """what else the traffic fits"""
+    #: what the job calls the group
     group: str
-    """what the job calls the group"""
+    #: the ranks of each such group, as far as the recorded ranks know them
     members: tuple[tuple[int, ...], ...]
-    """the ranks of each such group, as far as the recorded ranks know them"""
     uses: tuple[Use, ...]
 
 
@@ -431,20 +414,20 @@ class Dimension:
 class Strategy(ArrayRecord):
     """How the job is parallel."""
 
+    #: e.g. `ddp`, `fsdp2-zero3 x tp2`, `pp4`; `single` for one process, `unknown` where nothing tells
     name: str
-    """e.g. `ddp`, `fsdp2-zero3 x tp2`, `pp4`; `single` for one process, `unknown` where nothing tells"""
+    #: of the least certain dimension; None without any
     sure: str | None
-    """of the least certain dimension; None without any"""
     dimensions: tuple[Dimension, ...]
+    #: traffic that defines no strategy: small exchanges and what fits none
     other: tuple[Dimension, ...]
-    """traffic that defines no strategy: small exchanges and what fits none"""
     notes: tuple[str, ...]
+    #: per rank, by kind: rows of its Collectives, by start
     rows: tuple[dict[str, Int64s], ...]
-    """per rank, by kind: rows of its Collectives, by start"""
+    #: per rank: its backward passes and optimizer steps
     passes: tuple[Passes, ...]
-    """per rank: its backward passes and optimizer steps"""
+    #: per rank: the phase in which each of its collectives was asked for
     phases: tuple[Phases, ...]
-    """per rank: the phase in which each of its collectives was asked for"""
 
     def has(self, *kinds: str) -> bool:
         """Return whether any dimension is of one of these kinds."""
@@ -460,7 +443,7 @@ def strategy_of(run: Run) -> Strategy:
     """Return the strategy that the traces of a run show."""
     each_passes = tuple(passes(rank) for rank in run.ranks)
     phases = tuple(collective_phases(rank, p) for rank, p in zip(run.ranks, each_passes, strict=True))
-    hints = [hints_of_rank(rank, trains=len(p.backward) > 0) for rank, p in zip(run.ranks, each_passes, strict=True)]
+    hints = [_hints_of_rank(rank, trains=len(p.backward) > 0) for rank, p in zip(run.ranks, each_passes, strict=True)]
     rows = [launched_in_steps(rank) for rank in run.ranks]
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
@@ -482,22 +465,20 @@ def strategy_of(run: Run) -> Strategy:
 
 
 _Roles = list[tuple[int, Role]]
+# rank index, group, role
 _Part = tuple[int, Group, Role]
-"""rank index, group, role"""
 
 
 def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Hints) -> _Roles:
-    """Return `(group, role)` for these operations of a rank."""
     c = rank.collectives
     out = []
     for group in distinct(c.group[rows]).tolist():
         mine = rows[c.group[rows] == group]
-        out += [(group, role) for role in roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)]
+        out += [(group, role) for role in _roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)]
     return [(group, _in_words(rank, group, role)) for group, role in out]
 
 
 def _in_words(rank: Rank, group: int, role: Role) -> Role:
-    """Return the role, less sure where the trace does not even say which group it was."""
     if rank.collectives.groups[group] != UNKNOWN_GROUP:
         return role
     return Role(role.kind, role.sure, f"{role.why}; the trace does not say which group", role.rows, role.instead)
@@ -529,13 +510,11 @@ def _class_of(rank: Rank, group: int, role: Role) -> tuple[str, int | None, tupl
 
 
 def _weight(role: Role, family: tuple[str, ...]) -> tuple[int, int]:
-    """Return the order in which answers win: among data-parallel kinds the one that takes more to show."""
     surest = _SURENESS.index(role.sure) if family == _POINT_TO_POINT else 0
     return surest, family.index(role.kind)
 
 
 def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -> list[Dimension]:
-    """Return one dimension per kind and class of groups (the same name and size on several ranks)."""
     parts: dict[tuple[str, str, int | None], list[_Part]] = {}
     for index, roles in enumerate(by_rank):
         for group, role in roles:
@@ -546,11 +525,10 @@ def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -
 
 
 def _likely_group(rank: Rank, group: Group, role: Role) -> Group:
-    """Return the group, or where the trace does not say it the one group of the rank whose name fits the role."""
     if group != UNKNOWN_GROUP:
         return group
     wanted = "dp" if role.kind.startswith(("fsdp", "zero", "ddp")) else role.kind
-    fitting = [g for g in header_groups(rank.trace.header).values() if group_said(g) == wanted]
+    fitting = [g for g in header_groups(rank.trace.header).values() if _group_said(g) == wanted]
     if len(fitting) > 1:
         word = "shard" if role.kind.startswith("fsdp") else "replicate"
         fitting = [g for g in fitting if word in g.desc.lower()]
@@ -592,7 +570,6 @@ def _uses(run: Run, listed: list[_Part], phases: Sequence[Phases]) -> tuple[Use,
 
 
 def _least_sure(dimensions: Sequence[Dimension]) -> str | None:
-    """Return how sure the least certain kind is, each kind by its best evidence."""
     best: dict[str, int] = {}
     for d in dimensions:
         best[d.kind] = min(best.get(d.kind, len(_SURENESS)), _SURENESS.index(d.sure))
@@ -638,7 +615,6 @@ def _why_unknown(run: Run) -> str:
 
 
 def _agrees(said: str, name: str) -> bool:
-    """Return whether every part that the job names (`fsdp2+tp`) begins a part that was recognised."""
     parts = name.split(" x ")
     return all(any(part.startswith(word) for part in parts) for word in said.lower().split("+"))
 

@@ -52,22 +52,22 @@ _NO_MARK, _EVALUATE_MARK = 0, 100
 class Regions(ArrayRecord):
     """The part of training of each row, in the order of the rows asked for."""
 
+    #: values of `Region`
     region: Codes
-    """values of `Region`"""
+    #: forward operators that run again inside a backward pass; their region is BACKWARD
     recomputed: Mask
-    """forward operators that run again inside a backward pass; their region is BACKWARD"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Marks(ArrayRecord):
     """What the host recorded that tells parts of training apart."""
 
+    #: ranges that name a part, and autograd nodes
     rows: Rows
-    """ranges that name a part, and autograd nodes"""
+    #: Region + 1, or _EVALUATE_MARK, per mark
     code: Codes
-    """Region + 1, or _EVALUATE_MARK, per mark"""
+    #: operators that build an autograd graph
     graph_builders: Rows
-    """operators that build an autograd graph"""
     main_thread: int
     autograd_threads: npt.NDArray[np.int64]
 
@@ -189,7 +189,6 @@ def graph_builders(rank: Rank) -> Rows:
 
 
 def _main_thread(rank: Rank, nodes: Rows) -> int:
-    """Return the thread of the training loop: that of the steps, else the one that launches most outside autograd."""
     trace = rank.trace
     marks = rank.rows_named(lambda s: s.startswith("ProfilerStep#"), EventKind.ANNOTATION)
     if len(marks):
@@ -203,7 +202,6 @@ def _main_thread(rank: Rank, nodes: Rows) -> int:
 
 
 def _by_order(rank: Rank, rows: Rows, marks: Marks) -> Codes:
-    """Return FORWARD for what the main thread did before the last backward of its step, OTHER for the rest."""
     trace, num_steps = rank.trace, len(rank.steps)
     backward = np.concatenate((marks.autograd_nodes, marks.rows_of(Region.BACKWARD)))
     last = np.full(num_steps + 1, np.iinfo(np.int64).min)  # the extra slot is for moments in no step
@@ -217,7 +215,6 @@ def _by_order(rank: Rank, rows: Rows, marks: Marks) -> Codes:
 
 
 def _by_device_annotation(rank: Rank, rows: Rows) -> Codes:
-    """Return what the device's own ranges say of device rows that no launch on the host explains."""
     trace = rank.trace
     if not len(rows):
         return np.empty(0, np.uint8)
@@ -238,8 +235,8 @@ class Phase(IntEnum):
     UNKNOWN = 0
     FORWARD = 1
     BACKWARD = 2
+    #: after the last backward pass and before the optimizer: gradients are final, not yet used
     AFTER_BACKWARD = 3
-    """after the last backward pass and before the optimizer: gradients are final, not yet used"""
     OPTIMIZER = 4
 
 
@@ -250,13 +247,13 @@ Phases = npt.NDArray[np.uint8]
 class Passes:
     """The backward passes and optimizer steps of one rank, on its host's clock."""
 
+    #: one per backward pass
     backward: Intervals
-    """one per backward pass"""
     optimizer: Intervals
+    #: threads that run nothing but the autograd engine
     autograd_threads: frozenset[int]
-    """threads that run nothing but the autograd engine"""
+    #: False where the trace holds no host operators to tell by
     known: bool
-    """False where the trace holds no host operators to tell by"""
 
     def at(self, moment_ns: Int64s, thread: Int64s) -> Phases:
         """Return the phase of each moment on a host thread."""
@@ -334,7 +331,6 @@ def _spans(rank: Rank, rows: npt.NDArray[np.intp]) -> Intervals:
 
 
 def _joined(engine: Intervals, begun: Int64s) -> Intervals:
-    """Return the engine's spans, joined where the main thread, which began operators then, began none between them."""
     if not len(engine):
         return EMPTY
     before = np.searchsorted(begun, engine.end[:-1], side="left")
@@ -345,7 +341,6 @@ def _joined(engine: Intervals, begun: Int64s) -> Intervals:
 
 
 def _after_inner(optimizer: Intervals, backward: Intervals) -> Intervals:
-    """Return optimizer steps from the end of the last backward pass inside them (closures run the whole step)."""
     if not len(backward) or not len(optimizer):
         return optimizer
     last = np.searchsorted(backward.end, optimizer.end, side="right") - 1
@@ -361,14 +356,12 @@ def _inside(x: Intervals, moment: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _until_next(x: Intervals, moment: Int64s) -> Int64s:
-    """Return the time from each moment to the next start, _NEVER where none follows."""
     i = np.searchsorted(x.start, moment, side="left")
     padded = np.append(x.start, 0)
     return np.where(i < len(x), padded[i] - moment, _NEVER)
 
 
 def _since_last(x: Intervals, moment: Int64s) -> Int64s:
-    """Return the time since the last end before each moment, _NEVER where there was none."""
     i = np.searchsorted(x.end, moment, side="right") - 1
     padded = np.append(x.end, 0)
     return np.where(i >= 0, moment - padded[np.maximum(i, 0)], _NEVER)

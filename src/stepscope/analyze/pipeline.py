@@ -46,10 +46,10 @@ class Replay:
     """A schedule run with given durations and no other delay."""
 
     makespan: float
+    #: per rank, of the makespan
     idle_share: tuple[float, ...]
-    """per rank, of the makespan"""
+    #: per rank, when each of its actions begins
     starts: tuple[tuple[float, ...], ...] = ()
-    """per rank, when each of its actions begins"""
 
     @property
     def mean_idle_share(self) -> float:
@@ -108,7 +108,6 @@ def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[flo
 
 
 def _is_1f1b(kinds: Sequence[str], position: int, stages: int) -> bool:
-    """Return whether never more micro-batches are in flight than stages follow, and forwards never bunch up late."""
     in_flight = most = 0
     for kind in kinds:
         in_flight += 1 if kind == "F" else -1
@@ -123,7 +122,6 @@ def _key(a: Action) -> tuple[str, int, int]:
 
 
 def _ready(a: Action, last_stage: int, ends: dict[tuple[str, int, int], float]) -> float | None:
-    """Return when an action's input was computed, None where it was not yet."""
     if a.kind == "F":
         return 0.0 if a.stage == 0 else ends.get(("F", a.stage - 1, a.microbatch))
     if a.kind == "W":
@@ -135,17 +133,16 @@ def _ready(a: Action, last_stage: int, ends: dict[tuple[str, int, int], float]) 
 
 # Which ranks form a pipeline, and how many micro-batches and chunks per rank does it run?
 
-KIND = "pp"
+_KIND = "pp"
 
 
-def chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the ranks of each pipeline, the longest first: those that messages connect, else those of the group."""
+def _chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> list[tuple[int, ...]]:
     groups: list[set[int]] = []
     for i in used:
         c = shared.run.ranks[i].collectives
-        mine = among(c.messages.collective, strategy.rows_of(i, KIND))
+        mine = among(c.messages.collective, strategy.rows_of(i, _KIND))
         linked = {shared.run.ranks[i].rank, *(p for p in c.messages.peer[mine].tolist() if p >= 0)}
-        members = [c.groups[g].ranks for g in distinct(c.group[strategy.rows_of(i, KIND)])]
+        members = [c.groups[g].ranks for g in distinct(c.group[strategy.rows_of(i, _KIND)])]
         if len(linked) == 1:
             linked |= set(members[0] or [shared.run.ranks[k].rank for k in used])
         joined = [g for g in groups if g & linked]
@@ -170,17 +167,16 @@ def microbatches_and_chunks(
     count = usual[0][0]
     # An end of the chain receives m v messages from its neighbour, and m (v - 1) around from the other end.
     ends = [i for i in actions if shared.run.ranks[i].rank in (chain[0], chain[-1])]
-    received = {_receives(shared.run.ranks[i], strategy.rows_of(i, KIND)) for i in ends}
+    received = {_receives(shared.run.ranks[i], strategy.rows_of(i, _KIND)) for i in ends}
     found = 2 * count - received.pop() if len(received) == 1 else count
     if 0 < found < count and count % found == 0:
         return found, count // found, []
     return count, 1, []
 
 
-def one_step_of_one(
+def _one_step_of_one(
     shared: AlignedRun, chains: Sequence[tuple[int, ...]], actions: dict[int, list[Action]]
 ) -> list[list[Action]] | None:
-    """Return the actions of one step of the first pipeline that was recorded whole, in the order of its stages."""
     index = {shared.run.ranks[i].rank: i for i in actions}
     for chain in chains:
         if all(rank in index for rank in chain):
@@ -192,7 +188,6 @@ def one_step_of_one(
 
 
 def _receives(rank: Rank, rows: Int64s) -> int:
-    """Return how many operations of a step receive something."""
     c = rank.collectives
     receiving = among(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
     return int(receiving.sum()) // max(len(rank.steps), 1)
@@ -203,30 +198,30 @@ class RankPipeline:
     """One stage's step; times per step. The parts of the docstring above sum to `step_ns`."""
 
     rank: int
+    #: position among the ranks of its pipeline, from 0
     stage: int
-    """position among the ranks of its pipeline, from 0"""
     step_ns: int
     forward_ns: int
     backward_ns: int
+    #: optimizer, copies, and communication other than between stages
     other_ns: int
-    """optimizer, copies, and communication other than between stages"""
+    #: exposed transfer between stages
     transfer_ns: int
-    """exposed transfer between stages"""
+    #: exposed waiting in sends and receives; all of their exposed time where they could not be matched
     wait_ns: int
-    """exposed waiting in sends and receives; all of their exposed time where they could not be matched"""
+    #: nothing runs, but a micro-batch is under way
     gaps_ns: int
-    """nothing runs, but a micro-batch is under way"""
+    #: nothing runs, between micro-batches
     idle_ns: int
-    """nothing runs, between micro-batches"""
+    #: wait and idle, of the step
     bubble_pct: float
-    """wait and idle, of the step"""
+    #: time in which an operation only sends
     send_ns: int
-    """time in which an operation only sends"""
     receive_ns: int
+    #: time in operations that do both
     exchange_ns: int
-    """time in operations that do both"""
+    #: micro-batches (of each chunk) that went forward
     forwards: float
-    """micro-batches (of each chunk) that went forward"""
     forward_microbatch_ns: int | None
     backward_microbatch_ns: int | None
 
@@ -235,24 +230,24 @@ class RankPipeline:
 class PipelineView:
     """Pipeline parallelism of the run."""
 
+    #: ranks of one pipeline
     stages: int
-    """ranks of one pipeline"""
     microbatches: int | None
+    #: stages per rank: 1, or more where it is interleaved
     chunks: int | None
-    """stages per rank: 1, or more where it is interleaved"""
     schedule: str | None
+    #: mean over ranks of the measured bubble
     bubble_pct: float
-    """mean over ranks of the measured bubble"""
+    #: (p - 1) / (m v + p - 1)
     textbook_pct: float | None
-    """(p - 1) / (m v + p - 1)"""
+    #: the recorded order of actions replayed with equal stages and free messages
     schedule_pct: float | None
-    """the recorded order of actions replayed with equal stages and free messages"""
+    #: the same with the time each stage really takes: what uneven stages add
     stages_pct: float | None
-    """the same with the time each stage really takes: what uneven stages add"""
+    #: work of the slowest stage against the mean
     imbalance: float | None
-    """work of the slowest stage against the mean"""
+    #: whether the framework's ranges named the actions; otherwise they are told apart by order
     marked: bool
-    """whether the framework's ranges named the actions; otherwise they are told apart by order"""
     notes: tuple[str, ...]
     ranks: tuple[RankPipeline, ...]
     over_ranks: dict[str, Spread]
@@ -265,11 +260,11 @@ def pipeline_actions(
 
     In the order of the stages; None where there is no such pipeline or its micro-batches cannot be told.
     """
-    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
+    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, _KIND))]
     if not used:
         return None
     chains, _, found = _stages(shared, strategy, used)
-    whole = one_step_of_one(shared, chains, {i: a for i, (a, _) in found.items()})
+    whole = _one_step_of_one(shared, chains, {i: a for i, (a, _) in found.items()})
     if whole is None or not all(whole):
         return None
     index = {shared.run.ranks[i].rank: i for i in used}
@@ -281,11 +276,10 @@ Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Actio
 
 
 def _stages(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> Stages:
-    """Return the pipelines, each rank's place in its own, and each rank's actions with whether they were marked."""
-    chains = chains_of(shared, strategy, used)
+    chains = _chains_of(shared, strategy, used)
     position = {i: chain.index(shared.run.ranks[i].rank) for i in used for chain in chains if _on(shared, i, chain)}
     found = {
-        i: stage_actions(shared.run.ranks[i], strategy.passes[i], strategy.rows_of(i, KIND), position=position[i])
+        i: stage_actions(shared.run.ranks[i], strategy.passes[i], strategy.rows_of(i, _KIND), position=position[i])
         for i in used
     }
     return chains, position, found
@@ -295,7 +289,7 @@ def pipeline_view(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
 ) -> PipelineView | None:
     """Return what the stages did, None where there is no pipeline."""
-    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
+    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, _KIND))]
     if not used:
         return None
     chains, position, found = _stages(shared, strategy, used)
@@ -322,7 +316,7 @@ def _view(
 ) -> PipelineView:
     stages = max(len(chain) for chain in chains)
     microbatches, chunks, notes = microbatches_and_chunks(shared, strategy, chains[0], actions, marked=marked)
-    whole = one_step_of_one(shared, chains, actions)
+    whole = _one_step_of_one(shared, chains, actions)
     schedule = schedule_name(whole, chunks=chunks) if whole and chunks else None
     if not whole:
         notes.append("the schedule is unknown: not all ranks of a pipeline were recorded")
@@ -352,7 +346,7 @@ def _on(shared: AlignedRun, index: int, chain: tuple[int, ...]) -> bool:
 def _rank_pipeline(
     shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, position: int, actions: Sequence[Action]
 ) -> RankPipeline | None:
-    rank, rows = shared.run.ranks[index], strategy.rows_of(index, KIND)
+    rank, rows = shared.run.ranks[index], strategy.rows_of(index, _KIND)
     spans = _spans(rank)
     if spans is None:
         return None
@@ -393,7 +387,6 @@ def _rank_pipeline(
 
 
 def _spans(rank: Rank) -> tuple[Intervals, int] | None:
-    """Return the periods of the rank's steps as one set, complete ones if there are any, and how many they are."""
     periods = step_periods(rank)
     if periods is None or not len(periods):
         return None
@@ -402,7 +395,6 @@ def _spans(rank: Rank) -> tuple[Intervals, int] | None:
 
 
 def _passes_work(rank: Rank, strategy: Strategy, index: int, account: RankAccount) -> tuple[Intervals, Intervals]:
-    """Return the time of forward and of backward work; where both run at once it is backward."""
     found = strategy.passes[index]
     if rank.has_device:
         phase = work_phases(rank, found)
@@ -424,14 +416,12 @@ def _op_ns(rank: Rank, rows: Int64s, op: str, window: Intervals) -> int:
 
 
 def _mean_ns(actions: Sequence[Action], kinds: str) -> int | None:
-    """Return the mean time of a micro-batch one way: halves of a backward count together."""
     mine = [a for a in actions if a.kind in kinds]
     count = len({(a.step, a.stage, a.microbatch) for a in mine})
     return round(sum(a.busy_ns for a in mine) / count) if count else None
 
 
 def _replayed_pct(ranks: list[list[Action]] | None, *, equal: bool) -> float | None:
-    """Return the bubble of these orders with each stage's mean times, or with the same mean times on all stages."""
     found = ideal_schedule(ranks, equal=equal)[0] if ranks else None
     return 100 * found.mean_idle_share if found else None
 

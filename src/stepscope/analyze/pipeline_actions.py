@@ -29,40 +29,38 @@ from stepscope.trace.table import Int64s
 
 MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
 _NAMED = re.compile(r"^(?P<kind>Forward|Backward) (?P<microbatch>\d+)$")
+# of the operations of a usual stretch of the same kind: one with fewer is no micro-batch
 _MIN_SHARE = 0.3
-"""of the operations of a usual stretch of the same kind: one with fewer is no micro-batch"""
 
 
 @dataclass(frozen=True)
 class Action:
     """One micro-batch going one way through one stage."""
 
+    #: F forward, B backward, or its halves: I gradients of inputs, W gradients of weights
     kind: str
-    """F forward, B backward, or its halves: I gradients of inputs, W gradients of weights"""
+    #: global number of the stage; the rank's position where nothing marks it
     stage: int
-    """global number of the stage; the rank's position where nothing marks it"""
     microbatch: int
+    #: when the device began with it
     start_ns: int
-    """when the device began with it"""
     end_ns: int
+    #: time in which the device computed for it
     busy_ns: int
-    """time in which the device computed for it"""
     step: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Work(ArrayRecord):
-    """Everything a rank computed, in the order the host asked for it."""
-
     moment_ns: Int64s
     start_ns: Int64s
     end_ns: Int64s
     phase: npt.NDArray[np.uint8]
     step: npt.NDArray[np.int32]
+    #: see `_graph_numbers`
     graph: Int64s
-    """see `_graph_numbers`"""
+    #: on a CPU rank, where operators nest: the time covered by any
     busy: Intervals | None
-    """on a CPU rank, where operators nest: the time covered by any"""
 
 
 def stage_actions(rank: Rank, found: Passes, messages: Int64s, *, position: int) -> tuple[list[Action], bool]:
@@ -115,7 +113,6 @@ def _graph_numbers(rank: Rank, rows: Int64s) -> Int64s:
 
 
 def _marked_actions(rank: Rank, work: _Work, position: int) -> list[Action]:
-    """Return the actions that ranges name, each with the work asked for inside its range."""
     trace = rank.trace
     rows = rank.rows_named(lambda s: bool(MARKED_ACTION.match(s) or _NAMED.match(s)), EventKind.ANNOTATION)
     rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
@@ -141,7 +138,6 @@ def _read_name(name: str, position: int) -> tuple[str, int, int]:
 
 
 def _extent(work: _Work, first: int, last: int) -> tuple[int, int, int]:
-    """Return start, end and busy time of a stretch of work."""
     if last <= first:
         return 0, 0, 0
     start, end = work.start_ns[first:last], work.end_ns[first:last]
@@ -152,7 +148,6 @@ def _extent(work: _Work, first: int, last: int) -> tuple[int, int, int]:
 
 
 def _told_apart(rank: Rank, work: _Work, messages_ns: Int64s, position: int) -> list[Action]:
-    """Return the stretches of forward or backward work between messages."""
     use = np.flatnonzero(among(work.phase, (Phase.FORWARD, Phase.BACKWARD)))
     if not len(use):
         return []
@@ -175,7 +170,6 @@ def _told_apart(rank: Rank, work: _Work, messages_ns: Int64s, position: int) -> 
 
 
 def _size(work: _Work, items: npt.NDArray[np.intp]) -> int:
-    """Return how much a stretch does: nodes that a forward adds to the graph, else operations."""
     numbers = work.graph[items]
     if work.phase[items[0]] == Phase.FORWARD and (numbers >= 0).any():
         return len(distinct(numbers[numbers >= 0]))
@@ -183,7 +177,6 @@ def _size(work: _Work, items: npt.NDArray[np.intp]) -> int:
 
 
 def _of_usual_size(actions: Sequence[Action], operations: Sequence[int]) -> list[Action]:
-    """Return the actions that are whole micro-batches, by size and not by time: a busy host changes times."""
     least = {}
     for kind in {a.kind for a in actions}:
         counts = np.array([n for a, n in zip(actions, operations, strict=True) if a.kind == kind])
@@ -193,7 +186,6 @@ def _of_usual_size(actions: Sequence[Action], operations: Sequence[int]) -> list
 
 
 def _numbered(actions: Sequence[Action]) -> list[Action]:
-    """Return the actions with micro-batches counted per step and kind."""
     count: dict[tuple[int, str], int] = {}
     out = []
     for a in actions:

@@ -28,14 +28,14 @@ class RankAccount:
     end_ns: int
     compute: Intervals
     comm: Intervals
+    #: None on a CPU rank: its copies are operators like any other
     memory: Intervals | None
-    """None on a CPU rank: its copies are operators like any other"""
     exposed_comm: Intervals
+    #: communication under compute
     hidden_comm_ns: int
-    """communication under compute"""
     idle_ns: int
+    #: True where a device worked unseen: then compute is what the host ran, and the device's is unknown
     host_only: bool
-    """True where a device worked unseen: then compute is what the host ran, and the device's is unknown"""
     warnings: tuple[str, ...]
 
     @property
@@ -62,7 +62,7 @@ def rank_account(rank: Rank) -> RankAccount | None:
     if window is None:
         return None
     start, end, warnings = window
-    compute, comm, memory = (clip(x, start, end) for x in device_activity(rank))
+    compute, comm, memory = (clip(x, start, end) for x in _device_activity(rank))
     busy = clip(device_busy(rank), start, end)
     exposed = subtract(comm, busy)
     return RankAccount(
@@ -80,8 +80,7 @@ def rank_account(rank: Rank) -> RankAccount | None:
 
 
 @once_per_record
-def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
-    """Return when compute, communication and memory operations ran; on a CPU rank operators are the compute."""
+def _device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
     if rank.has_device:
         return (
             rank.work.intervals(EventKind.KERNEL),
@@ -94,7 +93,7 @@ def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
 @once_per_record
 def device_busy(rank: Rank) -> Intervals:
     """Return when anything but communication ran."""
-    compute, _, memory = device_activity(rank)
+    compute, _, memory = _device_activity(rank)
     return union_of(compute, memory)
 
 
@@ -106,7 +105,6 @@ def host_compute(rank: Rank) -> Intervals:
 
 
 def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
-    """Return start and end of the window: the recorded steps, and the device until it was done with them."""
     steps, work = rank.steps, rank.work
     if len(steps) and steps.by_profiler:
         end = max(int(steps.end_ns.max()), int(work.end_ns.max()) if len(work) else 0)
@@ -120,7 +118,6 @@ def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
 
 
 def _no_steps(rank: Rank, spanned: str) -> str:
-    """Return why the steps do not bound the window, and what is known of them."""
     steps = rank.steps
     known = "steps are unknown" + (", and what is said per step is of all of it" if steps.is_window else "")
     if rank.trace.quality.truncated and not steps.known:
@@ -149,8 +146,8 @@ class Overlap(ArrayRecord):
     periods: StepPeriods
     compute: Intervals
     comm: Intervals
+    #: copies and sets
     memory: Intervals
-    """copies and sets"""
 
     @cached_property
     def compute_ns(self) -> Int64s:
@@ -189,7 +186,7 @@ class Overlap(ArrayRecord):
 def rank_overlap(rank: Rank) -> Overlap | None:
     """Return how compute and communication of a rank's steps overlap, None for a trace without steps or work."""
     periods = step_periods(rank)
-    return Overlap(periods, *device_activity(rank)) if periods is not None else None
+    return Overlap(periods, *_device_activity(rank)) if periods is not None else None
 
 
 def overlap_efficiency(overlaps: Sequence[Overlap | None]) -> float | None:

@@ -49,7 +49,7 @@ from stepscope.trace.nsight_tools import is_sqlite
 # is. What is said as a mean over ranks is then of the ranks in full: those that differ are more of them than of the
 # job.
 
-RULE = "the first, late, most waited for, most and least compute, one of each role and host, the rest evenly"
+_RULE = "the first, late, most waited for, most and least compute, one of each role and host, the rest evenly"
 
 
 def chosen_indices(every: AlignedRun, most: int, wanted: Collection[int] = ()) -> list[int]:
@@ -81,14 +81,12 @@ def _waited_for(every: AlignedRun) -> Iterator[int]:
 
 
 def _by_compute(ranks: tuple[Rank, ...], *, most_first: bool) -> Iterator[int]:
-    """Return the ranks with a window by what they compute in it."""
     windows = {index: window for index, rank in enumerate(ranks) if (window := window_of(rank)) is not None}
     sign = -1 if most_first else 1
     return iter(sorted(windows, key=lambda index: (sign * windows[index].compute.total_ns, index)))
 
 
 def _role(rank: Rank) -> tuple[object, ...]:
-    """Return in what a rank takes part: which operations, how often, in groups of which name and size."""
     c = rank.collectives
     names = [(group.desc, group.size) for group in c.groups]
     count = Counter((int(op), names[group]) for op, group in zip(c.op.tolist(), c.group.tolist(), strict=True))
@@ -117,7 +115,7 @@ def _evenly(others: list[int], count: int) -> list[int]:
 #
 # It runs here on a few threads, or on the workers of a cluster, and gives the same everywhere.
 
-BY_ORDER = "order"
+_BY_ORDER = "order"
 
 
 def outline_file(
@@ -130,14 +128,13 @@ def outline_file(
         name = stated_name(Path(path), root=None if root is None else Path(root))
         [(number, source)] = assign_ranks([(name, rank_in_header(trace.header))])
         beside = Path(path).parent / rank_file(number, FLIGHT_RECORDER)
-        flight = None if source == BY_ORDER else beside
+        flight = None if source == _BY_ORDER else beside
         return outlined(rank_of_trace(trace, rank=number, rank_source=source, flight_file=flight))
     except StepscopeError:  # said by the reading of those that are kept in full
         return None
 
 
-def with_shared_groups(ranks: list[OutlinedRank]) -> list[OutlinedRank]:
-    """Return the ranks with equal groups as one: each rank of a group lists all its ranks."""
+def _with_shared_groups(ranks: list[OutlinedRank]) -> list[OutlinedRank]:
     known: dict[object, object] = {}
 
     def shared(rank: OutlinedRank) -> OutlinedRank:
@@ -147,13 +144,13 @@ def with_shared_groups(ranks: list[OutlinedRank]) -> list[OutlinedRank]:
     return [shared(rank) for rank in ranks]
 
 
-MAX_FULL_EVENTS = 10_000_000
-"""of all ranks in full together: some 1.6 GB"""
+# of all ranks in full together: some 1.6 GB
+_MAX_FULL_EVENTS = 10_000_000
 MIN_FULL_RANKS = 16
+# of `outline_file`
 Arguments = tuple[str, str | None, str | None, bool, int]
-"""of `outline_file`"""
+# Called with what `outline_file` takes for each file; gives what it gives, in the same order.
 OutlineFiles = Callable[[Sequence[Arguments]], list[OutlinedRank | None]]
-"""Called with what `outline_file` takes for each file; gives what it gives, in the same order."""
 _NSIGHT = (".nsys-rep", ".sqlite")
 
 
@@ -181,7 +178,7 @@ def load_run(
     everyone: list[OutlinedRank] = []
     if len(sources.files) > most and not any(map(_is_nsight, sources.files)):
         outlines = _outlines(sources, jobs, cache, cache_folder, progress, outline_files)
-        found = sorted(with_shared_groups([one for one in outlines if one is not None]), key=lambda one: one.rank)
+        found = sorted(_with_shared_groups([one for one in outlines if one is not None]), key=lambda one: one.rank)
         also = [rank.rank for rank in found if rank.rank in wanted]
         most = max(most if full_ranks is not None else min(most, _few_enough(found)), len(also) + 1)
         if len(found) > most and _told_one_by_one(found):
@@ -207,7 +204,6 @@ def _outlines(
     progress: Progress | None,
     outline_files: OutlineFiles | None,
 ) -> list[OutlinedRank | None]:
-    """Return what is kept of the rank in each file, None where a file cannot be read."""
     total = sum(map(size_on_disk, sources.files))
     refuse_too_many(len(sources.files), Budget(total))
     root = None if sources.folder is None else str(sources.folder)
@@ -221,7 +217,6 @@ def _outlines(
 def _outlined_here(
     each: Sequence[Arguments], files: Sequence[Source], *, jobs: int, progress: Progress | None
 ) -> list[OutlinedRank | None]:
-    """Return the outline of every file, read on this machine."""
     sizes = [size_on_disk(source) for source in files]
     done: list[int] = []
 
@@ -241,16 +236,14 @@ def _is_nsight(source: Source) -> bool:
 
 
 def _told_one_by_one(ranks: Sequence[OutlinedRank]) -> bool:
-    """Return whether each rank's number and steps are known without the others, and each is in one file."""
     numbers = {rank.rank for rank in ranks}
-    by_order = any(rank.rank_source == BY_ORDER for rank in ranks)
+    by_order = any(rank.rank_source == _BY_ORDER for rank in ranks)
     return len(numbers) == len(ranks) and not by_order and any(len(rank.steps) for rank in ranks)
 
 
 def _few_enough(ranks: Sequence[OutlinedRank]) -> int:
-    """Return how many ranks of this size are kept in full."""
     events = sum(rank.num_events for rank in ranks) / max(len(ranks), 1)
-    return max(MIN_FULL_RANKS, round(MAX_FULL_EVENTS / max(events, 1)))
+    return max(MIN_FULL_RANKS, round(_MAX_FULL_EVENTS / max(events, 1)))
 
 
 def _with_chosen(
@@ -260,7 +253,6 @@ def _with_chosen(
     most: int,
     wanted: Collection[int],
 ) -> Sources:
-    """Return the files of the ranks to read in full, and those that could not be read, which is said again."""
     description = run_description(sources.folder)[0]
     shared = aligned(Run("", tuple(everyone), description=description))
     chosen = {everyone[index].trace.path for index in chosen_indices(shared, most, wanted)}
@@ -274,7 +266,7 @@ def _with_chosen(
 
 def _said(num_ranks: int, most: int) -> str:
     return (
-        f"{most:,} of {num_ranks:,} ranks analysed in full ({RULE}; --full-ranks N for more). "
+        f"{most:,} of {num_ranks:,} ranks analysed in full ({_RULE}; --full-ranks N for more). "
         f"Of all {num_ranks:,}: clocks, waits, late ranks, collectives, windows; "
         f"of the {most:,}: budget, kernels, operators, critical path, savings"
     )

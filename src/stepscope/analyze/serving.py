@@ -20,11 +20,11 @@ from stepscope.units import NS_PER_S
 class ServedSteps:
     """All steps of one kind on the rank that was looked at. None: the ranges do not say."""
 
+    #: prefill, decode or mixed
     kind: str
-    """prefill, decode or mixed"""
     steps: int
+    #: median period
     step_ns: int
-    """median period"""
     requests_per_step: float | None
     tokens_per_step: float | None
     tokens_per_s: float | None
@@ -36,10 +36,10 @@ class Serving:
 
     rank: int
     kinds: tuple[ServedSteps, ...]
+    #: prompt and generated tokens together
     tokens_per_s: float | None
-    """prompt and generated tokens together"""
+    #: tokens of decode alone
     generated_per_s: float | None
-    """tokens of decode alone"""
 
 
 def serving_of(run: Run) -> Serving | None:
@@ -70,7 +70,6 @@ def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
 
 
 def _named_steps(rank: Rank) -> dict[int, ServingStep]:
-    """Return what each step ran, by its start."""
     trace = rank.trace
     rows = rank.rows_named(lambda name: serving_step(name) is not None, EventKind.ANNOTATION)
     named = {}

@@ -34,10 +34,10 @@ class Stacks:
         self._parent: list[int] = []
         self._frame: list[int] = []
         self._child: dict[tuple[int, int], int] = {}
+        # by stack
         self._node: list[int] = []
-        """by stack"""
+        # by node
         self._number: dict[int, int] = {}
-        """by node"""
         for stack in stacks:
             node = self._below(NOBODY, stack)
             self._number.setdefault(node, len(self._node))
@@ -47,7 +47,6 @@ class Stacks:
         return len(self._node)
 
     def __getitem__(self, number: int) -> Stack:
-        """Return the frames of a stack, outermost first; none of NOBODY."""
         frames, node = [], self._node[number] if number >= 0 else NOBODY
         while node != NOBODY:
             frames.append(self._frame[node])
@@ -186,16 +185,14 @@ class Stacks:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Tree(ArrayRecord):
-    """The nodes of the tree; `low` to `high` are the places of the stacks below each, in the tree's order."""
-
     frame: Int64s
     low: Int64s
     high: Int64s
     depth: Int64s
+    #: the smallest number of the stacks below each
     first: Int64s
-    """the smallest number of the stacks below each"""
+    #: numbers of stacks, callers before what they called
     order: Int64s
-    """numbers of stacks, callers before what they called"""
 
 
 def _tree(parent: list[int], frame: list[int], node_of: list[int]) -> _Tree:
@@ -222,7 +219,6 @@ def _tree(parent: list[int], frame: list[int], node_of: list[int]) -> _Tree:
 
 
 def _first_seen(tree: _Tree, nodes: Int64s, line: Int64s) -> Int64s:
-    """Return lines by the first stack that holds each, then by where they are in it."""
     by_line = np.lexsort((tree.first[nodes], line))
     lines, at = np.unique(line[by_line], return_index=True)
     first = nodes[by_line][at]
@@ -236,12 +232,12 @@ class LineSets(ArrayRecord):
     stacks: Stacks
     lines: tuple[Line, ...]
     of_frame: Int64s
+    #: of each range, ascending
     line: Int64s
-    """of each range, ascending"""
     low: Int64s
     high: Int64s
+    #: lines that any stack holds, in the order in which the stacks name them
     seen: Int64s
-    """lines that any stack holds, in the order in which the stacks name them"""
 
     def __len__(self) -> int:
         return len(self.lines)

@@ -20,8 +20,8 @@ from stepscope.stats.robust import Spread, Trend, mad_sigma, median, medians, qu
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_S
 
+# a drift is one where chance alone gives as much in fewer than one series of a hundred
 SIGNIFICANT = 0.01
-"""a drift is one where chance alone gives as much in fewer than one series of a hundred"""
 _SPIKE_SIGMAS = 5.0
 _SPIKE_SHARE = 0.20
 _NEIGHBOURS = 25
@@ -32,8 +32,8 @@ _MAX_SPIKES = 20
 class Series(ArrayRecord):
     """Step times in order."""
 
+    #: `step logs` or `recorded steps`
     source: str
-    """`step logs` or `recorded steps`"""
     step: Int64s
     dur_ns: Int64s
     by_rank_median_ns: tuple[int, ...]
@@ -45,19 +45,19 @@ class Spike:
 
     step: int
     dur_ns: int
+    #: above the median of the steps around it
     extra_ns: int
-    """above the median of the steps around it"""
 
 
 @dataclass(frozen=True)
 class Drift:
     """How the step time moves over the run."""
 
+    #: from the first to the last step, by the median slope
     change_pct: float
-    """from the first to the last step, by the median slope"""
     low_pct: float
+    #: 95 % interval
     high_pct: float
-    """95 % interval"""
     p_value: float
     significant: bool
 
@@ -67,37 +67,37 @@ class Steadiness:
     """The step times of a run."""
 
     source: str
+    #: all steps of the series, warm-up included
     num_steps: int
-    """all steps of the series, warm-up included"""
     warm_up_steps: int
+    #: time the warm-up took beyond what as many settled steps take
     warm_up_ns: int
-    """time the warm-up took beyond what as many settled steps take"""
     median_ns: int
     mean_ns: int
     std_ns: int
+    #: standard deviation against the mean, warm-up left out
     spread_pct: float
-    """standard deviation against the mean, warm-up left out"""
+    #: the same from the median absolute deviation: what it is without spikes
     robust_spread_pct: float
-    """the same from the median absolute deviation: what it is without spikes"""
     p10_ns: int
     p90_ns: int
     p99_ns: int
     min_ns: int
     max_ns: int
+    #: of the ranks' medians
     over_ranks_ns: Spread | None
-    """of the ranks' medians"""
     steps_per_s: float
     samples_per_s: float | None
     tokens_per_s: float | None
+    #: None below eight settled steps
     drift: Drift | None
-    """None below eight settled steps"""
+    #: the largest, by step
     spikes: tuple[Spike, ...]
-    """the largest, by step"""
     num_spikes: int
+    #: what all spikes cost, spread over all settled steps
     spikes_ns_per_step: int
-    """what all spikes cost, spread over all settled steps"""
+    #: steps between spikes where they come at regular intervals: logging, checkpoints, garbage collection
     spike_every: int | None
-    """steps between spikes where they come at regular intervals: logging, checkpoints, garbage collection"""
 
 
 def steadiness(
@@ -198,7 +198,6 @@ def _drift(settled: Int64s, usual: float) -> Drift | None:
 
 
 def _spike_extra(settled: Int64s) -> npt.NDArray[np.float64]:
-    """Return how far each step lies above its neighbours where it is a spike, 0 elsewhere."""
     x = settled.astype(float)
     near = _running_median(x)
     above = x - near
@@ -208,7 +207,6 @@ def _spike_extra(settled: Int64s) -> npt.NDArray[np.float64]:
 
 
 def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the median of the steps around each one, so that a drift makes no spikes."""
     half = min(_NEIGHBOURS, len(x)) // 2
     padded = np.pad(x, half, mode="reflect") if half and len(x) > half else x
     if len(padded) == len(x):
@@ -240,26 +238,26 @@ def _interval(steps: Int64s) -> int | None:
 #
 # From the step logs; without them from the recorded steps, all of which are profiled.
 
+# regions that make a step special; of several in one step the first counts
 MARKED = (EVALUATION, CHECKPOINT, COMPILATION, LOADER_START, GARBAGE_COLLECTION)
-"""regions that make a step special; of several in one step the first counts"""
+# of its step: a region that takes less changes nothing one could see
 _MIN_MARKED_SHARE = 0.05
-"""of its step: a region that takes less changes nothing one could see"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunSteps(ArrayRecord):
     """Every step of the run by rank."""
 
+    #: `step logs` or `recorded steps`
     source: str
-    """`step logs` or `recorded steps`"""
     step: Int64s
     ranks: tuple[int, ...]
+    #: by rank and step; NaN where a rank lacks one
     dur_ns: npt.NDArray[np.float64]
-    """by rank and step; NaN where a rank lacks one"""
+    #: steps that ran under the profiler on any rank
     profiled: npt.NDArray[np.bool_]
-    """steps that ran under the profiler on any rank"""
+    #: number of a step -> the region that makes it special
     marks: dict[int, str]
-    """number of a step -> the region that makes it special"""
 
 
 def run_steps(run: Run, logs: Sequence[StepLog]) -> RunSteps | None:

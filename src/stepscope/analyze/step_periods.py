@@ -33,12 +33,12 @@ NO_STEP = -1
 class StepPeriods(ArrayRecord):
     """The periods of one rank's steps, by time; on a device each begins where the one before ends."""
 
+    #: index into the rank's steps; NO_STEP for the whole window of a trace without steps
     step: npt.NDArray[np.int64]
-    """index into the rank's steps; NO_STEP for the whole window of a trace without steps"""
     start_ns: Int64s
     end_ns: Int64s
+    #: False where the period is not that of one step alone (see above)
     complete: npt.NDArray[np.bool_]
-    """False where the period is not that of one step alone (see above)"""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -117,7 +117,6 @@ def profiled_step_ns(periods: Sequence[StepPeriods | None]) -> float | None:
 
 
 def _device_periods(rank: Rank) -> StepPeriods | None:
-    """Return the periods between the device's ends of the steps that launched anything."""
     work = rank.work
     ends = np.full(len(rank.steps), np.iinfo(np.int64).min)
     launched = work.step >= 0
@@ -131,7 +130,6 @@ def _device_periods(rank: Rank) -> StepPeriods | None:
 
 
 def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:
-    """Return where the first period begins, and whether that is the device's end of the step before."""
     work = rank.work
     first_start_ns = work.start_ns[work.step >= 0].min()
     before = (work.step < 0) & (work.start_ns < first_start_ns)
@@ -149,13 +147,11 @@ def _one(start_ns: int, end_ns: int) -> StepPeriods | None:
 def _periods(
     step: npt.NDArray[np.int64], start: Int64s, end: Int64s, complete: npt.NDArray[np.bool_]
 ) -> StepPeriods | None:
-    """Return the periods that last at all."""
     keep = end > start
     return StepPeriods(step[keep], start[keep], end[keep], complete[keep]) if keep.any() else None
 
 
 def _host_ends(rank: Rank) -> Int64s:
-    """Return where the host's periods end: where the next step begins, so that none of the loop's time is lost."""
     steps = rank.steps
     follows = np.append(np.diff(steps.number) == 1, False)
     following = np.append(steps.start_ns[1:], max(steps.end_ns[-1], steps.start_ns[-1]))

@@ -35,8 +35,8 @@ from stepscope.units import ms
 Floats = npt.NDArray[np.float64]
 
 _SAME_OPERATORS = 0.02
+# a part that explains at least half of the lateness names the cause
 _MAIN_CAUSE = 0.5
-"""a part that explains at least half of the lateness names the cause"""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Straggler:
     """A rank that others wait for."""
 
     rank: int
+    #: host, device, data, load or network
     cause: str
-    """host, device, data, load or network"""
+    #: own time beyond the median of the others', mean over the steps
     late_ns_per_step: float
-    """own time beyond the median of the others', mean over the steps"""
     steps_late: int
     num_steps: int
     score: float
+    #: own time / mean own time of the others
     slowdown: float
-    """own time / mean own time of the others"""
+    #: excess over the others' median in ns per step, by part
     evidence: dict[str, float]
-    """excess over the others' median in ns per step, by part"""
 
     @property
     def persistent(self) -> bool:
@@ -111,7 +111,6 @@ def _with_cause(
 
 
 def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
-    """Return per rank what its steps are made of, in ns per step: loading data and computing on the device."""
     return {
         "data": np.array([_data_ns(r, last_steps) for r in ranks]),
         "device": np.array([_device_ns(r, last_steps) for r in ranks]),
@@ -135,7 +134,6 @@ def _cause(run: Run, index: int, peer: int, excess: dict[str, float], late_ns: f
 
 
 def _more_flops(run: Run, mine: Rank, other: Rank) -> bool:
-    """Return whether the recorder counted more FLOPs than a peer's for as many operators."""
     flops, theirs = (_counted_flops(run, rank) for rank in (mine, other))
     if not flops or not theirs or flops < DEFAULT_SLOWDOWN * theirs:
         return False
@@ -144,7 +142,6 @@ def _more_flops(run: Run, mine: Rank, other: Rank) -> bool:
 
 
 def _counted_flops(run: Run, rank: Rank) -> float | None:
-    """Return the FLOPs of one step that the recorder counted on a rank."""
     said: Any = run.description.get("ranks")
     for key in (str(rank.rank), "flops", "total"):
         said = said.get(key) if isinstance(said, dict) else None
@@ -157,7 +154,6 @@ def _data_ns(rank: Rank, last_steps: int) -> float:
 
 
 def _device_ns(rank: Rank, last_steps: int) -> float:
-    """Return compute per step: of the device, or of the host's operators where there is no device."""
     if not rank.has_device:
         return 0.0
     work = rank.work
@@ -166,7 +162,6 @@ def _device_ns(rank: Rank, last_steps: int) -> float:
 
 
 def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
-    """Return whether a rank ran the same operators as a peer on other shapes: more load, not a slower device."""
     mine, peer = _operator_shapes(rank), _operator_shapes(peer_rank)
     names, peer_names = Counter[str](), Counter[str]()
     for (name, _), n in mine.items():
@@ -179,7 +174,6 @@ def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
 
 
 def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
-    """Return how often each operator launched device work on which shapes, per recorded step."""
     op = distinct(rank.work.op_row[(rank.work.op_row >= 0) & (rank.work.step >= 0)])
     names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
     pairs, counts = np.unique(np.stack((names.astype(np.int64), dims)), axis=1, return_counts=True)
@@ -199,10 +193,10 @@ def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
 # counted more FLOPs. Ranks may take turns at it (samples of uneven length), so that over all steps none is the late
 # one.
 
-MIN_IMBALANCE = 0.10
-"""of what the mean rank computes: equal work differs by a few percent from rank to rank"""
+# of what the mean rank computes: equal work differs by a few percent from rank to rank
+_MIN_IMBALANCE = 0.10
+# times the others' threads: then the load differs, not the device
 _MORE_WORK = 1.10
-"""times the others' threads: then the load differs, not the device"""
 _MIN_SHARE_OF_STEPS = 0.5
 
 
@@ -211,15 +205,14 @@ class UnevenCompute(ArrayRecord):
     """What ranks compute in the steps that all of them recorded."""
 
     ranks: tuple[int, ...]
+    #: by rank and step, kernels other than communication
     compute_ns: Floats
-    """by rank and step, kernels other than communication"""
+    #: by rank and step: of those kernels, 0 where a trace does not say
     threads: Floats
-    """by rank and step: of those kernels, 0 where a trace does not say"""
 
     @property
     def imbalance_ns(self) -> float:
-        """Return by how much the rank with most compute exceeds the mean rank, mean over steps."""
-        return imbalance_ns(self.compute_ns)
+        return _imbalance_ns(self.compute_ns)
 
     @property
     def heaviest(self) -> tuple[int, ...]:
@@ -237,8 +230,7 @@ class UnevenCompute(ArrayRecord):
         return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MIN_SHARE_OF_STEPS)
 
 
-def imbalance_ns(compute_ns: Floats) -> float:
-    """Return by how much the rank with most compute exceeds the mean rank, mean over steps, given both ways."""
+def _imbalance_ns(compute_ns: Floats) -> float:
     return float((compute_ns.max(axis=0) - compute_ns.mean(axis=0)).mean())
 
 
@@ -252,7 +244,7 @@ def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
     kernels = [_kernels(rank, numbers) for rank in ranks]
     each = list(zip(ranks, kernels, strict=True))
     compute_ns = np.array([_sums(at, (r.work.end_ns - r.work.start_ns)[rows], len(numbers)) for r, (rows, at) in each])
-    if not imbalance_ns(compute_ns) >= MIN_IMBALANCE * float(compute_ns.mean()) > 0:
+    if not _imbalance_ns(compute_ns) >= _MIN_IMBALANCE * float(compute_ns.mean()) > 0:
         return None
     threads = np.array([_sums(at, _threads(r, r.work.row[rows]), len(numbers)) for r, (rows, at) in each])
     found = UnevenCompute(tuple(r.rank for r in ranks), compute_ns, threads)
@@ -260,7 +252,6 @@ def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
 
 
 def _kernels(rank: Rank, numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """Return a rank's kernels in the given steps, and the place of each one's step among them."""
     work, number = rank.work, rank.steps.number
     place = np.where(among(number, numbers), np.searchsorted(numbers, number), -1)
     rows = np.flatnonzero((work.kind == int(EventKind.KERNEL)) & (work.step >= 0))
@@ -274,7 +265,6 @@ def _sums(at: Int64s, values: npt.NDArray[Any], count: int) -> Floats:
 
 
 def _threads(rank: Rank, rows: npt.NDArray[np.int64]) -> Floats:
-    """Return how many threads each kernel has: blocks in its grid times threads in a block; 0 where it is not said."""
     out = np.ones(len(rows))
     strings = rank.trace.strings
     for name in ("grid", "block"):
@@ -288,7 +278,6 @@ def _threads(rank: Rank, rows: npt.NDArray[np.int64]) -> Floats:
 
 @lru_cache(maxsize=4096)
 def _product(text: str) -> float:
-    """Return the product of `[64, 2, 1]`, 0 for anything else."""
     words = text.strip("[] ").split(",")
     return float(prod(float(w) for w in words)) if all(w.strip().isdigit() for w in words) else 0.0
 
@@ -313,8 +302,8 @@ def _product(text: str) -> float:
 
 _ALL_STEPS = 1 << 40
 _MIN_STEPS_TO_CLEAR = 10
+# of the lateness: own times by the log that are longer by more hold waits
 _HIDDEN_WAIT = 0.5
-"""of the lateness: own times by the log that are longer by more hold waits"""
 _MIN_RECURRING_SHARE = 0.05
 _MIN_EVENTS = 3
 _MIN_RECURRING_SCORE = 3.0
@@ -325,8 +314,8 @@ class LateRanks:
     """The late ranks, and how late ranks are by the log where it decides."""
 
     stragglers: tuple[Straggler, ...]
+    #: by rank, of those that the trace or the log names: lateness per step without the profiler
     late_ns: dict[int, float]
-    """by rank, of those that the trace or the log names: lateness per step without the profiler"""
     notes: tuple[str, ...]
 
 
@@ -366,7 +355,6 @@ def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequenc
 
 
 def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
-    """Return the lateness of each rank by the logs, none where they cannot tell."""
     shared = shared.whole
     if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
         return []
@@ -398,7 +386,6 @@ def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, flo
 
 
 def _waits_elsewhere(s: Straggler, logged_ns: dict[int, float], traced_ns: dict[int, float]) -> bool:
-    """Return whether the others' own times by the log hold the wait for the rank that the trace shows late."""
     others = [(logged_ns[rank], traced_ns[rank]) for rank in logged_ns if rank != s.rank]
     beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
     return bool(beyond) and median(beyond) > _HIDDEN_WAIT * s.late_ns_per_step
@@ -416,7 +403,6 @@ def _as_logged(s: Straggler, log: LateRank) -> Straggler:
 
 
 def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
-    """Return a straggler that only the log shows; late input is told by its region, the rest is the host's."""
     late_ns = log.late_ns
     data = {each.rank: _typical_ns(each, "data_loading") for each in logs}
     excess = data[log.rank] - median([ns for rank, ns in data.items() if rank != log.rank])
@@ -449,7 +435,6 @@ def _cleared(s: Straggler, log: LateRank) -> str:
 
 
 def _recurring_late(training: TrainingStep | None) -> dict[int, Straggler]:
-    """Return the ranks that are late in some steps, because something recurs there and not on the others."""
     if training is None or len(training.recurring.ranks) < 2:
         return {}
     r = training.recurring

@@ -47,25 +47,25 @@ from stepscope.units import ms
 Floats = npt.NDArray[np.float64]
 
 DATA_CAUSES = (DATA_LOADING, LOADER_START)
+# host time of a step in none of its regions: code of the loop itself
 OUTSIDE = "outside every region"
-"""host time of a step in none of its regions: code of the loop itself"""
+# the same in steps with more collectives than the others: parameters averaged every few steps, metrics gathered
 COMMUNICATION = "collectives outside every region"
-"""the same in steps with more collectives than the others: parameters averaged every few steps, metrics gathered"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recurring(ArrayRecord):
     """Time beyond the ordinary step."""
 
+    #: names of regions, or OUTSIDE
     causes: tuple[str, ...]
-    """names of regions, or OUTSIDE"""
     ranks: tuple[int, ...]
+    #: by cause, rank and step; the steps are those that all ranks logged
     excess_ns: Floats
-    """by cause, rank and step; the steps are those that all ranks logged"""
+    #: of that time lengthens the step: below 1 where the device's queue hides some, above where it slows the rest
     scale: float = 1.0
-    """of that time lengthens the step: below 1 where the device's queue hides some, above where it slows the rest"""
+    #: per step: longer steps for which no cause is known
     other_ns: float = 0.0
-    """per step: longer steps for which no cause is known"""
 
     @property
     def total_ns(self) -> float:
@@ -126,20 +126,20 @@ NOTHING_RECURS = Recurring((), (), np.zeros((0, 0, 0)))
 # Which steps of a rank's log are ordinary, and what stands out in the others?
 
 Mask = npt.NDArray[np.bool_]
+# the work of training itself: time there is not something else that the host does
 WORK_REGIONS = (FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING)
-"""the work of training itself: time there is not something else that the host does"""
-UNNAMED = (OUTSIDE, COMMUNICATION)
-"""causes that no region names"""
+# causes that no region names
+_UNNAMED = (OUTSIDE, COMMUNICATION)
 _MIN_STEPS = 8
+# of the median step: a cause that takes less longer than usual is noise
 _MIN_EXCESS_SHARE = 0.1
-"""of the median step: a cause that takes less longer than usual is noise"""
 _EXCESS_SIGMAS = 5.0
 _LONG_STEP_SHARE = 0.25
 _MIN_ORDINARY = 3
 _MIN_SHARE_KNOWN = 0.8
 _NEARLY_ALL = 0.9
+# stretches of steps: host time outside every region that comes less often is not known to recur
 _MIN_UNNAMED = 3
-"""stretches of steps: host time outside every region that comes less often is not known to recur"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,13 +147,13 @@ class LoggedSteps(ArrayRecord):
     """One rank's log with what stands out in it."""
 
     log: StepLog
+    #: of the device where it was measured, else of the host
     step_ns: Floats
-    """of the device where it was measured, else of the host"""
     counts: Mask
     event: Mask
     hiccup: Mask
+    #: how much longer than usual, by step; 0 where that is noise
     causes: dict[str, Floats]
-    """how much longer than usual, by step; 0 where that is noise"""
 
     @property
     def ordinary(self) -> Mask:
@@ -171,8 +171,7 @@ class LoggedSteps(ArrayRecord):
         return float(self.step_ns[self.ordinary].mean())
 
 
-def logged_steps(log: StepLog) -> LoggedSteps | None:
-    """Return the steps of a rank, None where fewer than eight count."""
+def _logged_steps(log: StepLog) -> LoggedSteps | None:
     step_ns = _step_ns(log)
     usable = np.flatnonzero(log.unprofiled & (step_ns > 0))
     counts = np.zeros(len(log), bool)
@@ -184,13 +183,13 @@ def logged_steps(log: StepLog) -> LoggedSteps | None:
         causes[OUTSIDE] = np.zeros(len(log))
     if _with_more_collectives(log, counts, causes[OUTSIDE] > 0):
         causes[COMMUNICATION], causes[OUTSIDE] = causes[OUTSIDE], np.zeros(len(log))
-    named = _any([x for name, x in causes.items() if name not in UNNAMED], len(log))
+    named = _any([x for name, x in causes.items() if name not in _UNNAMED], len(log))
     event = _any(list(causes.values()), len(log)) | long
     unnamed = counts & (step_ns > FAR_LONGER * median(step_ns[counts])) & ~named
     hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
     if (counts & ~event).sum() < _MIN_ORDINARY:  # no two steps are alike: all of them are what the job is like
         return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
-    window = in_window(log)
+    window = _in_window(log)
     if window.any():
         seen, long = _standing_out(log, step_ns, window)
         event |= _any(list(seen.values()), len(log)) | long
@@ -200,7 +199,6 @@ def logged_steps(log: StepLog) -> LoggedSteps | None:
 
 
 def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
-    """Return whether some steps have more collectives than the others."""
     count = log.column("collectives.count")
     known = counts & ~np.isnan(count)
     mine, others = count[known & these], count[known & ~these]
@@ -208,15 +206,13 @@ def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
 
 
 def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str, Floats], Mask]:
-    """Return by cause how much longer than usual it takes among some steps, and which of them are long."""
     usual = median(step_ns[among])
-    causes = {name: _beyond_usual(time, among, usual) for name, time in cause_times(log).items()}
+    causes = {name: _beyond_usual(time, among, usual) for name, time in _cause_times(log).items()}
     spread = mad_sigma(step_ns[among])
     return causes, among & (step_ns > usual + max(_LONG_STEP_SHARE * usual, _EXCESS_SIGMAS * spread))
 
 
-def in_window(log: StepLog) -> Mask:
-    """Return the profiled steps of the window."""
+def _in_window(log: StepLog) -> Mask:
     return np.asarray(log.profiled & (np.array(log.phase, str) == WINDOW))
 
 
@@ -226,8 +222,7 @@ def region_times(log: StepLog) -> dict[str, Floats]:
     return {path[len("regions.") : -len(".ns")]: np.nan_to_num(log.column(path)) for path in paths}
 
 
-def cause_times(log: StepLog) -> dict[str, Floats]:
-    """Return by cause its time in every step: regions that are not the work of training, and time outside all."""
+def _cause_times(log: StepLog) -> dict[str, Floats]:
     times = region_times(log)
     inside = sum(times.values(), np.zeros(len(log)))
     found = {name: time for name, time in times.items() if name not in WORK_REGIONS and not _is_work(name, time)}
@@ -243,7 +238,6 @@ def _is_work(name: str, time: Floats) -> bool:
 
 
 def _step_ns(log: StepLog) -> Floats:
-    """Return the device's step times where nearly all are known, else the host's."""
     known = log.device_ns > 0
     on_device = len(log) > 0 and known.mean() >= _MIN_SHARE_KNOWN
     return np.where(known, log.device_ns, log.dur_ns).astype(float) if on_device else log.dur_ns.astype(float)
@@ -276,19 +270,19 @@ class TrainingStep(ArrayRecord):
     mean_ns: float
     ordinary_ns: float
     recurring: Recurring
+    #: logged steps that count, on the rank with the fewest
     num_steps: int
-    """logged steps that count, on the rank with the fewest"""
+    #: by rank: numbers of the logged steps, profiled ones included, that are not ordinary
     event_steps: dict[int, frozenset[int]]
-    """by rank: numbers of the logged steps, profiled ones included, that are not ordinary"""
+    #: by rank, ordinary profiled step of the window and region: how much longer it takes in the mean of the ordinary
+    #: steps without the profiler; negative where it takes less
     region_gain_ns: dict[int, dict[int, dict[str, float]]]
-    """by rank, ordinary profiled step of the window and region: how much longer it takes in the mean of the ordinary
-    steps without the profiler; negative where it takes less"""
+    #: by rank and region of WORK_REGIONS: how much longer it takes in the mean step than in the ordinary one
     work_gain_ns: dict[int, dict[str, float]]
-    """by rank and region of WORK_REGIONS: how much longer it takes in the mean step than in the ordinary one"""
+    #: by rank: how long loading data takes in ordinary steps against the profiled ones of the window
     loading_factor: dict[int, float]
-    """by rank: how long loading data takes in ordinary steps against the profiled ones of the window"""
+    #: False for logs of step times alone: then long steps are known to recur, and nothing of why
     has_regions: bool
-    """False for logs of step times alone: then long steps are known to recur, and nothing of why"""
     notes: tuple[str, ...]
 
     @property
@@ -305,7 +299,7 @@ class TrainingStep(ArrayRecord):
 
 def training_step(logs: Sequence[StepLog]) -> TrainingStep | None:
     """Return the mean training step of the logs, None where a rank has fewer than eight steps that count."""
-    ranks = [logged_steps(log) for log in logs]
+    ranks = [_logged_steps(log) for log in logs]
     if not ranks or any(r is None for r in ranks):
         return None
     known = [r for r in ranks if r is not None]
@@ -350,7 +344,6 @@ def _phase_mean(rank: LoggedSteps, phase: str) -> float | None:
 
 
 def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
-    """Return what recurs, brought to the time that it adds to the step."""
     steps = reduce(common, [r.log.step[r.counts] for r in ranks])
     causes = tuple(dict.fromkeys(name for r in ranks for name in r.causes))
     if not len(steps) or total_ns <= 0:
@@ -377,7 +370,7 @@ def _without_waiting(excess: Floats, causes: tuple[str, ...]) -> Floats:
 
     There the others wait for it, in whatever call that happens to be.
     """
-    named = [j for j, cause in enumerate(causes) if cause not in UNNAMED]
+    named = [j for j, cause in enumerate(causes) if cause not in _UNNAMED]
     if OUTSIDE not in causes or not named or excess.shape[1] < 2:
         return excess
     busy = excess[named].sum(axis=0)
@@ -411,18 +404,16 @@ def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
 
 
 def _region_gain(rank: LoggedSteps) -> dict[int, dict[str, float]]:
-    """Return how much longer each region takes in ordinary steps than in each ordinary profiled one."""
     log = rank.log
-    times = region_times(log) | cause_times(log)
+    times = region_times(log) | _cause_times(log)
     usual = {name: float(time[rank.ordinary].mean()) for name, time in times.items()}
-    window = np.flatnonzero(in_window(log) & ~rank.event)
+    window = np.flatnonzero(_in_window(log) & ~rank.event)
     return {int(log.step[i]): {name: usual[name] - float(time[i]) for name, time in times.items()} for i in window}
 
 
 def _loading_factor(rank: LoggedSteps) -> float:
-    """Return 1 where either is unknown or next to nothing."""
     time = region_times(rank.log).get(DATA_LOADING)
-    window = in_window(rank.log) & ~rank.event
+    window = _in_window(rank.log) & ~rank.event
     if time is None or not window.any():
         return 1.0
     usual, profiled = float(time[rank.ordinary].mean()), float(time[window].mean())

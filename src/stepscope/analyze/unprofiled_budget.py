@@ -66,16 +66,16 @@ _PART_OF_WORK = {
 class LogAdditions(ArrayRecord):
     """What the step logs add to one rank's window."""
 
+    #: which of the rank's periods are ordinary steps
     ordinary: Mask
-    """which of the rank's periods are ordinary steps"""
+    #: by part: how much longer it takes without the profiler than with it
     gap_ns: Floats
-    """by part: how much longer it takes without the profiler than with it"""
+    #: by part: what recurs in other steps
     added_ns: Floats
-    """by part: what recurs in other steps"""
+    #: what loading data takes without the profiler against with it; 1 on a device, which hides some of it
     loading_factor: float
-    """what loading data takes without the profiler against with it; 1 on a device, which hides some of it"""
+    #: what recurs and is of the same kind as the ordinary step: in proportion to its parts
     spread_ns: float
-    """what recurs and is of the same kind as the ordinary step: in proportion to its parts"""
 
 
 def beyond_window(
@@ -111,7 +111,6 @@ def _gains(training: TrainingStep, rank: Rank, periods: StepPeriods) -> dict[str
 
 
 def _ordinary(training: TrainingStep, rank: Rank, periods: StepPeriods) -> Mask:
-    """Return the periods whose steps are ordinary; all where that leaves none."""
     events = list(training.event_steps.get(rank.rank, ()))
     in_step = periods.step != NO_STEP
     if not in_step.any():
@@ -125,13 +124,12 @@ def _ordinary(training: TrainingStep, rank: Rank, periods: StepPeriods) -> Mask:
 
 
 def _added(training: TrainingStep, rank: int, *, on_device: bool) -> tuple[Floats, float]:
-    """Return what recurs by part, and how much of it is more of the ordinary step."""
     recurring = training.recurring
     out = np.zeros(len(PARTS))
     if rank in recurring.ranks:
         at = recurring.ranks.index(rank)
         for cause in recurring.causes:
-            out[PART_CODE[part_of_cause(cause)]] += recurring.rank_ns(cause)[at]
+            out[PART_CODE[_part_of_cause(cause)]] += recurring.rank_ns(cause)[at]
         out[PART_CODE["wait"]] += recurring.waiting_ns()[at]
     else:
         out[PART_CODE["wait"]] += recurring.total_ns - recurring.other_ns
@@ -141,25 +139,23 @@ def _added(training: TrainingStep, rank: int, *, on_device: bool) -> tuple[Float
     return out + longer * (recurring.other_ns / longer.sum()), 0.0
 
 
-def part_of_cause(cause: str) -> str:
-    """Return the part of the budget that a recurring cause belongs to."""
+def _part_of_cause(cause: str) -> str:
     if cause == COMMUNICATION:
         return "exposed_transfer"
     return "data_loading" if cause in DATA_CAUSES else "host_stall"
 
 
 def _by_part(by_region_ns: dict[str, float], *, on_device: bool) -> Floats:
-    """Return times of regions as parts; on a device the host's work shows as gaps between launches."""
     out = np.zeros(len(PARTS))
     for region, time_ns in by_region_ns.items():
         work = _PART_OF_WORK.get(region)
-        part = part_of_cause(region) if work is None else "launch_gap" if on_device else work
+        part = _part_of_cause(region) if work is None else "launch_gap" if on_device else work
         out[PART_CODE[part]] += time_ns
     return out
 
 
+# shares of a step below this are not worth a warning
 _MIN_SHARE_FOR_WARNING = 0.02
-"""shares of a step below this are not worth a warning"""
 
 # A rank's step as entries: the parts that are not idle, communication that no rank matches, idle time by cause.
 _UNMATCHED = len(PARTS)
@@ -187,10 +183,10 @@ _ON_HOST = (
     tuple(PART_CODE[part] for part in ("data_loading", "host_stall")),
     tuple(range(_NUM_ENTRIES)),
 )
+# what a device idles for where the step log has a part, and no gap of the device shows it
 _CAUSE_OF_LOGGED = ((Cause.DATA, "data_loading"), (Cause.STALL, "host_stall"), (Cause.LAUNCH, "launch_gap"))
-"""what a device idles for where the step log has a part, and no gap of the device shows it"""
+# of a host's operators is their own time, however much recording costs: the rest of the excess is elsewhere
 _MIN_OWN_SHARE = 0.3
-"""of a host's operators is their own time, however much recording costs: the rest of the excess is elsewhere"""
 
 
 @dataclass(frozen=True)
@@ -199,12 +195,12 @@ class PartTime:
 
     part: str
     ns_per_step: float
+    #: of the step
     pct: float
-    """of the step"""
+    #: before the profiler's cost was taken out
     profiled_ns: float
-    """before the profiler's cost was taken out"""
+    #: of `ns_per_step`, what recurs in some steps of the training and is not in the ordinary one
     recurring_ns: float = 0.0
-    """of `ns_per_step`, what recurs in some steps of the training and is not in the ordinary one"""
 
     @property
     def correction_ns(self) -> float:
@@ -217,18 +213,18 @@ class StepBudget(ArrayRecord):
     """What a step of the run consists of. Parts sum to the unprofiled step where known, else to the profiled one."""
 
     profiled_ns: float
+    #: the mean training step
     unprofiled_ns: float | None
-    """the mean training step"""
+    #: the unprofiled step in which nothing recurs that the window's steps do not have
     ordinary_ns: float | None
-    """the unprofiled step in which nothing recurs that the window's steps do not have"""
+    #: in the order of `PARTS`, zeros included
     parts: tuple[PartTime, ...]
-    """in the order of `PARTS`, zeros included"""
+    #: idle device time per step by cause, mean over ranks with a device, the profiler's cost taken out
     idle_ns: dict[str, float]
-    """idle device time per step by cause, mean over ranks with a device, the profiler's cost taken out"""
+    #: one row per rank with a budget, one column per part; each row sums to the step
     rank_part_ns: Floats
-    """one row per rank with a budget, one column per part; each row sums to the step"""
+    #: within `unknown`: exposed communication that no other rank matches
     unmatched_ns: float
-    """within `unknown`: exposed communication that no other rank matches"""
     warnings: tuple[str, ...]
 
     @property
@@ -311,7 +307,6 @@ def _with_loading_as_logged(entries: Floats, beyond: Sequence[LogAdditions] | No
 
 
 def _without_profiler_added(parts: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
-    """Return per rank and part what recurs in other steps than those of the window."""
     if beyond is None:
         return np.zeros_like(parts)
     pairs = zip(parts, beyond, strict=True)
@@ -335,7 +330,6 @@ def _entries(budget: RankBudget, *, even: bool) -> Floats:
 
 
 def _of_periods(budget: RankBudget, kept: Mask) -> RankBudget:
-    """Return the budget of some of its periods alone."""
     return replace(
         budget,
         periods=budget.periods.of(kept),
@@ -373,7 +367,6 @@ def _corrected(
 
 
 def _folded(entries: Floats) -> Floats:
-    """Return parts, from entries."""
     out = entries[:, : len(PARTS)].copy()
     out[:, PART_CODE["unknown"]] += entries[:, _UNMATCHED]
     for cause, part in PART_OF_CAUSE.items():

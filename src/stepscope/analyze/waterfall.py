@@ -31,11 +31,11 @@ from stepscope.trace.table import Int64s
 #
 # Where kernels of several kinds run at once, a matrix product counts before recomputed work, and that before the rest.
 
+# column of recomputed work; the columns before it are matrix products by precision
 RECOMPUTED = len(PRECISIONS)
-"""column of recomputed work; the columns before it are matrix products by precision"""
+# column of everything else
 OTHER = RECOMPUTED + 1
-"""column of everything else"""
-NUM_KINDS = OTHER + 1
+_NUM_KINDS = OTHER + 1
 
 COMPUTE_PARTS = [PART_CODE[part] for part in ("forward", "backward", "optimizer", "other_compute")]
 
@@ -57,14 +57,12 @@ def compute_kinds_ns(budget: RankBudget, costs: KernelCosts) -> Int64s:
 
 
 def _work(costs: KernelCosts) -> tuple[Int64s, Int64s, Int64s]:
-    """Return kind, start and end of the device's kernels."""
     work = costs.rank.work
     computes = work.kind == EventKind.KERNEL
     return _kinds(costs.precision, costs.is_matmul & computes, costs.recomputed & computes), work.start_ns, work.end_ns
 
 
 def _host_work(costs: KernelCosts) -> tuple[Int64s, Int64s, Int64s]:
-    """Return kind, start and end of the operators of a rank without a device."""
     calls = costs.calls
     product = calls.counted & among(calls.family, _MATMUL_CODES)
     return _kinds(calls.operand, product, calls.recomputed), calls.calls.start_ns, calls.calls.end_ns
@@ -89,7 +87,7 @@ _STANDARD_ERRORS = 2.0
 _DOUBT = 0.5
 
 
-def loss_errors(
+def _loss_errors(
     budgets: Sequence[RankBudget],
     measured: Sequence[Floats],
     *,
@@ -124,7 +122,6 @@ def _spread(shares: Sequence[Floats], num_ranks: int) -> Floats:
 
 
 def _correction_doubt(before: Floats, after: Floats, host: Mask) -> Floats:
-    """Return how much of each loss may belong to another one, or another's to it."""
     taken = np.maximum(before - after, 0) * host
     left = np.maximum(after, 0) * host
     misplaced = np.minimum(taken, left.sum() - left) + np.minimum(left, taken.sum() - taken)
@@ -144,11 +141,11 @@ _PARTS_OF_LOSS = {
     "copies": ("copy",),
     "other_idle": ("allocator", "host_stall", "unknown"),
 }
+# rows of the waterfall, in order; the last is what is left
 LOSSES = (*_PARTS_OF_LOSS, "non_matmul_kernels", "recomputation", "precision", "matmul_below_peak", ACHIEVED)
-"""rows of the waterfall, in order; the last is what is left"""
 
+# losses that a slower host makes, and so the profiler
 _HOSTS = ("wait_for_stragglers", "pipeline_bubble", "data_loading", "launch_gaps", "host_sync", "other_idle")
-"""losses that a slower host makes, and so the profiler"""
 
 
 @dataclass(frozen=True)
@@ -156,11 +153,11 @@ class Loss:
     """One row of the waterfall."""
 
     loss: str
+    #: None where it cannot be told from the next row, which holds it
     pct_of_peak: float | None
-    """None where it cannot be told from the next row, which holds it"""
     ns_per_step: float | None
+    #: points of `pct_of_peak`, about 95 %; None where a single step was recorded
     plus_minus: float | None
-    """points of `pct_of_peak`, about 95 %; None where a single step was recorded"""
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ def waterfall(
     measured = _measured(pairs, kinds, slower, achieved_ns)
     ranks = _losses(step.rank_part_ns, _corrected_kinds(pairs, kinds, step), slower, achieved_ns)
     mean_ns = ranks.mean(axis=0)
-    error = loss_errors(
+    error = _loss_errors(
         [budget for budget, _ in pairs],
         measured,
         corrected_ns=mean_ns,
@@ -235,14 +232,12 @@ def _measured(
 
 
 def _slower(efficiency: Efficiency, chip: Chip | None) -> Floats:
-    """Return for each precision how much of the reference peak its unit lacks: 0 for the best, 0.9 for a tenth."""
     best = _reference_flops(efficiency, chip)
     rates = [chip.peak_flops(precision) if chip else None for precision in PRECISIONS]
     return np.array([max(0.0, 1 - rate / best) if best and rate else 0.0 for rate in rates])
 
 
 def _reference_flops(efficiency: Efficiency, chip: Chip | None) -> float | None:
-    """Return the chip's rate in the precision of the peak; where the peak was given, its 16-bit rate."""
     if chip is None:
         return None
     if efficiency.peak_precision:
@@ -252,7 +247,6 @@ def _reference_flops(efficiency: Efficiency, chip: Chip | None) -> float | None:
 
 
 def _losses(part_ns: Floats, kind_ns: Floats, slower: Floats, achieved_ns: float) -> Floats:
-    """Return one row of losses, in the order of LOSSES, per row of parts."""
     in_time = [part_ns[:, [PART_CODE[part] for part in parts]].sum(axis=1) for parts in _PARTS_OF_LOSS.values()]
     products = kind_ns[:, :RECOMPUTED]
     precision = products @ slower
@@ -264,7 +258,6 @@ def _losses(part_ns: Floats, kind_ns: Floats, slower: Floats, achieved_ns: float
 def _corrected_kinds(
     pairs: Sequence[tuple[RankBudget, KernelCosts]], kinds: Sequence[Floats], step: StepBudget
 ) -> Floats:
-    """Return each rank's compute kinds in its typical steps, brought to the compute time of its corrected step."""
     out = []
     for (budget, _), kind, parts in zip(pairs, kinds, step.rank_part_ns, strict=True):
         mean = kind[budget.periods.typical].mean(axis=0)

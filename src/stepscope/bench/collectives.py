@@ -30,13 +30,13 @@ from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
-KIND = "stepscope collective times"
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-MIN_BYTES = 1024
-MAX_BYTES = 2**30
+_KIND = "stepscope collective times"
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+_MIN_BYTES = 1024
+_MAX_BYTES = 2**30
 _BLOCKS = 5
+# calls of one block take about this long, at least one call
 _BLOCK_S = 0.02
-"""calls of one block take about this long, at least one call"""
 _MAX_CALLS = 50
 
 Call = Callable[[], None]
@@ -48,10 +48,10 @@ class Settings:
 
     backend: str
     world_sizes: tuple[int, ...]
-    operations: tuple[str, ...] = OPERATIONS
-    largest_bytes: int = MAX_BYTES
+    operations: tuple[str, ...] = _OPERATIONS
+    largest_bytes: int = _MAX_BYTES
+    #: for everything; larger sizes are left out where it runs short
     limit_s: float = 60.0
-    """for everything; larger sizes are left out where it runs short"""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Row:
     max_us: float
 
 
-def measure_collectives(settings: Settings) -> list[Row]:
+def _measure_collectives(settings: Settings) -> list[Row]:
     """Return the times of all operations and sizes; every rank of the initialised default group has to call it."""
     device, deadline = _device(), time.perf_counter() + settings.limit_s
     groups = {w: dist.new_group(list(range(w))) for w in settings.world_sizes}
     rows: list[Row] = []
-    size = MIN_BYTES
+    size = _MIN_BYTES
     while size <= settings.largest_bytes:
         begin = time.perf_counter()
         rows += _all_at(size, settings.operations, groups, device)
@@ -177,7 +177,7 @@ def _device() -> torch.device:
     return device
 
 
-def about(backend: str) -> dict[str, Any]:
+def _about(backend: str) -> dict[str, Any]:
     """Return the machine and the software that was measured."""
     cuda = backend == "nccl"
     return {
@@ -195,13 +195,13 @@ def about(backend: str) -> dict[str, Any]:
     }
 
 
-def write_times(rows: Sequence[Row], settings: Settings, path: str | Path) -> None:
+def _write_times(rows: Sequence[Row], settings: Settings, path: str | Path) -> None:
     """Write what was measured, whole or not at all."""
     columns = tuple(Row.__dataclass_fields__)
     document = {
         "schema": SCHEMA,
-        "kind": KIND,
-        **about(settings.backend),
+        "kind": _KIND,
+        **_about(settings.backend),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "columns": columns,
         "rows": [[getattr(row, name) for name in columns] for row in rows],
@@ -215,8 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--world-size", type=int, action="append", help="several give several; default: all ranks")
-    parser.add_argument("--op", choices=OPERATIONS, action="append", help="default: every operation")
-    parser.add_argument("--max-bytes", type=int, default=MAX_BYTES)
+    parser.add_argument("--op", choices=_OPERATIONS, action="append", help="default: every operation")
+    parser.add_argument("--max-bytes", type=int, default=_MAX_BYTES)
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--out", required=True)
     args = parser.parse_args(argv)
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     worlds = tuple(sorted(set(args.world_size or [int(os.environ.get("WORLD_SIZE", "2"))])))
     if worlds[0] < 2:
         raise UsageError(f"world sizes have to be 2 or more, not {worlds[0]}")
-    settings = Settings(args.backend, worlds, tuple(args.op or OPERATIONS), args.max_bytes, args.limit_s)
+    settings = Settings(args.backend, worlds, tuple(args.op or _OPERATIONS), args.max_bytes, args.limit_s)
     if started_by_torchrun:
         _rank_main(int(os.environ["RANK"]), settings, args.out, "env://", int(os.environ["WORLD_SIZE"]))
         return 0
@@ -241,9 +241,9 @@ def _rank_main(rank: int, settings: Settings, out: str, init_method: str, world_
     os.environ.setdefault("LOCAL_RANK", str(rank))
     dist.init_process_group(settings.backend, init_method=init_method, rank=rank, world_size=world_size)
     try:
-        rows = measure_collectives(settings)
+        rows = _measure_collectives(settings)
         if rank == 0:
-            write_times(rows, settings, out)
+            _write_times(rows, settings, out)
     finally:
         dist.destroy_process_group()
 

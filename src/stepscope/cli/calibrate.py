@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
-    """Return the points of the one source that was asked for, and where they are from."""
     sources = ("backend", "from_csv", "from_nccl_tests", "from_run", "from_bench")
     given = [name for name in sources if getattr(args, name)]
     options = ", ".join(f"--{name.replace('_', '-')}" for name in sources)

@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Return the runs of both sides; a folder of runs stands for its runs."""
     if args.against:
         return _against(args)
     positional = [[one] for one in args.sides]
@@ -65,7 +64,6 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Return the runs of a history that one run is held against, and that run."""
     if len(args.sides) != 1 or args.a or args.b:
         raise UsageError("--against takes one run; e.g. stepscope compare run/ --against runs/")
     from stepscope.compare.history import runs_before
@@ -95,7 +93,6 @@ def _runs(
     gates: Sequence[Gate],
     drawn: "list[tuple[Account, Diagnosis]]",
 ) -> tuple[dict[str, Any], bool]:
-    """Return the comparison and whether a rank is missing; the first run of each side goes to `drawn` for its page."""
     sides = [
         [_compared(args, given, unprofiled_ms, drawn if args.html and not i else None) for i, given in enumerate(side)]
         for side, unprofiled_ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
@@ -112,7 +109,6 @@ def _compared(
     unprofiled_ms: float | None,
     drawn: "list[tuple[Account, Diagnosis]] | None",
 ) -> ComparedRun:
-    """Return what is compared of one run, as it was kept where that is all that is asked for."""
     if has_steps_only([given]):
         from stepscope.compare.sides import compared_light_run
         from stepscope.run.light import load_light

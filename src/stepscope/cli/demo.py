@@ -20,13 +20,13 @@ from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 from stepscope.record.launch.launch import launch, why_not_writable
 from stepscope.run.step_log import StepLog, step_logs
 
-SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
+_SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
 SLOW_MS = 60.0
-STEPS = 70
-RECORDED_STEPS = 20
-"""a machine that does other things too disturbs single steps: that many, profiled or not, hardly show it"""
-NOBODY_LATE = "no straggler was named; if this machine was busy, run the demo again when it is quiet"
-HTML = "report.html"
+_STEPS = 70
+# a machine that does other things too disturbs single steps: that many, profiled or not, hardly show it
+_RECORDED_STEPS = 20
+_NOBODY_LATE = "no straggler was named; if this machine was busy, run the demo again when it is quiet"
+_HTML = "report.html"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,16 +61,15 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
-    """Return the run folder, None where the job failed."""
-    words = ["--steps", str(STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
+    words = ["--steps", str(_STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
     print_line(
         f"$ stepscope record --out {args.out} --steps {_window()} -- "
-        f"torchrun {' '.join([*torchrun[1:], SCRIPT.name, *words])}"
+        f"torchrun {' '.join([*torchrun[1:], _SCRIPT.name, *words])}"
     )
     launched = launch(
-        [sys.executable, "-m", *torchrun, str(SCRIPT), *words],
-        RecordConfig(out=args.out, active=RECORDED_STEPS),
+        [sys.executable, "-m", *torchrun, str(_SCRIPT), *words],
+        RecordConfig(out=args.out, active=_RECORDED_STEPS),
         environ={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     done = launched.exit_code == 0 and launched.folders
@@ -78,24 +77,23 @@ def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
 
 
 def _window() -> str:
-    """Return the steps that are recorded, as `stepscope record` takes them."""
     first = WAIT_STEPS + WARMUP_STEPS
-    return f"{first}:{first + RECORDED_STEPS}"
+    return f"{first}:{first + _RECORDED_STEPS}"
 
 
 def _show_report(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the report's findings of late ranks, and its exit code, after it has shown itself."""
     from stepscope.cli.main import main as stepscope
 
     with tempfile.TemporaryDirectory() as elsewhere:
         report = Path(elsewhere, "report.json")
-        exit_code = stepscope(["report", shown(folder), "--json", str(report), "--html", str(folder / HTML), "--force"])
+        exit_code = stepscope(
+            ["report", shown(folder), "--json", str(report), "--html", str(folder / _HTML), "--force"]
+        )
         findings = json.loads(report.read_text())["findings"] if report.exists() else []
     return [finding for finding in findings if finding["id"] == "straggler"], exit_code
 
 
 def _conclusion(late: list[dict[str, Any]], logs: Sequence[StepLog], *, slow_rank: int) -> list[str]:
-    """Return what was planted and what each source says, one line each."""
     found = [
         f"rank {', '.join(map(str, f['ranks']))} is late and costs {f['saving_ms_per_step']:.0f} ms per step "
         f"({f['saving_low_ms']:.0f} to {f['saving_high_ms']:.0f}), because of its {f['cause'].split(':')[0]}"
@@ -104,13 +102,12 @@ def _conclusion(late: list[dict[str, Any]], logs: Sequence[StepLog], *, slow_ran
     own = ", ".join(f"rank {log.rank} {_own_ms(log):.0f} ms" for log in logs)
     return [
         f"Planted     rank {slow_rank} sleeps {SLOW_MS:g} ms per step on its host",
-        f"Found       {'; '.join(found) or NOBODY_LATE}",
+        f"Found       {'; '.join(found) or _NOBODY_LATE}",
         f"Step log    time per step without waiting for gradients: {own}",
     ]
 
 
 def _own_ms(log: StepLog) -> float:
-    """Return the median step without the profiler, less the wait for the other ranks' gradients."""
     own_ns = log.dur_ns - log.column("regions.gradient_sync.ns")
     return float(np.nanmedian(own_ns[log.unprofiled])) / 1e6
 
@@ -118,7 +115,7 @@ def _own_ms(log: StepLog) -> float:
 def _next(folder: Path) -> list[str]:
     return [
         "",
-        f"Open {shown(folder / HTML)} in a browser: the whole report, no network needed.",
+        f"Open {shown(folder / _HTML)} in a browser: the whole report, no network needed.",
         f"The run is in {shown(folder)}. Look at it again with: stepscope report {shown(folder)}",
         "Record your own job, unchanged, with: stepscope record -- torchrun train.py",
     ]

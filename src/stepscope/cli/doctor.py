@@ -75,7 +75,6 @@ def _package(name: str, needed: bool, purpose: str) -> Check:
 
 
 def _reader() -> Check:
-    """Read a trace of one event, exactly to the nanosecond."""
     from stepscope.trace.read import read
 
     event = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 3850983455851.745, "dur": 0.001}'

@@ -18,8 +18,8 @@ from stepscope.errors import DEBUG, StepscopeError, debugging
 from stepscope.units import printable
 
 MAX_SENTENCE = 2000
-FAILED = 2
-STOPPED = 130
+_FAILED = 2
+_STOPPED = 130
 _OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
@@ -35,13 +35,12 @@ def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
             sys.stdout.flush()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every one of them ends
             code = _after(name, error)
-    if code != FAILED:
+    if code != _FAILED:
         _print_each(about_the_answer)
     return code
 
 
 def _run(command: Callable[[], int]) -> int:
-    """Return the command's exit code; --help and wrong arguments end in `SystemExit`, once they are on the way."""
     try:
         return command()
     except SystemExit:
@@ -50,7 +49,6 @@ def _run(command: Callable[[], int]) -> int:
 
 
 def _after(name: str, error: BaseException) -> int:
-    """Return the exit code for what a command raised, after saying it."""
     if debugging() and not isinstance(error, BrokenPipeError | KeyboardInterrupt):
         import traceback  # only where something went wrong
 
@@ -62,12 +60,11 @@ def _after(name: str, error: BaseException) -> int:
         print_stderr(f"{name}: {sentence(error)}")
     _give_up_if_broken(sys.stderr)
     if isinstance(error, KeyboardInterrupt):
-        return STOPPED
-    return error.exit_code if isinstance(error, StepscopeError) else FAILED
+        return _STOPPED
+    return error.exit_code if isinstance(error, StepscopeError) else _FAILED
 
 
 def _print_each(lines: list[str]) -> None:
-    """Print what there is to say about an answer that was given."""
     with suppress(OSError, ValueError):  # nobody is left to be told
         for line in lines:
             print_stderr(line)
@@ -105,7 +102,6 @@ def _name_of(filename: object) -> str:
 
 
 def _give_up_if_broken(stream: IO[str]) -> None:
-    """Let a stream that takes no more lead nowhere: Python's own end would fail on it, with a code of its own."""
     try:
         stream.flush()
     except (OSError, ValueError):

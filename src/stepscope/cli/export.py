@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_outputs(args: argparse.Namespace) -> None:
-    """Raise before anything is read where nothing was asked for or an output cannot be written."""
     if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_SENT)):
         raise UsageError("nothing to write; give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR")
     if args.perfetto == "-":
@@ -147,7 +146,6 @@ def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _say(written: list[dict[str, Any]], args: argparse.Namespace, late: Sequence[str]) -> None:
-    """Print what was written on standard output, what was left out on standard error."""
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
@@ -172,7 +170,6 @@ def _filter(args: argparse.Namespace) -> Filter:
 
 
 def _refuse_unknown(recorded: Run, chosen: Filter) -> None:
-    """Raise where ranks or steps are asked for that the run does not have."""
     there = {rank.rank for rank in recorded.ranks}
     if chosen.ranks is not None and not chosen.ranks <= there:
         absent = ", ".join(map(str, sorted(chosen.ranks - there)[:10]))

@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> bool:
-    """Record the command, make its folder the run, and return whether it failed."""
     config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
     recorded = record_command(args.command, config, keep_stdout=args.json == "-")
     args.run = [str(recorded.folder)]

@@ -33,7 +33,6 @@ def _said(plan: PlannedImport) -> str:
 
 
 def _expanded(given: Path) -> list[Path]:
-    """Return a file itself, or the files of known formats in a folder."""
     if not given.exists():
         raise InputError(f"there is nothing at {printable(str(given))}; give a file or a folder")
     if not given.is_dir():

@@ -22,8 +22,8 @@ from stepscope.report.terminal import console
 from stepscope.report.text.investigation import investigation_json, investigation_text, print_step
 from stepscope.side_file import read_side_json, read_side_text
 
-RECORD = "investigation.json"
-TEXT = "investigation.txt"
+_RECORD = "investigation.json"
+_TEXT = "investigation.txt"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record_command(args: argparse.Namespace) -> bool:
-    """Record the command, make its folder the run, and return whether it failed."""
     config = RecordConfig(out=args.out or default_out(), record_shapes=True)
     recorded = record_command(args.command, config, keep_stdout=args.json == "-")
     args.run = [str(recorded.folder)]
@@ -60,7 +59,6 @@ def _record_command(args: argparse.Namespace) -> bool:
 
 
 def _print_steps(args: argparse.Namespace, first: Account, second: Account | None) -> list[Step]:
-    """Return the steps, each printed as soon as it is done."""
     out, done = console(sys.stdout), []
     fixed = _measured(second) if second else None
     for step in investigate(_measured(first), fixed=fixed, finding=args.finding, name=" ".join(args.run)):
@@ -75,25 +73,23 @@ def _measured(account: Account) -> Measurement:
 
 
 def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
-    """Add the investigation to those of the run folder; say so where that cannot be done."""
     folder = Path(given[0])
     try:
         _check_run_folder(given)
-        kept = _kept_so_far(folder / RECORD)
+        kept = _kept_so_far(folder / _RECORD)
         whole = {"schema": SCHEMA, "investigations": [*kept, record]}
-        _write(folder / RECORD, json_text(whole, indent=1) + "\n")
-        before = read_side_text(folder / TEXT) if kept and (folder / TEXT).is_file() else ""
+        _write(folder / _RECORD, json_text(whole, indent=1) + "\n")
+        before = read_side_text(folder / _TEXT) if kept and (folder / _TEXT).is_file() else ""
         text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
-        _write(folder / TEXT, before + text)
+        _write(folder / _TEXT, before + text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         say_with_answer(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
         return
-    say_with_answer(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}")
+    say_with_answer(f"stepscope investigate: kept in {folder / _RECORD} and {_TEXT}")
 
 
 def _check_run_folder(given: list[str]) -> None:
-    """Raise a `ValueError` unless the run is a folder that may be written, by its own marks even for a superuser."""
     folder = Path(given[0])
     if len(given) > 1 or not folder.is_dir():
         raise ValueError(f"{' '.join(given)} is no run folder")
@@ -102,7 +98,6 @@ def _check_run_folder(given: list[str]) -> None:
 
 
 def _kept_so_far(path: Path) -> list[Any]:
-    """Return the investigations in a record; a `ValueError` for a file that is none, which is left alone."""
     try:
         found, unusable = read_side_json(path)
     except FileNotFoundError:

@@ -46,21 +46,18 @@ COMMANDS = {
     "completion": "completion of commands and options for bash, zsh or fish",
 }
 
+# commands that start no job
 _DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "view", "history"}
-"""commands that start no job"""
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _QUIET = {"-q", "--quiet"}
 _VERBOSE = {"-v", "--verbose"}
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line."""
-
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {_one_line(message)}; see `{self.prog} --help`\n")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        """Write --help and the like; argparse itself would not say that a full disk took nothing of it."""
         if message:
             (file or sys.stderr).write(message)
 
@@ -82,7 +79,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _without_how_much(given: Sequence[str]) -> tuple[list[str], set[str]]:
-    """Return the words less -q and -v, which every command takes anywhere before `--`, and those that were there."""
     own = given.index("--") if "--" in given else len(given)
     kept = [word for word in given[:own] if word not in _QUIET | _VERBOSE]
     return [*kept, *given[own:]], set(given[:own]) - set(kept)
@@ -90,7 +86,6 @@ def _without_how_much(given: Sequence[str]) -> tuple[list[str], set[str]]:
 
 @contextmanager
 def _with_variable(name: str, value: str) -> Iterator[None]:
-    """Let a variable have this value, here and in the processes that this one starts."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -103,7 +98,6 @@ def _with_variable(name: str, value: str) -> Iterator[None]:
 
 
 def _command(name: str, *arguments: str) -> int:
-    """Return the command's exit code. Its own module is imported once the arguments are right: help is quick."""
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
@@ -134,7 +128,6 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 
 def _imported(name: str) -> ModuleType:
-    """Return a module and leave what it loaded out of every later search for garbage: none of it ever is."""
     gc.disable()
     try:
         return import_module(name)
@@ -144,7 +137,6 @@ def _imported(name: str) -> ModuleType:
 
 
 def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:
-    """End where an option's value is `--`, which argparse would drop and give the command a list in its place."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for word in own:
         option, sign, value = word.partition("=")
@@ -153,7 +145,6 @@ def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[s
 
 
 def _one_line(message: str) -> str:
-    """Return a message that stays on one line and steers no terminal, whatever the names in it."""
     return printable(message, width=MAX_SENTENCE)
 
 
@@ -173,14 +164,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_how_much(parser: argparse.ArgumentParser) -> None:
-    """List the options that `main` takes out of every command line."""
     never = argparse.SUPPRESS
     parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
     parser.add_argument("-v", "--verbose", action="store_true", default=never, help="say where an error came from")
 
 
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    """Return after --help or --version; otherwise say which commands there are."""
     if arguments and not arguments[0].startswith("-"):
         import difflib  # only for names that are wrong
 

@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[str]]:
-    """Return the snapshots that were named or lie in the folders that were, by rank."""
     found: dict[int | None, SnapshotView] = {}
     unreadable: list[str] = []
     for one in map(Path, given):
@@ -65,7 +64,6 @@ def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[s
 def _held(
     account: Account | None, snapshots: dict[int | None, SnapshotView], rank: int | None
 ) -> tuple[int | None, Moments | None]:
-    """Return what changes are worked out from: the traces' memory events, without any the fullest snapshot."""
     found = memory_of(account, rank) if account is not None else None
     if found is not None and found[1] is not None:
         return found[0].rank, found[1]
@@ -79,19 +77,16 @@ def _held(
 def _what_ifs(
     changes: list[str], account: Account | None, moments: Moments | None, rank: int | None
 ) -> list[MemoryWhatIf]:
-    """Return the answer to each change."""
     of = [one for one in account.run.ranks if one.rank == rank] if account is not None and changes else []
     job = memory_job(account, of[0]) if account is not None and of else MemoryJob()
     return [memory_what_if(change, moments, job) for change in changes]
 
 
 def _free(rank: int | None, taken: dict[int | None, SnapshotView]) -> int | None:
-    """Return the rank, another number where it is taken: two snapshots of one rank are both shown."""
     return rank if rank not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
 
 
 def _account(args: argparse.Namespace, has_snapshots: bool) -> Account | None:
-    """Return the account of the traces, None where only snapshots were given."""
     others = [one for one in args.run if Path(one).is_dir() or not (Path(one).is_file() and is_snapshot(Path(one)))]
     if not others:
         return None

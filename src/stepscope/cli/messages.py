@@ -11,12 +11,12 @@ from contextvars import ContextVar
 
 from stepscope.units import escaped, printable
 
-MAX_WARNING = 400
+_MAX_WARNING = 400
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
+# lines about the answer of the command that runs; None where none does, and they are printed at once
 _held: ContextVar[list[str] | None] = ContextVar("held", default=None)
-"""lines about the answer of the command that runs; None where none does, and they are printed at once"""
 
 
 def print_line(line: str = "") -> None:
@@ -31,7 +31,7 @@ def print_stderr(line: str) -> None:
 
 def warn(line: str) -> None:
     """Say on standard error what the answer lacks, once there is an answer."""
-    say_with_answer(f"warning: {printable(line, width=MAX_WARNING)}")
+    say_with_answer(f"warning: {printable(line, width=_MAX_WARNING)}")
 
 
 def say_with_answer(line: str) -> None:

@@ -193,7 +193,6 @@ def _is_address(path: str | Path) -> bool:
 
 
 def _objects() -> ModuleType:
-    """Return what writes to addresses, imported where one is given."""
     return import_module("stepscope.run.remote")
 
 

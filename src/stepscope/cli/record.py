@@ -22,7 +22,7 @@ from stepscope.record.sinks import place_from
 
 def run(args: argparse.Namespace) -> int:
     """Return the command's own exit code."""
-    config = config_of(args)
+    config = _config_of(args)
     command = _command(args.command)
     for line in [*_missing_tools(args), *_in_vain(args), *warnings_before(command, config)]:
         _say(line)
@@ -35,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     return launched.exit_code
 
 
-def config_of(args: argparse.Namespace) -> RecordConfig:
-    """Return the settings that the arguments ask for."""
+def _config_of(args: argparse.Namespace) -> RecordConfig:
     unit_from(args.step_of)  # a wrong one is said before the job starts
     _refuse_wrong_addresses(args)
     config = RecordConfig(
@@ -75,7 +74,6 @@ def _missing_tools(args: argparse.Namespace) -> list[str]:
 
 
 def _in_vain(args: argparse.Namespace) -> list[str]:
-    """Return a line on options that have no effect beside --light, and on one beside another tool."""
     if args.on_alarm and (args.nsys or args.ncu):
         return ["--on-alarm pulls no window under another tool, which records its own; leave out --nsys or --ncu"]
     asked = [f"--{name}" for name in ("steps", "shapes", "stacks", "nsys", "ncu") if getattr(args, name)]
@@ -85,7 +83,6 @@ def _in_vain(args: argparse.Namespace) -> list[str]:
 
 
 def _outside(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings for a tool that the ranks run under; none where it is missing."""
     if args.nsys and args.ncu:
         raise UsageError("--nsys and --ncu cannot be used together; record twice")
     tool = "nsys" if args.nsys else "ncu" if args.ncu else None
@@ -203,7 +200,6 @@ def steps_from(text: str) -> tuple[int, int]:
 
 
 def _speaks_for_the_job() -> bool:
-    """Return whether this launcher is the first of its kind: with `srun stepscope record` there is one per task."""
     return os.environ.get("SLURM_PROCID", "0") == "0"
 
 
@@ -218,7 +214,6 @@ def _say(line: str) -> None:
 
 
 def _die_of(number: int) -> None:
-    """End as the job ended, so that whoever started us sees the same."""
     sys.stdout.flush()
     sys.stderr.flush()
     if number != signal.SIGKILL:  # whose handling is nobody's to set

@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
-    """Return the exit code after analysing the run; what it gives is kept where it is large and lies still."""
     from stepscope.cli.given.run_arguments import account_from
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
@@ -106,7 +105,6 @@ def _show_kept(kept: KeptReport, page: "KeptPage | None", args: argparse.Namespa
 
 
 def _terminal(args: argparse.Namespace) -> str:
-    """Return what the text depends on besides the run: in a pipe only encoding and page."""
     encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page(args)}"
     if not sys.stdout.isatty():
         return f"pipe {encoding}"
@@ -115,13 +113,10 @@ def _terminal(args: argparse.Namespace) -> str:
 
 
 def _has_page(args: argparse.Namespace) -> bool:
-    """Return whether there is a page to open where the command runs, or will be when it ends."""
     return os.path.lexists(_PAGE) or bool(args.html and Path(args.html).resolve() == Path(_PAGE).resolve())
 
 
 class _CopyingStream:
-    """A stream of text that remembers what went through it."""
-
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._written: list[str] = []
@@ -141,7 +136,6 @@ class _CopyingStream:
 
 
 def _report_steps(args: argparse.Namespace) -> int:
-    """Show what the step logs of a run without traces say."""
     from stepscope.document.light import light_json
     from stepscope.run.light import load_light
 
@@ -162,7 +156,6 @@ def _report_steps(args: argparse.Namespace) -> int:
 
 
 def _is_bench(path: str) -> bool:
-    """Return whether a folder holds the results of a benchmark; only one with such a file is looked at closely."""
     if not (Path(path) / RESULTS_JSON).is_file():
         return False
     from stepscope.results.folder import is_bench_folder
@@ -171,7 +164,6 @@ def _is_bench(path: str) -> bool:
 
 
 def _report_bench(args: argparse.Namespace) -> int:
-    """Show the results of a benchmark; their JSON is the file itself."""
     from stepscope.results.folder import read_bench_results
 
     results = read_bench_results(args.run[0])
@@ -190,7 +182,6 @@ def _report_bench(args: argparse.Namespace) -> int:
 
 
 def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
-    """Show the runs of a folder beside each other; 3 where one could not be read."""
     from stepscope.cli.given.folder_of_runs import run_entries
     from stepscope.report.runs import print_runs, run_rows
 
@@ -209,6 +200,5 @@ def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
 
 
 def _given(args: argparse.Namespace) -> list[str]:
-    """Return the run as it was named, with the step's time where that was given."""
     unprofiled = args.unprofiled_step_ms
     return [*getattr(args, "named_run", args.run), *(["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else [])]

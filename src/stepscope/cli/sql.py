@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace, place: KeptPlace | None) -> int:
-    """Return the exit code after reading the run; its tables are kept where it is large and lies still."""
     require_duckdb()
     from stepscope.cli.given.run_arguments import account_with, run_from
     from stepscope.run.load import incomplete

@@ -30,16 +30,17 @@ def run(args: argparse.Namespace) -> int:
     outcomes = {} if args.no_wait else wait_for_window(folder, plan, ranks)
     code = 0
     if args.no_wait:
-        say(f"then: stepscope report {shown(folder, plan)}")
+        say(f"then: stepscope report {_shown(folder, plan)}")
     else:
-        code = say_outcome(folder, plan, outcomes, say)
+        code = _say_outcome(folder, plan, outcomes, say)
     document = window_json(str(folder), plan, outcomes, report=str(folder / of_window(plan.window, "")))
     write_json(args.json, document, force=args.force)
     return code
 
 
-def say_outcome(folder: Path, plan: WindowPlan, outcomes: dict[int, dict[str, Any]], say: Callable[[str], None]) -> int:
-    """Say what became of a window; return the exit code."""
+def _say_outcome(
+    folder: Path, plan: WindowPlan, outcomes: dict[int, dict[str, Any]], say: Callable[[str], None]
+) -> int:
     written = [o for o in outcomes.values() if o.get("status") == "written"]
     without = {rank: o for rank, o in outcomes.items() if o.get("status") != "written"}
     for rank, outcome in sorted(without.items()):
@@ -52,12 +53,11 @@ def say_outcome(folder: Path, plan: WindowPlan, outcomes: dict[int, dict[str, An
     size_bytes = sum(o["bytes"] for o in written if isinstance(o.get("bytes"), int))
     traces = "1 trace" if len(written) == 1 else f"{len(written)} traces"
     say(f"written: {traces}, {readable_bytes(size_bytes)}")
-    say(f"next: stepscope report {shown(folder, plan)}")
+    say(f"next: stepscope report {_shown(folder, plan)}")
     return 3 if without else 0
 
 
-def shown(folder: Path, plan: WindowPlan) -> str:
-    """Return where the window's traces lie, as the user would type it."""
+def _shown(folder: Path, plan: WindowPlan) -> str:
     return printable(str(folder / of_window(plan.window, "")))
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class _ViewedRun(NamedTuple):
     name: str
     site: Site
+    #: a rank or a run could not be read
     is_partial: bool = False
-    """a rank or a run could not be read"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> _ViewedRun:
-    """Return the pages of whatever was named."""
     if has_steps_only(given):
         return _light(given[0])
     if len(given) == 1 and (Path(given[0]) / RESULTS_JSON).is_file():
@@ -87,14 +86,11 @@ def _account(args: argparse.Namespace, given: list[str]) -> "Account":
 
 
 class _LookedAtRun:
-    """Tables and timeline of a run, which is read when one of them is first asked for."""
-
     def __init__(self, read: Callable[[], "Account"]) -> None:
         self._read = read
 
     @cached_property
     def account(self) -> "Account":
-        """Return the account of the run."""
         return self._read()
 
     @cached_property
@@ -104,11 +100,9 @@ class _LookedAtRun:
         return RunTables(self.account.run, account=self.account)
 
     def table(self, name: str) -> "Table":
-        """Return one table."""
         return self._tables.table(name)
 
     def timeline(self) -> bytes:
-        """Return the timeline of all ranks as Perfetto reads it."""
         from stepscope.report.perfetto import perfetto_trace
         from stepscope.report.timeline import timeline_of, with_owner_tracks
 
@@ -139,7 +133,6 @@ def _light(folder: str) -> _ViewedRun:
 
 
 def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> _ViewedRun:
-    """Return a list of the runs in a folder, each of which leads to its own pages."""
     from stepscope.cli.given.folder_of_runs import run_entries
     from stepscope.report.html.sheets import runs_sheet, sheet_page
     from stepscope.report.view.site import RunsSite, link_to
@@ -157,7 +150,6 @@ def _site_of(args: argparse.Namespace, folder: str, perfetto: str) -> Site:
 
 
 def _view_live(args: argparse.Namespace) -> int:
-    """Serve how a job goes that still runs."""
     from stepscope.cli.watch.site import LiveSite  # only where it is asked for
 
     if len(args.run) != 1:
@@ -181,14 +173,12 @@ def _serve(open_servers: ExitStack, server: LocalServer) -> LocalServer:
 
 
 def _open_browser(url: str, until: ExitStack) -> None:
-    """Open the address by way of a file that only this user can read: other users can see command lines."""
     page = Path(until.enter_context(TemporaryDirectory(prefix="stepscope-")), "view.html")
     page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">', encoding="utf-8")
     webbrowser.open(page.as_uri())
 
 
 def _wait_until_stopped() -> None:
-    """Wait for Ctrl-C, which is how a reader leaves and no error."""
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

@@ -34,8 +34,8 @@ _GATE = re.compile(
     r"^\s*(?P<name>[\w.*:/-]+?)\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<limit>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*(?P<pct>%?)\s*$"
 )
 _NAMED_BY = ("id", "part", "op", "loss", "cause", "rank", "name")
+# where a name without a dot is looked up, after the checks
 _SECTIONS = ("step", "efficiency", "run")
-"""where a name without a dot is looked up, after the checks"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Gate:
     name: str
     op: str
     limit: float
+    #: whether the limit is a change in percent of a first run
     relative: bool
-    """whether the limit is a change in percent of a first run"""
 
     def __str__(self) -> str:
         return f"{self.name}{self.op}{self.limit:g}{'%' if self.relative else ''}"
@@ -62,8 +62,8 @@ class GateResult:
 
     gate: Gate
     holds: bool
+    #: the value that decided; the first that met the condition, where a name stands for several
     value: float | None
-    """the value that decided; the first that met the condition, where a name stands for several"""
     said: str
 
 
@@ -149,7 +149,6 @@ def _fine(gate: Gate, values: list[float | None]) -> str:
 
 
 def _short(report: Mapping[str, Any], name: str) -> list[Any] | None:
-    """Return what a name without a dot stands for: the step, a check, a part of the budget, or a section's number."""
     step = report.get("step") or {}
     if name == "step_ms":
         return [step.get("unprofiled_ms") if step.get("unprofiled_ms") is not None else step.get("profiled_ms")]
@@ -163,7 +162,6 @@ def _short(report: Mapping[str, Any], name: str) -> list[Any] | None:
 
 
 def _walked(value: Any, path: Sequence[str], within: str = "") -> list[Any] | None:
-    """Return what lies at the end of a dotted path, None where nothing does."""
     if not path:
         return [value["value"]] if isinstance(value, Mapping) and "value" in value else [value]
     head, rest = path[0], path[1:]
@@ -181,14 +179,12 @@ def _walked(value: Any, path: Sequence[str], within: str = "") -> list[Any] | No
 
 
 def _named(items: Sequence[Any], name: str) -> list[Any]:
-    """Return the items of a list that go by this name; of a list without names the one at this place, from 0."""
     if any(isinstance(item, Mapping) for item in items):
         return [i for i in items if isinstance(i, Mapping) and any(str(i.get(key)) == name for key in _NAMED_BY)]
     return [items[int(name)]] if _is_place(name) and int(name) < len(items) else []
 
 
 def _nothing_of_the_kind(within: str, name: str) -> bool:
-    """Return whether an item may be absent because the run has no such fault, and not because it is misspelt."""
     return (within == "findings" and name in FINDING_IDS) or (within == "stragglers" and _is_place(name))
 
 
@@ -212,5 +208,4 @@ def _kind(value: Any) -> str:
 
 
 def _is_place(name: str) -> bool:
-    """Return whether a name is a place in a list: plain digits, and few of them."""
     return name.isascii() and name.isdigit() and len(name) < 16

@@ -28,6 +28,7 @@ from stepscope.units import NS_PER_MS, ms
 
 # What differs between two benchmarks: series of the same name, with intervals over their runs and steps.
 
+# numbers of a summary that the samples tell better
 _TIMES = (
     "num_steps",
     "num_runs",
@@ -37,7 +38,6 @@ _TIMES = (
     "min_step_time",
     "max_step_time",
 )
-"""numbers of a summary that the samples tell better"""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class SeriesChange:
     """One series of both sides."""
 
     name: str
+    #: ms
     step: Difference
-    """ms"""
     num_runs: tuple[int, int]
     num_steps: tuple[int, int]
+    #: settings that differ, as `key: a -> b`
     config: tuple[str, ...]
-    """settings that differ, as `key: a -> b`"""
     metrics: tuple[Metric, ...]
 
 
@@ -120,7 +120,7 @@ def _notes(a: Sequence[BenchResults], b: Sequence[BenchResults], both: Sequence[
 _MAX_ROWS = 100
 _MAX_TIMES = 2000
 NO_DIFFERENCE = "no difference found"
-CANNOT_TELL = "cannot be told: too few steps"
+_CANNOT_TELL = "cannot be told: too few steps"
 
 
 def compare_json(
@@ -139,7 +139,7 @@ def compare_json(
             **_head(a=_side(a, verdicts[0], found), b=_side(b, verdicts[1], found)),
             "basis": found.basis,
             "verdict": verdict_of(found.step),
-            "step_ms": difference_json(found.step),
+            "step_ms": _difference_json(found.step),
             "budget": [{"part": row.name, **_row(row)} for row in found.budget],
             "waterfall": [_loss(row) for row in compared.waterfall],
             "kernels": [_called(row) for row in found.kernels[:_MAX_ROWS]],
@@ -177,14 +177,13 @@ def compare_bench_json(
 def verdict_of(step: Difference) -> str:
     """Return `slower`, `faster`, or that no difference was found or can be told."""
     if step.p_value is None:
-        return CANNOT_TELL
+        return _CANNOT_TELL
     if not step.significant:
         return NO_DIFFERENCE
     return "slower" if step.change > 0 else "faster"
 
 
-def difference_json(found: Difference) -> dict[str, Any]:
-    """Return a difference with its interval, absolute and in percent of A."""
+def _difference_json(found: Difference) -> dict[str, Any]:
 
     def pct(value: float | None) -> float | None:
         return None if value is None or not found.a else 100 * value / abs(found.a)
@@ -237,14 +236,13 @@ def _side_name(names: Sequence[str]) -> str:
 def _row(row: Row) -> dict[str, Any]:
     return {
         "what": row.what,
-        **difference_json(row.difference),
+        **_difference_json(row.difference),
         "p_among_all": row.p_among_all,
         "significant": row.significant if row.p_among_all is not None else None,
     }
 
 
 def _called(row: Row) -> dict[str, Any]:
-    """Return a row with how often it ran and how long each call took."""
     each = [
         ms / count if count else None
         for ms, count in ((row.difference.a, row.a_count), (row.difference.b, row.b_count))
@@ -260,7 +258,6 @@ def _called(row: Row) -> dict[str, Any]:
 
 
 def _both_ends(code: Sequence[LineChange]) -> list[LineChange]:
-    """Return the lines that changed most, slower ones first."""
     if len(code) <= _MAX_ROWS:
         return list(code)
     largest = sorted(code, key=lambda line: -abs(line.difference.change))[:_MAX_ROWS]
@@ -276,7 +273,7 @@ def _line(line: LineChange) -> dict[str, Any]:
         "module": row.module,
         "source": row.source,
         "what": line.what,
-        **difference_json(line.difference),
+        **_difference_json(line.difference),
         "reason": line.reason,
         "a_runs": line.a_runs,
         "b_runs": line.b_runs,
@@ -308,7 +305,7 @@ def _finding(f: FindingChange) -> dict[str, Any]:
 
 
 def _metric(m: Metric) -> dict[str, Any]:
-    doubt = difference_json(m.difference) if m.difference else {}
+    doubt = _difference_json(m.difference) if m.difference else {}
     change = None if m.a is None or m.b is None else m.b - m.a
     centre = {} if m.difference is None else {k: doubt[k] for k in doubt if k not in ("a", "b", "change", "change_pct")}
     return {
@@ -326,7 +323,7 @@ def _document_series(s: SeriesChange) -> dict[str, Any]:
     return {
         "name": s.name,
         "verdict": verdict_of(s.step),
-        "step_ms": difference_json(s.step),
+        "step_ms": _difference_json(s.step),
         "num_runs": list(s.num_runs),
         "num_steps": list(s.num_steps),
         "config_changes": list(s.config),

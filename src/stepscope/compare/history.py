@@ -49,10 +49,10 @@ _WINDOW_STEPS = 1000
 _MAX_TEXT = 200
 _MAX_FINDINGS = 30
 _MAX_RANKS = 1 << 30
+# device number of the host's own memory
 _HOST = -1
-"""device number of the host's own memory"""
+# of the step log, the first that it has
 _PEAKS = ("memory.reserved_bytes", "memory.allocated_bytes", "memory.host_peak_bytes")
-"""of the step log, the first that it has"""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class HostTime:
     """How slow a host was in one run, on the time before it waits for others."""
 
     host: str
+    #: own time of its ranks over the median of all hosts'
     slowdown: float
-    """own time of its ranks over the median of all hosts'"""
+    #: by rank 0 alone: it often does more than the others
     has_rank_0: bool
-    """by rank 0 alone: it often does more than the others"""
 
 
 @dataclass(frozen=True)
@@ -73,36 +73,35 @@ class HistoryRow:
     run: str
     created: str | None = None
     commit: str | None = None
+    #: what makes runs comparable: command, model, number of ranks, device, strategy
     config: str = ""
-    """what makes runs comparable: command, model, number of ranks, device, strategy"""
     hosts: tuple[str, ...] = ()
     world_size: int | None = None
     device: str | None = None
     step_ms: float | None = None
+    #: `unprofiled` or `profiled`
     step_source: str | None = None
-    """`unprofiled` or `profiled`"""
     mfu: float | None = None
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None
     verdict: str | None = None
+    #: (id, what it would save in % of the step), the largest first
     findings: tuple[tuple[str, float], ...] = ()
-    """(id, what it would save in % of the step), the largest first"""
+    #: empty where one host ran all ranks, or nothing tells them apart
     host_times: tuple[HostTime, ...] = ()
-    """empty where one host ran all ranks, or nothing tells them apart"""
+    #: why there are no numbers
     problem: str | None = None
-    """why there are no numbers"""
 
 
-def row_of_report(
+def _row_of_report(
     name: str, report: Mapping[str, Any], description: Mapping[str, Any], logs: Sequence[StepLog] = ()
 ) -> HistoryRow:
-    """Return the row of a run that has traces."""
     step, used, told = report["step"], report["efficiency"], report["run"]
     unprofiled = step["unprofiled_ms"]
     hosts = {int(r["rank"]): _text(r["host"]) for r in report["ranks"]}
     own = {int(r["rank"]): _own_ms(r) for r in report["ranks"]}
     return replace(
-        identity_of(description, device=_text(told["device"]), world_size=told["world_size"]),
+        _identity_of(description, device=_text(told["device"]), world_size=told["world_size"]),
         run=name,
         hosts=tuple(sorted({host for host in hosts.values() if host})),
         step_ms=unprofiled if unprofiled is not None else step["profiled_ms"],
@@ -116,12 +115,11 @@ def row_of_report(
     )
 
 
-def row_of_logs(name: str, logs: Sequence[StepLog], description: Mapping[str, Any]) -> HistoryRow:
-    """Return the row of a run that was timed only."""
+def _row_of_logs(name: str, logs: Sequence[StepLog], description: Mapping[str, Any]) -> HistoryRow:
     step = unprofiled_step(logs)
     hosts = _hosts(description)
     return replace(
-        identity_of(description, world_size=len(logs)),
+        _identity_of(description, world_size=len(logs)),
         run=name,
         hosts=tuple(sorted(set(hosts.values()))),
         step_ms=ms(step.mean_ns if step.long_share else step.median_ns) if step else None,
@@ -151,8 +149,7 @@ def host_times(slowdowns: Mapping[int, float], hosts: Mapping[int, str | None]) 
     return tuple(found)
 
 
-def identity_of(description: Mapping[str, Any], *, device: str | None = None, world_size: object = None) -> HistoryRow:
-    """Return a row with what a run was by its description, `device` and `world_size` where that does not say it."""
+def _identity_of(description: Mapping[str, Any], *, device: str | None = None, world_size: object = None) -> HistoryRow:
     said = description.get("world_size")
     size = said if is_number(said, low=1, high=_MAX_RANKS) else world_size
     described = description.get("device")
@@ -163,12 +160,11 @@ def identity_of(description: Mapping[str, Any], *, device: str | None = None, wo
         commit=_text(description.get("commit")),
         world_size=int(size) if isinstance(size, int | float) and is_number(size, low=1, high=_MAX_RANKS) else None,
         device=device or known,
-        config=config_of(description, device=known or device, world_size=size),
+        config=_config_of(description, device=known or device, world_size=size),
     )
 
 
-def config_of(description: Mapping[str, Any], *, device: str | None, world_size: object) -> str:
-    """Return what makes runs comparable, as text: command, model, ranks, device, strategy."""
+def _config_of(description: Mapping[str, Any], *, device: str | None, world_size: object) -> str:
     command = description.get("command")
     given = command[:_MAX_TEXT] if isinstance(command, list) else [command or ""]
     words = " ".join(redacted([str(word)[:_MAX_TEXT] for word in given]))
@@ -194,12 +190,10 @@ def _hosts(description: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _slowdowns(logs: Sequence[StepLog]) -> dict[int, float]:
-    """Return each rank's own time over that of the others by the step logs, empty where too few steps tell."""
     return {late.rank: late.slowdown for late in lateness(logs, window_steps=_WINDOW_STEPS)}
 
 
 def _own_ms(rank: Mapping[str, Any]) -> float | None:
-    """Return a rank's time per step before it waits, None where waiting is unknown."""
     window, wait, steps = rank["window_ms"], rank["wait_ms"], rank["num_steps"]
     return (window - wait) / steps if window is not None and wait is not None and steps else None
 
@@ -231,13 +225,13 @@ def _text(value: object) -> str | None:
     return value[:_MAX_TEXT] if isinstance(value, str) and value else None
 
 
-KEPT = "history.jsonl"
-MAX_RUNS = 10_000
+_KEPT = "history.jsonl"
+_MAX_RUNS = 10_000
 _LEVELS = 3
 _MAX_FILES = 50_000
 _MAX_KEPT_BYTES = 64 << 20
+# Called with runs done so far and runs in all.
 Progress = Callable[[int, int], None]
-"""Called with runs done so far and runs in all."""
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -246,8 +240,8 @@ def run_folders(folder: Path) -> list[Path]:
         found = list(_runs_below(folder, _LEVELS))
     except OSError as error:
         raise InputError(f"cannot look for runs in {folder}: {error.strerror}; check the path") from error
-    if len(found) > MAX_RUNS:
-        raise InputError(f"more than {MAX_RUNS:,} runs below {folder}; give one of the folders in it")
+    if len(found) > _MAX_RUNS:
+        raise InputError(f"more than {_MAX_RUNS:,} runs below {folder}; give one of the folders in it")
     if not found:
         raise InputError(f"no runs (run.json or traces) in {folder}, up to {_LEVELS} levels below; check the path")
     return found
@@ -282,9 +276,9 @@ def row_of_run(
         logs, _ = readable_step_logs(folder)
         if traces and holds_traces(folder):
             account = account_of(load_run(folder, jobs=jobs, cache=cache))
-            return row_of_report(name, report_json(account, diagnose(account)), description, logs)
+            return _row_of_report(name, report_json(account, diagnose(account)), description, logs)
         if logs:
-            return row_of_logs(name, logs, description)
+            return _row_of_logs(name, logs, description)
         return HistoryRow(run=name, problem="neither traces nor step logs")
     except (StepscopeError, OSError) as error:
         return HistoryRow(run=name, problem=str(error)[:300])
@@ -309,7 +303,6 @@ def _name(run: Path, folder: Path) -> str:
 
 
 def _key(run: Path, *, traces: bool) -> str | None:
-    """Return what a row follows from, None where that cannot be told."""
     try:
         files = [
             p for p in sorted(run.rglob("*")) if CACHE_FOLDER not in p.parts and p.is_file() and not p.is_symlink()
@@ -329,7 +322,7 @@ def _key(run: Path, *, traces: bool) -> str | None:
 def _kept(folder: Path) -> dict[str, HistoryRow]:
     found: dict[str, HistoryRow] = {}
     try:
-        with open_trusted_file(folder / CACHE_FOLDER / KEPT, max_bytes=_MAX_KEPT_BYTES) as f:
+        with open_trusted_file(folder / CACHE_FOLDER / _KEPT, max_bytes=_MAX_KEPT_BYTES) as f:
             for line in f:
                 entry = json_object(line) or {}
                 row = row_from_json(entry.get("row"))
@@ -344,7 +337,7 @@ def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) 
     entries = [{"key": key, "row": asdict(row)} for row, key in zip(rows, keys, strict=True) if key]
     text = "".join(json_text(entry) + "\n" for entry in entries).encode(errors="surrogatepass")
     if len(text) <= _MAX_KEPT_BYTES:
-        write_trusted_file(folder / CACHE_FOLDER / KEPT, [text])
+        write_trusted_file(folder / CACHE_FOLDER / _KEPT, [text])
 
 
 _TEXTS = ("created", "commit", "config", "device", "step_source", "verdict", "problem")
@@ -396,10 +389,10 @@ def _is_host_time(one: Any) -> bool:
 #     exp(mean +- t(97.5 %, n - 1) * s * sqrt(1 + 1/n))
 # A newest run above it is a regression, below it an improvement; with fewer than four runs before it nothing is said.
 
-MIN_BEFORE = 4
-CONFIDENCE = 0.95
+_MIN_BEFORE = 4
+_CONFIDENCE = 0.95
+# of step times on the logarithm: equal to the digit is chance
 _MIN_SPREAD = 0.002
-"""of step times on the logarithm: equal to the digit is chance"""
 
 
 @dataclass(frozen=True)
@@ -410,21 +403,21 @@ class NewestRun:
     run: str
     commit: str | None
     step_ms: float
+    #: runs before it
     before: int
-    """runs before it"""
     usual_ms: float | None
     low_ms: float | None
+    #: interval of one more such run; None with too few runs before it
     high_ms: float | None
-    """interval of one more such run; None with too few runs before it"""
     change_pct: float | None
+    #: slower, faster, as usual, or unknown
     verdict: str
-    """slower, faster, as usual, or unknown"""
 
 
 def newest_runs(rows: Sequence[HistoryRow]) -> list[NewestRun]:
     """Return the newest run of each configuration that has a step time, those that changed first."""
     by_config: dict[tuple[str, str | None], list[HistoryRow]] = {}
-    for row in in_time(rows):
+    for row in _in_time(rows):
         if row.step_ms is not None and row.step_ms > 0:
             by_config.setdefault((row.config, row.step_source), []).append(row)
     order = {"slower": 0, "faster": 1, "as usual": 2, "unknown": 3}
@@ -433,8 +426,7 @@ def newest_runs(rows: Sequence[HistoryRow]) -> list[NewestRun]:
     )
 
 
-def in_time(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
-    """Return rows from the oldest to the newest, those of unknown time first and by name."""
+def _in_time(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
     return sorted(rows, key=lambda row: (row.created or "", row.run))
 
 
@@ -453,10 +445,10 @@ def _newest(rows: Sequence[HistoryRow]) -> NewestRun:
 
 def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return between which values one more of the same lies in 95 of 100 cases, None with too few of them."""
-    if len(values) < MIN_BEFORE:
+    if len(values) < _MIN_BEFORE:
         return None, None
     logs = [log(value) for value in values]
-    reach = t_quantile(CONFIDENCE, len(logs) - 1) * max(stdev(logs), _MIN_SPREAD) * sqrt(1 + 1 / len(logs))
+    reach = t_quantile(_CONFIDENCE, len(logs) - 1) * max(stdev(logs), _MIN_SPREAD) * sqrt(1 + 1 / len(logs))
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
@@ -475,9 +467,9 @@ def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float |
 # with
 # rank 0 as its single rank is not named: rank 0 often does more.
 
-MAX_P = 0.01
-MIN_RUNS = 3
-MIN_SLOWDOWN = 1.05
+_MAX_P = 0.01
+_MIN_RUNS = 3
+_MIN_SLOWDOWN = 1.05
 
 
 @dataclass(frozen=True)
@@ -486,17 +478,17 @@ class HostRecord:
 
     host: str
     runs: int
+    #: jobs in which it was the slowest
     slowest: int
-    """jobs in which it was the slowest"""
+    #: the same for a host like all others
     expected: float
-    """the same for a host like all others"""
+    #: that an equal host is the slowest at least as often, corrected for the number of hosts
     p_value: float
-    """that an equal host is the slowest at least as often, corrected for the number of hosts"""
+    #: median over jobs, against the other hosts' median
     slowdown: float
-    """median over jobs, against the other hosts' median"""
     is_slow: bool
+    #: what speaks against naming a host that stands out
     why_not: str | None = None
-    """what speaks against naming a host that stands out"""
 
 
 def host_records(rows: Sequence[HistoryRow]) -> list[HostRecord]:
@@ -532,12 +524,12 @@ def tail(chances: Sequence[float], at_least: int) -> float:
 
 def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int, p_value: float) -> HostRecord:
     slowdown = float(np.median([ratio for _, ratio, _ in jobs]))
-    stands_out = p_value < MAX_P and slowest > 0
+    stands_out = p_value < _MAX_P and slowest > 0
     why_not = None
-    if stands_out and len(jobs) < MIN_RUNS:
-        why_not = f"{len(jobs)} jobs, {MIN_RUNS} are needed"
-    elif stands_out and slowdown < MIN_SLOWDOWN:
-        why_not = f"less than {100 * (MIN_SLOWDOWN - 1):.0f} % slower"
+    if stands_out and len(jobs) < _MIN_RUNS:
+        why_not = f"{len(jobs)} jobs, {_MIN_RUNS} are needed"
+    elif stands_out and slowdown < _MIN_SLOWDOWN:
+        why_not = f"less than {100 * (_MIN_SLOWDOWN - 1):.0f} % slower"
     elif stands_out and all(one.has_rank_0 for one, _, _ in jobs):
         why_not = "it always had rank 0 as its only rank, which may do more than the others"
     return HostRecord(
@@ -554,7 +546,7 @@ def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int
 
 # Which runs of a history is one run held against? The last ones of its configuration that came before it.
 
-AGAINST_MAX_RUNS = 10
+_AGAINST_MAX_RUNS = 10
 
 
 def runs_before(run: Path, folder: Path) -> list[Path]:
@@ -562,10 +554,10 @@ def runs_before(run: Path, folder: Path) -> list[Path]:
 
     Runs without traces cannot be compared part by part and are left out; so are the run itself and newer ones.
     """
-    own = identity_of(json_object_in(run / RUN_JSON))
+    own = _identity_of(json_object_in(run / RUN_JSON))
     alike = []
     for one in run_folders(folder):
-        found = identity_of(json_object_in(one / RUN_JSON))
+        found = _identity_of(json_object_in(one / RUN_JSON))
         is_before = not own.created or not found.created or found.created < own.created
         if one.resolve() != run.resolve() and found.config == own.config and is_before and holds_traces(one):
             alike.append((found.created or "", str(one), one))
@@ -574,12 +566,12 @@ def runs_before(run: Path, folder: Path) -> list[Path]:
             f"no earlier run with traces of the same command, model, ranks and device as {run} in {folder}; "
             "stepscope history --by config lists what is there"
         )
-    return [one for *_, one in sorted(alike)[-AGAINST_MAX_RUNS:]]
+    return [one for *_, one in sorted(alike)[-_AGAINST_MAX_RUNS:]]
 
 
 # Runs grouped by commit, configuration, host or device, each group with its middle and its range.
 
-KINDS = ("commit", "config", "host", "device")
+_KINDS = ("commit", "config", "host", "device")
 
 
 @dataclass(frozen=True)
@@ -588,21 +580,21 @@ class Group:
 
     name: str
     runs: int
+    #: median over runs
     step_ms: float | None
-    """median over runs"""
     min_step_ms: float | None
     max_step_ms: float | None
     mfu: float | None
+    #: largest of all runs
     peak_memory_bytes: int | None
-    """largest of all runs"""
+    #: the three most frequent
     findings: tuple[str, ...]
-    """the three most frequent"""
 
 
 def groups(rows: Sequence[HistoryRow], by: str) -> list[Group]:
     """Return the groups in the order of their first run; a run on several hosts is in each of theirs."""
     found: dict[str, list[HistoryRow]] = {}
-    for row in in_time(rows):
+    for row in _in_time(rows):
         for name in _names(row, by):
             found.setdefault(name, []).append(row)
     return [_group(name, several) for name, several in found.items()]
@@ -634,18 +626,18 @@ def _group(name: str, rows: Sequence[HistoryRow]) -> Group:
 
 # The history as the JSON document of `stepscope history`.
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 def history_json(folder: str, rows: Sequence[HistoryRow], *, by: str) -> dict[str, Any]:
     """Return rows from the oldest to the newest, their groups, the newest of each configuration, and the hosts."""
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "folder": folder,
-        "runs": [asdict(row) for row in in_time(rows)],
+        "runs": [asdict(row) for row in _in_time(rows)],
         "by": by,
         "groups": [asdict(group) for group in groups(rows, by)],
         "newest": [asdict(one) for one in newest_runs(rows)],
         "hosts": [asdict(one) for one in host_records(rows)],
-        "slow_host_rule": {"max_p": MAX_P, "min_runs": MIN_RUNS, "min_slowdown": MIN_SLOWDOWN},
+        "slow_host_rule": {"max_p": _MAX_P, "min_runs": _MIN_RUNS, "min_slowdown": _MIN_SLOWDOWN},
     }

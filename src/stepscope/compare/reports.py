@@ -18,12 +18,12 @@ from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS
 
 ONE_VALUE = "no interval: one value on a side"
-UNKNOWN = "not known of both sides"
+_UNKNOWN = "not known of both sides"
 ONE_SIDE = "only one side has it"
+# no measurements, or the same ones again
 _DROPPED = frozenset(("schema", "run", "critical_path", "guides", "findings_combined"))
-"""no measurements, or the same ones again"""
+# an amount per step over the step's time: as sure as that time
 _PER_STEP_TIME = ("step.samples_per_s", "step.tokens_per_s", "efficiency.mfu", "efficiency.hfu")
-"""an amount per step over the step's time: as sure as that time"""
 
 Reports = Sequence[Mapping[str, Any]]
 
@@ -34,11 +34,11 @@ class Metric:
 
     name: str
     a: float | None
+    #: mean over the runs of a side; None where no run knows it
     b: float | None
-    """mean over the runs of a side; None where no run knows it"""
     difference: Difference | None
+    #: why there is no interval; empty where there is one
     reason: str
-    """why there is no interval; empty where there is one"""
 
     @property
     def change_pct(self) -> float | None:
@@ -54,11 +54,11 @@ class FindingChange:
     title: str
     ranks: tuple[int, ...]
     a_ns: int
+    #: what fixing it alone saves per step, mean over runs; 0 where a side lacks it
     b_ns: int
-    """what fixing it alone saves per step, mean over runs; 0 where a side lacks it"""
     a_runs: int
+    #: how many runs have it
     b_runs: int
-    """how many runs have it"""
 
     @property
     def what(self) -> str:
@@ -148,7 +148,7 @@ def _metric(
         return
     if a is None or b is None:
         everywhere = all(name in report for side in numbers for report in side)
-        yield Metric(name, a, b, None, UNKNOWN if everywhere else ONE_SIDE)
+        yield Metric(name, a, b, None, _UNKNOWN if everywhere else ONE_SIDE)
         return
     if sampled is not None:
         yield Metric(name, a, b, *interval_or_reason(sampled))
@@ -161,7 +161,6 @@ def _metric(
 
 
 def _over_time(a: float, b: float, step: Difference) -> Difference:
-    """Return the difference of an amount over the step's time."""
 
     def at(change: float) -> float:
         return b * step.b / (step.b + change - step.change) - a if step.b + change > step.change else nan
@@ -178,14 +177,11 @@ def interval_or_reason(found: Difference) -> tuple[Difference | None, str]:
 
 @dataclass(frozen=True)
 class _FaultReport:
-    """What one report says of one fault."""
-
     title: str
     saving_ms: float
 
 
 def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[finding_change_Key, _FaultReport]:
-    """Return what a report says of each fault: those of one id and the same ranks together, under the first's title."""
     keyed = [((f["id"], tuple(f["ranks"])), f) for f in findings]
     titles = {key: f["title"] for key, f in reversed(keyed)}
     saving = savings_by_key((key, f["saving_alone_ms"]) for key, f in keyed)
@@ -202,7 +198,6 @@ def _finding(
 
 
 def _loss(loss: str, a: Reports, b: Reports) -> LossChange:
-    """Return one row, by loss the rows of each report."""
     a_pct, b_pct = (_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in (a, b))
     a_ns, b_ns = (_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in (a, b))
     return LossChange(loss, a_pct, b_pct, a_ns, b_ns)
@@ -243,10 +238,10 @@ class OwnedLine:
     line: int
     function: str
     module: str | None
+    #: the line's text, None where it was not kept
     source: str | None
-    """the line's text, None where it was not kept"""
+    #: the longer of its own time on the host and on the device
     own_ns: float
-    """the longer of its own time on the host and on the device"""
 
     @property
     def key(self) -> Key:
@@ -254,21 +249,21 @@ class OwnedLine:
         return self.file, self.function, (self.source or "").strip() or str(self.line)
 
 
+# the lines of one run
 Lines = Mapping[Key, OwnedLine]
-"""the lines of one run"""
 
 
 @dataclass(frozen=True)
 class LineChange:
     """One line on both sides."""
 
+    #: where it is, on B where B has it
     row: OwnedLine
-    """where it is, on B where B has it"""
+    #: ms; 0 on a side that lacks it
     difference: Difference
-    """ms; 0 on a side that lacks it"""
     a_runs: int
+    #: how many runs have it
     b_runs: int
-    """how many runs have it"""
 
     @property
     def what(self) -> str:

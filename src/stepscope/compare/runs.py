@@ -30,13 +30,13 @@ class Row:
     """One part, kernel or operator: ms per step, mean over ranks and runs."""
 
     name: str
+    #: of this row by itself
     difference: Difference
-    """of this row by itself"""
+    #: its p-value, raised for how many rows there are
     p_among_all: float | None
-    """its p-value, raised for how many rows there are"""
     a_count: float
+    #: calls per step
     b_count: float
-    """calls per step"""
 
     @property
     def significant(self) -> bool:
@@ -79,16 +79,13 @@ def rows_of(a: Sequence[PerStepTimes], b: Sequence[PerStepTimes]) -> list[Row]:
     ]
 
 
-def recentred(d: Difference, a: float, b: float) -> Difference:
-    """Return the same doubt around other values."""
+def _recentred(d: Difference, a: float, b: float) -> Difference:
     moved = (b - a) - d.change
     return Difference(a, b, d.low + moved, d.high + moved, d.p_value, d.detectable)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Means(ArrayRecord):
-    """One run's means per step with their errors, in a given order of names; 0 for what it lacks."""
-
     ms: Floats
     count: Floats
     se: Floats
@@ -107,7 +104,6 @@ class _Means(ArrayRecord):
 
 
 def _row_errors(sides: Sequence[Sequence[_Means]]) -> list[tuple[Floats, Floats]]:
-    """Return standard errors and degrees of freedom: of the steps and, with several runs, of the runs."""
     variance = np.zeros(len(sides[0][0].ms))
     quarters = np.zeros(len(variance))
     for runs in sides:
@@ -145,8 +141,8 @@ def _difference(a: float, b: float, errors: Sequence[tuple[float, float]]) -> Di
 # Findings are told apart by id and ranks: a straggler that moves to another rank went here and came there.
 
 CAME, WENT, MOSTLY_GONE, GREW, STAYED = "came", "went", "mostly gone", "grew", "stayed"
+# in the order in which they are told: what got worse first
 FATES = (CAME, GREW, WENT, MOSTLY_GONE, STAYED)
-"""in the order in which they are told: what got worse first"""
 FIXED = (WENT, MOSTLY_GONE)
 _HALF = 0.5
 
@@ -178,12 +174,12 @@ _FEW = 8
 class StepDifference:
     """The step of two sides."""
 
+    #: ms; mean over runs of the mean of the middle half of the steps
     difference: Difference
-    """ms; mean over runs of the mean of the middle half of the steps"""
+    #: `unprofiled` or `profiled`: what the step times are
     basis: str
-    """`unprofiled` or `profiled`: what the step times are"""
+    #: whether they are those of the step logs; if not they are the profiled periods
     logged: bool
-    """whether they are those of the step logs; if not they are the profiled periods"""
     notes: tuple[str, ...] = ()
 
 
@@ -193,14 +189,14 @@ class Comparison:
 
     step: Difference
     basis: str
+    #: these three as in `StepDifference`
     logged: bool
-    """these three as in `StepDifference`"""
+    #: numbers of the report that samples were kept of, by their dotted names
     sampled: dict[str, Difference]
-    """numbers of the report that samples were kept of, by their dotted names"""
     budget: tuple[Row, ...]
     kernels: tuple[Row, ...]
+    #: by size of the change, those without any left out
     operators: tuple[Row, ...]
-    """by size of the change, those without any left out"""
     notes: tuple[str, ...]
 
 
@@ -212,7 +208,7 @@ def compare(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Comparison:
         basis=step.basis,
         logged=step.logged,
         sampled=dict(_sampled(a, b, logged=step.logged)),
-        budget=budget_rows(a, b, basis=step.basis),
+        budget=_budget_rows(a, b, basis=step.basis),
         kernels=changed_rows([r.kernels for r in a], [r.kernels for r in b]),
         operators=changed_rows([r.operators for r in a], [r.operators for r in b]),
         notes=(*step.notes, *_notes(a, b, step)),
@@ -229,12 +225,11 @@ def step_difference(a: Sequence[StepSamples], b: Sequence[StepSamples]) -> StepD
     if len(values[0]) + len(values[1]) < len(runs):
         return StepDifference(measured, PROFILED, False)
     note = "the step without the profiler is one number per run: its interval is that of the profiled steps"
-    found = recentred(measured, float(np.mean(values[0])), float(np.mean(values[1])))
+    found = _recentred(measured, float(np.mean(values[0])), float(np.mean(values[1])))
     return StepDifference(found, UNPROFILED, False, (note,))
 
 
-def budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str) -> tuple[Row, ...]:
-    """Return the parts of the step in order, as reported; their changes sum to the change of the reported step."""
+def _budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str) -> tuple[Row, ...]:
     whole = [[r.part_ms if basis == UNPROFILED else r.profiled_part_ms for r in side] for side in (a, b)]
     known = [[parts for parts in side if parts is not None] for side in whole]
     if not all(known):
@@ -245,7 +240,7 @@ def budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str)
     return tuple(
         Row(
             part,
-            recentred(by_name[part].difference, float(x), float(y)),
+            _recentred(by_name[part].difference, float(x), float(y)),
             by_name[part].p_among_all,
             float(x > 0),
             float(y > 0),
@@ -270,13 +265,12 @@ _OF_STEADINESS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def _sampled(a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool) -> Iterator[tuple[str, Difference]]:
-    """Yield the numbers of the report that samples were kept of."""
     sides = (a, b)
     if all(r.periods is not None and r.profiled_ns is not None for r in (*a, *b)):
         values = [float(np.mean([ms_or_none(r.profiled_ns) for r in side])) for side in sides]
         yield (
             "step.profiled_ms",
-            recentred(
+            _recentred(
                 difference(_series(a, "periods"), _series(b, "periods"), statistic=_OF_STEADINESS["median_ms"]), *values
             ),
         )
@@ -288,7 +282,7 @@ def _sampled(a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool) 
             yield f"steadiness.{name}", found
             if name == "median_ms" and logged and all(r.unprofiled_ns is not None for r in (*a, *b)):
                 values = [float(np.mean([ms_or_none(r.unprofiled_ns) for r in side])) for side in sides]
-                yield "step.unprofiled_ms", recentred(found, *values)
+                yield "step.unprofiled_ms", _recentred(found, *values)
     for row in rows_of([r.causes for r in a], [r.causes for r in b]):
         yield f"idle.{row.name}.ms_per_step", row.difference
 

@@ -35,8 +35,8 @@ class StepTimes(ArrayRecord):
 
     dur_ns: Int64s
     warm_up_steps: int
+    #: `step logs`, `recorded steps` or `device periods`
     source: str
-    """`step logs`, `recorded steps` or `device periods`"""
 
     @property
     def ms(self) -> Floats:
@@ -50,8 +50,8 @@ class PerStepTimes(ArrayRecord):
 
     names: tuple[str, ...]
     ms: Floats
+    #: how often each ran; 1 where nothing is counted
     count: Floats
-    """how often each ran; 1 where nothing is counted"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,14 +59,14 @@ class StepSamples(ArrayRecord):
     """The steps of one run for a comparison."""
 
     name: str
+    #: steps that ran without the profiler, None where no step log has any
     logged: StepTimes | None
-    """steps that ran without the profiler, None where no step log has any"""
+    #: the host's spans of the profiled steps
     recorded: StepTimes | None
-    """the host's spans of the profiled steps"""
+    #: profiled steps, from the device's end of one to that of the next
     periods: StepTimes | None
-    """profiled steps, from the device's end of one to that of the next"""
+    #: the step without the profiler, as the report gives it
     unprofiled_ns: int | None
-    """the step without the profiler, as the report gives it"""
     profiled_ns: int | None
 
 
@@ -74,22 +74,22 @@ class StepSamples(ArrayRecord):
 class RunSamples(StepSamples):
     """One run for a comparison."""
 
+    #: the budget as the report gives it, by `PARTS`: sums to the unprofiled step where known
     part_ms: Floats | None
-    """the budget as the report gives it, by `PARTS`: sums to the unprofiled step where known"""
+    #: the same with the profiler's cost in it: sums to the profiled step
     profiled_part_ms: Floats | None
-    """the same with the profiler's cost in it: sums to the profiled step"""
     parts: PerStepTimes
     causes: PerStepTimes
     kernels: PerStepTimes
+    #: time on the device where there is one, else on the host, without what other operators took
     operators: PerStepTimes
-    """time on the device where there is one, else on the host, without what other operators took"""
 
 
 # The samples of one run, from its account or its step logs (`samples.py` says what they are).
 
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
-MAX_CELLS = 1 << 24
-"""steps times names of a rank, in each of two tables"""
+# steps times names of a rank, in each of two tables
+_MAX_CELLS = 1 << 24
 
 
 def step_samples(account: Account) -> StepSamples:
@@ -142,7 +142,6 @@ def light_samples(run: LightRun) -> RunSamples:
 
 
 def _with_steps(account: Account) -> tuple[list[Rank], list[RankBudget]]:
-    """Return the ranks whose steps are known, with their budgets."""
     pairs = [
         (view.rank, view.budget)
         for view in account.ranks
@@ -168,7 +167,6 @@ def _periods(ranks: Sequence[Rank], budgets: Sequence[RankBudget]) -> Series | N
 
 
 def _common_steps(ranks: Sequence[Rank]) -> Int64s:
-    """Return the step numbers that every rank has."""
     counts: dict[int, int] = {}
     for rank in ranks:
         for number in np.unique(rank.steps.number).tolist():
@@ -179,7 +177,6 @@ def _common_steps(ranks: Sequence[Rank]) -> Int64s:
 def _budget_columns(
     ranks: Sequence[Rank], budgets: Sequence[RankBudget], names: Sequence[str], of: Callable[[RankBudget], Int64s]
 ) -> PerStepTimes:
-    """Return a budget's columns, mean over the ranks that have each complete step."""
     sums: dict[int, tuple[Floats, int]] = {}
     for rank, budget in zip(ranks, budgets, strict=True):
         number = rank.steps.number[budget.periods.step]
@@ -191,8 +188,8 @@ def _budget_columns(
     return PerStepTimes(tuple(names), table, np.ones_like(table))
 
 
+# index of the step, name, and duration of each call
 _Calls = tuple[Int64s, npt.NDArray[np.int32], Floats]
-"""index of the step, name, and duration of each call"""
 
 
 def _kernel_calls(rank: Rank) -> _Calls:
@@ -213,7 +210,6 @@ def _device_calls(rank: Rank) -> _Calls:
 
 
 def _by_name(ranks: Sequence[Rank], numbers: Int64s, calls_of: Callable[[Rank], _Calls]) -> PerStepTimes:
-    """Return the calls of the steps that all ranks have, by name and step."""
     columns: dict[str, Floats] = {}
     for rank in ranks:
         for name, column in _columns(rank, numbers, calls_of(rank)):
@@ -224,14 +220,13 @@ def _by_name(ranks: Sequence[Rank], numbers: Int64s, calls_of: Callable[[Rank], 
 
 
 def _columns(rank: Rank, numbers: Int64s, calls: _Calls) -> Iterator[tuple[str, Floats]]:
-    """Yield each name of one rank with its time (first row) and number of calls (second) in every step."""
     step, name, time = calls
     number = np.where(step >= 0, rank.steps.number[step], -1) if len(rank.steps) else step
     at = np.searchsorted(numbers, number)
     keep = (step >= 0) & (at < len(numbers))
     keep[keep] = numbers[at[keep]] == number[keep]
     ids, code = np.unique(name[keep], return_inverse=True)
-    most = max(MAX_CELLS // max(len(numbers), 1), 1)
+    most = max(_MAX_CELLS // max(len(numbers), 1), 1)
     if len(ids) > most:  # a name for nearly every call: those that take longest are compared
         longest = np.argsort(-np.bincount(code.reshape(-1), time[keep]), kind="stable")[:most]
         keep[keep] = np.isin(code.reshape(-1), longest)

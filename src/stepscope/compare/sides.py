@@ -49,14 +49,12 @@ def judge_changes(gates: Sequence[Gate], metrics: Sequence[Metric], a: Reports, 
 
 
 def _meant(name: str, by_name: Mapping[str, Metric], a: Reports, b: Reports) -> list[Metric]:
-    """Return the metrics that a gate is about; what only one side has may be 0 on the other, as findings are."""
     found = _named(name, by_name)
     missing = len(found) == 1 and found[0].reason == ONE_SIDE
     return found if found and not missing else [_from_reports(name, a, b)]
 
 
 def _worst(gate: Gate, metrics: Sequence[Metric]) -> GateResult:
-    """Return the first result that does not hold, else the first."""
     results = [_gate_result(gate, metric) for metric in metrics]
     return next((r for r in results if not r.holds), results[0])
 
@@ -101,7 +99,6 @@ def _least(metric: Metric) -> str:
 
 
 def _named(name: str, by_name: Mapping[str, Metric]) -> list[Metric]:
-    """Return the metrics that a gate's name stands for: its dotted name, a short one, or a pattern."""
     if "*" in name:
         return [m for n, m in by_name.items() if _matches(name.split("."), n.split("."))]
     short = [f"step.budget.{name.removesuffix('_pct')}.pct", f"step.budget.{name.removesuffix('_ms')}.ms_per_step"]
@@ -115,7 +112,6 @@ def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _from_reports(name: str, a: Reports, b: Reports) -> Metric:
-    """Return a number that is no metric, such as how many items a list has, or a finding that nobody has."""
     sides = [_mean(name, side) for side in (a, b)]
     wrong = [error for _, error in sides if error is not None]
     if len(wrong) == 2:
@@ -138,12 +134,12 @@ class ComparedRun(ArrayRecord):
 
     samples: RunSamples
     report: dict[str, Any]
+    #: None where nobody recorded owners
     lines: Lines | None
-    """None where nobody recorded owners"""
+    #: one line for each thing of the run that could not be read
     not_read: tuple[str, ...]
-    """one line for each thing of the run that could not be read"""
+    #: a rank could not be read
     is_partial: bool
-    """a rank could not be read"""
 
 
 def comparison_document(

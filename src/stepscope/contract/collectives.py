@@ -37,15 +37,16 @@ _PATTERNS = (
     ("recv", RECV),
     ("send", SEND),
 )
+# a rank keeps its own share of the buffer
 _SHARED_OUT = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER)
-"""a rank keeps its own share of the buffer"""
 
+# expert-parallel libraries (DeepEP): their kernels carry no record, and their names say what they are for
 EXPERT_KERNEL = re.compile(r"deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::", re.IGNORECASE)
-"""expert-parallel libraries (DeepEP): their kernels carry no record, and their names say what they are for"""
 
 _COMM_PREFIX = re.compile(r"^(nccl|gloo|mpi|ucc|c10d|_c10d_functional)::?")
 
-ELEMENT_BYTES = {
+# bytes of one element, by torch's names of its types in lower case
+_ELEMENT_BYTES = {
     **dict.fromkeys(("c10::complex<double>", "complexdouble"), 16),
     **dict.fromkeys(("double", "long", "long int", "uint64", "complexfloat", "c10::complex<float>"), 8),
     **dict.fromkeys(("float", "int", "uint32"), 4),
@@ -53,7 +54,6 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("byte", "unsigned char", "char", "signed char", "bool"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
 }
-"""bytes of one element, by torch's names of its types in lower case"""
 
 
 @lru_cache(maxsize=4096)
@@ -76,7 +76,7 @@ def is_comm_annotation(name: str) -> bool:
 
 def element_bytes(dtype: str | None) -> int | None:
     """Return the size of one element, None for a type that is not known."""
-    return ELEMENT_BYTES.get(dtype.lower()) if dtype else None
+    return _ELEMENT_BYTES.get(dtype.lower()) if dtype else None
 
 
 def bus_factor(op: str, ranks: int) -> float:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 Shape = Sequence[int]
 
+# matrix products, and at which input their left factor stands; the right one follows it
 PRODUCTS: Mapping[str, int] = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -25,10 +26,9 @@ PRODUCTS: Mapping[str, int] = {
     "aten::_scaled_grouped_mm": 0,
     "aten::_int_mm": 0,
 }
-"""matrix products, and at which input their left factor stands; the right one follows it"""
 
+# at which input of 8-bit and grouped products the output's type stands
 PRODUCT_TYPE_AT: Mapping[str, int] = {"aten::_scaled_mm": 6, "aten::_grouped_mm": 4, "aten::_scaled_grouped_mm": 6}
-"""at which input of 8-bit and grouped products the output's type stands"""
 
 NESTED_PRODUCTS: Mapping[str, int] = {
     "aten::mv": 0,
@@ -68,10 +68,10 @@ def product_sizes(left: Shape, right: Shape) -> tuple[int, int] | None:
 class AttentionOperator:
     """A fused attention: scores [Sq, D] by [D, Sk], then their product with the values [Sk, Dv]."""
 
+    #: batch, heads, sequence, width; otherwise batch, sequence, heads, width
     heads_first: bool
-    """batch, heads, sequence, width; otherwise batch, sequence, heads, width"""
+    #: the gradient of the output stands before query, key and value
     backward: bool = False
-    """the gradient of the output stands before query, key and value"""
 
     def pairs(self, query: Shape, key: Shape) -> int:
         """Return the query-key pairs of all heads; with fewer key than query heads, the query heads count."""
@@ -150,8 +150,8 @@ NESTED_CONVOLUTIONS: Mapping[str, ConvolutionArguments] = {
     "aten::miopen_convolution": _VENDOR,
     "aten::cudnn_convolution": ConvolutionArguments(stride=3, padding=2, dilation=4),
 }
+# gradient of the output, data, weight, ..., whether it is transposed, ..., which gradients are wanted
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
-"""gradient of the output, data, weight, ..., whether it is transposed, ..., which gradients are wanted"""
 BACKWARD_TRANSPOSED, BACKWARD_WANTED = 7, 10
 
 
@@ -175,10 +175,10 @@ def convolution_flops(points: Shape, weight: Shape) -> int:
 
 # Element types of matrix products by the names that users, configurations and the hardware table share.
 
+# what a benchmark or a training can be run in
 TRAINING_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-"""what a benchmark or a training can be run in"""
+# what chips have a peak for
 PEAK_PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
-"""what chips have a peak for"""
 
 
 # The workload of a benchmark or a training where nothing else is asked for: about 0.1 s per step on one core.

@@ -33,10 +33,10 @@ class WindowRequest:
 
     id: str
     steps: int
+    #: who, in words: the command, or an alarm
     by: str
-    """who, in words: the command, or an alarm"""
+    #: the step since when that is so which the window is to show
     since: int | None = None
-    """the step since when that is so which the window is to show"""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class WindowPlan:
 
     id: str
     first: int = 0
+    #: exclusive
     last: int = 0
-    """exclusive"""
+    #: steps before the first in which the profiler gets ready
     warmup: int = 0
-    """steps before the first in which the profiler gets ready"""
+    #: its number in the run, from 0
     window: int = 0
-    """its number in the run, from 0"""
     refused: str | None = None
     by: str | None = None
+    #: who asked for it, and for what since when, as the request says
     since: int | None = None
-    """who asked for it, and for what since when, as the request says"""
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,21 @@ class Frame:
 class Stall:
     """Where a rank stands that has taken no step for longer than steps take."""
 
+    #: the last one that ended
     step: int
-    """the last one that ended"""
     for_s: float
+    #: the longest of the steps before
     usual_s: float
-    """the longest of the steps before"""
+    #: of the training thread, innermost first; none where the interpreter gave no answer
     frames: tuple[Frame, ...]
-    """of the training thread, innermost first; none where the interpreter gave no answer"""
     region: str | None
+    #: the newest one that was issued: its operation, number, group and state
     collective: str | None
-    """the newest one that was issued: its operation, number, group and state"""
+    #: that one's number in its group
     sequence: int | None
-    """that one's number in its group"""
     group: str | None
+    #: what the system says of a process that gave no answer
     silent: str | None
-    """what the system says of a process that gave no answer"""
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class RankStatus:
     """What a rank's helper says while the job runs."""
 
     rank: int
+    #: the last step that ended; None before the first
     step: int | None
-    """the last step that ended; None before the first"""
+    #: what a step takes, the median of the newest
     step_s: float | None
-    """what a step takes, the median of the newest"""
+    #: the id of the request that this answers
     answered: str | None
-    """the id of the request that this answers"""
     stall: Stall | None
     metrics_url: str | None = None
+    #: why the metrics are not to be had
     trouble: str | None = None
-    """why the metrics are not to be had"""
 
 
 def status_file(rank: int) -> str:
@@ -112,16 +112,16 @@ def status_file(rank: int) -> str:
 def read_request(folder: Path) -> WindowRequest | None:
     """Return the request in a run folder, None where there is none that can be understood."""
     found = json_object_in(folder / LIVE_FOLDER / REQUEST)
-    id, steps = found.get("id"), whole(found.get("steps"))
+    id, steps = found.get("id"), _whole(found.get("steps"))
     if not isinstance(id, str) or not id or steps is None or not 1 <= steps <= MAX_ASKED_STEPS:
         return None
-    return WindowRequest(id[:_MAX_TEXT], steps, text(found.get("by")) or "?", whole(found.get("since")))
+    return WindowRequest(id[:_MAX_TEXT], steps, _text(found.get("by")) or "?", _whole(found.get("since")))
 
 
 def read_plan(folder: Path) -> WindowPlan | None:
     """Return the newest plan in a run folder, None where there is none that can be understood."""
     found = json_object_in(folder / LIVE_FOLDER / PLAN)
-    id, refused = found.get("id"), text(found.get("refused"))
+    id, refused = found.get("id"), _text(found.get("refused"))
     if not isinstance(id, str) or not id:
         return None
     if refused is not None:
@@ -131,12 +131,12 @@ def read_plan(folder: Path) -> WindowPlan | None:
 
 def plan_of(found: Mapping[str, Any]) -> WindowPlan | None:
     """Return a plan from its fields, None where a number among them is not one that a plan can have."""
-    first, last, warmup, window = (whole(found.get(name)) for name in ("first", "last", "warmup", "window"))
+    first, last, warmup, window = (_whole(found.get(name)) for name in ("first", "last", "warmup", "window"))
     if first is None or last is None or warmup is None or window is None:
         return None
     if not 0 < last - first <= MAX_ASKED_STEPS or warmup > min(first, MAX_ASKED_STEPS):
         return None
-    by, since = text(found.get("by")), whole(found.get("since"))
+    by, since = _text(found.get("by")), _whole(found.get("since"))
     return WindowPlan(str(found.get("id")), first, last, warmup, window, by=by, since=since)
 
 
@@ -148,50 +148,47 @@ def read_status(folder: Path, rank: int) -> RankStatus | None:
     stall = found.get("stall")
     return RankStatus(
         rank=rank,
-        step=whole(found.get("step")),
-        step_s=seconds(found.get("step_s")),
-        answered=text(found.get("answered")),
+        step=_whole(found.get("step")),
+        step_s=_seconds(found.get("step_s")),
+        answered=_text(found.get("answered")),
         stall=_stall(stall) if isinstance(stall, dict) else None,
-        metrics_url=text(found.get("metrics_url")),
-        trouble=text(found.get("trouble")),
+        metrics_url=_text(found.get("metrics_url")),
+        trouble=_text(found.get("trouble")),
     )
 
 
 def _stall(found: Mapping[str, Any]) -> Stall:
     frames = found.get("frames")
     return Stall(
-        step=whole(found.get("step")) or 0,
-        for_s=seconds(found.get("for_s")) or 0.0,
-        usual_s=seconds(found.get("usual_s")) or 0.0,
+        step=_whole(found.get("step")) or 0,
+        for_s=_seconds(found.get("for_s")) or 0.0,
+        usual_s=_seconds(found.get("usual_s")) or 0.0,
         frames=tuple(f for one in (frames if isinstance(frames, list) else [])[:_MAX_FRAMES] if (f := _frame(one))),
-        region=text(found.get("region")),
-        collective=text(found.get("collective")),
-        sequence=whole(found.get("sequence")),
-        group=text(found.get("group")),
-        silent=text(found.get("silent")),
+        region=_text(found.get("region")),
+        collective=_text(found.get("collective")),
+        sequence=_whole(found.get("sequence")),
+        group=_text(found.get("group")),
+        silent=_text(found.get("silent")),
     )
 
 
 def _frame(found: Any) -> Frame | None:
     if not isinstance(found, list) or len(found) != 3:
         return None
-    return Frame(text(found[0]) or "?", whole(found[1]) or 0, text(found[2]) or "?")
+    return Frame(_text(found[0]) or "?", _whole(found[1]) or 0, _text(found[2]) or "?")
 
 
-def whole(value: object) -> int | None:
-    """Return a count from a file, None for anything else."""
+def _whole(value: object) -> int | None:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_STEP
     return value if is_count and isinstance(value, int) else None
 
 
-def seconds(value: object) -> float | None:
-    """Return a time from a file, None for anything else."""
+def _seconds(value: object) -> float | None:
     is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
     return float(value) if is_time and isinstance(value, int | float) else None
 
 
-def text(value: object) -> str | None:
-    """Return a text of a length that texts have, None for anything else."""
+def _text(value: object) -> str | None:
     return value[:_MAX_TEXT] if isinstance(value, str) and value else None
 
 
@@ -207,17 +204,17 @@ def text(value: object) -> str | None:
 # only.
 
 LOOKS = 3
-NEW_STEPS = 5
-"""since the last look that counted; waiting alone proves nothing"""
+# since the last look that counted; waiting alone proves nothing
+_NEW_STEPS = 5
 GOOD_SLOWDOWN = 1.05
 _BAD_REGRESSION, _GOOD_REGRESSION = 1.2, 1.1
 STRAGGLER, REGRESSION = "straggler", "regression"
 BAD, GOOD, BETWEEN = "bad", "good", "between"
 
+# the kind of an alarm and its rank, None for the whole job
 Key = tuple[str, int | None]
-"""the kind of an alarm and its rank, None for the whole job"""
+# bad, good or between, and the same in words
 States = Mapping[Key, tuple[str, str]]
-"""bad, good or between, and the same in words"""
 
 
 @dataclass(frozen=True)
@@ -240,7 +237,7 @@ class Alarms:
 
     def update(self, step: int | None, states: States) -> list[Change]:
         """Return the alarms that rise or fall with a look; `step` is the newest one in it."""
-        if step is None or (self._counted_step is not None and 0 <= step - self._counted_step < NEW_STEPS):
+        if step is None or (self._counted_step is not None and 0 <= step - self._counted_step < _NEW_STEPS):
             return []
         self._counted_step = step
         return self.judge(states)
@@ -288,8 +285,8 @@ def regression_state(step_ns: float, first_step_ns: float) -> str:
 DEFAULT_WINDOW_STEPS = 100
 DEFAULT_SCORE = 2.0
 DEFAULT_SLOWDOWN = 1.10
+# own times of equal ranks differ by this share of a step at least, so a smaller spread is luck
 NOISE_SHARE = 0.02
-"""own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
 _SIGMA_OF_MAD = 1.4826
 
 
@@ -299,10 +296,10 @@ class RankScore:
 
     rank: int
     own_ms: float
+    #: own time beyond the median of the others'; negative where it is faster
     late_ms: float
-    """own time beyond the median of the others'; negative where it is faster"""
+    #: own time / mean own time of the others
     slowdown: float
-    """own time / mean own time of the others"""
     score: float
     straggler: bool
 
@@ -335,8 +332,8 @@ def rank_scores(
 # rank00000.trial.jsonl   one line: {"losses", "parameters": {"sum", "size"}, "took", "loaders", "optimizer",
 #                         "threads", "convolutions"}
 
+# one line; not `.json`, which trace viewers take for a trace
 TRIAL = "trial.jsonl"
-"""one line; not `.json`, which trace viewers take for a trace"""
 
 WORKERS, PIN, PREFETCH, PERSISTENT = (
     "loader.num_workers",
@@ -349,12 +346,12 @@ FUSED = "optimizer.fused"
 TF32, BENCHMARK = "precision.tf32", "cudnn.benchmark"
 COMPILE = "compile.model"
 
+# of torch, those that have a fused form
 FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
-"""of torch, those that have a fused form"""
 
+# of the environment, those that are tried; no others are taken from a file
 VARIABLES = (
     *("OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "PYTORCH_CUDA_ALLOC_CONF"),
     *("TORCH_NCCL_HIGH_PRIORITY", "NCCL_ALGO", "NCCL_PROTO"),
 )
-"""of the environment, those that are tried; no others are taken from a file"""
 SETTINGS = (WORKERS, PIN, PREFETCH, PERSISTENT, BUCKET, BUCKET_VIEW, FUSED, TF32, BENCHMARK, COMPILE)

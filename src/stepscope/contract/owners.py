@@ -22,10 +22,10 @@ FUNCTIONS: Literal["functions"] = "functions"
 TRAINING: Literal["training"] = "training"
 AUTOGRAD: Literal["autograd"] = "autograd"
 OTHER: Literal["other"] = "other"
+# at the end of a function's name: a module's call ran it before or after its `forward`
 HOOK = " (module hook)"
-"""at the end of a function's name: a module's call ran it before or after its `forward`"""
+# in a column of numbers: there is none
 NONE = -1
-"""in a column of numbers: there is none"""
 
 
 class OwnersThread(TypedDict):

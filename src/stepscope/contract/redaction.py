@@ -17,12 +17,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 REDACTED = "<redacted>"
 
+# words before `token` or `key` that make it a credential
 _ISSUER = (
     "access account admin api app auth aws azure bearer bot client deploy encryption gcp gh git github gitlab hf hub "
     "huggingface license login master oauth openai private refresh registry secret service session shared sign "
     "signing ssh storage wandb"
 )
-"""words before `token` or `key` that make it a credential"""
+# words before `token` or `key` in options of training scripts
 _ORDINARY = """
 add answer assistant audio backward batch begin bos cache caption chosen class cls column conditioning config content
 data dataset decoder dict embedding end eos eot feature field fim first forced foreign forward generated group image
@@ -31,7 +32,6 @@ monitor multi new next num output pad partition patch per placeholder prefix pri
 register rejected response reward row sample sep single sort source special start state stop suffix target text think
 time tool trigger unk video word
 """
-"""words before `token` or `key` in options of training scripts"""
 _ALWAYS = re.compile(
     r"passw|passphrase|passcode|secret|credential|jwt|apikey|authori[sz]ation|cookie"
     rf"|(?:^|_)(?:{_ISSUER.replace(' ', '|')})_?(?:token|key)s?(?:_id)?$"
@@ -50,8 +50,8 @@ _ACCESS_TOKEN = re.compile(
     r"|A[KS]IA[A-Z0-9]{16}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]*)|(?<=[Bb]earer )\s*[^\s'\"]+|(?<=: [Bb]asic )\s*[\w+/]{8,}=*"
 )
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'"
+# name=value, name = "value", "name": value
 _NAME = re.compile(r"(?<![\w.-])(-*[A-Za-z_][\w.-]*)(?:=|\s*=\s*(?=[\"'])|[\"']\s*:\s*)")
-"""name=value, name = "value", "name": value"""
 _VALUE = re.compile(rf"{_QUOTED}|[^\s'\"]*")
 _SHELL_WORD = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 
@@ -126,7 +126,6 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _harmless_values(name: str) -> re.Pattern[str] | None:
-    """Return the values of an option that hold no secret, None for an option that never holds one."""
     words = re.sub(r"[^A-Za-z0-9]+", "_", _CAMEL.sub("_", name)).strip("_").lower()
     if _ALWAYS.search(words):
         return _HARMLESS

@@ -30,8 +30,8 @@ RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
 SOURCE_FOLDER = "source"
 
+# characters of a file's name in that of its temporary file, which must not grow past what a name may have
 _MAX_NAME_KEPT = 40
-"""characters of a file's name in that of its temporary file, which must not grow past what a name may have"""
 _RANK_PREFIX = re.compile(r"^rank(\d{5,9})\.")
 
 

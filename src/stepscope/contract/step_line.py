@@ -14,8 +14,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NotRequired, TypedDict
 
+# the phases of a recording: up to the window, the profiler's own warm-up, the window itself, and later
 BEFORE, WARMUP, WINDOW, AFTER = "before", "warmup", "window", "after"
-"""the phases of a recording: up to the window, the profiler's own warm-up, the window itself, and later"""
 
 DATA_LOADING = "data_loading"
 FORWARD = "forward_pass"
@@ -31,11 +31,11 @@ EVALUATION = "evaluation"
 GARBAGE_COLLECTION = "garbage_collection"
 COMPILATION = "compilation"
 
+# in every step of a job that has autograd's anomaly detection on: stacks kept for its messages
 ANOMALY_DETECTION = "anomaly_detection"
-"""in every step of a job that has autograd's anomaly detection on: stacks kept for its messages"""
 
+# `{name: {"ns": own time, "n": how often}}`
 RegionTimes = dict[str, dict[str, int]]
-"""`{name: {"ns": own time, "n": how often}}`"""
 
 
 class StepLine(TypedDict):
@@ -68,11 +68,11 @@ class Region(IntEnum):
     DATA = 4
 
 
+# what the autograd engine records around every node of a backward pass
 EVALUATE = "autograd::engine::evaluate_function"
-"""what the autograd engine records around every node of a backward pass"""
 
+# the nodes themselves, as torch 1.8 recorded them
 OLD_NODE = re.compile(r"^\w+Backward\d*$|^(struct )?torch::autograd::")
-"""the nodes themselves, as torch 1.8 recorded them"""
 
 # Around the name proper: `## forward ##`, `[pl][profile][Strategy]DDPStrategy.backward`, `PP:0F1`.
 _DECORATION = re.compile(r"^(\[pl\]|\[profile\]|\[\w+\]|pp:|#|\s)+|[#\s]+$", re.IGNORECASE)

@@ -18,10 +18,10 @@ from stepscope.stats.robust import median, quantiles
 
 Floats = npt.NDArray[np.float64]
 
+# What one call costs, about, where only one size was measured: the order of an NCCL call over any fabric.
 DEFAULT_LATENCY_NS = 20_000.0
-"""What one call costs, about, where only one size was measured: the order of an NCCL call over any fabric."""
-MAX_LATENCY_SHARE = 0.5
-"""... but never more than this share of the measured time."""
+# ... but never more than this share of the measured time.
+_MAX_LATENCY_SHARE = 0.5
 _MAX_SIZES = 64
 _COVERAGE = 0.9
 
@@ -32,12 +32,12 @@ class Fit:
 
     alpha_ns: float
     ns_per_byte: float
+    #: mean of |predicted - measured| / measured over the points it was fitted to
     relative_error: float
-    """mean of |predicted - measured| / measured over the points it was fitted to"""
+    #: 90 % of the measured times are within a factor exp(spread) of the line
     spread: float
-    """90 % of the measured times are within a factor exp(spread) of the line"""
+    #: distinct sizes; with a single one alpha is assumed, not measured
     num_sizes: int
-    """distinct sizes; with a single one alpha is assumed, not measured"""
 
     def time_ns(self, size_bytes: npt.ArrayLike) -> Floats:
         """Return the predicted times."""
@@ -58,8 +58,8 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
     >>> round(line.alpha_ns), round(line.gb_per_s, 2)
     (20000, 2.0)
     """
-    sizes, times = checked_points(sizes_bytes, times_ns)
-    x, y, weight = by_size(sizes, times, most=_MAX_SIZES)
+    sizes, times = _checked_points(sizes_bytes, times_ns)
+    x, y, weight = _by_size(sizes, times, most=_MAX_SIZES)
     alpha, slope = _only_size(x[0], y[0]) if len(x) == 1 else _best_line(x, y, weight)
     ratio = (alpha + slope * sizes) / times
     return Fit(
@@ -71,8 +71,7 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
     )
 
 
-def checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return sizes and times as arrays, or say which of them cannot be."""
+def _checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Floats, Floats]:
     sizes, times = np.asarray(sizes_bytes, float).ravel(), np.asarray(times_ns, float).ravel()
     if len(sizes) != len(times) or not len(sizes):
         raise InputError(
@@ -85,8 +84,7 @@ def checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple
     return sizes, times
 
 
-def by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats, Floats]:
-    """Return at most `most` distinct sizes, the median time of each, and the square root of its number of points."""
+def _by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats, Floats]:
     order = np.argsort(sizes, kind="stable")
     _, first = np.unique(sizes[order], return_index=True)
     if len(first) > most:
@@ -97,12 +95,11 @@ def by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats,
 
 
 def _only_size(size_bytes: float, time_ns: float) -> tuple[float, float]:
-    alpha = min(DEFAULT_LATENCY_NS, MAX_LATENCY_SHARE * time_ns)
+    alpha = min(DEFAULT_LATENCY_NS, _MAX_LATENCY_SHARE * time_ns)
     return float(alpha), float((time_ns - alpha) / size_bytes)
 
 
 def _best_line(x: Floats, y: Floats, weight: Floats) -> tuple[float, float]:
-    """Return alpha and slope of the best of all lines through two points, or through one along an axis."""
     i, j = np.triu_indices(len(x), 1)
     slope = (y[j] - y[i]) / (x[j] - x[i])
     zero = np.zeros(len(x))
@@ -124,21 +121,21 @@ def _best_line(x: Floats, y: Floats, weight: Floats) -> tuple[float, float]:
 # by
 # leaving out each size in turn.
 
-MAX_PIECES = 4
+_MAX_PIECES = 4
 _ALPHA_BETA_PIECES_MAX_SIZES = 32
+# relative errors beyond this count by their size, not by their square
 _HUBER = 0.2
-"""relative errors beyond this count by their size, not by their square"""
 _ITERATIONS = 20
-_MIN_SIZES_FOR_PIECES = MAX_PIECES + 2
-"""with fewer sizes, one left out, there would be no place for the joints"""
+# with fewer sizes, one left out, there would be no place for the joints
+_MIN_SIZES_FOR_PIECES = _MAX_PIECES + 2
 
 
 class Piece(NamedTuple):
     """One line of several, from a size on."""
 
     from_bytes: float
+    #: where the line meets size 0: the latency of the first piece, below 0 possible later
     alpha_ns: float
-    """where the line meets size 0: the latency of the first piece, below 0 possible later"""
     ns_per_byte: float
 
 
@@ -171,8 +168,8 @@ class LeftOutErrors(ArrayRecord):
     """How far each measured size is from a fit that did not see it."""
 
     size_bytes: Floats
+    #: log(measured / predicted)
     log_ratio: Floats
-    """log(measured / predicted)"""
 
 
 def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pieces, LeftOutErrors]:
@@ -180,11 +177,11 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
 
     Sizes may repeat (their median counts). Few sizes get one line, a single size the usual latency (see `alpha_beta`).
     """
-    x, y, _ = by_size(*checked_points(sizes_bytes, times_ns), most=_ALPHA_BETA_PIECES_MAX_SIZES)
+    x, y, _ = _by_size(*_checked_points(sizes_bytes, times_ns), most=_ALPHA_BETA_PIECES_MAX_SIZES)
     if len(x) == 1:
         latency = fit(x, y).alpha_ns
         return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOutErrors(x, np.full(1, np.nan))
-    most = MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
+    most = _MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
     errors = _left_out(x, y, most)
     inner = slice(1, -1) if len(x) > 2 else slice(None)
     best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
@@ -192,7 +189,6 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
 
 
 def _left_out(x: Floats, y: Floats, most: int) -> Floats:
-    """Return log(measured / predicted) of each size from fits to the others, a row per number of pieces."""
     out = np.empty((most, len(x)))
     for i in range(len(x)):
         others = np.arange(len(x)) != i
@@ -202,7 +198,6 @@ def _left_out(x: Floats, y: Floats, most: int) -> Floats:
 
 
 def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
-    """Return the best lines with one piece, two and so on, joints added one after another."""
     joints = np.zeros((1, 0))
     coefficients, _ = _coefficients(x, y, joints)
     fits = [_pieces(x, joints[0], coefficients[0])]
@@ -221,7 +216,6 @@ def _pieces(x: Floats, joints: Floats, coefficients: Floats) -> Pieces:
 
 
 def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]:
-    """Return coefficients and loss for each row of joints (damped Gauss-Newton on their logarithms)."""
     ramps, knots = _ramps(x, joints)
     start = np.interp(knots, x, y)
     steps = np.maximum(np.diff(start, axis=1), 0.02 * y.min())
@@ -239,7 +233,6 @@ def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]
 
 
 def _ramps(x: Floats, joints: Floats) -> tuple[Floats, Floats]:
-    """Return the constant and the ramps at each size, and all knots, for each row of joints."""
     rows = len(joints)
     knots = np.concatenate((np.zeros((rows, 1)), joints, np.full((rows, 1), x[-1])), axis=1)
     rise = (x[None, :, None] - knots[:, None, :-1]) / np.diff(knots, axis=1)[:, None, :]
@@ -249,7 +242,6 @@ def _ramps(x: Floats, joints: Floats) -> tuple[Floats, Floats]:
 
 
 def _residuals(ramps: Floats, logs: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return log(predicted / measured) and its derivative by the logarithms of the coefficients."""
     parts = ramps * np.exp(logs)[:, None, :]
     predicted = parts.sum(axis=2)
     return np.log(predicted / y), parts / predicted[..., None]
@@ -258,8 +250,8 @@ def _residuals(ramps: Floats, logs: Floats, y: Floats) -> tuple[Floats, Floats]:
 # Time against size of one operation among so many ranks, as fitted to measurements.
 
 _MIN_R2 = 0.8
+# a prediction off by its own size says little
 _MAX_ERROR = 1.0
-"""a prediction off by its own size says little"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -270,13 +262,13 @@ class Curve(ArrayRecord):
     world_size: int
     pieces: Pieces
     left_out: LeftOutErrors
+    #: of log time
     r2: float
-    """of log time"""
     mean_error: float
+    #: relative, on the points it was fitted to; `left_out` has the honest ones
     max_error: float
-    """relative, on the points it was fitted to; `left_out` has the honest ones"""
+    #: `(bytes, ns)` as measured
     points: tuple[tuple[int, float], ...]
-    """`(bytes, ns)` as measured"""
 
     @property
     def left_out_error(self) -> float | None:

@@ -45,16 +45,16 @@ from stepscope.units import NS_PER_US, readable_bytes
 # Where several world sizes were measured, what the law misses between them (ranks that share a machine or a link) goes
 # on as the same power of the world size, up to twice the range that was measured.
 
+# log error at twice the world size, where a single one was measured; it grows with the root of the doublings
 _TYPICAL_DOUBT = 0.25
-"""log error at twice the world size, where a single one was measured; it grows with the root of the doublings"""
 _MIN_DOUBT = 0.1
+# of the latency, where no other measurement tells
 _HOP_SHARE = 0.5
-"""of the latency, where no other measurement tells"""
 _CHUNKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+# passes over the tree
 _TREES = {"all_reduce": 2, "broadcast": 1, "reduce": 1, "all_gather": 1, "reduce_scatter": 1}
-"""passes over the tree"""
+# beyond so many ranks libraries gather and scatter in log2(P) steps as well
 _MANY = 32
-"""beyond so many ranks libraries gather and scatter in log2(P) steps as well"""
 
 
 class WorldSizes:
@@ -81,7 +81,6 @@ class WorldSizes:
         return time * ratio**power, doubt * sqrt(octaves), how
 
     def _missed(self, near: Curve) -> tuple[float, float]:
-        """Return the power of the world size that the law misses, and the error left at twice the size."""
         others = [c for c in self._curves if c is not near]
         if not others:
             return 0.0, _TYPICAL_DOUBT
@@ -94,7 +93,6 @@ class WorldSizes:
         return power, max(rest, _MIN_DOUBT, 0.5 * abs(power) * log(2))
 
     def _carried(self, curve: Curve, sizes: Floats, world_size: int) -> Floats:
-        """Return the law's times at another world size."""
         op, measured = curve.op, curve.world_size
         hop, latency = self._hop_ns(curve), self._latencies[curve.op, curve.world_size]
         fixed = max(latency - ring_steps(op, measured) * hop, 0.0)
@@ -115,7 +113,6 @@ class WorldSizes:
         return np.minimum(ring, tree)
 
     def _hop_ns(self, curve: Curve) -> float:
-        """Return the latency of one hop: from world sizes, from operations, or as a share of the latency."""
         op, world = curve.op, curve.world_size
         latency, steps = self._latencies[op, world], ring_steps(op, world)
         if len(self._curves) > 1:
@@ -136,11 +133,11 @@ class WorldSizes:
         return max(double - sum(single) / len(single), 0.0) / (world - 1)
 
 
-COVERAGE = 0.9
+_COVERAGE = 0.9
+# 90 % bound / mean of |error| of a normal distribution, for calibrations too small to measure it
 _TYPICAL_FACTOR = 2.1
-"""90 % bound / mean of |error| of a normal distribution, for calibrations too small to measure it"""
+# mean |log error| where nothing could be left out
 _TYPICAL_ERROR = 0.2
-"""mean |log error| where nothing could be left out"""
 _MIN_ERRORS = 5
 
 
@@ -159,8 +156,8 @@ class Calibration(ArrayRecord):
     """All curves of a machine."""
 
     curves: tuple[Curve, ...]
+    #: source, backend, machine, software, created
     about: Mapping[str, Any] = field(default_factory=dict)
-    """source, backend, machine, software, created"""
 
     def predict(self, op: str, *, size_bytes: float, world_size: int) -> Estimate:
         """Return the time of one operation, from its own curve or from those of other world sizes."""
@@ -190,7 +187,6 @@ class Calibration(ArrayRecord):
 
     @cached_property
     def _latencies(self) -> dict[tuple[str, int], float]:
-        """Return what each operation and world size takes before the first byte."""
         return {(c.op, c.world_size): float(c.pieces.time_ns(0)) for c in self.curves}
 
     def _half_width(self, curve: Curve, size_bytes: float) -> float:
@@ -204,11 +200,10 @@ class Calibration(ArrayRecord):
 
     @cached_property
     def _factor(self) -> float:
-        """Return the multiple of the local error that holds 90 % of the left-out sizes."""
         shares = np.concatenate([_share_of_local(c.left_out, self._mean_error) for c in self.curves])
         if len(shares) < _MIN_ERRORS:
             return _TYPICAL_FACTOR
-        level = min(1.0, np.ceil((len(shares) + 1) * COVERAGE) / len(shares))
+        level = min(1.0, np.ceil((len(shares) + 1) * _COVERAGE) / len(shares))
         return float(quantiles(shares, level))
 
 
@@ -217,13 +212,12 @@ def calibrate(points: Iterable[Point], *, about: Mapping[str, Any] | None = None
     groups: dict[tuple[str, int], list[Point]] = {}
     for point in points:
         groups.setdefault((point.op, point.world_size), []).append(point)
-    curves = [curve_of(op, world, group) for (op, world), group in groups.items()]
+    curves = [_curve_of(op, world, group) for (op, world), group in groups.items()]
     curves.sort(key=lambda c: (OPERATIONS.index(c.op), c.world_size))
     return Calibration(tuple(curves), dict(about or {}))
 
 
-def curve_of(op: str, world_size: int, points: Sequence[Point]) -> Curve:
-    """Return the curve through the points of one operation and world size."""
+def _curve_of(op: str, world_size: int, points: Sequence[Point]) -> Curve:
     ordered = sorted(points, key=lambda p: p.size_bytes)
     sizes = np.array([p.size_bytes for p in ordered], float)
     times = np.array([p.time_ns for p in ordered])
@@ -244,7 +238,6 @@ def curve_of(op: str, world_size: int, points: Sequence[Point]) -> Curve:
 
 
 def _source(curve: Curve, size_bytes: float) -> str:
-    """Return what an estimate stands on: a size outside the measured ones is extrapolated."""
     smallest, largest = curve.points[0][0], curve.points[-1][0]
     if smallest <= size_bytes <= largest:
         return f"measured at world size {curve.world_size}"
@@ -257,7 +250,6 @@ def _estimate(time_ns: float, half_width: float, how: str) -> Estimate:
 
 
 def _share_of_local(left_out: LeftOutErrors, mean_error: float) -> Floats:
-    """Return each left-out error as a multiple of the error expected around it, itself not counted."""
     known = np.isfinite(left_out.log_ratio)
     if not known.any():
         return np.empty(0)
@@ -266,7 +258,6 @@ def _share_of_local(left_out: LeftOutErrors, mean_error: float) -> Floats:
 
 
 def _local_error(left_out: LeftOutErrors, sizes: Floats, mean_error: float, *, itself: bool = True) -> Floats:
-    """Return the error expected at sizes: that of the sizes around them, with the mean of all as one more of them."""
     if not np.isfinite(left_out.log_ratio).all():
         return np.full(len(sizes), mean_error)
     measured = np.log2(left_out.size_bytes)
@@ -280,14 +271,14 @@ def _local_error(left_out: LeftOutErrors, sizes: Floats, mean_error: float, *, i
 
 # A calibration as `calibration.json`: what was measured, where, and the curves through it.
 
-KIND = "stepscope calibration"
+_KIND = "stepscope calibration"
 
 
 def calibration_json(calibration: Calibration) -> dict[str, Any]:
     """Return the calibration as plain data; times in microseconds."""
     return {
         "schema": SCHEMA,
-        "kind": KIND,
+        "kind": _KIND,
         **calibration.about,
         "curves": [_curve_json(c) for c in calibration.curves],
     }
@@ -299,7 +290,7 @@ def load_calibration(path: str | Path) -> Calibration:
         document = read_side_json(path).value
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot read the calibration: {error}; `stepscope calibrate` makes one") from error
-    if not isinstance(document, dict) or document.get("kind") != KIND:
+    if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise InputError(f"{path}: not a file of `stepscope calibrate`")
     if document.get("schema") != SCHEMA:
         raise InputError(f"{path}: has schema {document.get('schema')!r}, not {SCHEMA}; calibrate again")
@@ -336,7 +327,7 @@ def _curve_json(curve: Curve) -> dict[str, Any]:
     }
 
 
-MAX_WORLD_SIZE = 1 << 20
+_MAX_WORLD_SIZE = 1 << 20
 _MAX_BYTES = 1e18
 _MAX_TIME_US = 1e15
 
@@ -344,7 +335,7 @@ _MAX_TIME_US = 1e15
 def _curve(data: dict[str, Any]) -> Curve:
     knots, left_out = data["knots"], data["left_out"]
     world_size = int(data["world_size"])
-    if not 0 < world_size <= MAX_WORLD_SIZE:
+    if not 0 < world_size <= _MAX_WORLD_SIZE:
         raise ValueError(f"world_size of {world_size}")
     return Curve(
         op=str(data["op"]),
@@ -362,7 +353,6 @@ def _curve(data: dict[str, Any]) -> Curve:
 
 
 def _points(points: list[list[float]]) -> tuple[tuple[int, float], ...]:
-    """Return what was measured; sizes start at one byte, since curves are drawn over their logarithm."""
     sound = all(is_number(b, low=1, high=_MAX_BYTES) and is_number(t, low=0, high=_MAX_TIME_US) for b, t in points)
     if not points or not sound:
         raise ValueError("points should be pairs of bytes, one or more, and times in us")
@@ -370,7 +360,6 @@ def _points(points: list[list[float]]) -> tuple[tuple[int, float], ...]:
 
 
 def _pieces(knots: list[list[float]]) -> Pieces:
-    """Return joined lines; their sizes have to rise, or the slope between two would be none."""
     sizes, times = [b for b, _ in knots], [t for _, t in knots]
     rising = all(a < b for a, b in itertools.pairwise(sizes))
     sound = all(is_number(b, low=0, high=_MAX_BYTES) for b in sizes)

@@ -35,18 +35,18 @@ class Chip:
     """One device as a trace sees it. A peak it has no unit for is absent from `tflops`."""
 
     name: str
+    #: patterns of the driver's name for it
     match: tuple[str, ...]
-    """patterns of the driver's name for it"""
+    #: dense TFLOP/s by precision
     tflops: Mapping[str, float]
-    """dense TFLOP/s by precision"""
     source: str
     memory_gib: float | None = None
     memory_gb_per_s: float | None = None
     link: str | None = None
+    #: per direction, all links to peers together
     link_gb_per_s: float | None = None
-    """per direction, all links to peers together"""
+    #: compute capability as the driver gives it, `9.0`
     compute: str | None = None
-    """compute capability as the driver gives it, `9.0`"""
     multiprocessors: int | None = None
 
     def peak_flops(self, precision: str) -> float | None:
@@ -173,10 +173,10 @@ def _number(value: object, field: str, where: str) -> float:
 GIB = 2**30
 _VENDOR = re.compile(r"^(NVIDIA|AMD Instinct|AMD|Intel)\s+", re.IGNORECASE)
 _TRADEMARK = re.compile(r"\((R|TM|C)\)", re.IGNORECASE)
+# virtual function with the whole device behind it, module form, cooling: the chip is the same
 _ENDING = re.compile(r"[ -](VF|HF|OAM|AC|LC|LS)$", re.IGNORECASE)
-"""virtual function with the whole device behind it, module form, cooling: the chip is the same"""
+# Devices report up to a tenth less than their nominal memory: some is kept for error correction and the driver.
 _MEMORY_TOLERANCE = 0.1
-"""Devices report up to a tenth less than their nominal memory: some is kept for error correction and the driver."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Lookup:
 
     chip: Chip | None
     reason: str | None = None
+    #: what was taken for granted to find it
     note: str | None = None
-    """what was taken for granted to find it"""
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ class DeviceFacts:
     """What a header says of a device beside its name."""
 
     memory_bytes: int | None = None
+    #: compute capability, `9.0`
     compute: str | None = None
-    """compute capability, `9.0`"""
     multiprocessors: int | None = None
 
 
@@ -253,7 +253,6 @@ def nameless(facts: DeviceFacts) -> Lookup:
 
 
 def _spellings(name: str) -> list[str]:
-    """Return the name, then without one ending after the other that leaves the chip the same."""
     out = [name]
     while (shorter := _ENDING.sub("", out[-1])) != out[-1]:
         out.append(shorter)
@@ -261,13 +260,11 @@ def _spellings(name: str) -> list[str]:
 
 
 def _called(spelt: str) -> list[Chip]:
-    """Return the row that reports call by this name, with or without its vendor's."""
     bare = _VENDOR.sub("", spelt).lower()
     return [row for row in built_in_chips() if bare in (row.name.lower(), row.name.lower().partition(" (")[0])]
 
 
 def _family(name: str, spelt: str, memory_bytes: int | None) -> Lookup | None:
-    """Return the variant that a family's bare name means, None where it is no family's name."""
     family = _VENDOR.sub("", spelt).lower()
     default = families().get(family)
     if default is None:
@@ -299,7 +296,6 @@ def mfu_peak(chip: Chip, *, eight_bit_share: float = 0.0) -> Peak | None:
 
 
 def _by_memory(name: str, rows: Sequence[Chip], memory_bytes: int | None) -> Lookup:
-    """Return the row whose memory is the device's; without a memory there must be only one."""
     fitting = [row for row in rows if memory_bytes is None or _fits(row, memory_bytes)]
     if len(fitting) == 1:
         return Lookup(fitting[0])

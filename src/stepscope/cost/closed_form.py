@@ -16,9 +16,9 @@ from stepscope.contract.collectives import bus_factor
 from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
-ALGORITHMS = ("ring", "tree", "hierarchical")
+_ALGORITHMS = ("ring", "tree", "hierarchical")
+# of the link: what pipelined trees reach, by NCCL's own tuning (src/graph/tuning.cc)
 TREE_BANDWIDTH_SHARE = 0.92
-"""of the link: what pipelined trees reach, by NCCL's own tuning (src/graph/tuning.cc)"""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,6 @@ def _faster(op: str, size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def _good_chunks(size_bytes: float, ranks: int, link: Link) -> tuple[int, ...]:
-    """Return the numbers of chunks around the best: sqrt((P - 2) n / (alpha x bandwidth))."""
     if not link.alpha_ns:
         return (max(1, int(size_bytes)),)
     best = sqrt(max(ranks - 2, 0) * size_bytes * link.ns_per_byte / link.alpha_ns)
@@ -151,7 +150,6 @@ def _good_chunks(size_bytes: float, ranks: int, link: Link) -> tuple[int, ...]:
 
 
 def _bruck_ns(size_bytes: float, ranks: int, link: Link) -> float:
-    """Return the all-to-all in log2(P) steps; step k moves the blocks whose distance has bit k."""
     block = size_bytes / ranks
     moved = [sum(1 for d in range(ranks) if d >> k & 1) for k in range(ceil(log2(ranks)))]
     return sum(link.message_ns(count * block) for count in moved)

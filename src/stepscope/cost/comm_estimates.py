@@ -27,8 +27,8 @@ from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.units import NS_PER_MS
 
+# of a parameter's name: `layers.3` of `layers.3.mlp.weight`, and `3` of `3.weight` in a Sequential
 _LAYER = re.compile(r"^((?:.*?\.)?\d+)\.")
-"""of a parameter's name: `layers.3` of `layers.3.mlp.weight`, and `3` of `3.weight` in a Sequential"""
 _NO_SOURCE = "no calibration and no links were given; make one with `stepscope calibrate`"
 _DISABLED = "the profiler is disabled"
 
@@ -40,8 +40,8 @@ class CommCost:
     world_size: int
     traffic: tuple[Traffic, ...]
     estimate: CommTime | None
+    #: why there is no estimate
     reason: str | None = None
-    """why there is no estimate"""
 
     @property
     def time_ms(self) -> float | None:
@@ -103,7 +103,6 @@ class CommunicationProfiler:
 
 
 def _trained(model: Any) -> list[tuple[str, int]]:
-    """Return name and bytes of every parameter that has a gradient."""
     if hasattr(model, "named_parameters"):
         named = list(model.named_parameters())
     elif hasattr(model, "parameters"):
@@ -117,7 +116,6 @@ def _trained(model: Any) -> list[tuple[str, int]]:
 
 
 def _units(model: Any) -> list[int]:
-    """Return the bytes of the root's own parameters, then of each layer."""
     root, layers = 0, dict[str, int]()
     for name, size in _trained(model):
         layer = _LAYER.match(name)

@@ -18,23 +18,23 @@ class Family(Enum):
 
     GEMM = "gemm"
     CONVOLUTION = "convolution"
+    #: Fused attention. Unfused attention is GEMM, ELEMENTWISE and NORMALISATION operators.
     ATTENTION = "attention"
-    """Fused attention. Unfused attention is GEMM, ELEMENTWISE and NORMALISATION operators."""
+    #: Layer, batch, group and RMS norm, and softmax.
     NORMALISATION = "normalisation"
-    """Layer, batch, group and RMS norm, and softmax."""
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
+    #: Look-ups by index, gathers, and the scatters of their backward.
     EMBEDDING = "embedding"
-    """Look-ups by index, gathers, and the scatters of their backward."""
     OPTIMIZER = "optimizer"
+    #: Copies, casts, concatenations, fills and layout changes.
     COPY = "copy"
-    """Copies, casts, concatenations, fills and layout changes."""
     LOSS = "loss"
     OTHER = "other"
 
 
+# Families whose FLOPs are model FLOPs and whose yardstick is the chip's peak; all others are judged by bytes.
 MATMUL_FAMILIES = frozenset({Family.GEMM, Family.CONVOLUTION, Family.ATTENTION})
-"""Families whose FLOPs are model FLOPs and whose yardstick is the chip's peak; all others are judged by bytes."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class OpCost:
     """
 
     family: Family
+    #: Model FLOPs, 2 per multiply-add of a matrix product; 0 by definition in families that have none.
     flops: int
-    """Model FLOPs, 2 per multiply-add of a matrix product; 0 by definition in families that have none."""
     read_bytes: int
     write_bytes: int
+    #: Element type of a matrix product's operands (`bf16`, `fp8`); None in families that have none.
     dtype: str | None = None
-    """Element type of a matrix product's operands (`bf16`, `fp8`); None in families that have none."""
+    #: FLOPs that the algorithm repeats: fused attention computes its scores again in backward. Hardware, not model.
     recomputed_flops: int = 0
-    """FLOPs that the algorithm repeats: fused attention computes its scores again in backward. Hardware, not model."""
+    #: True where the recorded inputs do not tell everything and the work is at least this.
     lower_bound: bool = False
-    """True where the recorded inputs do not tell everything and the work is at least this."""
 
     @property
     def total_bytes(self) -> int:
@@ -78,13 +78,13 @@ class OpCost:
 #     (?<!masked_)fill_                             names with `fill_`
 #     MI\x33|A.*                                    any name: there is no plain part where the rest is not understood
 
+# pieces of lower-case names, of which any may be there: a plain part, and an expression where that is not all of it
 Fragments = tuple[tuple[str, str | None], ...]
-"""pieces of lower-case names, of which any may be there: a plain part, and an expression where that is not all of it"""
 
 _PLAIN = "[A-Za-z0-9 /_:<,-]"
 _GROUP = r"\((?:\?<?[!=:])?(?!\?)[^()]*\)"
+# what may be missing, be repeated or differ: a character, a kind of character, a group without another in it
 _OPEN = rf"(?:{_PLAIN}|[.$]|\\[bdw]|\[\^?[\w >-]+\]|{_GROUP})[?*+]?"
-"""what may be missing, be repeated or differ: a character, a kind of character, a group without another in it"""
 _PART = re.compile(rf"({_PLAIN}+(?![?*+{{]))|({_OPEN})")
 
 
@@ -130,16 +130,14 @@ def plain_part(pattern: str) -> str:
 # | cuDNN attention | `..._native_sdpa_sm90_flash_fprop_wgmma_f16_...`: f16 is any 16-bit type | yes; not said |
 
 
-def uses_tensor_cores(name: str) -> bool | None:
-    """Return whether a matrix product runs on tensor cores, None where its name does not say."""
+def _uses_tensor_cores(name: str) -> bool | None:
     text = name.lower()
     if holds(text, _TENSOR_CORE_NAMES_PLAIN):
         return False
     return True if holds(text, _TENSOR) else None
 
 
-def operand_type(name: str) -> str | None:
-    """Return the type of a matrix product's operands, None where its name does not say."""
+def _operand_type(name: str) -> str | None:
     if _CUDNN_ATTENTION.search(name):
         return None
     nvjet = _NVJET.search(name)
@@ -224,8 +222,8 @@ _TYPES = (
 )
 
 
+# Characters that are looked at; template names can be longer but say everything earlier.
 _MAX_NAME_LENGTH = 4000
-"""Characters that are looked at; template names can be longer but say everything earlier."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +231,10 @@ class KernelClass:
     """What a kernel's name tells."""
 
     family: Family
+    #: None: a matrix product whose name does not say
     tensor_core: bool | None
-    """None: a matrix product whose name does not say"""
+    #: operand type of a matrix product; None where the name does not say, and in other families
     dtype: str | None
-    """operand type of a matrix product; None where the name does not say, and in other families"""
 
 
 @lru_cache(maxsize=1024)
@@ -251,13 +249,14 @@ def kernel_class(name: str) -> KernelClass:
     family = _family(text, _INDUCTOR_RULES if _INDUCTOR.match(text) else _RULES)
     if family not in MATMUL_FAMILIES or holds(text, _SERVES_A_PRODUCT):
         return KernelClass(family, tensor_core=False, dtype=None)
-    return KernelClass(family, uses_tensor_cores(name), operand_type(name))
+    return KernelClass(family, _uses_tensor_cores(name), _operand_type(name))
 
 
 def _family(name: str, rules: tuple[tuple[Family, Fragments], ...]) -> Family:
     return next((family for family, rule in rules if holds(name, rule)), Family.OTHER)
 
 
+# Kernels that serve a product without multiplying: sums of partial products, layout changes, row sums.
 _SERVES_A_PRODUCT = any_of(
     "split_?k_?reduce",
     "reduce_?split_?k",
@@ -275,7 +274,6 @@ _SERVES_A_PRODUCT = any_of(
     "transformWeights",
     "computeOffsets",
 )
-"""Kernels that serve a product without multiplying: sums of partial products, layout changes, row sums."""
 
 _LOSS = any_of(
     "log_?softmax",
@@ -302,6 +300,7 @@ _MOVES_ONLY = (
     "(_(_to_copy|copy|clone|view|_unsafe_view|t|transpose|permute|cat|stack|split|slice|select|expand|reshape"
     "|unsqueeze|squeeze|constant_pad_nd|fill|zeros|zeros_like|ones|full|empty_like))+"
 )
+# Kernels that torch.compile writes are named by what they fuse: `poi` is elementwise whatever it is fused from.
 _INDUCTOR_RULES = (
     (Family.ATTENTION, any_of(r"_tem_\w*attention")),
     (Family.CONVOLUTION, any_of(r"_tem_\w*conv")),
@@ -313,8 +312,8 @@ _INDUCTOR_RULES = (
     (Family.NORMALISATION, _NORMALISATION),
     (Family.REDUCTION, any_of("_red_", "_per_")),
 )
-"""Kernels that torch.compile writes are named by what they fuse: `poi` is elementwise whatever it is fused from."""
 
+# First match wins: narrow names go before the wide ones that contain them.
 _RULES = (
     (
         Family.OTHER,  # communication
@@ -440,4 +439,3 @@ _RULES = (
         any_of("elementwise", "dropout", "philox", "distribution", "act_and_mul", "rotary", "rope", "triu"),
     ),
 )
-"""First match wins: narrow names go before the wide ones that contain them."""

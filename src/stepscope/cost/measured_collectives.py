@@ -13,10 +13,10 @@ from stepscope.contract.collectives import op_name
 from stepscope.errors import InputError
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_json, read_side_text, side_file_lines
 
+# operations that can be calibrated and predicted
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
-"""operations that can be calibrated and predicted"""
-MAX_WORLD_SIZE = 1 << 20
-MAX_SIZE_BYTES = 1 << 60
+_MAX_WORLD_SIZE = 1 << 20
+_MAX_SIZE_BYTES = 1 << 60
 _MAX_SHOWN = 200
 _COLUMNS = ("op", "world_size", "bytes", "median_us")
 _RANK_LINE = re.compile(r"^#\s+Rank\s+\d+\s")
@@ -43,7 +43,7 @@ def points_from_csv(path: str | Path) -> list[Point]:
                 f"{path}: the columns have to be {', '.join(_COLUMNS)}, not {found}; see docs/commands/calibrate.md"
             )
         rows = ((row["op"], row["world_size"], row["bytes"], row["median_us"]) for row in reader)
-        return checked(rows, where=str(path))
+        return _checked(rows, where=str(path))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as a CSV of collective times: {error}") from error
 
@@ -71,11 +71,10 @@ def points_from_bench(path: str | Path) -> tuple[list[Point], dict[str, Any]]:
         about = {key: document[key] for key in ("backend", "machine", "software")}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"{path}: is not what stepscope.bench.collectives writes: {error!r}") from error
-    return checked(rows, where=str(path)), about
+    return _checked(rows, where=str(path)), about
 
 
-def checked(rows: Iterable[Sequence[Any]], *, where: str) -> list[Point]:
-    """Return rows of (op, world size, bytes, time in us) as points, or say which row cannot be one."""
+def _checked(rows: Iterable[Sequence[Any]], *, where: str) -> list[Point]:
     points = []
     for number, row in enumerate(rows, start=1):
         try:
@@ -87,7 +86,7 @@ def checked(rows: Iterable[Sequence[Any]], *, where: str) -> list[Point]:
         op = "send_recv" if op in ("send", "recv") else op
         if op not in OPERATIONS:
             raise InputError(f"{where}, row {number}: has to be of {', '.join(OPERATIONS)}, not {_short(row[0])}")
-        if not 2 <= world <= MAX_WORLD_SIZE or not 1 <= size <= MAX_SIZE_BYTES or not 0 < time_us < 1e12:
+        if not 2 <= world <= _MAX_WORLD_SIZE or not 1 <= size <= _MAX_SIZE_BYTES or not 0 < time_us < 1e12:
             raise InputError(
                 f"{where}, row {number}: has to have a world size of 2 or more and bytes and time above 0, not "
                 f"{_short(row)}"
@@ -111,7 +110,7 @@ def _from_text(text: str, path: str | Path, op: str | None) -> list[Point]:
     rows = [(op, world, *found.groups()) for line in lines if (found := _NCCL_ROW.match(line)) and found[1] != "0"]
     if rows and world < 2:
         raise InputError(f"{path}: '#  Rank' lines have to name at least 2 ranks, not {world}; keep the whole output")
-    return checked(rows, where=str(path))
+    return _checked(rows, where=str(path))
 
 
 def _from_json(text: str, path: str | Path, op: str | None) -> list[Point]:
@@ -124,7 +123,7 @@ def _from_json(text: str, path: str | Path, op: str | None) -> list[Point]:
         rows = [(program, world, r["size"], _time_us(r)) for r in document["results"] if _measured(r)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is not the JSON of nccl-tests (-J): {error!r}") from error
-    return checked(rows, where=str(path))
+    return _checked(rows, where=str(path))
 
 
 def _measured(result: dict[str, Any]) -> bool:
@@ -137,7 +136,6 @@ def _time_us(result: dict[str, Any]) -> float:
 
 
 def _program(name: str, path: str | Path) -> str:
-    """Return the operation of `.../all_reduce_perf`, else of the file's name."""
     for text in (Path(name.strip()).name, Path(path).name):
         if op_name(text) in OPERATIONS or op_name(text) in ("send", "recv"):
             return op_name(text)

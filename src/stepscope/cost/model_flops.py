@@ -27,8 +27,8 @@ class LatentAttention:
     nope_width: int
     rope_width: int
     value_width: int
+    #: None: queries are projected directly
     query_rank: int | None = None
-    """None: queries are projected directly"""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Experts:
 
     count: int
     per_token: int
+    #: hidden width of one expert
     width: int
-    """hidden width of one expert"""
     shared: int = 0
+    #: leading layers that keep the plain MLP
     dense_layers: int = 0
-    """leading layers that keep the plain MLP"""
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,23 @@ class Transformer:
     heads: int
     vocab: int
     mlp_width: int
+    #: SwiGLU and the like: three matrices instead of two
     gated_mlp: bool = False
-    """SwiGLU and the like: three matrices instead of two"""
+    #: None: as many as `heads`
     kv_heads: int | None = None
-    """None: as many as `heads`"""
+    #: None: d_model / heads
     head_width: int | None = None
-    """None: d_model / heads"""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     # What follows has parameters but no FLOPs that count.
+    #: rows of a learned position table
     learned_positions: int = 0
-    """rows of a learned position table"""
+    #: layer norms with a bias (RMS norms have none)
     norm_bias: bool = False
-    """layer norms with a bias (RMS norms have none)"""
+    #: the output head is the embedding
     tied_head: bool = False
-    """the output head is the embedding"""
+    #: one matrix makes queries, keys and values (GPT-2): what it takes in is kept once under autocast, not thrice
     fused_qkv: bool = False
-    """one matrix makes queries, keys and values (GPT-2): what it takes in is kept once under autocast, not thrice"""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class ForwardFlops:
 class TrainingFlops:
     """FLOPs per token of one training step."""
 
+    #: forward and backward: what MFU counts
     model: int
-    """forward and backward: what MFU counts"""
     recomputed: int
 
     @property
@@ -155,7 +155,6 @@ def utilisation(
 
 
 def _grouped(model: Transformer, seq_len: int) -> tuple[int, int]:
-    """Return one layer's (projections, attention) with heads that share keys and values or do not."""
     width = model.head_width or model.d_model // model.heads
     kv_heads = model.kv_heads or model.heads
     query_and_output = 2 * model.d_model * model.heads * width
@@ -164,7 +163,6 @@ def _grouped(model: Transformer, seq_len: int) -> tuple[int, int]:
 
 
 def _latent(model: Transformer, latent: LatentAttention, seq_len: int) -> tuple[int, int]:
-    """Return one layer's (projections, attention) with latent attention as it is trained (keys expanded)."""
     width = latent.nope_width + latent.rope_width
     query = (
         model.d_model * model.heads * width
@@ -179,7 +177,6 @@ def _latent(model: Transformer, latent: LatentAttention, seq_len: int) -> tuple[
 
 
 def _mlp(model: Transformer) -> tuple[int, int]:
-    """Return (MLP, router) over all layers."""
     matrices = 3 if model.gated_mlp else 2
     per_width = 2 * matrices * model.d_model
     experts = model.experts

@@ -24,8 +24,8 @@ from stepscope.errors import UsageError
 class Batch:
     """What one rank computes at a time, and how."""
 
+    #: sequences of one forward pass of one rank
     micro_batch: int
-    """sequences of one forward pass of one rank"""
     seq_len: int
     precision: Precision = Precision.AMP
     recompute: Recompute = Recompute.NONE
@@ -49,8 +49,7 @@ def layer_bytes(model: Transformer, batch: Batch, *, tensor: int = 1, layer: int
     return batch.tokens * per_token
 
 
-def kept_bytes(model: Transformer, batch: Batch, *, tensor: int = 1, layer: int = 0) -> float:
-    """Return what one layer keeps until its backward, with its recomputation."""
+def _kept_bytes(model: Transformer, batch: Batch, *, tensor: int = 1, layer: int = 0) -> float:
     if batch.recompute in (Recompute.BLOCKS, Recompute.FULL):
         return batch.tokens * batch.precision.residual_bytes * model.d_model
     whole = layer_bytes(model, batch, tensor=tensor, layer=layer)
@@ -69,11 +68,11 @@ def block_input_shares() -> tuple[float, float]:
     """
     model = Transformer(layers=1, d_model=1024, heads=16, vocab=1, mlp_width=4096, fused_qkv=True)
     batches = [Batch(1, 1, precision, Recompute.BLOCKS) for precision in Precision]
-    shares = [kept_bytes(model, batch) / layer_bytes(model, batch) for batch in batches]
+    shares = [_kept_bytes(model, batch) / layer_bytes(model, batch) for batch in batches]
     return min(shares), max(shares)
 
 
-def head_bytes(model: Transformer, batch: Batch, *, tensor: int = 1) -> tuple[float, float]:
+def _head_bytes(model: Transformer, batch: Batch, *, tensor: int = 1) -> tuple[float, float]:
     """Return what final norm and head keep, and the most that the loss holds: three fp32 values per logit.
 
     Those are the log-probabilities, their gradient, and the gradient of the logits made from both. A vocabulary split
@@ -85,19 +84,16 @@ def head_bytes(model: Transformer, batch: Batch, *, tensor: int = 1) -> tuple[fl
 
 
 def _attention_inputs(model: Transformer, batch: Batch) -> int:
-    """Return how many copies of the first norm's output are kept: autocast makes one for each matrix."""
     if batch.precision is not Precision.AMP or model.fused_qkv:
         return 1
     return 2 if model.latent else 3
 
 
 def _mlp_inputs(model: Transformer, batch: Batch) -> int:
-    """Return how many copies of the second norm's output are kept."""
     return 2 if batch.precision is Precision.AMP and model.gated_mlp else 1
 
 
 def _attention(model: Transformer, batch: Batch) -> float:
-    """Return queries, keys, values and the output, and scores where they are kept."""
     c = batch.precision.compute_bytes
     if model.latent:
         wide = model.latent.nope_width + model.latent.rope_width
@@ -122,7 +118,6 @@ def _scores(model: Transformer, batch: Batch) -> float:
 
 
 def _mlp(model: Transformer, batch: Batch, layer: int) -> float:
-    """Return what goes into the activation and what comes out, for each expert that a token meets."""
     c = batch.precision.compute_bytes
     wide = 4 if model.gated_mlp else 2
     experts = model.experts
@@ -133,12 +128,12 @@ def _mlp(model: Transformer, batch: Batch, layer: int) -> float:
     return c * (met * wide * experts.width + sent_and_back) + 4 * experts.count
 
 
+# what CUDA and NCCL take outside the allocator on a rank, about; not in `peak_bytes`
 CONTEXT_BYTES = 500_000_000
-"""what CUDA and NCCL take outside the allocator on a rank, about; not in `peak_bytes`"""
+# cuBLAS workspaces inside the allocator: 32 MiB for each of the threads of forward and backward (Hopper and later)
 WORKSPACE_BYTES = 2 * 32 * 2**20
-"""cuBLAS workspaces inside the allocator: 32 MiB for each of the threads of forward and backward (Hopper and later)"""
+# layers that ZeRO-3 holds whole in backward: the one computed and the next
 _PREFETCHED = 2
-"""layers that ZeRO-3 holds whole in backward: the one computed and the next"""
 
 
 @dataclass(frozen=True)
@@ -177,17 +172,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class _States:
-    """Bytes per weight of one rank."""
-
     weights: float
     gradients: float
     optimizer: float
+    #: of the optimizer's moments, or of a copy it makes
     one_moment: float
-    """of the optimizer's moments, or of a copy it makes"""
+    #: of a gathered weight, beside its shard
     whole_weight: float = 0.0
-    """of a gathered weight, beside its shard"""
+    #: of a gradient before it is scattered
     whole_gradient: float = 0.0
-    """of a gradient before it is scattered"""
 
 
 def training_memory(
@@ -235,7 +228,6 @@ def _moment(precision: Precision) -> float:
 
 
 def _kept(precision: Precision, optimizer: Optimizer) -> float:
-    """Return what an optimizer keeps per weight: moments, and its own copy in mixed precision."""
     return precision.master_bytes + _moment(precision) * optimizer.moments
 
 
@@ -251,25 +243,22 @@ def _states(precision: Precision, optimizer: Optimizer, layout: Layout) -> _Stat
 
 
 class _Step:
-    """One step of one rank."""
-
     def __init__(
         self, model: Transformer, batch: Batch, layout: Layout, states: _States, workspace_bytes: float
     ) -> None:
         self.model, self.batch, self.layout, self.states = model, batch, layout, states
         self.counts = summed(on_rank(weights(model), layout, layers=model.layers), model)
+        # micro-batches whose activations a pipeline's first stage holds at once
         self.in_flight = min(layout.pipeline, layout.micro_batches)
-        """micro-batches whose activations a pipeline's first stage holds at once"""
         self.again = batch.recompute in (Recompute.BLOCKS, Recompute.FULL)
         self.always_temporary = workspace_bytes + self._buckets()
 
     def backward(self) -> Iterator[Moment]:
-        """Yield what is held at the loss and in the backward of each layer, the last first."""
         layers = range(len(self.counts.layers))
         t = self.layout.tensor
-        kept = [kept_bytes(self.model, self.batch, tensor=t, layer=i) * self.in_flight for i in layers]
+        kept = [_kept_bytes(self.model, self.batch, tensor=t, layer=i) * self.in_flight for i in layers]
         full = [layer_bytes(self.model, self.batch, tensor=t, layer=i) for i in layers]
-        head_kept, loss = head_bytes(self.model, self.batch, tensor=t)
+        head_kept, loss = _head_bytes(self.model, self.batch, tensor=t)
         yield self._moment("loss", sum(kept) + head_kept + self._cast(len(layers), head=True), loss, 0, len(layers))
         done = self.counts.head + self.counts.final_norm
         gradient_in = self.batch.tokens * self.batch.precision.residual_bytes * self.model.d_model
@@ -279,7 +268,6 @@ class _Step:
             done += self.counts.layers[i]
 
     def optimizer_step(self, *, copied: float) -> Moment:
-        """Return what is held in the optimizer step: all gradients, and the bytes per weight that it copies."""
         s, total = self.states, self.counts.total
         return Moment(
             when="optimizer step",
@@ -303,7 +291,6 @@ class _Step:
         )
 
     def _gathered(self, layers_left: int, in_backward: bool) -> int:
-        """Return the weights that are held whole: embedding and head throughout, and some of the layers."""
         layers = self.counts.layers
         ends = self.counts.total - sum(layers)
         if self.layout.sharding is Sharding.ZERO2:
@@ -311,13 +298,11 @@ class _Step:
         return ends + (_PREFETCHED * max(layers) if in_backward else 0)
 
     def _cast(self, layers: int, *, head: bool = False) -> float:
-        """Return the 16-bit copies of matrices that autocast keeps until the backward of their layer."""
         if self.batch.precision is not Precision.AMP:
             return 0.0
         matrices = 0 if self.again else sum(self.counts.layers[:layers])
         return 2.0 * (matrices + (self.counts.head if head else 0))
 
     def _buckets(self) -> float:
-        """Return DDP's buckets: every gradient once more."""
         is_ddp = self.layout.sharding in (Sharding.DDP, Sharding.ZERO1) and self.layout.data > 1
         return self.counts.total * self.states.gradients if is_ddp else 0.0

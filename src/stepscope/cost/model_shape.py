@@ -31,12 +31,12 @@ class Precision(Enum):
     """Bytes of weights, gradients and computation."""
 
     FP32 = "fp32"
+    #: fp32 weights, computation cast to 16 bits by autocast, which keeps the cast weights until backward
     AMP = "amp"
-    """fp32 weights, computation cast to 16 bits by autocast, which keeps the cast weights until backward"""
+    #: 16-bit weights and gradients, the optimizer keeps an fp32 copy (Megatron, DeepSpeed, FSDP mixed precision)
     MIXED = "mixed"
-    """16-bit weights and gradients, the optimizer keeps an fp32 copy (Megatron, DeepSpeed, FSDP mixed precision)"""
+    #: everything in 16 bits, the optimizer too
     BF16 = "bf16"
-    """everything in 16 bits, the optimizer too"""
 
     @property
     def weight_bytes(self) -> int:
@@ -81,8 +81,8 @@ class Layout:
     pipeline: int = 1
     expert: int = 1
     sharding: Sharding = Sharding.DDP
+    #: per step and rank: accumulation, or the pipeline's
     micro_batches: int = 1
-    """per step and rank: accumulation, or the pipeline's"""
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "expert", "micro_batches"):
@@ -105,8 +105,8 @@ class Layout:
         return [("dp", self.data), ("tp", self.tensor), ("pp", self.pipeline), ("ep", self.expert)]
 
 
-MAX_LAYERS = 100_000
-MAX_SIZE = 1 << 40
+_MAX_LAYERS = 100_000
+_MAX_SIZE = 1 << 40
 _AT_LEAST_ONE = frozenset(("layers", "d_model", "heads", "vocab"))
 _MAY_BE_UNKNOWN = frozenset(("kv_heads", "head_width", "latent", "experts", "query_rank"))
 
@@ -116,14 +116,14 @@ class Weight:
     """Equal weights of one layer, or of the ends of the model."""
 
     name: str
+    #: None: embedding, final norm and head
     layer: int | None
-    """None: embedding, final norm and head"""
     rows: int
     columns: int = 1
+    #: what tensor parallelism splits: rows, columns or nothing
     split: str | None = None
-    """what tensor parallelism splits: rows, columns or nothing"""
+    #: how many of them: the number of routed experts for theirs
     routed: int = 1
-    """how many of them: the number of routed experts for theirs"""
 
     @property
     def count(self) -> int:
@@ -135,13 +135,13 @@ class Weight:
 class Parameters:
     """Numbers of parameters of a model, or of one rank of it."""
 
+    #: tokens and positions
     embedding: int
-    """tokens and positions"""
+    #: each layer, everything in it
     layers: tuple[int, ...]
-    """each layer, everything in it"""
     final_norm: int
+    #: 0 where it is the embedding
     head: int
-    """0 where it is the embedding"""
 
     @property
     def total(self) -> int:
@@ -164,12 +164,11 @@ def checked(model: Transformer) -> Transformer:
 
 
 def _check_size(name: str, size: Any) -> None:
-    """Raise where a number of a model's shape, which may come from anybody's file, is none."""
     if isinstance(size, LatentAttention | Experts) or (size is None and name in _MAY_BE_UNKNOWN):
         return
     if not isinstance(size, int):
         raise UsageError(f"{name} has to be a whole number, not {printable(repr(size), width=60)}")
-    least, most = int(name in _AT_LEAST_ONE), MAX_LAYERS if name == "layers" else MAX_SIZE
+    least, most = int(name in _AT_LEAST_ONE), _MAX_LAYERS if name == "layers" else _MAX_SIZE
     if size < least:
         raise UsageError(f"{name} has to be at least {least}, not {size}")
     if size > most:

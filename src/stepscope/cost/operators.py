@@ -52,8 +52,8 @@ from stepscope.side_file import parsed_json
 
 Shape = tuple[int, ...]
 
-LIST = "TensorList"
-"""How the profiler writes the type of a list of tensors."""
+# How the profiler writes the type of a list of tensors.
+_LIST = "TensorList"
 
 _TYPES = {
     "double": ("fp64", 8),
@@ -78,12 +78,12 @@ _TYPES = {
     "c10::complex<float>": ("complex64", 8),
     "c10::complex<double>": ("complex128", 16),
 }
-MAX_DIMS = 64
-MAX_ELEMENTS = 1 << 50
-"""a tensor of more than a petabyte is no tensor"""
+_MAX_DIMS = 64
+# a tensor of more than a petabyte is no tensor
+_MAX_ELEMENTS = 1 << 50
 _FP8 = "c10::Float8_"
+# Element size by c10::ScalarType, as a recorded `dtype` argument gives it (6 is float, 15 is bfloat16).
 _SCALAR_TYPE_BYTES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 15: 2, 23: 1, 24: 1, 25: 1, 26: 1}
-"""Element size by c10::ScalarType, as a recorded `dtype` argument gives it (6 is float, 15 is bfloat16)."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class TensorList:
         return None if self.shapes is None else sum(math.prod(shape) for shape in self.shapes)
 
 
+# None is anything that is no tensor: a number, a list of numbers, an absent optional.
 Input = Tensor | TensorList | None
-"""None is anything that is no tensor: a number, a list of numbers, an absent optional."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Call:
 
     name: str
     inputs: tuple[Input, ...]
+    #: The values of the inputs that are no tensors, as text; empty where the profiler did not record them.
     concrete: tuple[str, ...] = ()
-    """The values of the inputs that are no tensors, as text; empty where the profiler did not record them."""
     list_elements: int | None = None
     list_element_bytes: int | None = None
 
@@ -161,7 +161,7 @@ class Call:
         return _SCALAR_TYPE_BYTES.get(code[0]) if code else None
 
 
-def read_call(
+def _read_call(
     name: str,
     *,
     dims: str | None,
@@ -170,7 +170,6 @@ def read_call(
     list_elements: int | None = None,
     list_element_bytes: int | None = None,
 ) -> Call | None:
-    """Return the call that the recorded texts describe, None where they are absent or not what they should be."""
     shapes, names = _json_list(dims), _json_list(types)
     if shapes is None or names is None or len(shapes) != len(names):
         return None
@@ -179,17 +178,16 @@ def read_call(
     return Call(name, inputs, values, list_elements, list_element_bytes)
 
 
-def element_type(name: str) -> tuple[str, int] | None:
-    """Return (dtype, bytes) of an element type as the profiler writes it: `c10::Half` is ("fp16", 2)."""
+def _element_type(name: str) -> tuple[str, int] | None:
     if name.startswith(_FP8):
         return ("fp8", 1)
     return _TYPES.get(name)
 
 
 def _input(shape: object, kind: object) -> Input:
-    if kind == LIST:
+    if kind == _LIST:
         return TensorList(_shapes(shape))
-    known = element_type(kind) if isinstance(kind, str) else None
+    known = _element_type(kind) if isinstance(kind, str) else None
     dims = _shape(shape)
     return Tensor(dims, *known) if known is not None and dims is not None else None
 
@@ -197,7 +195,7 @@ def _input(shape: object, kind: object) -> Input:
 def _shape(value: object) -> Shape | None:
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         return None
-    return tuple(value) if len(value) <= MAX_DIMS and math.prod(value) <= MAX_ELEMENTS else None
+    return tuple(value) if len(value) <= _MAX_DIMS and math.prod(value) <= _MAX_ELEMENTS else None
 
 
 def _shapes(value: object) -> tuple[Shape, ...] | None:
@@ -220,7 +218,7 @@ def _integers(text: str) -> Shape | None:
         values = tuple(int(word) for word in text.strip("[]").split(","))
     except ValueError:
         return None
-    return values if all(abs(value) <= MAX_ELEMENTS for value in values) else None
+    return values if all(abs(value) <= _MAX_ELEMENTS for value in values) else None
 
 
 # Work of fused attention, forward and backward, counted in full (not halved for a causal mask).
@@ -232,8 +230,6 @@ def _integers(text: str) -> Shape | None:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """`pairs`: query-key pairs of all heads and sequences together."""
-
     pairs: int
     width: int
     value_width: int
@@ -241,7 +237,6 @@ class _Sizes:
 
 
 def _cost_of(operator: AttentionOperator) -> Callable[[Call], OpCost | None]:
-    """Return the cost function of an operator; where its inputs end, packed sequences have their offsets."""
     inputs_end = 6 if operator.backward else 3
 
     def cost(call: Call) -> OpCost | None:
@@ -383,14 +378,13 @@ def _output_shape(call: Call, data: Shape, weight: Shape, at: ConvolutionArgumen
 
 
 def _per_dim(call: Call, index: int, dims: int) -> Shape | None:
-    """Return one value per dimension; a single recorded value holds for all."""
     values = call.integers(index)
     if values is None or len(values) not in (1, dims):
         return None
     return values * dims if len(values) == 1 else values
 
 
-CONVOLUTION_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
+_CONVOLUTION_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
     **{name: _forward(at) for name, at in {**CONVOLUTIONS, **NESTED_CONVOLUTIONS}.items()},
     CONVOLUTION_BACKWARD: _backward,
 }
@@ -400,12 +394,11 @@ CONVOLUTION_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
 #
 # [m, k] by [k, n] takes 2 m n k FLOPs. Adding a bias or a scaled input is not counted, as in PyTorch's own counter.
 
+# 8-bit products are written in 16 bits unless their recorded output type says otherwise.
 _SCALED_OUTPUT_BYTES = 2
-"""8-bit products are written in 16 bits unless their recorded output type says otherwise."""
 
 
 def _product(first: int, *, output_type_at: int | None = None) -> Callable[[Call], OpCost | None]:
-    """Return the cost function of an operator whose matrices are the inputs `first` and `first + 1`."""
 
     def cost(call: Call) -> OpCost | None:
         left, right = call.tensor(first), call.tensor(first + 1)
@@ -433,7 +426,7 @@ def _output_bytes(call: Call, left: Tensor, output_type_at: int | None) -> int:
     return call.scalar_type_bytes(output_type_at) or max(left.element_bytes, _SCALED_OUTPUT_BYTES)
 
 
-MATRIX_PRODUCTS_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
+_MATRIX_PRODUCTS_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
     name: _product(first, output_type_at=PRODUCT_TYPE_AT.get(name))
     for name, first in {**PRODUCTS, **NESTED_PRODUCTS}.items()
 }
@@ -451,14 +444,12 @@ _FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 
 @dataclass(frozen=True)
 class _Stream:
-    """Reads the inputs up to `reads` (all where None), writes one output shaped like each input in `writes`."""
-
     family: Family
     writes: tuple[int, ...]
     reads: int | None = None
     first: int = 0
+    #: also writes one byte per element of the first input
     mask: bool = False
-    """also writes one byte per element of the first input"""
     lower_bound: bool = False
 
     def __call__(self, call: Call) -> OpCost | None:
@@ -477,7 +468,6 @@ class _Stream:
 
 
 def _elementwise(arity: int, *, gives_bool: bool = False) -> CostFunction:
-    """Return the cost function of an operator on `arity` broadcast tensors; later inputs are `out=` arguments."""
 
     def cost(call: Call) -> OpCost | None:
         inputs = call.tensors(0, arity)
@@ -499,7 +489,6 @@ def _elementwise(arity: int, *, gives_bool: bool = False) -> CostFunction:
 
 
 def _broadcast(shapes: list[Shape]) -> Shape | None:
-    """Return the shape that all broadcast to, None where they do not."""
     out: list[int] = []
     for i in range(1, max(len(shape) for shape in shapes) + 1):
         sizes = {shape[-i] for shape in shapes if len(shape) >= i} - {1}
@@ -510,14 +499,12 @@ def _broadcast(shapes: list[Shape]) -> Shape | None:
 
 
 def _promoted_bytes(inputs: tuple[Tensor, ...]) -> int:
-    """Return the result's element size: the widest floating type, else the widest; tensors without dims yield."""
     full = [tensor for tensor in inputs if tensor.shape] or list(inputs)
     floats = [tensor for tensor in full if tensor.dtype in _FLOATS]
     return max(tensor.element_bytes for tensor in floats or full)
 
 
 def _rows(family: Family, *, data_at: int) -> CostFunction:
-    """Return the cost function of a look-up: as many rows of `data_at` read and written as there are indices."""
 
     def cost(call: Call) -> OpCost | None:
         data, index = call.tensor(data_at), _index(call)
@@ -542,7 +529,6 @@ def _gather(call: Call) -> OpCost | None:
 
 
 def _embedding_backward(call: Call) -> OpCost | None:
-    """Return reading the gradient and writing the table's gradient, of which only the touched rows where unrecorded."""
     gradient, index, rows = call.tensor(0), call.tensor(1), call.integers(2)
     if gradient is None or index is None or not gradient.shape:
         return None
@@ -557,7 +543,6 @@ def _embedding_backward(call: Call) -> OpCost | None:
 
 
 def _nll_loss(call: Call) -> OpCost | None:
-    """Return reading the targets and one log-probability for each."""
     scores, target = call.tensor(0), call.tensor(1)
     if scores is None or target is None:
         return None
@@ -567,8 +552,6 @@ def _nll_loss(call: Call) -> OpCost | None:
 
 @dataclass(frozen=True)
 class _Lists:
-    """Reads and writes whole lists of tensors; None: every recorded list is read, the first is written."""
-
     family: Family
     reads: int | None = None
     writes: int = 1
@@ -585,13 +568,11 @@ class _Lists:
         return OpCost(self.family, flops=0, read_bytes=size * reads, write_bytes=size * self.writes)
 
 
-def foreach(call: Call) -> OpCost | None:
-    """Return the cost of any `_foreach_` operator: every list read, one written."""
+def _foreach(call: Call) -> OpCost | None:
     return _Lists(Family.OPTIMIZER)(call)
 
 
 def _named(names: str, cost: CostFunction) -> dict[str, CostFunction]:
-    """Return `cost` under every name; `x_` is the in-place form of `x`."""
     return {f"aten::{name}": cost for name in names.split()}
 
 
@@ -619,7 +600,7 @@ def _with_in_place(names: str) -> str:
     return names + " " + " ".join(f"{name}_" for name in names.split())
 
 
-MEMORY_TRAFFIC_COSTS: dict[str, CostFunction] = {
+_MEMORY_TRAFFIC_COSTS: dict[str, CostFunction] = {
     **_named(_with_in_place(_UNARY), _elementwise(1)),
     **_named(_with_in_place(_BINARY), _elementwise(2)),
     **_named(_BINARY_BACKWARD, _elementwise(2)),
@@ -664,12 +645,12 @@ MEMORY_TRAFFIC_COSTS: dict[str, CostFunction] = {
 }
 
 
-_COSTS = {**MEMORY_TRAFFIC_COSTS, **MATRIX_PRODUCTS_COSTS, **CONVOLUTION_COSTS, **COSTS}
+_COSTS = {**_MEMORY_TRAFFIC_COSTS, **_MATRIX_PRODUCTS_COSTS, **_CONVOLUTION_COSTS, **COSTS}
 _FOREACH = "aten::_foreach_"
 _COMPILED = ("triton_poi_", "triton_red_", "triton_per_")
 
+# Operators that have a cost, beside `aten::_foreach_*` and compiled `triton_*` kernels.
 COSTED = frozenset(_COSTS)
-"""Operators that have a cost, beside `aten::_foreach_*` and compiled `triton_*` kernels."""
 
 
 @lru_cache(maxsize=1024)
@@ -695,7 +676,7 @@ def operator_cost(
     cost = _cost_function(name)
     if cost is None:
         return None
-    call = read_call(
+    call = _read_call(
         name,
         dims=dims,
         types=types,
@@ -731,7 +712,7 @@ def _cost_function(name: str) -> CostFunction | None:
     if name in _COSTS:
         return _COSTS[name]
     if name.startswith(_FOREACH):
-        return foreach
+        return _foreach
     return _compiled if name.startswith(_COMPILED) else None
 
 

@@ -42,7 +42,6 @@ def _calibrated(op: str) -> str | None:
 
 
 def _usual(points: list[Point]) -> list[Point]:
-    """Return the median time of each operation, group size and size."""
     groups: dict[tuple[str, int, int], list[float]] = {}
     for p in points:
         groups.setdefault((p.op, p.world_size, p.size_bytes), []).append(p.time_ns)

@@ -25,8 +25,8 @@ from stepscope.errors import InputError, UsageError
 from stepscope.side_file import read_side_json
 
 BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
-"""DDP's defaults; the first bucket is small so that communication starts early"""
+# DDP's defaults; the first bucket is small so that communication starts early
+_FIRST_BUCKET_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Traffic:
     """Equal collectives of one rank in one step."""
 
     op: str
+    #: dp, tp, pp or ep
     group: str
-    """dp, tp, pp or ep"""
     ranks: int
     count: int
+    #: full buffer of each
     size_bytes: int
-    """full buffer of each"""
     when: str
 
     @property
@@ -63,7 +63,7 @@ def ddp_traffic(
     *,
     ranks: int,
     bucket_bytes: int = BUCKET_BYTES,
-    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+    first_bucket_bytes: int = _FIRST_BUCKET_BYTES,
 ) -> list[Traffic]:
     """Return DDP's all-reduces, one per bucket, for gradients in the order of the model's parameters."""
     _at_least_one(ranks)
@@ -105,8 +105,7 @@ def fsdp_traffic(
     return _counted(rows)
 
 
-def zero_traffic(weight_bytes: int, gradient_bytes: int, *, ranks: int) -> list[Traffic]:
-    """Return what ZeRO-1 and -2 communicate: gradients scattered in backward, weights gathered after the step."""
+def _zero_traffic(weight_bytes: int, gradient_bytes: int, *, ranks: int) -> list[Traffic]:
     _at_least_one(ranks)
     if ranks == 1:
         return []
@@ -117,7 +116,6 @@ def zero_traffic(weight_bytes: int, gradient_bytes: int, *, ranks: int) -> list[
 
 
 def _data_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
-    """Return the traffic of weights and gradients; experts have copies only on every `expert`-th data rank."""
     held = on_rank(weights(model), layout, layers=model.layers)
     if layout.expert == 1:
         return _synchronised(held, batch, layout, layout.data)
@@ -136,7 +134,7 @@ def _synchronised(held: Sequence[Weight], batch: Batch, layout: Layout, ranks: i
         return ddp_traffic(sizes, ranks=ranks)
     if layout.sharding is Sharding.ZERO1:
         total = sum(w.count for w in held) * each
-        return zero_traffic(total, total, ranks=ranks)
+        return _zero_traffic(total, total, ranks=ranks)
     units: dict[int | None, int] = {}
     for w in held:
         spread = -(-w.rows // ranks) * ranks  # FSDP gives every rank as many rows
@@ -164,7 +162,6 @@ def _tensor_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Tr
 
 
 def _pipeline_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
-    """Return what an inner stage sends: activations on, gradients back."""
     if layout.pipeline == 1:
         return []
     size = batch.tokens * model.d_model * batch.precision.residual_bytes
@@ -172,7 +169,6 @@ def _pipeline_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[
 
 
 def _expert_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
-    """Return the all-to-alls of evenly routed tokens: there and back, forward and backward."""
     if layout.expert == 1 or model.experts is None:
         return []
     size = batch.tokens * model.experts.per_token * model.d_model * batch.precision.compute_bytes
@@ -182,7 +178,6 @@ def _expert_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Tr
 
 
 def _counted(rows: Iterable[tuple[str, str, int, int, str]]) -> list[Traffic]:
-    """Return rows (op, group, ranks, bytes, when) with equal ones counted together, in order of appearance."""
     counts: dict[tuple[str, str, int, int, str], int] = {}
     for row in rows:
         counts[row] = counts.get(row, 0) + 1
@@ -190,7 +185,6 @@ def _counted(rows: Iterable[tuple[str, str, int, int, str]]) -> list[Traffic]:
 
 
 def _padded(size_bytes: int, ranks: int) -> int:
-    """Return the size rounded up so that every rank has an equal share of 4-byte values."""
     share = 4 * ranks
     return -(-size_bytes // share) * share
 
@@ -213,8 +207,8 @@ class CommTime:
     how: str
 
 
+# the time of (operation, full bytes, ranks)
 CollectiveTimes = Callable[[str, float, int], CommTime]
-"""the time of (operation, full bytes, ranks)"""
 
 
 def times_of(source: Calibration | Fabric) -> CollectiveTimes:
@@ -260,8 +254,8 @@ class SimulatedStep:
     world_size: int
     parameters: int
     traffic: tuple[Traffic, ...]
+    #: without workspaces of libraries
     peak_bytes: int
-    """without workspaces of libraries"""
     peak_when: str
     peak_parts: dict[str, int]
     took_s: float

@@ -35,9 +35,9 @@ from stepscope.units import NS_PER_MS, readable_bytes
 #
 # Shares are of the step in `account.step`: without the profiler's cost where the unprofiled step is known.
 
-NO_STEP = "no step was recorded"
+_NO_STEP = "no step was recorded"
 NO_DEVICE = "nothing ran on a device"
-GRADIENT_KINDS = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3")
+_GRADIENT_KINDS = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3")
 _REDUCTIONS = (OP_CODE["all_reduce"], OP_CODE["reduce_scatter"])
 _MIN_STEPS = 2
 
@@ -50,8 +50,7 @@ class Measurement:
     how: str
 
 
-def ms_text(time_ns: float) -> str:
-    """Return a time as reasons show it."""
+def _ms_text(time_ns: float) -> str:
     return f"{time_ns / NS_PER_MS:.2f} ms"
 
 
@@ -64,13 +63,12 @@ def part_share(account: Account, *parts: str) -> Measurement:
     """Return the percentage of the step that some parts of the budget take."""
     step = account.step
     if step is None:
-        return Measurement(None, NO_STEP)
+        return Measurement(None, _NO_STEP)
     time_ns = sum(step.ns(p) for p in parts)
-    return Measurement(100 * time_ns / step.step_ns, f"{ms_text(time_ns)} of the {ms_text(step.step_ns)} step")
+    return Measurement(100 * time_ns / step.step_ns, f"{_ms_text(time_ns)} of the {_ms_text(step.step_ns)} step")
 
 
-def phase_share(account: Account, part: str) -> Measurement:
-    """Return the percentage of the step that a phase of training takes, and what takes most of the rest."""
+def _phase_share(account: Account, part: str) -> Measurement:
     if account.serving is not None:
         return Measurement(None, "a serving engine's step has no phases of training")
     found, step = part_share(account, part), account.step
@@ -78,7 +76,7 @@ def phase_share(account: Account, part: str) -> Measurement:
         return found
     phases = ("data_loading", "forward", "backward", "optimizer")
     other = max((p for p in step.parts if p.part not in phases), key=lambda p: p.ns_per_step)
-    rest = f"; of what is no phase of training, {other.part} takes most: {ms_text(other.ns_per_step)}"
+    rest = f"; of what is no phase of training, {other.part} takes most: {_ms_text(other.ns_per_step)}"
     return Measurement(found.value, found.how + (rest if other.ns_per_step > 0 else ""))
 
 
@@ -94,14 +92,14 @@ def device_utilisation(account: Account) -> Measurement:
     """
     step = account.step
     if step is None:
-        return Measurement(None, NO_STEP)
+        return Measurement(None, _NO_STEP)
     if not on_device(account):
         return Measurement(None, NO_DEVICE)
     idle = sum(step.idle_ns.values())
     waits = step.ns("wait") + step.ns("pipeline_bubble")
-    said = f"the device runs something for {ms_text(step.step_ns - idle)} of the {ms_text(step.step_ns)} step"
+    said = f"the device runs something for {_ms_text(step.step_ns - idle)} of the {_ms_text(step.step_ns)} step"
     if waits > 0.01 * step.step_ns:
-        said += f", {ms_text(waits)} of it waiting for other ranks in collectives"
+        said += f", {_ms_text(waits)} of it waiting for other ranks in collectives"
     return Measurement(100 * (1 - idle / step.step_ns), said)
 
 
@@ -115,21 +113,20 @@ def data_loading(account: Account) -> Measurement:
     return found
 
 
-def gradient_sync_of_backward(account: Account) -> Measurement:
-    """Return exposed gradient reductions against the backward pass they lengthen, in percent."""
+def _gradient_sync_of_backward(account: Account) -> Measurement:
     step = account.step
     if step is None:
-        return Measurement(None, NO_STEP)
+        return Measurement(None, _NO_STEP)
     times = [_reductions_ns(account, i) for i in range(len(account.ranks))]
     known = [t for t in times if t is not None]
     if not known:
         return Measurement(None, "no all-reduce or reduce-scatter of gradients was found")
     whole, exposed = (float(np.mean([t[k] for t in known])) for k in range(2))
     waits = [t[2] for t in known if t[2] is not None]
-    waiting = ms_text(float(np.mean(waits))) if waits else "unknown how much"
+    waiting = _ms_text(float(np.mean(waits))) if waits else "unknown how much"
     backward = step.ns("backward")
-    said = f"gradients are reduced for {ms_text(whole)} per step ({waiting} of it waiting for a later rank), "
-    said += f"{ms_text(exposed)} exposed, next to {ms_text(backward)} of backward"
+    said = f"gradients are reduced for {_ms_text(whole)} per step ({waiting} of it waiting for a later rank), "
+    said += f"{_ms_text(exposed)} exposed, next to {_ms_text(backward)} of backward"
     return Measurement(100 * exposed / (backward + exposed) if backward else None, said)
 
 
@@ -140,7 +137,7 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | 
     """
     rank, window = account.ranks[index].rank, account.ranks[index].window
     c = rank.collectives
-    rows = account.strategy.rows_of(index, *GRADIENT_KINDS)
+    rows = account.strategy.rows_of(index, *_GRADIENT_KINDS)
     rows = rows[among(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
     if window is None or not len(rows) or not len(rank.steps):
         return None
@@ -185,6 +182,7 @@ def memory_of_limit(memory: MemoryView | None) -> Measurement:
 
 # Is the run healthy, rank by rank? Each rank's step by what it is spent on, and who is late.
 
+# parts of the budget by what the table calls them; together they are the step
 COLUMNS = {
     "compute": ("forward", "backward", "optimizer", "other_compute"),
     "transfer": ("exposed_transfer",),
@@ -194,7 +192,6 @@ COLUMNS = {
     "host": ("launch_gap", "host_sync", "allocator", "host_stall"),
     "unknown": ("unknown",),
 }
-"""parts of the budget by what the table calls them; together they are the step"""
 
 
 @dataclass(frozen=True)
@@ -203,12 +200,12 @@ class RankHealth:
 
     rank: int
     host: str | None
+    #: median period while profiled
     step_ns: float
-    """median period while profiled"""
+    #: of the rank's step without the profiler's cost, by COLUMNS
     pct: dict[str, float]
-    """of the rank's step without the profiler's cost, by COLUMNS"""
+    #: own time beyond the others' median, where it is a straggler
     late_ns: float | None
-    """own time beyond the others' median, where it is a straggler"""
     cause: str | None
 
 
@@ -249,10 +246,10 @@ class Check:
     id: str
     value: float | None
     good: str
+    #: None where the field gives no limit beyond which a number is bad
     bad: str | None
-    """None where the field gives no limit beyond which a number is bad"""
+    #: `pass`, `fail` or `not measured`
     status: str
-    """`pass`, `fail` or `not measured`"""
     reason: str
 
 
@@ -281,7 +278,7 @@ def checks_of(account: Account) -> list[Check]:
         checked("device_utilisation_pct", device_utilisation(account), good=Range(low=80), bad=Range(high=50)),
         checked("data_loading_pct", data_loading(account), good=Range(high=10), bad=Range(low=30)),
         checked(
-            "all_reduce_pct_of_backward", gradient_sync_of_backward(account), good=Range(high=15), bad=Range(low=30)
+            "all_reduce_pct_of_backward", _gradient_sync_of_backward(account), good=Range(high=15), bad=Range(low=30)
         ),
         checked("host_device_copies_pct", device_share(account, "copy"), good=Range(high=5), bad=Range(low=15)),
         *_shares(account),
@@ -314,11 +311,10 @@ def checked(name: str, found: Measurement, *, good: Range, bad: Range | None = N
 
 
 def _shares(account: Account) -> list[Check]:
-    """Return the parts of the step against their usual shares. Too little loading or optimizer is no fault."""
     little = Range(high=10, open=False)
     return [
         checked("data_share_pct", data_loading(account), good=little),
-        checked("forward_share_pct", phase_share(account, "forward"), good=Range(30, 40, open=False)),
-        checked("backward_share_pct", phase_share(account, "backward"), good=Range(40, 50, open=False)),
-        checked("optimizer_share_pct", phase_share(account, "optimizer"), good=little),
+        checked("forward_share_pct", _phase_share(account, "forward"), good=Range(30, 40, open=False)),
+        checked("backward_share_pct", _phase_share(account, "backward"), good=Range(40, 50, open=False)),
+        checked("optimizer_share_pct", _phase_share(account, "optimizer"), good=little),
     ]

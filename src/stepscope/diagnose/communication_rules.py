@@ -42,8 +42,8 @@ from stepscope.trace.nccl import NcclLog
 
 # `redundant-communication`: gradients synchronised in every micro-batch of an accumulated step.
 
+# ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again
 _BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
-"""ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again"""
 
 
 def redundant_communication(account: Account) -> list[Candidate]:
@@ -75,8 +75,7 @@ def redundant_communication(account: Account) -> list[Candidate]:
     ]
 
 
-def needed_share(account: Account) -> float:
-    """Return the share of the collectives' bytes that is sent for the first time in its step."""
+def _needed_share(account: Account) -> float:
     if account.replay is None or not gradient_groups_only(account):
         return 1.0
     found = [(rank.collectives.full_bytes, *_repeated(rank)) for rank in account.run.ranks]
@@ -87,7 +86,6 @@ def needed_share(account: Account) -> float:
 
 @once_per_record
 def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
-    """Return which gradient collectives a later one of the same step repeats, and how often a step repeats them."""
     c = rank.collectives
     mask = np.zeros(len(c), bool)
     rows = group_rows(rank)
@@ -183,7 +181,6 @@ def broadcasts_in_forward(account: Account) -> list[Mask]:
 
 
 def _sent(owned: Ownership) -> Mask:
-    """Return the broadcasts that the outermost module asks for outside backward, by code that is not the user's."""
     c, owner = owned.rank.collectives, owned.by_collective
     root = np.array([*(not path for path in owned.modules), False], bool)
     library = owned.stacks.innermost != owned.stacks.innermost_user
@@ -191,19 +188,16 @@ def _sent(owned: Ownership) -> Mask:
 
 
 def _part(owned: Ownership, mask: Mask) -> Part:
-    """Return everything the rank did where the broadcasts were asked for: filling and emptying their messages too."""
     stacks = distinct(owned.by_collective.stack[mask])
     return part_for(owned, lambda _, things: np.isin(things.stack, stacks) & ~things.backward)
 
 
 def _line(owned: Ownership, mask: Mask) -> Line | None:
-    """Return the innermost line of the user's above the broadcasts."""
     lines = user_lines(owned, int(owned.by_collective.stack[mask][0]))
     return lines[-1] if lines else None
 
 
 def _per_step(owned: Ownership, mask: Mask) -> tuple[float, float, float]:
-    """Return calls, bytes and ns of the broadcasts per step."""
     c, steps = owned.rank.collectives, max(len(owned.rank.steps), 1)
     took = int((c.end_ns - c.start_ns)[mask].sum())
     return int(mask.sum()) / steps, int(np.maximum(c.full_bytes[mask], 0).sum()) / steps, took / steps
@@ -219,24 +213,23 @@ def _per_step(owned: Ownership, mask: Mask) -> tuple[float, float, float]:
 # or
 # a flag is next to nothing beside it.
 
+# of the bytes that the wrapper sends: the gradients as a whole
 _ALL = 0.9
-"""of the bytes that the wrapper sends: the gradients as a whole"""
 
 
 def sent_again(account: Account) -> list[Candidate]:
     """Return the lines that send all gradients a second time."""
-    return [_candidate(account, line) for line in lines_sending_again(account)]
+    return [_candidate(account, line) for line in _lines_sending_again(account)]
 
 
 @once_per_record
-def lines_sending_again(account: Account) -> list[Line]:
-    """Return the lines themselves."""
+def _lines_sending_again(account: Account) -> list[Line]:
     return lines_on_all(account, _sends_again) if gradient_groups_only(account) else []
 
 
 def rows_sent_again(account: Account) -> list[Mask]:
     """Return which collectives of each rank such a line asked for."""
-    lines = lines_sending_again(account)
+    lines = _lines_sending_again(account)
     found = []
     for rank, known in zip(account.run.ranks, account.line_work, strict=True):
         mask = np.zeros(len(rank.collectives), bool)
@@ -248,7 +241,6 @@ def rows_sent_again(account: Account) -> list[Mask]:
 
 
 def _sends_again(rank: RankLines, work: LineWork) -> bool:
-    """Return whether a line sends as much between backward and optimizer as was sent inside backward."""
     if not work.collectives or work.modules or work.has_backward or work.optimizes:
         return False
     ran = work.last_ns > -np.iinfo(np.int64).max
@@ -296,7 +288,6 @@ def user_communication(account: Account) -> list[Candidate]:
 
 
 def _is_wrapped(account: Account) -> bool:
-    """Return whether collectives are asked for inside backward on every rank: a wrapper sees to the gradients."""
     known = [one for one in account.ownership if one is not None]
     return bool(known) and all(
         bool((one.by_collective.backward & (one.rank.collectives.step >= 0)).any()) for one in known
@@ -304,7 +295,6 @@ def _is_wrapped(account: Account) -> bool:
 
 
 def _is_extra(rank: RankLines, work: LineWork) -> bool:
-    """Return whether a line sends something that neither the loss nor this step's update can be waiting for."""
     if not work.apart or not work.collectives or work.modules:
         return False
     ran = work.last_ns > -np.iinfo(np.int64).max
@@ -343,8 +333,8 @@ def _user_communication_candidate(account: Account, line: Line) -> Candidate:
 
 _SMALL_BYTES = GOOD_MESSAGE_BYTES // 2
 _MANY = 8
+# calls per step where no size is known: a model has that many parameters, no set of buckets has
 _MANY_UNSIZED = 64
-"""calls per step where no size is known: a model has that many parameters, no set of buckets has"""
 _TOGETHER = 8
 
 
@@ -381,7 +371,6 @@ def too_many_small_collectives(account: Account) -> list[Candidate]:
 
 
 def _by_count(account: Account) -> list[Candidate]:
-    """Return many calls per step where the trace does not say how large they are."""
     ranks = account.run.ranks
     calls = sum(len(group_rows(r)) for r in ranks) / max(sum(len(r.steps) for r in ranks), 1)
     if calls < _MANY_UNSIZED:
@@ -452,7 +441,6 @@ def module_communication(account: Account) -> list[Candidate]:
 
 
 def _talking(owned: Ownership) -> frozenset[str]:
-    """Return the modules that ask for small collectives outside backward."""
     c, owner = owned.rank.collectives, owned.by_collective
     mine = (c.step >= 0) & ~owner.backward & (owner.module >= 0) & (c.full_bytes < _MODULE_COMMUNICATION_SMALL_BYTES)
     return frozenset(path for m in distinct(owner.module[mine]).tolist() if (path := owned.modules[m]))
@@ -467,7 +455,6 @@ def _chooses(modules: frozenset[str]) -> Choose:
 
 
 def _calls(owned: Ownership, modules: frozenset[str]) -> tuple[float, float]:
-    """Return how many collectives the modules ask for per step, and what those take."""
     c = owned.rank.collectives
     mine = _chooses(modules)(owned, owned.by_collective) & (c.step >= 0)
     steps = max(len(owned.rank.steps), 1)
@@ -475,7 +462,6 @@ def _calls(owned: Ownership, modules: frozenset[str]) -> tuple[float, float]:
 
 
 def _where(known: list[tuple[Ownership, frozenset[str]]]) -> tuple[Where, ...]:
-    """Return lines and modules by the collectives' time."""
     costs = []
     for owned, modules in known:
         c, owner = owned.rank.collectives, owned.by_collective
@@ -514,7 +500,6 @@ def slow_link(account: Account) -> list[Candidate]:
 
 
 def _transfers(account: Account) -> np.ndarray:
-    """Return the transfer of each match: the shortest among its members."""
     matches = account.shared.matches
     own = np.zeros(len(matches.row))
     for index, rank in enumerate(account.run.ranks):
@@ -621,7 +606,6 @@ def _uses(log: NcclLog, transport: str) -> bool:
 
 
 def _reasons(logs: Sequence[NcclLog]) -> str:
-    """Return why, as far as the logs say it."""
     settings = {f"{k}={v}" for log in logs for k, v in log.settings.items() if k.endswith("_DISABLE")}
     if settings:
         return f"switched off by {', '.join(sorted(settings))}"
@@ -668,7 +652,6 @@ def communication_bound(account: Account) -> list[Candidate]:
 
 
 def _remedy(account: Account) -> str:
-    """Return how to send half the bytes: of gradients where the run trains, in the 16-bit type that the chip has."""
     if not trains(account.strategy.passes):
         return (
             "Send half the bytes: activations in 16 or 8 bit; keep tensor-parallel groups within the fast links. The saving is "
@@ -685,8 +668,8 @@ def _remedy(account: Account) -> str:
 
 # `no-overlap`: gradient communication that could run beside the backward pass and does not.
 
+# of the backward pass done when the mean gradient byte is sent; evenly spread it would be half
 _LATE = 0.85
-"""of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""
 
 
 def no_overlap(account: Account) -> list[Candidate]:
@@ -729,7 +712,6 @@ def no_overlap(account: Account) -> list[Candidate]:
 
 
 def _sends_per_step(replay: Replay) -> float:
-    """Return how many gradient collectives the mean rank runs per step."""
     counts = []
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         sends = program.collective[program.collective != NOTHING]
@@ -768,8 +750,8 @@ _NARROW_ALREADY = (
     "The messages are of 16 bit or less already: send them less often (accumulate gradients over more micro-batches), shard "
     "within the fast links, or use faster links. The saving is of half the bytes."
 )
+# waiting for other ranks cannot be told from transfer: how much of the time shrinks with the bytes is not known
 _ONE_RANK_DOUBT = 0.5
-"""waiting for other ranks cannot be told from transfer: how much of the time shrinks with the bytes is not known"""
 
 
 def half_the_bytes(account: Account) -> list[Candidate]:
@@ -787,4 +769,4 @@ def half_the_bytes(account: Account) -> list[Candidate]:
 def needed_transfers_ns(account: Account) -> float | None:
     """Return the time that fewer bytes can remove: not that of bytes which need not be sent at all."""
     most = not_computing_ns(account)
-    return None if most is None else most * needed_share(account)
+    return None if most is None else most * _needed_share(account)

@@ -58,7 +58,6 @@ def missing(account: Account, need: Need) -> str | None:
 
 
 def _calls(rank: Rank) -> bool:
-    """Return whether the host called a device's runtime."""
     return bool(of_kinds(rank.kinds, (EventKind.RUNTIME,)).any())
 
 
@@ -160,7 +159,6 @@ def _is_narrow(dtype: str) -> bool:
 
 @once_per_record
 def _graphs(account: Account) -> str | None:
-    """Return how much of the device's work graphs launch, None where that is less than half."""
     launched = [_graph_share(rank) for rank in account.run.ranks if rank.has_device]
     share = float(np.mean(launched)) if launched else 0.0
     return f"graphs launch {100 * share:.0f} % of the device's work already" if share > _MIN_SHARE else None
@@ -174,14 +172,12 @@ def _graph_share(rank: Rank) -> float:
 
 @once_per_record
 def _compiled(account: Account) -> str | None:
-    """Return that the model is compiled, where most of the device's work is launched inside regions of the compiler."""
     shares = [_compiled_share(rank) for rank in account.run.ranks if rank.has_device]
     share = float(np.mean(shares)) if shares else 0.0
     return f"{100 * share:.0f} % of the device's work is compiled already" if share > _MIN_SHARE else None
 
 
 def _compiled_share(rank: Rank) -> float:
-    """Return how much of the device's work, by time, compiled code launched."""
     work = rank.work
     regions = rank.rows_named(lambda s: s.startswith(_COMPILED), EventKind.HOST_OP, EventKind.ANNOTATION)
     launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))

@@ -6,8 +6,8 @@ from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
 from stepscope.dataclass import dataclass
 
+# share of a finding's cost from which a line is what it is mostly about
 MIN_MOSTLY = 0.5
-"""share of a finding's cost from which a line is what it is mostly about"""
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Evidence:
     what: str
     value: float | int | str
     unit: str = ""
+    #: rank, step, kernel or operator it was seen at
     where: str = ""
-    """rank, step, kernel or operator it was seen at"""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Where:
     file: str | None
     line: int | None
     module: str | None = None
+    #: of the time that the fix takes out, 0 to 1; what a line calls is its own
     share: float = 1.0
-    """of the time that the fix takes out, 0 to 1; what a line calls is its own"""
+    #: the line itself was not seen at work: it ran after this one, before the next that was
     after: bool = False
-    """the line itself was not seen at work: it ran after this one, before the next that was"""
 
     @property
     def text(self) -> str:
@@ -56,27 +56,27 @@ class Candidate:
     change: Change | None = None
     fixed_saving_ns: float | None = None
     ranks: tuple[int, ...] = ()
+    #: time per step that shows the fault, whether or not it is on the critical path
     cost_ns: float | None = None
-    """time per step that shows the fault, whether or not it is on the critical path"""
     evidence: tuple[Evidence, ...] = ()
+    #: how sure the rule is of the cause itself, 0 to 1
     sureness: float = 0.9
-    """how sure the rule is of the cause itself, 0 to 1"""
+    #: relative error of the modelled fix
     doubt: float = 0.15
-    """relative error of the modelled fix"""
+    #: said even where nothing is saved (how far to trust the trace)
     always: bool = False
-    """said even where nothing is saved (how far to trust the trace)"""
+    #: the time per step that the fix claims to remove: it saves no more; None where only the step is a limit
     limit_ns: float | None = None
-    """the time per step that the fix claims to remove: it saves no more; None where only the step is a limit"""
+    #: which time that is, by name; the finding's own where nothing is said
     claim: str = ""
-    """which time that is, by name; the finding's own where nothing is said"""
+    #: the lines it is about, where the rule knows them; else those of the time that the fix takes out
     where: tuple[Where, ...] = ()
-    """the lines it is about, where the rule knows them; else those of the time that the fix takes out"""
+    #: options of `stepscope whatif` that give the same saving, none where no option does; None: its id's setting
     what_if: tuple[str, ...] | None = None
-    """options of `stepscope whatif` that give the same saving, none where no option does; None: its id's setting"""
+    #: what costs the time, in a headline; its id's words where nothing is said
     subject: str = ""
-    """what costs the time, in a headline; its id's words where nothing is said"""
+    #: a line's time is mostly the device's, whatever the id says
     on_device: bool = False
-    """a line's time is mostly the device's, whatever the id says"""
 
     @property
     def fix(self) -> Fix:
@@ -93,26 +93,26 @@ class Finding:
     title: str
     ranks: tuple[int, ...]
     cost_ns: float | None
+    #: what it adds once those above it are fixed
     saving_ns: float
-    """what it adds once those above it are fixed"""
     low_ns: float
+    #: between which `alone_ns` lies
     high_ns: float
-    """between which `alone_ns` lies"""
+    #: `alone_ns` as a share of the step
     saving_pct: float
-    """`alone_ns` as a share of the step"""
+    #: what it saves as the only fix: what is shown first, and what a what-if gives
     alone_ns: float
-    """what it saves as the only fix: what is shown first, and what a what-if gives"""
     confidence: float
     evidence: tuple[Evidence, ...] = field(default_factory=tuple)
     cause: str = ""
     remedy: str = ""
+    #: as the candidate's
     what_if: tuple[str, ...] | None = None
-    """as the candidate's"""
+    #: lines and modules that hold its cost, the largest share first; empty where no owner was recorded
     where: tuple[Where, ...] = ()
-    """lines and modules that hold its cost, the largest share first; empty where no owner was recorded"""
     subject: str = ""
+    #: both as the candidate's
     on_device: bool = False
-    """both as the candidate's"""
 
     @property
     def mostly(self) -> str | None:

@@ -34,13 +34,13 @@ _TOLD_WITHOUT_REPLAY = ("small-batch", "memory-pressure", "profiler-overhead")
 class UnexaminedFault:
     """One fault that could be there unseen. The fields are those of the report's JSON."""
 
+    #: the id its finding would have
     rule: str
-    """the id its finding would have"""
+    #: what the rule lacks, and how to get it
     needs: str
-    """what the rule lacks, and how to get it"""
 
 
-def not_examined(account: Account, findings: Iterable[Finding], *, replayed: bool) -> tuple[UnexaminedFault, ...]:
+def _not_examined(account: Account, findings: Iterable[Finding], *, replayed: bool) -> tuple[UnexaminedFault, ...]:
     """Return the faults that were not found and could not be ruled out, in the order of the rules.
 
     Where nothing could be `replayed`, no rule can tell what its fix saves.
@@ -72,8 +72,7 @@ _WORTH_TELLING = 0.02
 _COSTS = "stepscope code shows what each line costs"
 
 
-def not_judged(account: Account) -> tuple[str, ...]:
-    """Return sentences, for one line each, on work that could be needless and that no rule asks about."""
+def _not_judged(account: Account) -> tuple[str, ...]:
     if not any(one is not None for one in account.ownership):
         return (
             "No rule judges work that only this job does, and its lines were not recorded: stepscope record without "
@@ -92,7 +91,6 @@ def not_judged(account: Account) -> tuple[str, ...]:
 
 
 def _stopped_by_others(account: Account) -> tuple[str, ...]:
-    """Return that the host's stalls come back in no line, where they are a part of the step that shows."""
     step, known = account.step, [one for one in account.line_work if one is not None]
     stalled = step.ns("host_stall") if step is not None else 0.0
     steady = np.mean([sum(steady_stalls(one).values()) for one in known])
@@ -126,12 +124,12 @@ def _of_window(text: str) -> str:
     return text
 
 
-MIN_SAVING_SHARE = 0.02
-"""a fix that saves a smaller share of the step is not worth a line"""
+# a fix that saves a smaller share of the step is not worth a line
+_MIN_SAVING_SHARE = 0.02
 _MIN_SAVING_ALONE = 0.01
 _ABOUT_THE_SAME = 0.9
+# of the replay is the step: then the replay is of another job than the one without the profiler
 _FAR_OFF = 0.85
-"""of the replay is the step: then the replay is of another job than the one without the profiler"""
 
 
 @dataclass(frozen=True)
@@ -139,14 +137,14 @@ class Diagnosis:
     """The findings of a run, the one that saves most by itself first."""
 
     findings: tuple[Finding, ...]
+    #: `(ids of the first k, ns per step they save together)` for k = 1, 2, ...
     combined: tuple[tuple[tuple[str, ...], float], ...]
-    """`(ids of the first k, ns per step they save together)` for k = 1, 2, ..."""
+    #: faults that were not found and could not be ruled out
     not_examined: tuple[UnexaminedFault, ...] = ()
-    """faults that were not found and could not be ruled out"""
+    #: what no rule asks about, in sentences: silence about it proves nothing
     not_judged: tuple[str, ...] = ()
-    """what no rule asks about, in sentences: silence about it proves nothing"""
+    #: the change that stands for each finding's fix, in their order
     fixes: tuple[Fix, ...] = ()
-    """the change that stands for each finding's fix, in their order"""
 
     @property
     def worth(self) -> tuple[Finding, ...]:
@@ -159,8 +157,8 @@ def diagnose(account: Account) -> Diagnosis:
     step_ns = account.step.step_ns if account.step else None
     none = Diagnosis((), ())
     found = attempt(account.failures, "findings", lambda: _found(account, step_ns), lambda: none) if step_ns else none
-    unseen = not_examined(account, found.findings, replayed=account.replay is not None)
-    return replace(found, not_examined=unseen, not_judged=not_judged(account))
+    unseen = _not_examined(account, found.findings, replayed=account.replay is not None)
+    return replace(found, not_examined=unseen, not_judged=_not_judged(account))
 
 
 def _found(account: Account, step_ns: float) -> Diagnosis:
@@ -186,31 +184,25 @@ def _told_of_the_window(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _replayed_once(candidate: Candidate) -> Candidate:
-    """Return the candidate with its change made once of each run that it is tried on."""
     change = candidate.change
     return candidate if change is None else replace(candidate, change=once_per_record(change))
 
 
 class _Replays:
-    """What fixes save of the recorded run and of the run with others made."""
-
     def __init__(self, replay: Replay | None, step_ns: float) -> None:
         self.recorded = replay
         self.step_ns = step_ns
 
     def can_save(self, candidate: Candidate, share: float) -> bool:
-        """Return whether a candidate's fix claims enough time to save this share of the step."""
         return candidate.limit_ns is None or max(0.0, candidate.limit_ns) >= share * self.step_ns
 
     def saving_ns(self, start: Replay | None, candidate: Candidate) -> float:
-        """Return what a candidate's fix saves on top of a replay, never below zero."""
         fix, saved = candidate.fix, 0.0
         if start is not None and fix.change is not None:
             saved = (start.period_ns - self.applied(start, candidate).period_ns) * to_step(self.recorded, self.step_ns)
         return max(0.0, bounded(saved + fix.formula_ns, fix, step_ns=self.step_ns))
 
     def applied(self, start: Replay, candidate: Candidate) -> Replay:
-        """Return the replay with a candidate's fix made; unchanged where it cannot be replayed."""
         if candidate.change is None:
             return start
         try:
@@ -219,7 +211,6 @@ class _Replays:
             return start
 
     def alone(self, candidate: Candidate) -> Saving:
-        """Return what a fix saves by itself, with its interval."""
         try:
             found = saving_of(self.recorded, candidate.fix, step_ns=self.step_ns)
         except CircularWaits:
@@ -230,15 +221,12 @@ class _Replays:
 
 
 class _Selection:
-    """Candidates worth a line: each saves something that those taken before it do not."""
-
     def __init__(self, replays: _Replays) -> None:
         self._replays = replays
         self._fixed = replays.recorded
         self.candidates: list[Candidate] = []
 
     def add(self, candidates: list[Candidate]) -> None:
-        """Take the candidates in the order of what each still saves, as far as that is worth a line."""
         step_ns = self._replays.step_ns
         candidates = [c for c in candidates if c.always or self._replays.can_save(c, _MIN_SAVING_ALONE)]
         alone = [self._replays.saving_ns(self._replays.recorded, c) for c in candidates]
@@ -248,7 +236,7 @@ class _Selection:
             still = {i: alone[i] if fresh else self._replays.saving_ns(self._fixed, candidates[i]) for i in open_}
             best = _first(open_, still, candidates)
             open_.remove(best)
-            if candidates[best].always or still[best] >= MIN_SAVING_SHARE * step_ns:
+            if candidates[best].always or still[best] >= _MIN_SAVING_SHARE * step_ns:
                 self.candidates.append(candidates[best])
                 if self._fixed is not None:
                     self._fixed = self._replays.applied(self._fixed, candidates[best])
@@ -270,7 +258,6 @@ def _blamed(candidate: Candidate, saving: float) -> float:
 
 
 def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays) -> Diagnosis:
-    """Return the findings by what each saves alone, with what each adds and what the first k save together."""
     alone = {id(c): replays.alone(c) for c in candidates}
     ordered = sorted(candidates, key=lambda c: -alone[id(c)].ns)
     findings: list[Finding] = []
@@ -312,7 +299,6 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
 
 
 def _places(account: Account, candidate: Candidate, replays: _Replays) -> tuple[Where, ...]:
-    """Return the lines of what a fix takes out of the recorded run."""
     recorded = replays.recorded
     if recorded is None or candidate.change is None or not any(account.ownership):
         return ()
@@ -320,7 +306,6 @@ def _places(account: Account, candidate: Candidate, replays: _Replays) -> tuple[
 
 
 def _confidence(account: Account, candidate: Candidate) -> float:
-    """Return how sure the finding is: of its cause, less for missing ranks and an unknown profiler cost."""
     sure = candidate.sureness
     world = account.run.world_size
     if world and len(account.run.ranks_read) < world:

@@ -41,19 +41,16 @@ _NO_MEMORY = "no memory was recorded: record with --memory"
 _MB = 1e6
 
 
-def share(value: float | None, how: str, why_not: str) -> Measurement:
-    """Return a share as a percentage, or why it is not known."""
+def _share(value: float | None, how: str, why_not: str) -> Measurement:
     return Measurement(None, why_not) if value is None else Measurement(100 * value, how)
 
 
-def tensor_cores(account: Account) -> Measurement:
-    """Return the percentage of matrix-product time on tensor cores."""
+def _tensor_cores(account: Account) -> Measurement:
     found = account.kernels.tensor_core_share
-    return share(found, "of the time of matrix products, by kernel names", "no kernel name tells of a matrix product")
+    return _share(found, "of the time of matrix products, by kernel names", "no kernel name tells of a matrix product")
 
 
-def sixteen_bit(account: Account) -> Measurement:
-    """Return the percentage of matrix products with operands of 16 bits or fewer."""
+def _sixteen_bit(account: Account) -> Measurement:
     shares = _precision_shares(account)
     if not shares:
         return Measurement(None, "the operand types of matrix products are not known")
@@ -66,8 +63,7 @@ def _precision_shares(account: Account) -> dict[str, float]:
     return precision_shares([view.costs for view in account.ranks])
 
 
-def matmul_rate(account: Account) -> Measurement:
-    """Return how near matrix products come to the chip's peak while they run, in percent."""
+def _matmul_rate(account: Account) -> Measurement:
     peak = account.efficiency.peak_tflops
     if peak is None:
         return Measurement(None, "the peak of the device is not known (--peak-tflops)")
@@ -81,16 +77,14 @@ def matmul_rate(account: Account) -> Measurement:
     return Measurement(100 * reached / peak, f"{reached:.0f} of {peak:.0f} TFLOP/s while they run")
 
 
-def recomputed(account: Account) -> Measurement:
-    """Return recomputed FLOPs against the model's, in percent."""
+def _recomputed(account: Account) -> Measurement:
     used = account.efficiency
     if not used.flops_per_step or used.recomputed_flops_per_step is None:
         return Measurement(None, "FLOPs per step, or how many are repeated, are not known")
     return Measurement(100 * used.recomputed_flops_per_step / used.flops_per_step, "of the model's FLOPs")
 
 
-def operators_share(account: Account, chosen: Callable[[str], bool], what: str) -> Measurement:
-    """Return the device time of some operators against all device work, in percent."""
+def _operators_share(account: Account, chosen: Callable[[str], bool], what: str) -> Measurement:
     table = account.operators
     if not on_device(account) or not table.device_busy_ns:
         return Measurement(None, NO_DEVICE)
@@ -100,27 +94,23 @@ def operators_share(account: Account, chosen: Callable[[str], bool], what: str) 
     return Measurement(100 * time_ns / table.device_busy_ns, f"device time of {what} against all device work")
 
 
-def softmax_written_out(account: Account) -> Measurement:
-    """Return the device time of softmax kernels of their own: attention that is not fused."""
-    return operators_share(account, lambda name: name in _SOFTMAX, "softmax operators")
+def _softmax_written_out(account: Account) -> Measurement:
+    return _operators_share(account, lambda name: name in _SOFTMAX, "softmax operators")
 
 
-def calls_per_step(account: Account, name: str) -> Measurement:
-    """Return how often an operator is called per step by the mean rank."""
+def _calls_per_step(account: Account, name: str) -> Measurement:
     if not account.num_steps or not account.operators.operators:
         return Measurement(None, "no steps or no operators were recorded")
     calls = sum(o.calls for o in account.operators.operators if o.name == name)
     return Measurement(calls / account.num_steps, f"calls of {name}, mean rank")
 
 
-def overlap(account: Account) -> Measurement:
-    """Return the overlap efficiency in percent."""
+def _overlap(account: Account) -> Measurement:
     found = account.overlap_efficiency
-    return share(found, "compute and communication together / the smaller of both", "no communication next to compute")
+    return _share(found, "compute and communication together / the smaller of both", "no communication next to compute")
 
 
-def waiting_in_collectives(account: Account) -> Measurement:
-    """Return the percentage of communication time in which ranks wait for each other."""
+def _waiting_in_collectives(account: Account) -> Measurement:
     waits = [view.wait for view in account.ranks]
     known = [w for w in waits if w is not None and w.wait_ns is not None and w.transfer_ns is not None]
     total = sum((w.wait_ns or 0) + (w.transfer_ns or 0) for w in known)
@@ -129,8 +119,7 @@ def waiting_in_collectives(account: Account) -> Measurement:
     return Measurement(100 * sum(w.wait_ns or 0 for w in known) / total, "of the time in matched collectives")
 
 
-def message_mb(account: Account) -> Measurement:
-    """Return the size below which half of the bytes travel, in MB."""
+def _message_mb(account: Account) -> Measurement:
     sizes = np.concatenate([_sizes(account, i) for i in range(len(account.run.ranks))] or [np.empty(0)])
     if not len(sizes):
         return Measurement(None, "the sizes of collectives were not recorded")
@@ -145,8 +134,7 @@ def _sizes(account: Account, index: int) -> np.ndarray:
     return size[size > 0].astype(float)
 
 
-def narrow_messages(account: Account) -> Measurement:
-    """Return the percentage of bytes sent in types of 16 bits or fewer."""
+def _narrow_messages(account: Account) -> Measurement:
     narrow = known = 0.0
     for rank in account.run.ranks:
         c = rank.collectives
@@ -162,8 +150,7 @@ def narrow_messages(account: Account) -> Measurement:
     return Measurement(100 * narrow / known, "of the bytes whose type was recorded")
 
 
-def syncs_per_step(account: Account) -> Measurement:
-    """Return how many backward passes of a step synchronise gradients."""
+def _syncs_per_step(account: Account) -> Measurement:
     view = account.views.buckets
     if view is None:
         return Measurement(None, "no gradient all-reduces were found")
@@ -171,8 +158,7 @@ def syncs_per_step(account: Account) -> Measurement:
     return Measurement(most, f"of {max(r.backward_passes for r in view.ranks):g} backward passes per step")
 
 
-def link_use(account: Account) -> Measurement:
-    """Return the best bus bandwidth of a collective against the chip's own links, in percent."""
+def _link_use(account: Account) -> Measurement:
     chip = account.chip.chip
     rates = [row.busbw_gb_per_s for row in account.collectives if row.busbw_gb_per_s is not None]
     if chip is None or chip.link_gb_per_s is None:
@@ -193,15 +179,13 @@ def stragglers(account: Account) -> Measurement:
     return Measurement(float(len(account.stragglers)), named or "no rank is late")
 
 
-def short_kernels(account: Account) -> Measurement:
-    """Return the percentage of kernels that end before the host could launch the next."""
+def _short_kernels(account: Account) -> Measurement:
     if not account.kernels.kernels:
         return Measurement(None, NO_DEVICE)
     return Measurement(100 * account.kernels.short_count_share, "of all kernels take less than 10 us")
 
 
-def occupancy(account: Account) -> Measurement:
-    """Return the estimated occupancy of compute kernels, weighted by time, in percent."""
+def _occupancy(account: Account) -> Measurement:
     known = [k for k in account.kernels.kernels if k.occupancy_pct is not None and k.family != "communication"]
     total = sum(k.total_ns for k in known)
     if not total:
@@ -211,10 +195,9 @@ def occupancy(account: Account) -> Measurement:
     )
 
 
-def max_over_ranks(
+def _max_over_ranks(
     memory: MemoryView | None, number: Callable[[RankMemory], float | None], what: str, *, reason: str = ""
 ) -> Measurement:
-    """Return the largest value of a rank's number; `reason` is the key under which ranks say why they have none."""
     if memory is None:
         return Measurement(None, _NO_MEMORY)
     values = [v for v in map(number, memory.ranks) if v is not None]
@@ -226,15 +209,13 @@ def max_over_ranks(
     )
 
 
-def cache_pct(rank: RankMemory) -> float | None:
-    """Return memory that is reserved and held by no tensor at the peak, in percent of what is reserved."""
+def _cache_pct(rank: RankMemory) -> float | None:
     if rank.cache_bytes is None or not rank.peak_reserved_bytes:
         return None
     return 100 * rank.cache_bytes / rank.peak_reserved_bytes
 
 
-def leak(memory: MemoryView | None, grown: Callable[[RankMemory], Growth | None], where: str) -> Measurement:
-    """Return how much memory grows per step, in MB; 0 where chance alone gives as much."""
+def _leak(memory: MemoryView | None, grown: Callable[[RankMemory], Growth | None], where: str) -> Measurement:
     if memory is None:
         return Measurement(None, _NO_MEMORY)
     found: Sequence[Growth] = [g for g in map(grown, memory.ranks) if g is not None]
@@ -249,34 +230,29 @@ def leak(memory: MemoryView | None, grown: Callable[[RankMemory], Growth | None]
 # What a guide tells to do where it depends on the chip: no bfloat16 or TF32 is advised to a chip that has none.
 
 
-def can(account: Account) -> Abilities:
-    """Return what the run's chip can do."""
+def _can(account: Account) -> Abilities:
     return abilities(account.run.ranks, account.chip.chip)
 
 
-def onto_tensor_cores(account: Account) -> str:
-    """Return how to move products onto tensor cores: TF32 where the chip has it, else 16 bit."""
+def _onto_tensor_cores(account: Account) -> str:
     return (
-        guide_remedies_sixteen_bit(account)
-        if can(account).tf32 is False
+        _guide_remedies_sixteen_bit(account)
+        if _can(account).tf32 is False
         else "torch.set_float32_matmul_precision('high')"
     )
 
 
-def guide_remedies_sixteen_bit(account: Account) -> str:
-    """Return how to compute in the 16-bit type that the chip has."""
-    return f"torch.autocast('cuda', torch.{can(account).narrow})"
+def _guide_remedies_sixteen_bit(account: Account) -> str:
+    return f"torch.autocast('cuda', torch.{_can(account).narrow})"
 
 
-def guide_remedies_narrow_messages(account: Account) -> str:
-    """Return how to send gradients in the 16-bit type that the chip has."""
-    narrow = can(account).narrow
+def _guide_remedies_narrow_messages(account: Account) -> str:
+    narrow = _can(account).narrow
     return f"{'fp16' if narrow == 'float16' else 'bf16'}_compress_hook, reduce_dtype=torch.{narrow}"
 
 
-def without_scaler(account: Account) -> str:
-    """Return how to do without loss scaling, where the chip allows it."""
-    if can(account).bf16 is False:
+def _without_scaler(account: Account) -> str:
+    if _can(account).bf16 is False:
         return "none on this chip: float16 needs the scaler, and it has no bfloat16"
     return "train in bfloat16 without GradScaler"
 
@@ -303,8 +279,8 @@ class Guide:
 
     id: str
     title: str
+    #: the number by which it applies
     why: str
-    """the number by which it applies"""
     items: tuple[Item, ...]
 
 
@@ -352,23 +328,23 @@ def _low_mfu(account: Account) -> str | None:
 def _mfu_items(account: Account) -> list[Item]:
     lost = ("exposed_transfer", "wait", "pipeline_bubble")
     return [
-        _item("tensor_cores_pct", tensor_cores(account), _above(95), onto_tensor_cores(account)),
-        _item("sixteen_bit_pct", sixteen_bit(account), _above(90), guide_remedies_sixteen_bit(account)),
-        _item("matmul_rate_pct", matmul_rate(account), _above(60), "larger matrices, sizes that are multiples of 64"),
+        _item("tensor_cores_pct", _tensor_cores(account), _above(95), _onto_tensor_cores(account)),
+        _item("sixteen_bit_pct", _sixteen_bit(account), _above(90), _guide_remedies_sixteen_bit(account)),
+        _item("matmul_rate_pct", _matmul_rate(account), _above(60), "larger matrices, sizes that are multiples of 64"),
         _item("device_utilisation_pct", device_utilisation(account), _above(80), "the guide on device utilisation"),
         _item("communication_pct", part_share(account, *lost), _below(10), "the guide on communication"),
         _item("data_loading_pct", data_loading(account), _below(10), "more loader workers, prefetch, pinned memory"),
         _item(
             "launch_gap_pct", device_share(account, "launch_gap"), _below(5), "torch.compile(mode='reduce-overhead')"
         ),
-        _item("softmax_pct", softmax_written_out(account), _below(1), "F.scaled_dot_product_attention"),
+        _item("softmax_pct", _softmax_written_out(account), _below(1), "F.scaled_dot_product_attention"),
         _item(
             "memory_bound_pct",
-            share(account.kernels.memory_bound_share, "of compute-kernel time", "no compute kernels"),
+            _share(account.kernels.memory_bound_share, "of compute-kernel time", "no compute kernels"),
             _below(50),
             "torch.compile, fused norms and activations",
         ),
-        _item("recomputed_pct", recomputed(account), _below(10), "checkpoint fewer blocks, or selectively"),
+        _item("recomputed_pct", _recomputed(account), _below(10), "checkpoint fewer blocks, or selectively"),
     ]
 
 
@@ -388,12 +364,12 @@ def _slow_communication(account: Account) -> str | None:
 def _communication_items(account: Account) -> list[Item]:
     return [
         _item("stragglers", stragglers(account), _at_most(0), "the late rank first: a faster link does not help it"),
-        _item("waiting_pct", waiting_in_collectives(account), _below(20), "even out the ranks before the network"),
-        _item("overlap_pct", overlap(account), _above(80), "DDP buckets, FSDP prefetch: send while computing"),
-        _item("message_mb", message_mb(account), _above(1), "larger buckets (bucket_cap_mb=25), fewer calls"),
-        _item("syncs_per_step", syncs_per_step(account), _at_most(1), "model.no_sync() but for the last micro-batch"),
-        _item("narrow_pct", narrow_messages(account), _above(90), guide_remedies_narrow_messages(account)),
-        _item("link_pct", link_use(account), _above(50), "NCCL_DEBUG=INFO, nvidia-smi topo -m, stepscope calibrate"),
+        _item("waiting_pct", _waiting_in_collectives(account), _below(20), "even out the ranks before the network"),
+        _item("overlap_pct", _overlap(account), _above(80), "DDP buckets, FSDP prefetch: send while computing"),
+        _item("message_mb", _message_mb(account), _above(1), "larger buckets (bucket_cap_mb=25), fewer calls"),
+        _item("syncs_per_step", _syncs_per_step(account), _at_most(1), "model.no_sync() but for the last micro-batch"),
+        _item("narrow_pct", _narrow_messages(account), _above(90), _guide_remedies_narrow_messages(account)),
+        _item("link_pct", _link_use(account), _above(50), "NCCL_DEBUG=INFO, nvidia-smi topo -m, stepscope calibrate"),
     ]
 
 
@@ -404,23 +380,23 @@ def _memory_pressure(account: Account) -> str | None:
     full = memory_of_limit(account.memory)
     if full.value is not None and full.value >= _FULL_PCT:
         return f"{full.value:.0f} % of the device's memory is in use: {full.how}"
-    calls = max_over_ranks(account.memory, lambda r: r.allocator_calls, "calls per step")
+    calls = _max_over_ranks(account.memory, lambda r: r.allocator_calls, "calls per step")
     if calls.value is not None and calls.value > 1:
         return f"the device's allocator is called {calls.value:g} times per step"
-    grown = leak(account.memory, lambda r: r.growth, "allocated memory")
+    grown = _leak(account.memory, lambda r: r.growth, "allocated memory")
     return f"memory grows by {grown.value:.1f} MB per step" if grown.value else None
 
 
 def _memory_items(account: Account) -> list[Item]:
-    calls = max_over_ranks(
+    calls = _max_over_ranks(
         account.memory, lambda r: r.allocator_calls, "calls per step that get or return device memory"
     )
-    retries = max_over_ranks(
+    retries = _max_over_ranks(
         account.memory, lambda r: r.allocator_retries, "times the cache was emptied", reason="allocator_retries"
     )
-    cached = max_over_ranks(account.memory, cache_pct, "of what is reserved at the peak")
-    grown = leak(account.memory, lambda r: r.growth, "allocated memory")
-    host = leak(account.memory, lambda r: r.host_growth, "the host's memory")
+    cached = _max_over_ranks(account.memory, _cache_pct, "of what is reserved at the peak")
+    grown = _leak(account.memory, lambda r: r.growth, "allocated memory")
+    host = _leak(account.memory, lambda r: r.host_growth, "the host's memory")
     fragments = Measurement(None, "totals do not tell how free memory is cut up; a memory snapshot does")
     return [
         _item(
@@ -463,7 +439,7 @@ def _utilisation_items(account: Account) -> list[Item]:
         _item("allocator_pct", device_share(account, "allocator"), _below(1), "no empty_cache(), constant shapes"),
         _item("copies_pct", device_share(account, "copy"), _below(5), "pinned memory, non_blocking=True"),
         _item("unknown_pct", device_share(account, "unknown"), _below(5), "other processes on the device: nvidia-smi"),
-        _item("short_kernels_pct", short_kernels(account), _below(50), "larger batches, fused kernels"),
+        _item("short_kernels_pct", _short_kernels(account), _below(50), "larger batches, fused kernels"),
     ]
 
 
@@ -471,7 +447,7 @@ def _utilisation_items(account: Account) -> list[Item]:
 
 
 def _mixed_precision(account: Account) -> str | None:
-    if not sixteen_bit(account).value:
+    if not _sixteen_bit(account).value:
         return None
     scaler, casts = _scaler(account), _casts(account)
     if scaler.value:
@@ -480,9 +456,9 @@ def _mixed_precision(account: Account) -> str | None:
 
 
 def _mixed_precision_items(account: Account) -> list[Item]:
-    reads = calls_per_step(account, "aten::_local_scalar_dense")
+    reads = _calls_per_step(account, "aten::_local_scalar_dense")
     return [
-        _item("loss_scaling_pct", _scaler(account), _below(0.5), without_scaler(account)),
+        _item("loss_scaling_pct", _scaler(account), _below(0.5), _without_scaler(account)),
         _item(
             "casts_pct", _casts(account), _below(_DEAR_CASTS_PCT), "parameters in bfloat16, or autocast's cache left on"
         ),
@@ -491,18 +467,18 @@ def _mixed_precision_items(account: Account) -> list[Item]:
 
 
 def _casts(account: Account) -> Measurement:
-    return operators_share(account, lambda name: name == "aten::_to_copy", "casts and copies (aten::_to_copy)")
+    return _operators_share(account, lambda name: name == "aten::_to_copy", "casts and copies (aten::_to_copy)")
 
 
 def _scaler(account: Account) -> Measurement:
-    return operators_share(account, lambda name: "_amp_" in name, "gradient-scaler operators")
+    return _operators_share(account, lambda name: "_amp_" in name, "gradient-scaler operators")
 
 
 # Small batches -----------------------------------------------------------------------------------------------------
 
 
 def _small_batches(account: Account) -> str | None:
-    short, busy = short_kernels(account), device_utilisation(account)
+    short, busy = _short_kernels(account), device_utilisation(account)
     if short.value is None or busy.value is None or short.value < _SHORT_KERNELS_PCT or busy.value > _BUSY_PCT:
         return None
     return f"{short.value:.0f} % of kernels are shorter than a launch and the device is busy {busy.value:.0f} %"
@@ -511,11 +487,11 @@ def _small_batches(account: Account) -> str | None:
 def _small_batch_items(account: Account) -> list[Item]:
     raise_it = "raise the batch per device: there is room"
     return [
-        _item("short_kernels_pct", short_kernels(account), _below(50), "raise the batch, or launch as a graph"),
+        _item("short_kernels_pct", _short_kernels(account), _below(50), "raise the batch, or launch as a graph"),
         _item(
             "launch_gap_pct", device_share(account, "launch_gap"), _below(5), "torch.compile(mode='reduce-overhead')"
         ),
-        _item("matmul_rate_pct", matmul_rate(account), _above(30), "matrices too small to fill the device"),
-        _item("occupancy_pct", occupancy(account), _above(30), "too few blocks per kernel: raise the batch"),
+        _item("matmul_rate_pct", _matmul_rate(account), _above(30), "matrices too small to fill the device"),
+        _item("occupancy_pct", _occupancy(account), _above(30), "too few blocks per kernel: raise the batch"),
         _item("memory_pct_of_limit", memory_of_limit(account.memory), _above(50), raise_it),
     ]

@@ -58,8 +58,7 @@ from stepscope.units import ms
 _MAX_OPERATORS = 2
 
 
-def host_stall(account: Account) -> list[Candidate]:
-    """Return what stops the usual rank's host: each cause that the step log names, and stretches without a name."""
+def _host_stall(account: Account) -> list[Candidate]:
     return [*(_named(account, cause) for cause in stall_causes(account)), *_unnamed(account)]
 
 
@@ -136,7 +135,6 @@ def _stalled_ns(account: Account) -> float:
 
 
 def _unexplained_ns(known: RankLines) -> float:
-    """Return the steady stalls of a rank in lines that are not beside training, nor called from one that is."""
     beside = np.zeros(len(known.owned.stacks) + 1, bool)
     for line in loop_lines(known):
         beside |= known.holding(line)
@@ -145,7 +143,6 @@ def _unexplained_ns(known: RankLines) -> float:
 
 
 def _computed(account: Account) -> list[Evidence]:
-    """Return the operators that compute on the host while they launch nothing, those that take longest."""
     found: dict[str, int] = {}
     for view in account.run.ranks:
         for row in computing_operators(view).tolist():
@@ -164,13 +161,13 @@ def _computed(account: Account) -> list[Evidence]:
 
 _LOOKS = "aten::isnan"
 _CHECK = frozenset((_LOOKS, "aten::_is_any_true", "aten::any", "aten::item", "aten::is_nonzero"))
+# of the nodes hold a look for NaN; a job's own hooks may look in some
 _MIN_CHECKED = 0.5
-"""of the nodes hold a look for NaN; a job's own hooks may look in some"""
+# of forward goes with the stacks at most
 _MAX_SHARE = 0.95
-"""of forward goes with the stacks at most"""
 _PIECE_NS = 100_000
+# of the step: less is not said
 _MIN_SHARE = 0.01
-"""of the step: less is not said"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -178,10 +175,10 @@ class Looks(ArrayRecord):
     """When one rank looked for NaN in what nodes returned."""
 
     host: Intervals
+    #: per step
     number: float
-    """per step"""
+    #: per step
     ns: float
-    """per step"""
 
 
 def anomaly_detection(account: Account) -> list[Candidate]:
@@ -222,7 +219,6 @@ def anomaly_detection(account: Account) -> list[Candidate]:
 def _anomaly_detection_without(
     replay: Replay, ranks: Sequence[Rank], looks: Sequence[Looks], stacks_ns: float
 ) -> Replay:
-    """Return the run without the looks, and with so much less in forward as keeping stacks took there by the log."""
     forward = [loop_in(rank, Region.FORWARD) for rank in ranks]
     steps = max(sum(len(rank.steps) for rank in ranks), 1)
     took_ns = replay.host_factor * sum(int((spans.end - spans.start).sum()) for spans in forward) / steps
@@ -232,7 +228,6 @@ def _anomaly_detection_without(
 
 
 def _part_of_each(spans: Intervals, share: float) -> Intervals:
-    """Return a share of every piece of some spans, evenly over them."""
     starts = [np.arange(start, end, _PIECE_NS) for start, end in zip(spans.start, spans.end, strict=True)]
     start = np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64)
     end = np.minimum(start + _PIECE_NS, np.repeat(spans.end, [len(one) for one in starts]))
@@ -240,7 +235,6 @@ def _part_of_each(spans: Intervals, share: float) -> Intervals:
 
 
 def _part(rank: Rank, host: Intervals) -> Part:
-    """Return the host's time in some intervals, and the calls into the device's runtime there."""
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
     start = rank.trace["ts_ns"][calls]
     inside = covered_ns(host, start, start + 1) > 0
@@ -248,13 +242,11 @@ def _part(rank: Rank, host: Intervals) -> Part:
 
 
 def _kept_ns(log: StepLog) -> float:
-    """Return what a rank's unprofiled steps take on average to keep stacks."""
     stacks = np.nan_to_num(log.column(f"regions.{ANOMALY_DETECTION}.ns"))[log.unprofiled]
     return float(stacks.mean()) if len(stacks) else 0.0
 
 
 def _looks(rank: Rank) -> Looks:
-    """Return the operators by which most nodes are looked through, none where only some are."""
     trace = rank.trace
     if not len(rank.rows_named(lambda name: name == _LOOKS, EventKind.HOST_OP)):  # as in most jobs
         return Looks(EMPTY, 0.0, 0.0)
@@ -313,7 +305,6 @@ def host_statistics(account: Account) -> list[Candidate]:
 
 
 def _is_statistic(rank: RankLines, work: LineWork) -> bool:
-    """Return whether a line ends on the host: it changes no tensor, no gradient comes of it, nobody else gets it."""
     return work.apart and work.to_host > 0 and not work.in_place and not work.collectives
 
 
@@ -347,15 +338,15 @@ def _candidate(account: Account, line: Line) -> Candidate:
 # Where the host is the device nothing idles while it copies weights, hashes, sorts or writes, so no gap shows it. On a
 # device, statistics and copies are kernels like any other. Only the lines tell (`analyze/owners/loop_lines.py`).
 
+# times what a line takes in the median step is the most that it claims: the rest is of few steps, a machine that had
+# other things to do
 _MAX_OF_TYPICAL = 2.0
-"""times what a line takes in the median step is the most that it claims: the rest is of few steps, a machine that had
-other things to do"""
+# of a line's time is in a line that it calls: that one is named
 _NEARLY_ALL = 0.9
-"""of a line's time is in a line that it calls: that one is named"""
 _MUCH = 0.25
 _MAX_CALLED = 3
+# of the line's time: what is called less is not named
 _MIN_CALLED = 0.1
-"""of the line's time: what is called less is not named"""
 
 
 def work_beside_training(account: Account) -> list[Candidate]:
@@ -445,14 +436,12 @@ def _places(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[t
 
 
 def _shares(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[tuple[Line, float]]:
-    """Return each line's share of the time of all of them, the largest first."""
     took = {line: sum(one.typical_ns for mine in each for one in mine if one.line == line) for line in lines}
     total = max(sum(took.values()), 1.0)
     return sorted(((line, ns / total) for line, ns in took.items()), key=lambda item: -item[1])
 
 
 def _called(ranks: Sequence[RankLines], lines: Sequence[Line]) -> list[tuple[str, float]]:
-    """Return the operators and functions that lines spend most of their time in, with ns per step."""
     found: dict[str, float] = defaultdict(float)
     for known in ranks:
         owned, steps = known.owned, max(len(known.owned.rank.steps), 1)
@@ -477,7 +466,6 @@ def _operators(known: RankLines, holds: np.ndarray) -> list[tuple[str, float]]:
 
 
 def _functions(known: RankLines, holds: np.ndarray, lines: set[Line]) -> list[tuple[str, float]]:
-    """Return the Python functions that ran below the lines outside operators."""
     owned = known.owned
     host = owned.host
     mine = holds[host.owner.stack] & host.is_python & host.runs & (owned.rank.steps.of(host.start_ns) >= 0)
@@ -547,7 +535,6 @@ def data_loading(account: Account) -> list[Candidate]:
 
 
 def _dataset_lines(account: Account) -> list[Evidence]:
-    """Return the lines of the dataset in which the loader's workers spend most of their time, where sampled."""
     sampled = [owners.loader for owners in account.run.owners if owners.loader]
     shares: dict[str, float] = {}
     for lines in sampled:
@@ -569,8 +556,8 @@ _PIN = (
 )
 _ONCE = "Make what does not change once, on the device, and copy with non_blocking=True"
 _ONE = "Bring what belongs together in one copy"
+# copies per step that the host waits for; from so many on, to make one of them is the first thing to do
 _MANY = 4
-"""copies per step that the host waits for; from so many on, to make one of them is the first thing to do"""
 
 
 def host_to_device_copy(account: Account) -> list[Candidate]:
@@ -605,7 +592,6 @@ def _waits_per_step(account: Account) -> float:
 
 
 def _besides_compute_ns(account: Account) -> float | None:
-    """Return what the step takes beside compute, which no copy makes shorter."""
     step = account.step
     return None if step is None else step.step_ns - sum(step.ns(part) for part in COMPUTE_PART.values())
 
@@ -630,7 +616,6 @@ def _cause(*, pageable: bool, waits: bool) -> str:
 
 
 def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
-    """Return whether pageable memory was the source for most of the copies' time: a few small ones explain nothing."""
     by_source = {True: 0, False: 0}
     for rank, mask in zip(account.run.ranks, chosen, strict=True):
         work = rank.work
@@ -648,8 +633,8 @@ def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
 # line
 # that stalls for longer than it copies has another cause.
 
+# of the step: of the copies and of the stalls each
 _COPYING_LINES_MIN_SHARE = 0.05
-"""of the step: of the copies and of the stalls each"""
 
 
 def copying_lines(account: Account) -> list[Candidate]:
@@ -674,12 +659,10 @@ def copying_lines(account: Account) -> list[Candidate]:
 
 
 def _only_copies(_: RankLines, work: LineWork) -> bool:
-    """Return whether a line brings data to the device and does nothing of the training itself."""
     return work.to_device > 0 and not (work.has_backward or work.optimizes or work.modules or work.collectives)
 
 
 def _copied_share(account: Account, line: Line) -> float:
-    """Return how much of the time of copies to the device is a line's, all ranks together."""
     mine = whole = 0
     for known, mask in zip(account.line_work, transfers_to_device(account), strict=True):
         if known is None:
@@ -695,7 +678,6 @@ def _copied_share(account: Account, line: Line) -> float:
 def _copying_lines_stalled_ns(
     known: RankLines | None, program: Program, replay: Replay, line: Line
 ) -> tuple[float, float]:
-    """Return how long a rank's host stalls per step, in a line and in all."""
     if known is None or not len(program):
         return 0.0, 0.0
     edges, did = recorded_host(known.owned.rank, program, replay.steps)
@@ -735,7 +717,7 @@ def host_stall_and_saves(account: Account) -> list[Candidate]:
     """Return the host's stalls; where training saves its state, the last of them with the copies to the host. What a
     job that does not train copies there are its results.
     """
-    found = host_stall(account)
+    found = _host_stall(account)
     saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not saving:
         return found

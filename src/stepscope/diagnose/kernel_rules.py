@@ -50,20 +50,19 @@ from stepscope.trace.table import NO_STRING
 # are converted before every one of them and after it. Such a kernel says so by its name, and does nothing else.
 
 _CONVERTS = ("nchwtonhwc", "nhwctonchw", "ncdhwtondhwc", "ndhwctoncdhw")
+# of the step: weights alone, converted in every step, are less
 _MIN_SHARE = 0.02
-"""of the step: weights alone, converted in every step, are less"""
 
 
 @once_per_record
-def conversions(rank: Rank) -> Mask:
-    """Return which kernels of a rank convert a layout, as a library does it."""
+def _conversions(rank: Rank) -> Mask:
     named = by_string(rank.trace, rank.work.name, lambda s: any(name in s.lower() for name in _CONVERTS))
     return named.astype(bool) & (rank.work.kind == EventKind.KERNEL)
 
 
 def convolution_layout(account: Account) -> list[Candidate]:
     """Return the conversions between channels first and last that libraries make around convolutions."""
-    chosen = [conversions(rank) & (rank.work.step >= 0) for rank in account.run.ranks]
+    chosen = [_conversions(rank) & (rank.work.step >= 0) for rank in account.run.ranks]
     spent_ns = device_ms(account, chosen) * 1e6
     if account.step is None or spent_ns < _MIN_SHARE * account.step.step_ns:
         return []
@@ -95,12 +94,12 @@ def convolution_layout(account: Account) -> list[Candidate]:
 # `memory-bound-attention`: attention written out, with its S x S matrices in memory.
 
 _MIN_SEQUENCE = 128
+# share of the peak that fused attention reaches, forward and backward together
 _REACHED = 0.4
-"""share of the peak that fused attention reaches, forward and backward together"""
+# fused attention computes the scores again in backward
 _BACKWARD_REPEATS = 1.2
-"""fused attention computes the scores again in backward"""
+# an input is square; the product of the first two inputs is
 _SQUARE, _MULTIPLIED_TO_SQUARE = 1, 2
-"""an input is square; the product of the first two inputs is"""
 
 
 def memory_bound_attention(account: Account) -> list[Candidate]:
@@ -135,7 +134,6 @@ def memory_bound_attention(account: Account) -> list[Candidate]:
 
 
 def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
-    """Return the work of operators that read or write a batch of square matrices of sequence length."""
     trace, work = costs.rank.trace, costs.rank.work
     rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
     op = work.op_row[rows]
@@ -151,7 +149,6 @@ def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
 
 @lru_cache(maxsize=256)  # texts may have 64 kB each
 def _square_shapes(dims: str) -> int:
-    """Return which square matrices of sequence length the shapes of an operator's inputs tell of; 0 for none."""
     try:
         found = json.loads(dims)
     except (ValueError, RecursionError):
@@ -178,8 +175,8 @@ def _has_softmax(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> bool:
 # throughout does.
 
 _COPIES = "aten::contiguous"
+# of the step: a model that needs a copy here and there is no fault
 _LAYOUT_COPIES_MIN_SHARE = 0.05
-"""of the step: a model that needs a copy here and there is no fault"""
 
 
 def layout_copies(account: Account) -> list[Candidate]:
@@ -229,7 +226,6 @@ def _ranks(account: Account) -> list[tuple[Rank, Ownership | None]]:
 
 
 def _asked(owned: Ownership) -> stacks_Mask:
-    """Return the calls of contiguous() in the user's own lines, outside backward and outside other operators."""
     calls, by, names = owned.calls, owned.by_call, owned.rank.trace.strings
     named = np.array([names[name] == _COPIES for name in calls.name.tolist()], bool)
     innermost = owned.stacks.innermost
@@ -238,7 +234,6 @@ def _asked(owned: Ownership) -> stacks_Mask:
 
 
 def _copies(owned: Ownership) -> stacks_Mask:
-    """Return the device work of those calls."""
     work = owned.rank.work
     call = owned.calls.at_rows(work.op_row)
     inside = np.append(owned.calls.nearest(_asked(owned)) >= 0, False)
@@ -246,7 +241,6 @@ def _copies(owned: Ownership) -> stacks_Mask:
 
 
 def _part(owned: Ownership, copies: stacks_Mask) -> Part:
-    """Return the copies with the host's time for them."""
     rows = distinct(owned.calls.nearest(_asked(owned))[owned.calls.at_rows(owned.rank.work.op_row[copies])])
     host = union(owned.calls.start_ns[rows], owned.calls.end_ns[rows])
     none = np.zeros(len(owned.rank.collectives), bool)
@@ -254,7 +248,6 @@ def _part(owned: Ownership, copies: stacks_Mask) -> Part:
 
 
 def _by_line(owned: Ownership, copies: stacks_Mask) -> Counter[Line]:
-    """Return what the copies take by the line that asks for them."""
     work, found = owned.rank.work, Counter[Line]()
     for row in np.flatnonzero(copies).tolist():
         if lines := user_lines(owned, int(owned.by_work.stack[row])):
@@ -265,14 +258,14 @@ def _by_line(owned: Ownership, copies: stacks_Mask) -> Counter[Line]:
 # `precision`: matrix products off the tensor cores, or wider than they need to be.
 
 _WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
+# share of the peak that 16-bit products of a size worth the name reach
 _PRECISION_REACHED = 0.6
-"""share of the peak that 16-bit products of a size worth the name reach"""
 _NARROW = (PRECISION_CODE["fp16"], PRECISION_CODE["bf16"])
+# changing the precision is no small thing: proposed where such products are most of the step; below that the
+# waterfall shows what they cost
 _MIN_SHARE_OF_STEP = 0.5
-"""changing the precision is no small thing: proposed where such products are most of the step; below that the
-waterfall shows what they cost"""
+# where the job computes in 16 bit already, what is left in 32 bit was left out rather than decided on
 _MIN_SHARE_BESIDE_NARROW = 0.05
-"""where the job computes in 16 bit already, what is left in 32 bit was left out rather than decided on"""
 _MIN_KERNEL_NS = 3_000.0
 
 
@@ -315,7 +308,6 @@ def precision(account: Account) -> list[Candidate]:
 
 
 def _remedy_of_the_rest(can: Abilities) -> str:
-    """Return what to do where most products are in 16 bit already."""
     return (
         f"Bring these layers under the autocast region as well (or cast their inputs and weights to torch.{can.narrow}): "
         "the rest of the job computes in 16 bit. Keep the loss and the statistics that need it in 32 bit, after the "
@@ -324,7 +316,6 @@ def _remedy_of_the_rest(can: Abilities) -> str:
 
 
 def _remedy(can: Abilities, *, trains: bool) -> str:
-    """Return what to write on this chip: the 16-bit type it has, and TF32 only where it has that."""
     scaler = " with torch.amp.GradScaler, because its range is small" if can.narrow == "float16" and trains else ""
     around = "forward and loss" if trains else "the forward pass"
     least = "; at least torch.set_float32_matmul_precision('high') for TF32" if can.tf32 is not False else ""
@@ -337,7 +328,6 @@ def _remedy(can: Abilities, *, trains: bool) -> str:
 def _sixteen_bit_ns(
     costs: KernelCosts, mask: npt.NDArray[np.bool_], chip: Chip, peak_flops: float
 ) -> npt.NDArray[np.float64]:
-    """Return what each product would take in 16 bit: its FLOPs at a reachable rate, or half its bytes."""
     by_flops = costs.flops / (peak_flops * _PRECISION_REACHED) * 1e9
     by_bytes = costs.bytes / 2 / chip.memory_gb_per_s if chip.memory_gb_per_s else np.zeros(len(mask))
     # Without shapes the ratio of the units' peaks stands in.
@@ -386,8 +376,8 @@ def mixed_precision_overhead(account: Account) -> list[Candidate]:
 
 _FUSED_LAUNCHES = 8
 _FUSED_CALL = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
+# a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
 _PASSES_SAVED = 0.4
-"""a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72"""
 
 
 def optimizer(account: Account) -> list[Candidate]:
@@ -441,15 +431,14 @@ def optimizer(account: Account) -> list[Candidate]:
 
 
 def _fused_calls(rank: Rank) -> int:
-    """Return how often steps of a rank called a fused optimizer: once for each group of parameters, device and type."""
     rows = rank.rows_named(lambda name: name.startswith(_FUSED_CALL), EventKind.HOST_OP)
     return int((rank.steps.of(rank.trace["ts_ns"][rows]) >= 0).sum())
 
 
 # `recomputation`: activation checkpointing repeats forward work in the backward pass.
 
+# what torch.utils.checkpoint runs first in a checkpointed block, after it has kept the state of the random numbers
 _ENTRIES = ("_NoopSaveInputs", "CheckpointFunction")
-"""what torch.utils.checkpoint runs first in a checkpointed block, after it has kept the state of the random numbers"""
 
 
 def recomputation(account: Account) -> list[Candidate]:
@@ -493,7 +482,6 @@ def _checkpointing_lines(account: Account) -> tuple[Where, ...]:
 
 
 def _first_launches(rank: Rank) -> measures_Mask:
-    """Return which device work was the first that a checkpointed block launched."""
     entries = np.sort(rank.trace["ts_ns"][rank.rows_named(lambda name: name in _ENTRIES, EventKind.HOST_OP)])
     first = np.zeros(len(rank.work), bool)
     launched = np.flatnonzero(rank.work.launch_row >= 0)
@@ -506,8 +494,8 @@ def _first_launches(rank: Rank) -> measures_Mask:
 
 # `recomputation`: a forward pass of the trained model whose result nothing is run back through.
 
+# of the modules below the line are trained in the same step: it is the model, not a frozen one beside it
 _MIN_TRAINED_SHARE = 0.5
-"""of the modules below the line are trained in the same step: it is the model, not a frozen one beside it"""
 
 
 def unused_forward(account: Account) -> list[Candidate]:
@@ -667,10 +655,10 @@ def profiler_overhead(account: Account) -> list[Candidate]:
 _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
 
 
+# where the host limits the step: what fusing does to its time no trace tells
 _LAUNCH_DOUBT, _LAUNCH_SURENESS = 1.0, 0.5
-"""where the host limits the step: what fusing does to its time no trace tells"""
+# of the step in which the device waits for launches: below it time on the device is what counts
 _MIN_GAP = 0.05
-"""of the step in which the device waits for launches: below it time on the device is what counts"""
 _HOST_LIMITS = "the host is what limits the step; only the device's time is counted: compiled code launches less, but how fast is not known"
 
 
@@ -680,7 +668,7 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
         among(v.costs.family, _FUSIBLE)
         & (v.rank.work.kind == EventKind.KERNEL)
         & (v.rank.work.step >= 0)
-        & ~conversions(v.rank)  # parts of a library's convolution
+        & ~_conversions(v.rank)  # parts of a library's convolution
         for v in account.ranks
     ]
     gradients = each_rank(account.run, lambda _, rank: parameter_gradients(rank))
@@ -724,7 +712,6 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
 
 
 def _by_launches(account: Account, fuse: Change, fuse_on_device: Change) -> bool:
-    """Return whether less than half of what fusing saves would come of the device's time alone."""
     replay, step = account.owned_replay, account.step
     if replay is None or step is None or step.ns("launch_gap") < _MIN_GAP * step.step_ns:
         return False
@@ -736,7 +723,6 @@ def _by_launches(account: Account, fuse: Change, fuse_on_device: Change) -> bool
 
 
 def _removed_ns(account: Account, chosen: Sequence[measures_Mask], fused: Sequence[npt.NDArray[np.float64]]) -> float:
-    """Return what fusing can remove per step: the kernels' time beyond that of the fused ones, mean over ranks."""
     removed = [
         (view.costs.duration_ns - after)[mask].sum() / max(len(view.rank.steps), 1)
         for view, mask, after in zip(account.ranks, chosen, fused, strict=True)

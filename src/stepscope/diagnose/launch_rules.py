@@ -42,7 +42,6 @@ def launch_overhead(account: Account) -> list[Candidate]:
 
 
 def _remedy(account: Account) -> str:
-    """Return how to launch the step at once: by graphs where PyTorch has them for the chip."""
     more = (
         "larger batches and fused optimizers help too" if trains(account.strategy.passes) else "larger batches help too"
     )
@@ -64,8 +63,8 @@ def _remedy(account: Account) -> str:
 # take
 # the time of one. Longer ones stay as they are.
 
+# elements of one comprehension
 _MIN_TIMES = 4
-"""elements of one comprehension"""
 _TOKEN = re.compile(r"\w+|[\[\](){}]")
 
 
@@ -102,7 +101,6 @@ def _is_repeated(source: SourceText, known: RankLines, work: LineWork) -> bool:
 
 
 def _times(known: RankLines, work: LineWork) -> tuple[float, str]:
-    """Return how many elements the line's comprehension has, by the operator that takes it the longest, and which."""
     owned = known.owned
     calls, by = owned.calls, owned.by_call
     mine = among(by.stack, work.stacks) & ~by.backward & (owned.rank.steps.of(calls.start_ns) >= 0)
@@ -148,8 +146,8 @@ def _batched(account: Account, line: Line, times: float) -> Change:
 
 # `launch-overhead` by line: one small module called over and over in a Python loop, as recurrent cells are.
 
+# calls of the same module from the same line in one forward pass
 _REPEATED_MODULE_MIN_TIMES = 16
-"""calls of the same module from the same line in one forward pass"""
 
 
 def repeated_module(account: Account) -> list[Candidate]:
@@ -169,7 +167,6 @@ def _repeated_module_is_repeated(rank: RankLines, work: LineWork) -> bool:
 
 
 def _repeated_module_times(rank: RankLines, work: LineWork) -> float:
-    """Return how often per step a line calls its only module; 0 where it has several or also does other things."""
     if len(work.modules) != 1 or not work.has_backward or work.optimizes:
         return 0.0
     if not (work.last_ns <= rank.backward_ns).all() or _backward_between(rank, work):
@@ -187,7 +184,6 @@ def _repeated_module_times(rank: RankLines, work: LineWork) -> float:
 
 
 def _backward_between(rank: RankLines, work: LineWork) -> bool:
-    """Return whether backward ran between two calls of the line: micro-batches, not a loop over time."""
     owned = rank.owned
     by, start = owned.by_call, owned.calls.start_ns
     step = owned.rank.steps.of(start)
@@ -224,23 +220,24 @@ def _repeated_module_candidate(account: Account, line: Line) -> Candidate:
 
 # `launch-overhead` by line: tensors changed one by one in a Python loop, where one call changes them all.
 
+# in place per step and line: fewer are no loop over parameters
 _MIN_CALLS = 32
-"""in place per step and line: fewer are no loop over parameters"""
+# of the line's operators that do something change a tensor in place
 _MIN_SHARE = 0.3
-"""of the line's operators that do something change a tensor in place"""
+# of the same are called as often as a loop has turns: then it is one, though it computes more than it changes
 _MOSTLY_REPEATED = 0.9
-"""of the same are called as often as a loop has turns: then it is one, though it computes more than it changes"""
+# times as many views as changes: more than a loop over tensors takes
 _MANY_VIEWS = 4
-"""times as many views as changes: more than a loop over tensors takes"""
-FOREACH = frozenset(
+# operators with a torch._foreach_ form
+_FOREACH = frozenset(
     f"aten::{name}_"
     for name in (
         "add", "sub", "mul", "div", "lerp", "copy", "zero", "addcmul", "addcdiv", "sqrt", "neg", "abs", "clamp",
         "clamp_min", "clamp_max", "pow", "sign", "exp", "log", "reciprocal", "maximum", "minimum",
     )
 )  # fmt: skip
-"""operators with a torch._foreach_ form"""
 _LISTS = "aten::_foreach_"
+# operators that only give a tensor another name or shape: the host's work, none of the device's
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -248,7 +245,6 @@ _VIEWS = frozenset(
         "select", "slice", "narrow", "unbind", "split", "chunk", "squeeze", "unsqueeze", "as_strided", "diagonal",
     )
 )  # fmt: skip
-"""operators that only give a tensor another name or shape: the host's work, none of the device's"""
 
 
 def parameter_loop(account: Account) -> list[Candidate]:
@@ -273,8 +269,7 @@ def _looped(work: LineWork) -> int:
 
 
 def _changes(operator: str) -> bool:
-    """Return whether an operator changes a tensor in place, alone or in a list, which is short where calls are many."""
-    return operator in FOREACH or (operator.startswith(_LISTS) and operator.endswith("_"))
+    return operator in _FOREACH or (operator.startswith(_LISTS) and operator.endswith("_"))
 
 
 def _views(work: LineWork) -> int:

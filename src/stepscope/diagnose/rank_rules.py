@@ -48,8 +48,8 @@ _DO = {
     "network": "Check that rank's link and switch port.",
 }
 _ALL_STEPS = 1 << 40
+# experts have a finding of their own, stages are cut by layers
 _UNEVEN_BY_DESIGN = ("ep", "pp")
-"""experts have a finding of their own, stages are cut by layers"""
 
 
 def straggler(account: Account) -> list[Candidate]:
@@ -91,13 +91,12 @@ def _slow(late: list[Straggler], unprofiled: list[LateRank], devices: Sequence[D
 
 
 def _placed(account: Account, late: Candidate) -> Candidate:
-    """Return a late rank with the lines that it alone executes, where taking them out saves most of its lateness."""
 
     replay, as_peers = account.owned_replay, late.change
     lines = lone_lines(account, late.ranks)
     if replay is None or as_peers is None or not lines:
         return late
-    without = without_lone_lines(account, late.ranks, lines)
+    without = _without_lone_lines(account, late.ranks, lines)
     if replay.period_ns - without(replay).period_ns < MIN_MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
         return late
     places = [f"{file}:{line}" for file, line in lines]
@@ -116,13 +115,11 @@ def _placed(account: Account, late: Candidate) -> Candidate:
 
 
 def _recurs(late: Straggler) -> str | None:
-    """Return what the step log says of a rank that is late in some steps only; None where it is late for no region."""
     named = [name for name, ns in late.evidence.items() if name not in ("data", "device") and ns > 0]
     return f"it alone is busy with {', '.join(named)} in some steps" if named else None
 
 
 def _held_back(late: Straggler, devices: Sequence[DeviceState]) -> str:
-    """Return that the device of a late rank was throttled, where the recorder saw it."""
     mine = next((d for d in devices if d.rank == late.rank), None)
     return f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
 
@@ -165,7 +162,6 @@ def _heavy(late: list[Straggler]) -> Candidate:
 
 
 def _uneven(account: Account) -> list[Candidate]:
-    """Return uneven work that makes no rank the late one: too little beside the transfers, or in turns."""
     found = uneven_compute(account.run.ranks)
     if found is None:
         return []
@@ -204,10 +200,10 @@ def _evidence(late: list[Straggler]) -> tuple[Evidence, ...]:
 
 # `straggler` by line: some ranks spend time in a line that the others do not.
 
+# of the step: what a line takes more on a rank, to make it late
 _MIN_SHARE = 0.05
-"""of the step: what a line takes more on a rank, to make it late"""
+# of the late ranks' time is the others': noise does not halve a line
 _MUCH_LESS = 0.5
-"""of the late ranks' time is the others': noise does not halve a line"""
 
 
 @dataclass(frozen=True)
@@ -216,10 +212,10 @@ class LateLine:
 
     line: Line
     ranks: tuple[int, ...]
+    #: per step on the rank that takes longest
     late_ns: float
-    """per step on the rank that takes longest"""
+    #: per step on the others
     usual_ns: float
-    """per step on the others"""
 
 
 def late_lines(account: Account) -> list[Candidate]:
@@ -227,22 +223,20 @@ def late_lines(account: Account) -> list[Candidate]:
     if account.step is None or not all(account.ownership) or account.strategy.has("pp"):
         return []
     named = {s.rank for s in account.stragglers}
-    found = [late for late in lines_of_late_ranks(account) if not set(late.ranks) <= named]
+    found = [late for late in _lines_of_late_ranks(account) if not set(late.ranks) <= named]
     return [_candidate(account, late) for late in found if not _cleared(account, late)]
 
 
 def _cleared(account: Account, late: LateLine) -> bool:
-    """Return whether the steps without the profiler say that none of these ranks is late."""
     more_ns = late.late_ns - late.usual_ns
     return all(cleared_by_logs(account.shared, rank, more_ns, account.run.logs) for rank in late.ranks)
 
 
-def lines_of_late_ranks(account: Account) -> list[LateLine]:
-    """Return the lines at work that take longer on at most half of the ranks, the largest difference first."""
+def _lines_of_late_ranks(account: Account) -> list[LateLine]:
     owned = [one for one in account.ownership if one is not None]
     if len(owned) < 2 or account.step is None:
         return []
-    each = [own_line_ns(one) for one in owned]
+    each = [_own_line_ns(one) for one in owned]
     found = []
     for line in set().union(*each):
         took = np.array([one.get(line, 0.0) for one in each])
@@ -259,8 +253,7 @@ def lines_of_late_ranks(account: Account) -> list[LateLine]:
     return sorted(found, key=lambda one: one.usual_ns - one.late_ns)
 
 
-def own_line_ns(owned: Ownership) -> dict[Line, float]:
-    """Return the host's own time per step, without waiting, by the innermost line of the user's."""
+def _own_line_ns(owned: Ownership) -> dict[Line, float]:
     host = owned.host
     took = (host.end_ns - host.start_ns) * host.runs
     took = took - covered_ns(host_waits(owned.rank), host.start_ns, host.end_ns) * host.runs
@@ -324,8 +317,7 @@ def lone_lines(account: Account, ranks: Sequence[int]) -> list[Line]:
     return sorted(set.intersection(*found))
 
 
-def without_lone_lines(account: Account, ranks: Sequence[int], lines: Sequence[Line]) -> Change:
-    """Return the change in which these ranks do not execute the lines; collectives stay, others may take part."""
+def _without_lone_lines(account: Account, ranks: Sequence[int], lines: Sequence[Line]) -> Change:
     parts = []
     for known in account.line_work:
         if known is None or known.owned.rank.rank not in ranks:
@@ -365,8 +357,8 @@ def expert_imbalance(account: Account) -> list[Candidate]:
 
 # `load-imbalance` between pipeline stages, by module: one stage has more of the model than the others.
 
+# of the mean stage's compute
 _MUCH_MORE = 1.3
-"""of the mean stage's compute"""
 
 _MAX_MODULES = 8
 
@@ -394,7 +386,7 @@ def stage_imbalance(account: Account) -> list[Candidate]:
             f"{host_ms(median(np.delete(took, at))):.1f} ms: they wait for it",
             remedy="Move layers from that stage to the others until all take as long. The saving is of the same work "
             "spread evenly, on hosts and devices.",
-            change=even_stages,
+            change=_even_stages,
             ranks=(rank,),
             cost_ns=float(took[at] - mean),
             evidence=tuple(
@@ -409,15 +401,13 @@ def stage_imbalance(account: Account) -> list[Candidate]:
 
 
 def _where(owned: Ownership) -> tuple[Where, ...]:
-    """Return the line that holds most of a stage's compute, and the modules at its top by their shares of it."""
     work = owned.rank.work
     computes = (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
     costs = [(owned, costs_by_owner(owned.by_work, (work.end_ns - work.start_ns) * computes.astype(float)))]
     return (*places(costs)[:1], *top_modules(costs, most=_MAX_MODULES, depth=1))
 
 
-def even_stages(replay: Replay) -> Replay:
-    """Return the run in which every stage has the mean's compute and host time."""
+def _even_stages(replay: Replay) -> Replay:
     compute = [compute_ns(p) for p in replay.programs]
     hosts = [host_part_ns(p, "own_ns") for p in replay.programs]
     programs = []
@@ -431,7 +421,6 @@ def even_stages(replay: Replay) -> Replay:
 
 
 def _top_modules(owned: Ownership) -> list[str]:
-    """Return the modules of a stage that no other is around, in order."""
     used = {owned.modules[m].split(".")[0] for m in distinct(owned.by_call.module).tolist() if m >= 0}
     return sorted(used - {""}, key=lambda name: (len(name), name))
 
@@ -477,5 +466,4 @@ def pipeline_bubble(account: Account) -> list[Candidate]:
 
 
 def _step_in_microbatches(stages: int, microbatches: int, chunks: int) -> float:
-    """Return a step's length in units of one micro-batch's work: m + (p - 1)/v."""
     return microbatches + (stages - 1) / chunks

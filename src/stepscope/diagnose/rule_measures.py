@@ -91,7 +91,7 @@ def _waits(program: Program) -> int:
 
 # The time that a kind of fix can remove at most, per step: what its rule claims, by the budget.
 
-COMPUTE_PARTS = ("forward", "backward", "optimizer", "other_compute")
+_COMPUTE_PARTS = ("forward", "backward", "optimizer", "other_compute")
 
 
 def not_busy_ns(account: Account) -> float | None:
@@ -102,7 +102,7 @@ def not_busy_ns(account: Account) -> float | None:
     step = account.step
     if step is None or not any(view.on_device for view in account.ranks):
         return None
-    return step.step_ns - step.unmatched_ns - sum(step.ns(p) for p in (*COMPUTE_PARTS, "copy", "exposed_transfer"))
+    return step.step_ns - step.unmatched_ns - sum(step.ns(p) for p in (*_COMPUTE_PARTS, "copy", "exposed_transfer"))
 
 
 def not_busy_or_copying_ns(account: Account) -> float | None:
@@ -131,7 +131,7 @@ def not_computing_ns(account: Account) -> float | None:
     step = account.step
     if step is None or not any(view.on_device for view in account.ranks):
         return None
-    return step.step_ns - sum(step.ns(p) for p in (*COMPUTE_PARTS, "copy"))
+    return step.step_ns - sum(step.ns(p) for p in (*_COMPUTE_PARTS, "copy"))
 
 
 def with_work_ns(account: Account, work_ns: float) -> float | None:
@@ -173,8 +173,8 @@ def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
 # What recurs in some steps of the training, as rules ask for it: its cost, where it is common to the ranks, and how
 # to say it.
 
+# of the most on any rank: a rank that has less of a cause does not have it
 _SAME_ORDER = 1 / 3
-"""of the most on any rank: a rank that has less of a cause does not have it"""
 
 
 @dataclass(frozen=True)
@@ -233,22 +233,21 @@ def named_cause(account: Account, cause: str) -> CauseText:
 
 def may_be_needed(account: Account, cause: str) -> bool:
     """Return whether training may need it: passes without gradients that come every few steps may make its data."""
-    recurring = recurring_of(account)
+    recurring = _recurring_of(account)
     if recurring is None or cause != EVALUATION or cause not in recurring.causes:
         return False
     steps, of = recurring.num_steps_with(cause)
     return steps >= OFTEN * of
 
 
-def recurring_of(account: Account) -> Recurring | None:
-    """Return what recurs in the run's replay, None where nothing does."""
+def _recurring_of(account: Account) -> Recurring | None:
     replay = account.replay
     return replay.recurring if replay is not None and replay.recurring.causes else None
 
 
 def stall_causes(account: Account) -> list[str]:
     """Return the named causes, common to the ranks, that stop the host and are not the loader's."""
-    recurring = recurring_of(account)
+    recurring = _recurring_of(account)
     causes = recurring.causes if recurring else ()
     others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION)
     return [c for c in causes if c not in others and common_ns(account, (c,)) > 0]
@@ -258,7 +257,7 @@ def common_ns(account: Account, causes: tuple[str, ...]) -> float:
     """Return what causes take per step on the median rank; 0 where most ranks do not have them (one late rank is a
     straggler).
     """
-    recurring = recurring_of(account)
+    recurring = _recurring_of(account)
     if recurring is None:
         return 0.0
     by_rank = np.sum([recurring.rank_ns(c) for c in causes if c in recurring.causes], axis=0)
@@ -270,7 +269,7 @@ def common_ns(account: Account, causes: tuple[str, ...]) -> float:
 
 def evidence_of(account: Account, causes: tuple[str, ...]) -> tuple[Evidence, ...]:
     """Return what the step logs say of causes: what each takes and in how many steps."""
-    recurring = recurring_of(account)
+    recurring = _recurring_of(account)
     lines = []
     for cause in causes if recurring else ():
         assert recurring is not None

@@ -61,18 +61,17 @@ class Rule:
     """One fault, or two of a kind, seen in the account."""
 
     find: Callable[[Account], list[Candidate]]
+    #: ids of the findings it can make
     finds: tuple[str, ...]
-    """ids of the findings it can make"""
     scope: Scope = Scope.ANY
+    #: without these its silence proves nothing
     needs: tuple[Need, ...] = ()
-    """without these its silence proves nothing"""
+    #: the time per step that its fix claims to remove, where a candidate does not say so itself
     limit: Callable[[Account], float | None] | None = None
-    """the time per step that its fix claims to remove, where a candidate does not say so itself"""
+    #: its advice needs gradients and an optimizer: a serving job gets none of it
     training_only: bool = False
-    """its advice needs gradients and an optimizer: a serving job gets none of it"""
 
     def __call__(self, account: Account) -> list[Candidate]:
-        """Return what the rule sees, without fixes that the run has made already."""
         if self.training_only and not trains(account.strategy.passes):
             return []
         found = [c for c in self.find(account) if made_already(account, c.id) is None]
@@ -93,6 +92,7 @@ _ON_HOST = (Need.HOST,)
 _LAUNCHED = (Need.DEVICE, Need.LAUNCHES)
 _GRADIENTS = (Need.SIZES, Need.PASSES)
 
+# one cause, one change in the code
 SPECIFIC: tuple[Rule, ...] = (
     Rule(straggler, ("straggler", "load-imbalance"), _RANKS, (Need.STEPS, Need.ALL_RANKS)),
     Rule(expert_imbalance, ("expert-imbalance",), _RANKS, (Need.ALL_RANKS, Need.SIZES)),
@@ -123,8 +123,8 @@ SPECIFIC: tuple[Rule, ...] = (
     Rule(precision, ("precision",), _DEVICE, (Need.DEVICE, Need.PEAK)),
     Rule(optimizer, ("optimizer",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True),
 )
-"""one cause, one change in the code"""
 
+# the same faults seen in what lines and modules of the user's code did; they need owners, and add to the rules above
 BY_OWNER: tuple[Rule, ...] = (
     Rule(unused_forward, ("recomputation",), training_only=True),
     Rule(host_statistics, ("host-device-sync",), _DEVICE, training_only=True),
@@ -141,8 +141,8 @@ BY_OWNER: tuple[Rule, ...] = (
     # of jobs with a device too, but there most of what the host does alone is seen without lines
     Rule(work_beside_training, ("host-stall",), Scope.HOST, (Need.LINES,), training_only=True),
 )
-"""the same faults seen in what lines and modules of the user's code did; they need owners, and add to the rules above"""
 
+# what is left when the specific causes are fixed; their remedies would cover up any of them
 GENERAL: tuple[Rule, ...] = (
     Rule(half_the_bytes, ("communication-bound",), _RANKS, (Need.SIZES,), limit=needed_transfers_ns),
     Rule(launch_overhead, ("launch-overhead",), _DEVICE, _LAUNCHED, limit=launching_ns),
@@ -152,4 +152,3 @@ GENERAL: tuple[Rule, ...] = (
     Rule(slow_transport, ("slow-link",), _RANKS),
     Rule(profiler_overhead, ("profiler-overhead",), needs=(Need.UNPROFILED,)),
 )
-"""what is left when the specific causes are fixed; their remedies would cover up any of them"""

@@ -38,6 +38,7 @@ UNCLEAR = "unclear"
 BALANCED = "balanced"
 MEMORY = "memory-bound"
 
+# every part of the budget is in one category
 PARTS_OF = {
     "compute-bound": ("forward", "backward", "optimizer", "other_compute"),
     "communication-bound": ("exposed_transfer",),
@@ -48,9 +49,8 @@ PARTS_OF = {
     "host-bound": ("launch_gap", "host_sync", "allocator", "host_stall"),
     UNCLEAR: ("unknown",),
 }
-"""every part of the budget is in one category"""
 
-NOUN_OF = {
+_NOUN_OF = {
     "compute-bound": "compute",
     "communication-bound": "exposed communication",
     "straggler-bound": "waiting for other ranks",
@@ -61,6 +61,7 @@ NOUN_OF = {
     UNCLEAR: "what has no known cause",
 }
 
+# what a run is bound by when this finding comes first; findings without a saving of their own never do
 CATEGORY_OF_FINDING = {
     "data-loading": "data-bound",
     "launch-overhead": "host-bound",
@@ -84,10 +85,9 @@ CATEGORY_OF_FINDING = {
     "expert-imbalance": "straggler-bound",
     "pipeline-bubble": "pipeline-bound",
 }
-"""what a run is bound by when this finding comes first; findings without a saving of their own never do"""
 
+# they cost their own time, or the host's that launches them or waits for them
 _OR_THE_HOST = ("mixed-precision-overhead", "optimizer", "recomputation", "host-to-device-copy")
-"""they cost their own time, or the host's that launches them or waits for them"""
 
 
 def category_times_ns(account: Account) -> dict[str, float]:
@@ -143,8 +143,7 @@ _SUBJECT = {
 _PLURAL = ("precision", "memory-bound-kernels", "pipeline-bubble")
 
 
-def cost_in_words(finding: Finding) -> str:
-    """Return what a finding costs, with whom it names."""
+def _cost_in_words(finding: Finding) -> str:
     if finding.id == "straggler":
         return f"{_ranks(finding.ranks)} {'costs' if len(finding.ranks) == 1 else 'cost'} {finding.saving_pct:.0f} %"
     subject = finding.subject or _SUBJECT.get(finding.id, finding.title)
@@ -162,12 +161,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 # How much shorter would the step be without a whole category of its budget? The replay's answer, as a cross-check.
 
+# times as fast: a network that no longer matters
 _FAST = 100.0
-"""times as fast: a network that no longer matters"""
 
 
-def removable_ns(account: Account, category: str) -> float | None:
-    """Return what the step would lose per step; None where no replay tells (compute, a bubble, the unknown)."""
+def _removable_ns(account: Account, category: str) -> float | None:
     change = _change(account, category)
     if change is None or account.replay is None or account.step is None:
         return None
@@ -197,12 +195,12 @@ def _without_host(replay: Replay) -> Replay:
     return replay
 
 
+# of the step: a fix that saves as much alone decides the verdict
 WORTH_NAMING_PCT = 10.0
-"""of the step: a fix that saves as much alone decides the verdict"""
 _BALANCED = 1.2
 _MIN_MEMORY_BOUND_SHARE = 0.5
+# of a category's time has to go when it is taken out of the replay: else something else bounds the step
 _AGREES = 0.25
-"""of a category's time has to go when it is taken out of the replay: else something else bounds the step"""
 _WHY_UNKNOWN = {
     "queued": "work was queued and the device did not start it",
     "other_stream": "one stream waited for another",
@@ -215,11 +213,11 @@ _WHY_UNKNOWN = {
 class Conclusion:
     """What bounds the run."""
 
+    #: one of the contract's words
     verdict: str
-    """one of the contract's words"""
     reason: str
+    #: the finding that decided it; None where the budget did
     first: Finding | None
-    """the finding that decided it; None where the budget did"""
 
     @property
     def headline(self) -> str:
@@ -233,7 +231,7 @@ def conclude(account: Account, diagnosis: Diagnosis) -> Conclusion:
     if first is not None and first.saving_pct >= WORTH_NAMING_PCT:
         category = category_of_finding(account, first)
         if category is not None:
-            return Conclusion(_refined(account, category), cost_in_words(first), first)
+            return Conclusion(_refined(account, category), _cost_in_words(first), first)
     return _by_budget(account, first)
 
 
@@ -246,7 +244,7 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
         return Conclusion(UNCLEAR, f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
-    share = f"{NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
+    share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
     best = "" if first is None else f"; no single fix saves {WORTH_NAMING_PCT:.0f} %"
     if largest == UNCLEAR:
         return Conclusion(UNCLEAR, f"{share}{_why_unknown(account)}", None)
@@ -259,17 +257,15 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
 
 
 def _made_already(account: Account, category: str) -> str:
-    """Return which fixes of a category's faults the run has made."""
     done = [why for finding, why in applied(account).items() if CATEGORY_OF_FINDING.get(finding) == category]
     return "".join(f"; {why}" for why in done)
 
 
 def _doubt(account: Account, category: str, time_ns: float) -> str | None:
-    """Return why the largest category does not bound the step after all, None where it does as far as is known."""
     if category == "straggler-bound" and not account.stragglers:
         return "no rank is later than the others: they take turns"
 
-    saved = removable_ns(account, category)
+    saved = _removable_ns(account, category)
     if saved is None or saved >= _AGREES * time_ns:
         return None
     assert account.step is not None
@@ -283,7 +279,6 @@ def _why_unknown(account: Account) -> str:
 
 
 def _refined(account: Account, category: str) -> str:
-    """Return `memory-bound` for compute of which over half is memory-bound kernels."""
     share = account.kernels.memory_bound_share or 0.0
     return MEMORY if category == "compute-bound" and share > _MIN_MEMORY_BOUND_SHARE else category
 

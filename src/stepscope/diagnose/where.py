@@ -37,12 +37,12 @@ Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3
 _MIN_SHARE = 0.05
 _MIN_RARE_SHARE = 0.25
+# of the owned time has a line in its stack: it calls the whole step
 _ALWAYS = 0.99
-"""of the owned time has a line in its stack: it calls the whole step"""
 _PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 
+# ns by stack, caller and module of one rank
 Costs = dict[tuple[int, int, int], float]
-"""ns by stack, caller and module of one rank"""
 
 
 def where_of(account: Account, before: Replay, after: Replay, *, ranks: Sequence[int] = ()) -> tuple[Where, ...]:
@@ -64,7 +64,6 @@ def where_of(account: Account, before: Replay, after: Replay, *, ranks: Sequence
 
 
 def _joined(rare: tuple[Where, ...], rare_ns: float, steady: tuple[Where, ...], steady_ns: float) -> tuple[Where, ...]:
-    """Return the places of both, each with its share of both."""
     part = rare_ns / (rare_ns + steady_ns)
     merged: dict[tuple[str | None, int | None], Where] = {}
     for one, weight in [*((w, part) for w in rare), *((w, 1 - part) for w in steady)]:
@@ -105,7 +104,6 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
 
 
 def _add_lines(owned: Ownership, cost: Costs, held: dict[Line, float], depth: dict[Line, int]) -> None:
-    """Add what lines hold of a cost, in their own stacks or in those of callers, and how deep they stand there."""
     sets = owned.stacks.user_lines
     stack, caller, _ = np.array(list(cost), np.int64).reshape(-1, 3).T
     ns = np.array(list(cost.values()), float)
@@ -119,7 +117,6 @@ def _add_lines(owned: Ownership, cost: Costs, held: dict[Line, float], depth: di
 
 
 def _modules_of(costs: Sequence[tuple[Ownership, Costs]], line: Line) -> dict[str, float]:
-    """Return what modules have of a cost where a line is in the stack or in that of the caller."""
     found: dict[str, float] = defaultdict(float)
     for owned, cost in costs:
         number = owned.stacks.user_lines.ids.get(line)
@@ -141,13 +138,11 @@ def user_lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:
 
 
 def _one_module(of_line: dict[str, float], held: float) -> str | None:
-    """Return the module that holds most of a line's cost, None where several share it or most is in none."""
     path, ns = max(of_line.items(), key=lambda item: item[1], default=("", 0.0))
     return path if path and ns >= MIN_MOSTLY * held else None
 
 
 def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs:
-    """Return what a rank no longer takes, by owner."""
     rank = owned.rank
     by_item = owned.by_work if rank.has_device else owned.by_collective
     index = np.where(old.device_index < len(by_item), old.device_index, -1)
@@ -183,7 +178,6 @@ def _rest(owner: OwnedWork) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32
 
 
 def _host_lost(old: Program, new: Program, count: int) -> dict[str, Floats]:
-    """Return what the host no longer takes before each item, by what it did."""
     lost = {"blocked_ns": np.zeros(count)}
     for name in _PARTS:
         less = [getattr(o, name) - getattr(n, name) for o, n in ((old.host, new.host), (old.tail, new.tail))]
@@ -192,7 +186,6 @@ def _host_lost(old: Program, new: Program, count: int) -> dict[str, Floats]:
 
 
 def _span_parts(did: Activities, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> dict[str, Floats]:
-    """Return what the host did in each span, waiting included."""
     parts: HostParts = did.parts(start, end)
     found = {name: getattr(parts, name).astype(float) for name in _PARTS}
     found["blocked_ns"] = covered_ns(did.blocked, start, end).astype(float)
@@ -223,9 +216,9 @@ def top_modules(costs: Sequence[tuple[Ownership, Costs]], *, most: int, depth: i
 
 # What recurs in some steps only -------------------------------------------------------------------------------------
 
+# file, line, and whether it is the line after which it ran: a line that the step with frames never met has no owner,
+# and its operators stand between those of two lines that have one
 Place = tuple[str, int, bool]
-"""file, line, and whether it is the line after which it ran: a line that the step with frames never met has no owner,
-and its operators stand between those of two lines that have one"""
 
 
 def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) -> tuple[Where, ...]:
@@ -245,7 +238,6 @@ def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) 
 
 
 def _excess(owned: Ownership, replay: Replay) -> dict[Place, float]:
-    """Return by place what unusual steps take beyond the mean of the ordinary ones."""
     host, steps = owned.host, owned.rank.steps
     ordinary = np.isin(steps.number, replay.steps)
     if ordinary.all() or not ordinary.any():
@@ -285,7 +277,6 @@ def whole_step_lines(owned: Ownership) -> set[tuple[str, int]]:
 
 
 def _other_lines(owned: Ownership, trivial: set[Line]) -> list[tuple[Line, Line] | None]:
-    """Return for each stack the outermost and the innermost of the user's lines that are not trivial."""
     lines = [(f.file, f.line) if f.is_user else None for f in owned.frames]
 
     def grown(above: tuple[Line, Line] | None, frame: int) -> tuple[Line, Line] | None:

@@ -28,8 +28,8 @@ from stepscope.side_file import MAX_BYTES, parsed_json
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
-MAX_FILES = 5_000
-"""beside the traces; a run with more is analysed each time"""
+# beside the traces; a run with more is analysed each time
+_MAX_FILES = 5_000
 _MAX_DEPTH = 3
 
 
@@ -61,7 +61,7 @@ class KeptPlace:
             files = {str(path): content_key(path) for path in _files(self.given)}
         except (OSError, InputError):
             return None
-        if len(files) > MAX_FILES or None in files.values():
+        if len(files) > _MAX_FILES or None in files.values():
             return None
         asked = {"given": list(self.given), "from": str(Path.cwd()), **self.options}
         return {"files": files, "asked": asked, "code": _code()}
@@ -92,7 +92,6 @@ def kept_place(
 
 
 def _files(given: Sequence[str]) -> Iterator[Path]:
-    """Yield every file that the report may follow from: traces, what lies with them by rank, and the run's folder."""
     sources = find_sources(list(given))
     traces = [source.path for source in sources.files]
     yield from traces
@@ -121,7 +120,6 @@ def code_key() -> str:
 
 @cache
 def _code() -> str:
-    """Return a digest of our own files by name, size and time, and of the interpreter."""
     digest = Digest(sys.version.encode())
     root = Path(stepscope.__file__).parent
     for folder, below, names in os.walk(root):
@@ -146,8 +144,8 @@ class KeptReport:
 
     exit_code: int
     document: dict[str, Any] | None = None
+    #: as printed, by the kind of terminal
     texts: dict[str, str] = field(default_factory=dict)
-    """as printed, by the kind of terminal"""
 
 
 @dataclass(frozen=True)
@@ -188,16 +186,15 @@ def report_place(
 
 
 def _sound(kept: dict[str, Any]) -> KeptReport | None:
-    """Return a report whose parts are what we would have written, None otherwise."""
     document, texts, exit_code = kept["document"], kept["texts"], kept["exit_code"]
     known = document is None or (isinstance(document, dict) and document.get("schema") == SCHEMA)
-    shown = isinstance(texts, dict) and all(isinstance(t, str) and is_harmless(t) for t in texts.values())
+    shown = isinstance(texts, dict) and all(isinstance(t, str) and _is_harmless(t) for t in texts.values())
     if not known or not shown or exit_code not in _EXIT_CODES:
         return None
     return KeptReport(exit_code, document, texts)
 
 
-def is_harmless(text: str) -> bool:
+def _is_harmless(text: str) -> bool:
     """Return whether text holds only letters, line ends and colours.
 
     >>> is_harmless("\\x1b[1mstep\\x1b[0m 3 ms\\n"), is_harmless("\\x1b]0;title\\x07"), is_harmless("a\\rb")

@@ -17,7 +17,7 @@ from stepscope.errors import UsageError
 from stepscope.run.rank import rank_ranges
 from stepscope.units import NS_PER_S, ms
 
-MAX_ROWS = 50
+_MAX_ROWS = 50
 _TIMES = (
     "device", "host", "blocked", "comm", "exposed", "backward_device", "backward_host", "own_device", "own_host",
     "saving",
@@ -28,19 +28,19 @@ _TIMES = (
 class CodeRow:
     """One line or module; times in ns per step, the mean over ranks."""
 
+    #: empty for a module
     file: str
-    """empty for a module"""
     line: int
+    #: equal to `line` where that line is exact; else the next line that called anything, 0 where none did
     line_to: int
-    """equal to `line` where that line is exact; else the next line that called anything, 0 where none did"""
     function: str
     is_user: bool
+    #: of a line: that which holds most of its time
     module: str | None
-    """of a line: that which holds most of its time"""
+    #: kernels, copies and sets
     device_ns: float
-    """kernels, copies and sets"""
+    #: with `blocked_ns`
     host_ns: float
-    """with `blocked_ns`"""
     blocked_ns: float
     comm_ns: float
     exposed_ns: float
@@ -49,17 +49,17 @@ class CodeRow:
     own_device_ns: float
     own_host_ns: float
     flops: float | None
+    #: of its FLOPs over its device time, against the chip's peak
     mfu: float | None
-    """of its FLOPs over its device time, against the chip's peak"""
     memory_bytes: float | None
+    #: the longer of its time on the host and on the device, communication included, of the recorded step
     step_pct: float | None
-    """the longer of its time on the host and on the device, communication included, of the recorded step"""
+    #: of the step without it; None where that was not replayed
     saving_ns: float | None
-    """of the step without it; None where that was not replayed"""
+    #: it holds nearly everything: without it there is no step
     is_around_step: bool
-    """it holds nearly everything: without it there is no step"""
+    #: the line's text, None where it was not kept
     source: str | None
-    """the line's text, None where it was not kept"""
 
     @property
     def owner(self) -> str:
@@ -99,9 +99,9 @@ def code_json(account: Account) -> dict[str, Any]:
     if view is None:
         return {"code": [], "modules": [], "unowned": None}
     return {
-        "code": [line_json(row) for row in view.lines[:MAX_ROWS]],
-        "modules": [module_json(row) for row in view.modules[:MAX_ROWS]],
-        "unowned": unowned_json(view.costs),
+        "code": [_line_json(row) for row in view.lines[:_MAX_ROWS]],
+        "modules": [_module_json(row) for row in view.modules[:_MAX_ROWS]],
+        "unowned": _unowned_json(view.costs),
     }
 
 
@@ -114,14 +114,13 @@ def code_document(account: Account, view: CodeView) -> dict[str, Any]:
         "step_ms": ms_or_none(account.step.step_ns if account.step else None),
         "profiled_step_ms": ms_or_none(account.step.profiled_ns if account.step else None),
         "exact_lines": view.costs.exact_lines,
-        "unowned": unowned_json(view.costs),
-        "code": [line_json(row) for row in view.lines],
-        "modules": [module_json(row) for row in view.modules],
+        "unowned": _unowned_json(view.costs),
+        "code": [_line_json(row) for row in view.lines],
+        "modules": [_module_json(row) for row in view.modules],
     }
 
 
-def unowned_json(costs: CodeCosts) -> dict[str, Any]:
-    """Return what has no line: per step, and as shares of the host's and the device's time."""
+def _unowned_json(costs: CodeCosts) -> dict[str, Any]:
     none = costs.unowned
     host, device = costs.unowned_host_share, costs.unowned_device_share
     return {
@@ -133,14 +132,12 @@ def unowned_json(costs: CodeCosts) -> dict[str, Any]:
     }
 
 
-def line_json(row: CodeRow) -> dict[str, Any]:
-    """Return a line as a JSON object."""
+def _line_json(row: CodeRow) -> dict[str, Any]:
     place = {name: getattr(row, name) for name in ("file", "line", "line_to", "function", "module", "source")}
     return {**place, **_cost_json(row)}
 
 
-def module_json(row: CodeRow) -> dict[str, Any]:
-    """Return a module as a JSON object."""
+def _module_json(row: CodeRow) -> dict[str, Any]:
     return {"module": row.module, **_cost_json(row)}
 
 

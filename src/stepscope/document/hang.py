@@ -22,7 +22,7 @@ from stepscope.run.rank import rank_ranges
 from stepscope.trace.flight_recorder import FlightEntry
 from stepscope.units import NS_PER_S
 
-SCHEMA = 1
+_SCHEMA = 1
 _MAX_STACK = 32
 _MAX_RANKS_NAMED = 4
 _NO_STACK = "(no stack recorded)"
@@ -31,7 +31,7 @@ _NO_STACK = "(no stack recorded)"
 def hang_json(hang: Hang, dumps: Dumps) -> dict[str, Any]:
     """Return the whole answer."""
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "hang": hang.found,
         "conclusions": conclusions(hang),
         "ranks": list(hang.ranks),
@@ -75,8 +75,7 @@ def place(call: FlightEntry | None) -> str:
     return f"{frame.file}:{frame.line} ({frame.function})" if frame else _NO_STACK
 
 
-def shapes(call: FlightEntry) -> str:
-    """Return shapes and types of a call's inputs: `[[1024, 8]] Float`."""
+def _shapes(call: FlightEntry) -> str:
     types = ", ".join(dict.fromkeys(call.input_dtypes))
     return f"{[list(s) for s in call.input_sizes]} {types}".strip()
 
@@ -134,7 +133,7 @@ def _of_mismatch(state: GroupState) -> list[str]:
     odd = rank_ranges(list(found.odd_ranks))
     if found.kind in (LEFT_OUT, EXTRA):
         what = "left out" if found.kind == LEFT_OUT else "made one call too many"
-        calls = "; ".join(f"{c.named} {shapes(c)} at {place(c)}" for c in found.missed)
+        calls = "; ".join(f"{c.named} {_shapes(c)} at {place(c)}" for c in found.missed)
         return [f"rank {odd} {what}, from {where} on: {calls}"]
     said = {ORDER: "calls something else than the others", SHAPE: "gives another size", DTYPE: "gives another type"}
     sides = "; ".join(_side(ranks, call, found.kind) for ranks, call in _alike(found))
@@ -143,12 +142,11 @@ def _of_mismatch(state: GroupState) -> list[str]:
 
 
 def _side(ranks: Sequence[int], call: FlightEntry, kind: str) -> str:
-    what = call.named if kind == ORDER else f"{call.named} {shapes(call)}"
+    what = call.named if kind == ORDER else f"{call.named} {_shapes(call)}"
     return f"rank {rank_ranges(list(ranks))} {what} at {place(call)}"
 
 
 def _alike(found: Mismatch) -> Iterable[tuple[list[int], FlightEntry]]:
-    """Return the ranks that call the same thing from the same line, with one of their calls."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for rank, call in sorted(found.calls.items()):
         key = (call.named, call.input_sizes, call.input_dtypes, place(call))

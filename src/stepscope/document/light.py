@@ -21,7 +21,7 @@ from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
-NO_TRACE = "no trace was recorded: what happens inside the steps is unknown; record without --light"
+_NO_TRACE = "no trace was recorded: what happens inside the steps is unknown; record without --light"
 _OF_TRACES = ("window", "compute", "comm", "memory", "exposed_comm", "idle", "wait", "transfer")
 
 
@@ -54,7 +54,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "not_judged": [],
         "findings": [],
         "findings_combined": [],
-        "warnings": [NO_TRACE, *run.warnings],
+        "warnings": [_NO_TRACE, *run.warnings],
     }
     return finite_document(document)[0]
 

@@ -102,7 +102,7 @@ def _trace(outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 # Memory as one answer, as JSON: what the trace and the step logs say of each rank, and each rank's snapshot.
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 def memory_document(
@@ -119,7 +119,7 @@ def memory_document(
     """
     beside = account.run.beside if account else None
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "run": account.run.name if account else None,
         "memory": memory_json(account.memory) if account else None,
         "memory_steps": [memory_of_steps(log) for log in account.run.logs] if account else [],
@@ -127,19 +127,17 @@ def memory_document(
         "other_processes": [{"rank": one.rank, "size_bytes": one.others_bytes} for one in account.devices]
         if account
         else [],
-        "snapshots": [snapshot_json(rank, view) for rank, view in snapshots.items()],
+        "snapshots": [_snapshot_json(rank, view) for rank, view in snapshots.items()],
         "predicted_rank": of_rank,
         "predicted": [asdict(row) for row in predicted],
-        "what_ifs": [what_if_json(one) for one in what_ifs],
+        "what_ifs": [_what_if_json(one) for one in what_ifs],
         "warnings": [*warnings, *(account.failures if account else ())],
     }
 
 
-def what_if_json(one: MemoryWhatIf) -> dict[str, Any]:
-    """Return one change; times are milliseconds per step."""
+def _what_if_json(one: MemoryWhatIf) -> dict[str, Any]:
     return in_ms(one, ("extra_low", "extra_high"))
 
 
-def snapshot_json(rank: int | None, view: SnapshotView) -> dict[str, Any]:
-    """Return one snapshot; times are microseconds since the first event of its history."""
+def _snapshot_json(rank: int | None, view: SnapshotView) -> dict[str, Any]:
     return {"rank": rank, **asdict(view), "path": Path(view.path).name}

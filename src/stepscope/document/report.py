@@ -34,6 +34,7 @@ from stepscope.units import ms, us
 # What each dimension of parallelism cost, as keys of the report's JSON. Times in milliseconds; unknown is null.
 
 _TRAFFIC = ("time", "exposed", "wait", "transfer")
+# by view: its lists of records, and which fields of those are times
 TIMES: Mapping[str, Mapping[str, Collection[str]]] = {
     "buckets": {
         "buckets": ("ready", *_TRAFFIC),
@@ -55,11 +56,9 @@ TIMES: Mapping[str, Mapping[str, Collection[str]]] = {
     "experts": {"ranks": _TRAFFIC},
     "context_parallel": {"ranks": (*_TRAFFIC, "compute")},
 }
-"""by view: its lists of records, and which fields of those are times"""
 
 
-def by_strategy_json(account: Account) -> dict[str, Any]:
-    """Return the strategy and a view of each of its dimensions, null for those the run does not have."""
+def _by_strategy_json(account: Account) -> dict[str, Any]:
     strategy, views = account.strategy, account.views
     return {
         "name": strategy.name,
@@ -85,8 +84,7 @@ def _part(name: str, value: Any, times: Mapping[str, Collection[str]]) -> Any:
 # One rank as an object of the report's JSON. Times in milliseconds; unknown is null.
 
 
-def rank_json(account: Account, index: int) -> dict[str, Any]:
-    """Return what is known of the rank at `index`: its steps, window, waits and clock."""
+def _rank_json(account: Account, index: int) -> dict[str, Any]:
     view, clocks = account.ranks_read[index], account.shared.whole.clocks
     rank, steps = view.rank, view.rank.steps
     known = bool(clocks.known[index]) and len(account.ranks_read) > 1
@@ -148,8 +146,7 @@ _MAX_POINTS = 400
 _MEMORY = ("allocated_bytes", "reserved_bytes", "host_bytes")
 
 
-def beside_json(account: Account) -> dict[str, Any]:
-    """Return `devices`, `collectives_live`, `memory_steps`, `memory_edges`, `nccl` and `windows`."""
+def _beside_json(account: Account) -> dict[str, Any]:
     beside = account.run.beside
     return {
         "devices": [{**asdict(d), "held_back": d.held_back} for d in account.devices],
@@ -180,7 +177,7 @@ def _size(columns: dict[str, Any], steps: Any) -> Any:
     return np.nan_to_num(known[steps])
 
 
-def live_busbw(beside: SideFiles, op: str, group: Group) -> float | None:
+def _live_busbw(beside: SideFiles, op: str, group: Group) -> float | None:
     """Return the mean over ranks of the bus bandwidth over the whole job, None where it was not timed.
 
     Where the trace does not say the group, the only one that ran the operation is meant.
@@ -195,7 +192,7 @@ def live_busbw(beside: SideFiles, op: str, group: Group) -> float | None:
     return float(np.mean(timed)) if timed else None
 
 
-def logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] | None:
+def _logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] | None:
     """Return what NCCL's logs say of an operation: algorithms, protocols, channels, transports; None without a log.
 
     Choices are logged by operation and size, not by group: a rank count that differs from the group's rules a log out.
@@ -216,7 +213,6 @@ def logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] | 
 
 
 def _made_for(log: NcclLog, ranks: int) -> bool:
-    """Return whether a log tells of a communicator of that many ranks; True where it tells of none."""
     return not log.communicators or any(c.num_ranks == ranks for c in log.communicators)
 
 
@@ -230,12 +226,12 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [rank_json(account, i) for i in range(len(account.ranks_read))],
+        "ranks": [_rank_json(account, i) for i in range(len(account.ranks_read))],
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
         "collectives": [_collective(row, account.run.beside) for row in account.collectives],
-        **beside_json(account),
+        **_beside_json(account),
         "operators": [_operator(o) for o in account.operators.top(_MAX_ROWS)],
         "kernels": [kernel_json(k) for k in account.kernels.kernels[:_MAX_ROWS]],
         "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
@@ -250,7 +246,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "serving": _serving(account.serving),
         "memory": memory_json(account.memory),
         "steadiness": steadiness_json(account.steadiness),
-        "by_strategy": by_strategy_json(account),
+        "by_strategy": _by_strategy_json(account),
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
         **code_json(account),
@@ -351,8 +347,8 @@ def _collective(row: CollectiveRow, beside: SideFiles) -> dict[str, Any]:
         "busbw_gb_per_s": _rounded(row.busbw_gb_per_s),
         "late_rank": row.late_rank,
         "unmatched": row.unmatched,
-        "live_busbw_gb_per_s": _rounded(live_busbw(beside, row.op, row.group)),
-        "nccl": logged_choice(beside, row.op, row.group),
+        "live_busbw_gb_per_s": _rounded(_live_busbw(beside, row.op, row.group)),
+        "nccl": _logged_choice(beside, row.op, row.group),
     }
 
 

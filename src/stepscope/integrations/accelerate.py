@@ -33,8 +33,8 @@ except ImportError as e:
 
 _SCHEDULE = ("wait", "warmup", "active", "repeat", "skip_first")
 _WHOLE_BLOCK = {"wait": 0, "warmup": 0, "active": 1_000_000}
+# for a callback that wants every window until the block ends
 _MANY_WINDOWS = 1_000_000
-"""for a callback that wants every window until the block ends"""
 
 
 @dataclass
@@ -49,7 +49,6 @@ class StepscopeKwargs(ProfileKwargs):  # type: ignore[misc]
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Accelerate looks up the handler's exact class among its own, and has no place for a subclass."""
         return ProfileKwargs
 
     def build(self) -> "AccelerateRecording":
@@ -57,7 +56,7 @@ class StepscopeKwargs(ProfileKwargs):  # type: ignore[misc]
         names = ("activities", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
         same = {name: getattr(self, name) for name in names}
         option = self.schedule_option
-        schedule = _WHOLE_BLOCK if option is None else schedule_from(option)
+        schedule = _WHOLE_BLOCK if option is None else _schedule_from(option)
         if option is not None and not option.get("repeat"):
             if self.on_trace_ready is not None:
                 schedule["repeat"] = _MANY_WINDOWS
@@ -76,7 +75,6 @@ class KeptProfiler:
         self._on_trace_ready = on_trace_ready
 
     def __call__(self, profiler: Any) -> None:
-        """Take the profiler of a window that has ended."""
         self.last = profiler
         if self._on_trace_ready is not None:
             self._on_trace_ready(profiler)
@@ -118,7 +116,7 @@ class AccelerateRecording(LoopRecording):
         return self._kept.last
 
 
-def schedule_from(option: dict[str, int]) -> dict[str, int]:
+def _schedule_from(option: dict[str, int]) -> dict[str, int]:
     """Return our settings for torch's: `skip_first` lengthens the wait; `repeat=0` (for ever) is left out.
 
     >>> schedule_from({"skip_first": 3, "wait": 1, "warmup": 1, "active": 2, "repeat": 0})

@@ -47,7 +47,6 @@ def recorded(engine: Any, **settings: Any) -> Iterator[LoopRecording]:
 
 
 def _wrap(engine: Any, loop: Loop) -> None:
-    """Put our view of each method over the engine's own."""
     for name, make in (("backward", _backward), ("allreduce_gradients", _reduction), ("step", _step)):
         original = getattr(engine, name)
         vars(engine)[name] = functools.wraps(original)(make(original, engine, loop))

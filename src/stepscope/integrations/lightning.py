@@ -16,7 +16,6 @@ from stepscope.integrations.loop_recording import LoopRecording, missing
 
 
 def _callback_class() -> Any:
-    """Return the `Callback` of the Lightning in use: the one the script imported, else the one installed."""
     names = ["lightning.pytorch", "pytorch_lightning"]
     names.sort(key=lambda name: name not in sys.modules)
     for name in names:

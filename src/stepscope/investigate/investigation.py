@@ -24,8 +24,7 @@ from stepscope.units import NS_PER_MS, printable, readable_bytes
 _TOP = 5
 
 
-def detail_facts(account: Account, bound: str | None) -> list[Evidence]:
-    """Return the facts for a verdict; none where no step was recorded."""
+def _detail_facts(account: Account, bound: str | None) -> list[Evidence]:
     return _FACTS[bound](account) if bound in _FACTS else []
 
 
@@ -85,7 +84,6 @@ def _stragglers(account: Account) -> list[Evidence]:
 
 
 def _waits(account: Account) -> list[Evidence]:
-    """Return who waits most and who waits least for the others; nothing where nobody waits or all wait alike."""
     known = [(v.rank.rank, v.wait.wait_ns) for v in account.ranks if v.wait and v.wait.wait_ns is not None]
     shown = [(rank, round(ns / max(account.num_steps, 1) / NS_PER_MS, 2)) for rank, ns in known]
     if len({wait for _, wait in shown}) < 2:
@@ -162,22 +160,22 @@ class Validation:
 
     before_ns: float
     after_ns: float
+    #: `unprofiled` or `profiled`
     basis: str
-    """`unprofiled` or `profiled`"""
     measured_ns: float
+    #: half of the 95 % interval of the measured saving
     doubt_ns: float
-    """half of the 95 % interval of the measured saving"""
+    #: ids of the findings taken as fixed
     fixed: tuple[str, ...]
-    """ids of the findings taken as fixed"""
     predicted_ns: float | None
     low_ns: float | None
     high_ns: float | None
+    #: `came true`, `less than predicted`, `more than predicted` or `nothing was predicted`
     outcome: str
-    """`came true`, `less than predicted`, `more than predicted` or `nothing was predicted`"""
+    #: ids of findings that the second run still has, no less than half as costly
     remaining: tuple[str, ...]
-    """ids of findings that the second run still has, no less than half as costly"""
+    #: ids of findings that only the second run has
     fresh: tuple[str, ...]
-    """ids of findings that only the second run has"""
     notes: tuple[str, ...]
 
 
@@ -215,7 +213,6 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
 
 
 def _fixed(before: Diagnosis, after: Diagnosis, chosen: str | None) -> list[Finding]:
-    """Return the findings of the first run that were fixed."""
     if chosen is not None:
         return [f for f in before.findings if f.id == chosen]
     fates = _fates(before, after)
@@ -223,7 +220,6 @@ def _fixed(before: Diagnosis, after: Diagnosis, chosen: str | None) -> list[Find
 
 
 def _fates(before: Diagnosis, after: Diagnosis) -> dict[Key, str]:
-    """Return what became of every finding that saves something in one of the runs."""
     had, left = (savings_by_key((_key(f), f.alone_ns) for f in d.worth) for d in (before, after))
     return {key: fate(had.get(key), left.get(key)) for key in dict.fromkeys([*had, *left])}
 
@@ -233,7 +229,6 @@ def _key(finding: Finding) -> Key:
 
 
 def _prediction(fixed: Sequence[Finding], step_ns: float) -> tuple[float | None, float | None, float | None]:
-    """Return what these findings were to save together, at least and at most."""
     if not fixed:
         return None, None, None
     if len(fixed) == 1:
@@ -247,7 +242,6 @@ def _prediction(fixed: Sequence[Finding], step_ns: float) -> tuple[float | None,
 
 
 def _outcome(measured: float, low: float | None, high: float | None) -> str:
-    """Return what became of a prediction: how unsure the measurement is widens nothing, and is told beside it."""
     if low is None or high is None:
         return NO_PREDICTION
     if measured < low:
@@ -294,8 +288,8 @@ class Step:
     question: str
     answer: str
     facts: tuple[Evidence, ...] = ()
+    #: what to do next
     todo: tuple[str, ...] = ()
-    """what to do next"""
 
 
 def investigate(
@@ -351,7 +345,7 @@ def _category(run: Measurement) -> Step:
 
 
 def _detail(run: Measurement) -> Step:
-    facts = detail_facts(run.account, conclude(run.account, run.diagnosis).verdict)
+    facts = _detail_facts(run.account, conclude(run.account, run.diagnosis).verdict)
     failed = [c for c in checks_of(run.account) if c.status == FAIL]
     facts += [
         Evidence(f"check {c.id}", "fail" if c.value is None else round(c.value, 1), "", f"good {c.good}")
@@ -382,7 +376,6 @@ def _root_cause(run: Measurement) -> Step:
 
 
 def _unseen(run: Measurement) -> str:
-    """Return what nobody has looked for."""
     lacking = by_need(run.diagnosis.not_examined)
     lines = [f"Not examined: {', '.join(rules)} ({needs})." for needs, rules in lacking.items()]
     return "".join(f" {line}" for line in (*run.diagnosis.not_judged, *lines))

@@ -33,8 +33,8 @@ from stepscope.units import NS_PER_S
 
 _SHARDS = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1")
 _NUMBERED = re.compile(r"^(?P<list>(?:.{1,300}\.)?)(?P<number>\d{1,5})$")
+# smaller copies take their start more than the link
 _MIN_COPY_BYTES = 1_000_000
-"""smaller copies take their start more than the link"""
 _HOST_LINK = re.compile(r"HtoD|DtoH")
 
 
@@ -42,21 +42,21 @@ _HOST_LINK = re.compile(r"HtoD|DtoH")
 class MemoryJob:
     """What changes are worked out from; None is unknown. Times are of one step of the rank."""
 
+    #: ranks with the same weights, among which they could be split
     replicas: int | None = None
-    """ranks with the same weights, among which they could be split"""
+    #: the strategy that splits them already
     sharded_as: str | None = None
-    """the strategy that splits them already"""
     layers: int | None = None
+    #: whether forward is computed again in backward already
     recomputes: bool = False
-    """whether forward is computed again in backward already"""
+    #: per rank and step
     samples: float | None = None
-    """per rank and step"""
     forward_ns: float | None = None
     backward_ns: float | None = None
+    #: time in collectives of data parallelism
     gradient_comm_ns: float | None = None
-    """time in collectives of data parallelism"""
+    #: between pinned memory of the host and the device, as copies of the run had it
     host_link_bytes_per_s: float | None = None
-    """between pinned memory of the host and the device, as copies of the run had it"""
 
 
 def memory_of(account: Account, rank: int | None = None) -> tuple[Rank, Moments | None] | None:
@@ -114,7 +114,6 @@ def _gradient_comm_ns(account: Account, rank: Rank, index: int) -> float | None:
 
 
 def _host_link(rank: Rank) -> float | None:
-    """Return the median rate of large copies between pinned memory and the device."""
     work, trace = rank.work, rank.trace
     rows = np.flatnonzero(work.kind == EventKind.COPY)
     size = trace.arg("bytes").at(work.row[rows], missing=-1) if len(rows) else np.empty(0, np.int64)
@@ -133,8 +132,8 @@ def _host_link(rank: Rank) -> float | None:
 #
 # The model's shape is not recorded, so activations are not among them: `stepscope predict memory` takes it.
 
+# by the class of the optimizer; others may keep anything (SGD a momentum or nothing)
 _MOMENTS = {"Adam": Optimizer.ADAM, "AdamW": Optimizer.ADAM}
-"""by the class of the optimizer; others may keep anything (SGD a momentum or nothing)"""
 _NO_MODEL = "the run's description does not give the model's parameters"
 _NO_SHAPE = "it takes the model's shape, which is not recorded: stepscope predict memory"
 
@@ -145,10 +144,10 @@ class StateRow:
 
     category: str
     predicted_bytes: int | None
+    #: the most that was held of it in the window
     measured_bytes: int | None
-    """the most that was held of it in the window"""
+    #: why it is not predicted
     reason: str | None
-    """why it is not predicted"""
 
 
 def predicted_states(description: Mapping[str, Any], moments: Moments | None) -> tuple[StateRow, ...]:
@@ -176,16 +175,15 @@ def predicted_states(description: Mapping[str, Any], moments: Moments | None) ->
 
 
 def _share_of_weights(description: Mapping[str, Any], of: str) -> int | None:
-    """Return the bytes of some of the parameters, None where the job did not say."""
     model = description.get("model")
     said = [model.get(name) for name in ("bytes", of, "parameters")] if isinstance(model, dict) else []
     numbers = [n for n in said if type(n) is int and n >= 0]
     return numbers[0] * numbers[1] // numbers[2] if len(numbers) == 3 and numbers[2] else None
 
 
-WHAT_IFS = "checkpointing, checkpointing=LAYERS, zero=1, zero=2, zero=3, offload=optimizer, batch=N, batch=2x"
+_WHAT_IFS = "checkpointing, checkpointing=LAYERS, zero=1, zero=2, zero=3, offload=optimizer, batch=N, batch=2x"
+# that ZeRO-3 holds whole at a time: the one computed and the next
 _GATHERED_LAYERS = 2
-"""that ZeRO-3 holds whole at a time: the one computed and the next"""
 _STATES = ("optimizer_state", "gradients", "weights")
 _FACTOR = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?)x$")
 _MAX_FACTOR = 1e6
@@ -199,29 +197,27 @@ class MemoryWhatIf:
     """The answer to one change. None is unknown; `reasons` says why."""
 
     change: str
+    #: allocated at the peak of the window
     measured_bytes: int | None
-    """allocated at the peak of the window"""
+    #: at the new peak; equal to `peak_high_bytes` where the formula leaves nothing open
     peak_low_bytes: int | None
-    """at the new peak; equal to `peak_high_bytes` where the formula leaves nothing open"""
     peak_high_bytes: int | None
+    #: in which the new peak lies
     phase: str | None
-    """in which the new peak lies"""
+    #: by how much each step gets longer, at least; negative where it gets shorter
     extra_low_ns: float | None
-    """by how much each step gets longer, at least; negative where it gets shorter"""
     extra_high_ns: float | None
+    #: what the formulas assume
     notes: tuple[str, ...]
-    """what the formulas assume"""
     reasons: dict[str, str]
 
 
 @dataclass(frozen=True)
 class _Change:
-    """What stays of each category, and what comes to it: from, to."""
-
     stays: dict[str, Range]
     adds: Range = (0.0, 0.0)
+    #: whether `adds` comes in forward and backward only
     only_in_passes: bool = False
-    """whether `adds` comes in forward and backward only"""
     time_ns: tuple[float | None, float | None] = (None, None)
     notes: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
@@ -235,7 +231,7 @@ def memory_what_if(change: str, moments: Moments | None, job: MemoryJob) -> Memo
     """Return what one change makes of the peak; a `UsageError` where there is no such change."""
     key, _, value = change.partition("=")
     if key not in _MAKERS:
-        raise UsageError(f"--what-if {change}: there is no such change; use one of {WHAT_IFS}")
+        raise UsageError(f"--what-if {change}: there is no such change; use one of {_WHAT_IFS}")
     measured = int(moments.allocated_bytes.max(initial=0)) if moments else None
     try:
         if moments is None:
@@ -254,7 +250,6 @@ def memory_what_if(change: str, moments: Moments | None, job: MemoryJob) -> Memo
 
 
 def _changed(moments: Moments, change: _Change, end: int) -> npt.NDArray[np.float64]:
-    """Return what would be allocated after each event, at the low or high end of the formulas."""
     passes = _in_passes(moments)
     total = np.where(passes, change.adds[end], 0.0 if change.only_in_passes else change.adds[end])
     for name, curve in moments.by_category.items():
@@ -268,7 +263,6 @@ def _changed(moments: Moments, change: _Change, end: int) -> npt.NDArray[np.floa
 
 
 def _in_passes(moments: Moments) -> npt.NDArray[np.bool_]:
-    """Return which moments lie in forward or backward; all of them where phases are unknown."""
     if moments.phase is None:
         return np.ones(len(moments.allocated_bytes), bool)
     return (moments.phase != Phase.OPTIMIZER) & (moments.phase != Phase.AFTER_BACKWARD)
@@ -327,7 +321,6 @@ def _zero(value: str, moments: Moments, job: MemoryJob) -> _Change:
 
 
 def _gathered(moments: Moments, job: MemoryJob) -> Range:
-    """Return the weights that ZeRO-3 holds whole beside its share: of two layers, or between none and all."""
     whole = float(moments.most("weights") or 0)
     if job.layers is None:
         return 0.0, whole

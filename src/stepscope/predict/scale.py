@@ -33,10 +33,10 @@ from stepscope.run.rank import Rank
 # transfers as one, a recorded time changes by the ratio of the two predictions, so that what is particular to this run
 # stays in it. With links alone there is nothing to compare: the transfer takes what the links give.
 
-GROWING = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3", "small", "unknown")
-"""kinds of traffic whose groups are the data-parallel ranks"""
-LINK_DOUBT = 0.3
-"""of a time from links alone, which were not measured"""
+# kinds of traffic whose groups are the data-parallel ranks
+_GROWING = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3", "small", "unknown")
+# of a time from links alone, which were not measured
+_LINK_DOUBT = 0.3
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,19 +53,18 @@ class Transfers(ArrayRecord):
 def growing_rows(account: Account) -> list[npt.NDArray[np.int64]]:
     """Return per rank the collectives of groups that grow with the job."""
     return [
-        np.concatenate([rows for kind, rows in by_kind.items() if kind in GROWING] or [np.empty(0, np.int64)])
+        np.concatenate([rows for kind, rows in by_kind.items() if kind in _GROWING] or [np.empty(0, np.int64)])
         for by_kind in account.strategy.rows
     ]
 
 
-def scaled_transfers(
+def _scaled_transfers(
     account: Account,
     rows: Sequence[npt.NDArray[np.int64]],
     *,
     factor: float,
     source: Calibration | Fabric,
 ) -> list[Transfers]:
-    """Return per rank what its transfers take with `factor` times the data-parallel ranks."""
     known: dict[tuple[str, int, int], tuple[float, float, float]] = {}
     out = []
     for rank, wait, mine in zip(account.run.ranks, account.shared.wait_ns, rows, strict=True):
@@ -85,10 +84,9 @@ def scaled_transfers(
 
 
 def _change(source: Calibration | Fabric, op: str, size: int, ranks: int, wanted: int) -> tuple[float, float, float]:
-    """Return time, low and high: absolute from links, as multiples of the recorded one from a calibration."""
     if isinstance(source, Fabric):
         time = fastest(op, size_bytes=size, ranks=wanted, fabric=source).time_ns
-        return time, time * (1 - LINK_DOUBT), time * (1 + LINK_DOUBT)
+        return time, time * (1 - _LINK_DOUBT), time * (1 + _LINK_DOUBT)
     if wanted == ranks:
         return 1.0, 1.0, 1.0
     before = source.predict(op, size_bytes=size, world_size=ranks)
@@ -104,15 +102,14 @@ def _half_width(estimate: Estimate) -> float:
 
 
 def _group_size(account: Account, rank: Rank, row: int) -> int | None:
-    """Return the ranks of a collective's group; where gloo does not say, the whole job's."""
     c = rank.collectives
     return c.groups[int(c.group[row])].size or account.run.world_size
 
 
-MODEL_ERROR = 0.05
-"""of the step: what a replay is wrong by, about, however good its inputs"""
+# of the step: what a replay is wrong by, about, however good its inputs
+_MODEL_ERROR = 0.05
+# of the waiting that more ranks add: a few steps tell their spread roughly
 _SPREAD_DOUBT = 0.5
-"""of the waiting that more ranks add: a few steps tell their spread roughly"""
 _MAX_WORLD_SIZE = 2**20
 
 
@@ -124,13 +121,13 @@ class ScaledStep:
     step_ns: float
     low_ns: float
     high_ns: float
+    #: what communication adds to the step
     comm_ns: float
-    """what communication adds to the step"""
+    #: what waiting for the last of more ranks adds
     straggler_ns: float
-    """what waiting for the last of more ranks adds"""
     mfu: float | None
+    #: recorded step / this step
     weak_efficiency: float
-    """recorded step / this step"""
 
     @property
     def comm_share(self) -> float:
@@ -144,10 +141,10 @@ class Scaling:
 
     recorded_world_size: int
     recorded_ns: float
+    #: the step if the growing groups' transfers took no time
     without_comm_ns: float
-    """the step if the growing groups' transfers took no time"""
+    #: standard deviation of the ranks' own times
     spread_ns: float
-    """standard deviation of the ranks' own times"""
     curve: tuple[ScaledStep, ...]
     source: str
     notes: tuple[str, ...]
@@ -175,7 +172,7 @@ def scaled(
     job = _Job(account, computing, recorded, recorded - replay.period_ns, without, _spread_ns(account))
     curve = []
     for world in sorted(set(world_sizes)):
-        transfers = scaled_transfers(account, rows, factor=world / recorded_world, source=base)
+        transfers = _scaled_transfers(account, rows, factor=world / recorded_world, source=base)
         curve.append(_step(job, world, recorded_world, transfers))
     said = "the run's own transfers" if source is None else _said(source)
     return Scaling(recorded_world, recorded, without, job.spread_ns, tuple(curve), said, tuple(_notes(source)))
@@ -186,8 +183,8 @@ class _Job(ArrayRecord):
     account: Account
     replay: Replay
     recorded_ns: float
+    #: measured step less the replay's
     offset_ns: float
-    """measured step less the replay's"""
     without_ns: float
     spread_ns: float
 
@@ -213,7 +210,7 @@ def _step(job: _Job, world: int, recorded_world: int, transfers: list[Transfers]
         for name in ("time_ns", "low_ns", "high_ns")
     ]
     step = max(periods[0] + straggler, 1.0)
-    doubt = MODEL_ERROR * step + _SPREAD_DOUBT * abs(straggler)
+    doubt = _MODEL_ERROR * step + _SPREAD_DOUBT * abs(straggler)
     efficiency = job.account.efficiency
     return ScaledStep(
         world_size=world,
@@ -228,7 +225,6 @@ def _step(job: _Job, world: int, recorded_world: int, transfers: list[Transfers]
 
 
 def _with_transfers(replay: Replay, times: Sequence[Floats]) -> Replay:
-    """Return the replay with other times where there are any (0 or more)."""
     programs = []
     for program, times_ns in zip(replay.programs, times, strict=True):
         duration = program.duration_ns.copy()
@@ -249,7 +245,6 @@ def _no_time(account: Account, rows: Sequence[np.ndarray]) -> list[Floats]:
 
 
 def _slower_compute(replay: Replay, factor: float) -> Replay:
-    """Return the replay with host and device work taking `factor` of its time, communication as it was."""
     if factor <= 0:
         raise UsageError(f"the compute factor has to be above 0, not {factor:g}")
     return replay if factor == 1 else rebuilt(replay, [_slower(p, factor) for p in replay.programs])
@@ -265,7 +260,6 @@ def _slower(program: Program, factor: float) -> Program:
 
 
 def _spread_ns(account: Account) -> float:
-    """Return the standard deviation of own times within a step, over the ranks that are not stragglers."""
     own = own_times(account.shared)
     if own is None:
         return 0.0

@@ -30,8 +30,8 @@ class Speed:
     """What one device does."""
 
     peak_flops_per_s: float
+    #: of the peak, by the compute of a step without communication
     share_reached: float
-    """of the peak, by the compute of a step without communication"""
     memory_bytes_per_s: float | None = None
 
     @property
@@ -50,8 +50,8 @@ class StepTime:
     exposed_comm_ns: float
     bubble_ns: float
     optimizer_ns: float
+    #: all communication, hidden or not
     comm_ns: float
-    """all communication, hidden or not"""
 
     @property
     def total_ns(self) -> float:
@@ -85,7 +85,6 @@ def step_time(
 def _communication(
     traffic: list[Traffic], layout: Layout, forward_ns: float, backward_ns: float, times: CollectiveTimes
 ) -> tuple[float, float]:
-    """Return exposed and total time of the traffic."""
     spent: dict[tuple[str, str], float] = {}
     longest: dict[tuple[str, str], float] = {}
     shown = 0.0
@@ -105,7 +104,6 @@ def _communication(
 
 
 def _optimizer_ns(model: Transformer, batch: Batch, layout: Layout, optimizer: Optimizer, speed: Speed) -> float:
-    """Return the optimizer step: weight, gradient and moments read, weight and moments written."""
     if speed.memory_bytes_per_s is None:
         return 0.0
     count: float = sum(w.count for w in on_rank(weights(model), layout, layers=model.layers))
@@ -116,10 +114,10 @@ def _optimizer_ns(model: Transformer, batch: Batch, layout: Layout, optimizer: O
     return count * (4 * values + extra) / speed.memory_bytes_per_s * NS_PER_S
 
 
-CLOSE = 1.1
-"""candidates within this factor of the fastest are too close to call: test them"""
+# candidates within this factor of the fastest are too close to call: test them
+_CLOSE = 1.1
+# shares of the peak that the compute of training usually reaches
 TYPICAL_RANGE = (0.35, 0.65)
-"""shares of the peak that the compute of training usually reaches"""
 _MAX_CLOSE_CANDIDATES = 3
 _TENSOR = (1, 2, 4, 8)
 _PIPELINE = (1, 2, 4, 8, 16)
@@ -131,8 +129,8 @@ class Question:
 
     model: Transformer
     seq_len: int
+    #: of the whole job per step
     sequences: int
-    """of the whole job per step"""
     devices: int
     device_bytes: float
     speed: Speed
@@ -163,15 +161,15 @@ class Advice:
     """Candidates that fit, the fastest first, and what to do."""
 
     fastest: Candidate
+    #: others within a tenth of it: measure both
     close: tuple[Candidate, ...]
-    """others within a tenth of it: measure both"""
+    #: the simplest of those that cannot be told from the fastest
     recommended: Candidate
-    """the simplest of those that cannot be told from the fastest"""
+    #: DDP if it fits, else ZeRO-3
     by_rule: Candidate
-    """DDP if it fits, else ZeRO-3"""
     candidates: tuple[Candidate, ...]
+    #: DDP and the others that do not, with the least that they would need
     not_fitting: tuple[Candidate, ...]
-    """DDP and the others that do not, with the least that they would need"""
     reason: str
 
 
@@ -189,10 +187,10 @@ def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, f
         raise UsageError(_nothing_fits(question, failing))
     rule = _by_rule(fitting)
     best = fitting[0]
-    close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= CLOSE * best.time.total_ns)[
+    close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= _CLOSE * best.time.total_ns)[
         :_MAX_CLOSE_CANDIDATES
     ]
-    same = [c for c in fitting if c.time.total_ns <= CLOSE * best.time.total_ns]
+    same = [c for c in fitting if c.time.total_ns <= _CLOSE * best.time.total_ns]
     bands = [time_band(question, c, shares=shares, times=times) for c in same]
     chosen = min((c for c, (low, _) in zip(same, bands, strict=True) if low <= bands[0][1]), key=_effort)
     reason = _reason(best, rule, fitting, failing, chosen=chosen)
@@ -241,7 +239,6 @@ def _candidates(q: Question, times: CollectiveTimes) -> Iterator[Candidate]:
 
 
 def _layouts(q: Question) -> Iterator[Layout]:
-    """Yield the layouts that the devices, heads and layers divide into."""
     for tensor in _TENSOR:
         for pipeline in _PIPELINE:
             data, rest = divmod(q.devices, tensor * pipeline)
@@ -256,7 +253,6 @@ def _layouts(q: Question) -> Iterator[Layout]:
 
 
 def _largest_batch(q: Question, layout: Layout, recompute: Recompute, times: CollectiveTimes) -> Candidate | None:
-    """Return the candidate with the largest micro-batch that fits, or the smallest where none does."""
     share = q.sequences // layout.data
     sizes = [n for n in _powers_down(share) if not share % n and share // n >= layout.pipeline]
     candidate = None
@@ -279,7 +275,6 @@ def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, times: Col
 
 
 def _by_rule(fitting: Sequence[Candidate]) -> Candidate:
-    """Return the simple rule's choice: DDP if it fits, else ZeRO-3; splitting matrices or layers comes last."""
     order = (Sharding.DDP, Sharding.ZERO3, Sharding.ZERO2, Sharding.ZERO1)
 
     def effort(c: Candidate) -> tuple[int, int, bool]:
@@ -290,13 +285,11 @@ def _by_rule(fitting: Sequence[Candidate]) -> Candidate:
 
 
 def _effort(c: Candidate) -> tuple[int, int, bool, float]:
-    """Return how much a candidate asks of its user: least for DDP; splitting matrices or layers comes last."""
     split = c.layout.tensor * c.layout.pipeline
     return split, list(Sharding).index(c.layout.sharding), c.batch.recompute is not Recompute.NONE, c.time.total_ns
 
 
 def _different(others: Sequence[Candidate], best: Candidate) -> list[Candidate]:
-    """Return candidates with another layout than the best, one each."""
     seen = {_kind(best)}
     out = []
     for c in others:
@@ -313,7 +306,6 @@ def _kind(c: Candidate) -> tuple[Sharding, int, int]:
 def _reason(
     best: Candidate, rule: Candidate, fitting: Sequence[Candidate], failing: Sequence[Candidate], *, chosen: Candidate
 ) -> str:
-    """Return why the fastest is the fastest, in a sentence or two; what is chosen is not held against it."""
     ddp = [c for c in failing if c.layout.sharding is Sharding.DDP and c.layout.tensor * c.layout.pipeline == 1]
     plain = any(c.layout.sharding is Sharding.DDP and c.layout.tensor * c.layout.pipeline == 1 for c in fitting)
     parts = []

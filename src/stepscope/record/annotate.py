@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-PREFIX = "module: "
+_PREFIX = "module: "
 _open = threading.local()
 
 
@@ -45,7 +45,7 @@ def annotate_modules(model: torch.nn.Module) -> Annotations:
     """
     handles: list[Any] = []
     for name, module in model.named_modules():
-        label = f"{PREFIX}{name or type(model).__name__}"
+        label = f"{_PREFIX}{name or type(model).__name__}"
         handles.append(module.register_forward_pre_hook(partial(_enter, label)))
         handles.append(module.register_forward_hook(partial(_leave, label), always_call=True))
     return Annotations(handles)
@@ -65,7 +65,6 @@ def _enter(label: str, module: torch.nn.Module, args: Any) -> None:
 
 
 def _leave(label: str, module: torch.nn.Module, args: Any, output: Any) -> None:
-    """Close the range, and any inside it that an exception left open."""
     if torch.compiler.is_compiling():
         return
     stack = _stack()
@@ -82,7 +81,6 @@ def _leave(label: str, module: torch.nn.Module, args: Any, output: Any) -> None:
 
 
 def _stack() -> list[tuple[str, Any, bool]]:
-    """Return the open ranges of this thread."""
     found: list[tuple[str, Any, bool]] | None = getattr(_open, "stack", None)
     if found is None:
         found = _open.stack = []

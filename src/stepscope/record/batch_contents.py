@@ -47,7 +47,6 @@ def contents_of(batch: Any) -> BatchContents:
 
 
 def _packed_samples(batch: Any) -> int | None:
-    """Return how many sequences a packed row holds, None where nothing says that it is one."""
     bounds = next((batch[name] for name in _BOUNDS if name in batch), None) if isinstance(batch, Mapping) else None
     return bounds.numel() - 1 if isinstance(bounds, torch.Tensor) and bounds.numel() > 1 else None
 

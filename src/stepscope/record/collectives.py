@@ -58,7 +58,7 @@ from stepscope.record.rank import initialized_distributed
 # A time includes the wait for later ranks.
 
 # method: (operation, which argument holds the full buffer, whether that is one rank's part of it)
-METHODS = {
+_METHODS = {
     "allreduce": (ops.ALL_REDUCE, 0, False),
     "allreduce_coalesced": (ops.ALL_REDUCE, 0, False),
     "broadcast": (ops.BROADCAST, 0, False),
@@ -148,7 +148,7 @@ class CollectiveTap:
         from torch._C._distributed_c10d import ProcessGroup, Work
 
         self.on = True
-        for name, about in METHODS.items():
+        for name, about in _METHODS.items():
             self._replace(ProcessGroup, name, partial(self._tapped, about=about))
         self._replace(ProcessGroup, "_start_coalescing", partial(self._tapped_edge, depth=+1))
         self._replace(ProcessGroup, "_end_coalescing", partial(self._tapped_edge, depth=-1))
@@ -209,7 +209,7 @@ class CollectiveTap:
             if position is not None and len(args) > position:
                 call.bytes = _bytes_in(args[position]) * (call.group_size if is_part else 1)
                 call.on_device = _is_on_device(args[position])
-            call.sequence = sequence_number(group)
+            call.sequence = _sequence_number(group)
             call.since_ns = time.time_ns()
             if call.on_device and self.device_events and self._is_due(args):
                 call.begin = _event()
@@ -249,13 +249,11 @@ class CollectiveTap:
         return tapped
 
     def _note_wait(self, call: Call, was_over: bool) -> None:
-        """Take the time of a call whose wait ended now; one that was over earlier ended at an unknown moment."""
         dur_ns = time.perf_counter_ns() - call.issued_ns
         if self.on and (not was_over or dur_ns < _AT_ONCE_NS):
             self._timed(call, dur_ns)
 
     def _is_due(self, args: Any) -> bool:
-        """Return whether events shall time this call: one in every stride of those that run on the current stream."""
         if self._coalescing or not _runs_on_current_stream(args):
             return False
         self._calls += 1
@@ -266,10 +264,9 @@ class CollectiveTap:
         return True
 
     def _tapped_edge(self, method: Any, depth: int) -> Any:
-        """Wrap the beginning or the end of a coalesced group of calls, which has one time and one number in all."""
 
         def tapped(group: Any, *args: Any, **kwargs: Any) -> Any:
-            before, since_ns = sequence_number(group), time.time_ns()
+            before, since_ns = _sequence_number(group), time.time_ns()
             try:
                 result = method(group, *args, **kwargs)
             except BaseException as e:
@@ -283,7 +280,7 @@ class CollectiveTap:
         return tapped
 
     def _note(self, group: Any, before: int, since_ns: int) -> None:
-        numbers = sequence_number(group) - before
+        numbers = _sequence_number(group) - before
         self._in_python(group.group_name, numbers=numbers, since_ns=since_ns, until_ns=time.time_ns())
 
     def _give_up(self, error: Exception) -> None:
@@ -291,8 +288,7 @@ class CollectiveTap:
         say(f"live collective statistics are off, training goes on: {explain(error)}")
 
 
-def sequence_number(group: Any) -> int:
-    """Return how many collectives the group issued, from Python and from C++; 0 where its backend does not count."""
+def _sequence_number(group: Any) -> int:
     try:
         return group._get_sequence_number_for_group()
     except RuntimeError:
@@ -322,7 +318,6 @@ def _bytes_in(tensors: Any) -> int:
 
 
 def _runs_on_current_stream(args: Any) -> bool:
-    """Return whether a call is one that the current stream runs or waits for: not asynchronous, not being captured."""
     options = args[-1] if args else None
     return getattr(options, "asyncOp", True) is False and not torch.cuda.is_current_stream_capturing()
 
@@ -579,20 +574,19 @@ class StepVolume:
             for e in entries
             if not e["is_p2p"]
             and e["time_created_ns"] <= settled_ns
-            and not _inside(calls.get(group_of(e), []), e["time_created_ns"])
+            and not _inside(calls.get(_group_of(e), []), e["time_created_ns"])
         ]
 
     def learn(self, in_cpp: Iterable[Entry]) -> None:
         """Take in what C++ issued: steps that are there whole tell the bytes of steps like them."""
         entries = list(in_cpp)
         for group, since_ns, until_ns, expected in list(self._steps):
-            found = [e for e in entries if group_of(e) == group and since_ns < e["time_created_ns"] <= until_ns]
+            found = [e for e in entries if _group_of(e) == group and since_ns < e["time_created_ns"] <= until_ns]
             sizes = [entry_bytes(e, group_size=self.group_sizes[group]) for e in found]
             if len(found) == expected and None not in sizes:
                 self._learnt[group, expected] = sum(size for size in sizes if size is not None)
 
     def _bytes_from_cpp(self, group: str, number: int) -> int | None:
-        """Return the bytes of `number` collectives from C++: as seen before, or as so many equal steps."""
         known = self._learnt.get((group, number))
         each, left = divmod(number, self._steps_shared)
         if known is None and left == 0:
@@ -610,13 +604,11 @@ class StepVolume:
         return group, from_cpp
 
 
-def group_of(entry: Entry) -> str:
-    """Return the name of the group of a recorder's entry."""
+def _group_of(entry: Entry) -> str:
     return str(entry["process_group"][0])
 
 
 def _inside(calls: list[tuple[int, int]], time_ns: int) -> bool:
-    """Return whether a moment lies in one of the calls, which are in order."""
     at = bisect_right(calls, (time_ns, 1 << 63)) - 1
     return at >= 0 and time_ns <= calls[at][1]
 
@@ -720,17 +712,15 @@ class LiveCollectives:
         self.after_window(folder, rank)
 
     def _numbers(self) -> list[tuple[str, int, int]]:
-        """Return `(name, size, sequence number)` of every group."""
         if len(self._named) != len(self._groups):
             self._look_at_groups()
         return [
-            (name, size, sequence_number(group))
+            (name, size, _sequence_number(group))
             for reference, name, size in self._groups
             if (group := reference()) is not None
         ]
 
     def _look_at_groups(self) -> None:
-        """Take in groups that came or went since the last step."""
         self._groups = [(weakref.ref(group), name, group.size()) for group, name in self._named.items()]
         if self._groups:
             self._process_groups = process_groups()
@@ -769,7 +759,6 @@ class LiveCollectives:
             self.ledger.note(f"the flight recorder cannot be read: {explain(e)}")
 
     def _take_times(self, entries: list[dict[str, Any]]) -> None:
-        """Prefer the backend's own times: they are of the collective alone and of every one, where it takes them."""
         timed = [e for e in entries if e.get("duration_ms") is not None]
         if timed and self._tap.device_events:
             self._tap.device_events = False
@@ -791,7 +780,6 @@ class LiveCollectives:
 
 
 def _ask_for_times(group: Any) -> None:
-    """Let NCCL record an event before each collective as well, so that its duration becomes known."""
     with contextlib.suppress(RuntimeError, AttributeError, ValueError):
         if "nccl" in str(torch.distributed.get_backend(group)):
             group._enable_collectives_timing()

@@ -14,12 +14,12 @@ from typing import Any
 from stepscope.contract.live import MAX_ASKED_STEPS
 from stepscope.errors import UsageError
 
-VARIABLE = "STEPSCOPE_RECORD"
-OUT_VARIABLE = "TORCH_TRACE_DIR"
-DEFAULT_OUT = "stepscope-run"
+_VARIABLE = "STEPSCOPE_RECORD"
+_OUT_VARIABLE = "TORCH_TRACE_DIR"
+_DEFAULT_OUT = "stepscope-run"
 
 WARMUP_STEPS = 2
-ACTIVE_STEPS = 5
+_ACTIVE_STEPS = 5
 WAIT_STEPS = 8
 
 
@@ -27,14 +27,14 @@ WAIT_STEPS = 8
 class RecordConfig:
     """How a job is recorded; the defaults are those of `stepscope record`."""
 
-    out: str = DEFAULT_OUT
+    out: str = _DEFAULT_OUT
     command: tuple[str, ...] = ()
     run_id: str | None = None  # set by a launcher; a fallback where ranks share no store
 
     # The window: (wait + warmup + active) * repeat steps. wait steps are timed without the profiler.
     wait: int = WAIT_STEPS
     warmup: int = WARMUP_STEPS
-    active: int = ACTIVE_STEPS
+    active: int = _ACTIVE_STEPS
     repeat: int = 1
     step_of: str | None = None  # what one step is, as `hooks.step_unit` reads it; None: found by itself
     light: bool = False  # step log only, no profiler at all
@@ -122,7 +122,7 @@ class RecordConfig:
 
     def to_env(self) -> dict[str, str]:
         """Return the one environment variable that carries these settings into a job."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "RecordConfig | None":
@@ -130,7 +130,7 @@ class RecordConfig:
 
         Names this version does not know are left out, so that a launcher may be newer than the job's copy.
         """
-        text = (os.environ if environ is None else environ).get(VARIABLE)
+        text = (os.environ if environ is None else environ).get(_VARIABLE)
         if not text:
             return None
         try:
@@ -138,12 +138,12 @@ class RecordConfig:
             known = {f.name for f in fields(cls)}
             return cls(**{name: _settled(value) for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError) as e:
-            raise UsageError(f"{VARIABLE} holds {text[:80]!r}, which `stepscope record` does not set; unset it") from e
+            raise UsageError(f"{_VARIABLE} holds {text[:80]!r}, which `stepscope record` does not set; unset it") from e
 
 
 def default_out(environ: Mapping[str, str] | None = None) -> str:
     """Return the output folder: `TORCH_TRACE_DIR` where it is set, else `./stepscope-run`."""
-    return (os.environ if environ is None else environ).get(OUT_VARIABLE) or DEFAULT_OUT
+    return (os.environ if environ is None else environ).get(_OUT_VARIABLE) or _DEFAULT_OUT
 
 
 def ranks_from(text: "str | int | list[int] | tuple[int, ...] | None") -> tuple[int, ...] | None:

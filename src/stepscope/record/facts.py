@@ -48,7 +48,6 @@ def source_commit(environment: Mapping[str, str] = os.environ, script: str | Non
 
 
 def _git_folder(path: Path) -> Path:
-    """Return where a repository keeps its files: `.git` itself, or what it names in a worktree or submodule."""
     if path.is_dir():
         return path
     said = _text(path).partition("gitdir: ")[2].strip()
@@ -136,20 +135,17 @@ def _fsdp2_class() -> Any:
 
 
 def _model_parallel_axes(model: Any) -> list[str]:
-    """Return the names of the mesh axes, other than data-parallel ones, that parameters or groups lie on."""
     axes = [str(n).lower() for n in getattr(_mesh_of(model), "mesh_dim_names", None) or ()]
     axes += [desc.removeprefix("mesh_").lower() for desc in _group_descriptions() if desc.startswith("mesh_")]
     return [axis for axis in dict.fromkeys(axes) if axis in _MODEL_AXES]
 
 
 def _mesh_of(model: Any) -> Any:
-    """Return the device mesh of the parameters that are spread over the most axes."""
     meshes = [p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")] if model is not None else []
     return max(meshes, key=lambda mesh: mesh.ndim, default=None)
 
 
 def _is_replicated_too(model: Any) -> bool:
-    """Return whether parameters are sharded along one data axis and replicated along an earlier one."""
     for parameter in model.parameters():
         placements: Any = getattr(parameter, "placements", ())
         if len(placements) > 1 and placements[0].is_replicate() and any(p.is_shard() for p in placements):
@@ -194,9 +190,9 @@ def facts_at_start(config: RecordConfig, place: Place, *, created_ns: int) -> di
         "boot_id": boot_id(),
         "local_rank": place.local_rank,
         "rank_source": place.source,
-        "device": device(),
-        "versions": versions(),
-        "environment": environment(os.environ),
+        "device": _device(),
+        "versions": _versions(),
+        "environment": _environment(os.environ),
         "commit": source_commit(),
     }
 
@@ -212,7 +208,7 @@ def facts_of_training(noted: Mapping[str, Any], *, world_size: int) -> dict[str,
         **{name: value for name, value in noted.items() if _is_plain(value)},
         "model": model_facts(model) if model is not None else None,
         "optimizer": type(optimizer).__name__ if optimizer is not None else None,
-        "ddp": ddp_facts(ddp) if ddp is not None else None,
+        "ddp": _ddp_facts(ddp) if ddp is not None else None,
     }
     if world_size == 1 or initialized_distributed() is not None:
         found["backend"] = backend()
@@ -222,8 +218,7 @@ def facts_of_training(noted: Mapping[str, Any], *, world_size: int) -> dict[str,
     return {name: value for name, value in found.items() if value is not None}
 
 
-def device() -> dict[str, Any]:
-    """Return this rank's device: kind, name, memory, and how many this process sees."""
+def _device() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         return {
@@ -235,8 +230,7 @@ def device() -> dict[str, Any]:
     return {"kind": "cpu", "name": platform.processor() or platform.machine(), "cores": os.cpu_count()}
 
 
-def versions() -> dict[str, Any]:
-    """Return the versions that a result depends on."""
+def _versions() -> dict[str, Any]:
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() and hasattr(torch.cuda, "nccl") else None
     return {
         "stepscope": __version__,
@@ -249,8 +243,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that matter for performance."""
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value[:_MAX_VALUE_LENGTH]
         for name, value in sorted(environ.items())
@@ -274,8 +267,7 @@ def model_facts(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def ddp_facts(ddp: Any) -> dict[str, Any]:
-    """Return DDP's settings, bucket sizes and the times that DDP itself sampled (in ns)."""
+def _ddp_facts(ddp: Any) -> dict[str, Any]:
     data = dict(ddp._get_ddp_logging_data())
     sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     wanted = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "bucket_cap_bytes", "comm_hook")

@@ -29,7 +29,6 @@ def newest_collectives() -> list[dict[str, Any]]:
 
 
 def _without_stacks(dump: Any) -> bytes:
-    """Return the pickle that torch makes; symbols for stacks would take seconds."""
     try:
         return bytes(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
     except TypeError:  # before torch 2.5

@@ -41,7 +41,6 @@ def waited_ns(step: Mapping[str, Any]) -> int | None:
 
 
 def _step(line: bytes) -> dict[str, Any] | None:
-    """Return a step's line, None for the header and for what is damaged."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -43,8 +43,8 @@ from stepscope.record.failsafe import explain, say
 #     peak                  = allocated at the nearer edge + temporary
 
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS = "parameters", "gradients", "optimizer", "buffers"
-COMMUNICATION = "communication"
-CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, COMMUNICATION)
+_COMMUNICATION = "communication"
+_CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, _COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def bucket_sizes(modules: Iterable[torch.nn.Module], *, device: str) -> list[int
 
 def totals(storages: Iterable[Storage], *, device: str) -> dict[str, int]:
     """Return bytes per category on one device, such as `{"parameters": 4096, "gradients": 0, ...}`."""
-    out = dict.fromkeys(CATEGORIES, 0)
+    out = dict.fromkeys(_CATEGORIES, 0)
     for storage in storages:
         if storage.device == device:
             out[storage.category] += storage.size_bytes
@@ -144,7 +144,7 @@ def at_peak(peak_bytes: int, *, edge: tuple[int, dict[str, int]], between: tuple
         gradients_bytes=known[GRADIENTS],
         optimizer_bytes=known[OPTIMIZER],
         buffers_bytes=known[BUFFERS],
-        communication_bytes=known[COMMUNICATION],
+        communication_bytes=known[_COMMUNICATION],
         activations_bytes=max(0, allocated_bytes - sum(known.values())),
         temporary_bytes=max(0, peak_bytes - allocated_bytes),
         between=between,
@@ -157,12 +157,10 @@ def _device_of(module: torch.nn.Module) -> str | None:
 
 
 def _own(module: torch.nn.Module, kind: str) -> list[Any]:
-    """Return the module's own tensors; one still under construction may not have the table yet."""
     return [t for t in (module.__dict__.get(kind) or {}).values() if t is not None]
 
 
 def _tensors_in(found: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested dicts, lists and tuples, as optimizers keep their state."""
     if isinstance(found, torch.Tensor):
         return [found]
     if isinstance(found, dict):
@@ -318,7 +316,6 @@ def _device() -> dict[str, int | None]:
 
 
 def _segments() -> list[dict[str, Any]]:
-    """Return the allocator's segments without its history, which would make each snapshot slower than the last."""
     try:
         return list(torch.cuda.memory_snapshot(include_traces=False))
     except TypeError:  # before torch 2.10
@@ -326,7 +323,6 @@ def _segments() -> list[dict[str, Any]]:
 
 
 def _free_blocks(segments: Iterable[Mapping[str, Any]], device: int) -> list[int]:
-    """Return the sizes of the blocks that no tensor holds, in the segments of one device."""
     return [
         block["size"]
         for segment in segments
@@ -363,13 +359,13 @@ def _resident(statm: bytes) -> int:
 # such
 # snapshots reads it too.
 
-MAX_ENTRIES = 100_000  # bounds memory (about 100 MB with stacks) and the time that the dump takes
+_MAX_ENTRIES = 100_000  # bounds memory (about 100 MB with stacks) and the time that the dump takes
 
 
 class MemoryHistory:
     """A sampler that captures the allocator's history in the window. `memory` is `torch.cuda.memory`."""
 
-    def __init__(self, *, memory: Any = None, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, *, memory: Any = None, max_entries: int = _MAX_ENTRIES) -> None:
         self._memory = torch.cuda.memory if memory is None else memory
         self._max_entries = max_entries
         self._recording = False
@@ -381,7 +377,7 @@ class MemoryHistory:
         """Switch the history on, unless CUDA is not in use or the job has its own."""
         if not torch.cuda.is_initialized():
             self._stay_out("CUDA is not in use in this process")
-        elif history_is_on():
+        elif _history_is_on():
             self._stay_out("the job records a memory history of its own")
         else:
             self._guarded(self._switch_on)
@@ -431,8 +427,7 @@ class MemoryHistory:
             say(f"no memory history: {reason}")
 
 
-def history_is_on() -> bool:
-    """Return whether somebody in this process records the allocator's history already."""
+def _history_is_on() -> bool:
     asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(asked()) if asked is not None else False
 
@@ -502,7 +497,6 @@ class MemoryTimeline:
             f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def _let_go(self) -> None:
-        """Remember whose the addresses are; the models are not ours to keep."""
         self._looks_closely = False
         self._storages = storages_of(self._models[0], optimizers=self._models[1])
         devices = sorted({storage.device for storage in self._storages})
@@ -524,14 +518,14 @@ class MemoryTimeline:
         seen = self._snapshot(label)
         device = "cpu" if seen.allocated_bytes is None else f"cuda:{torch.cuda.current_device()}"
         known = totals(storages_of(self._models[0], optimizers=self._models[1]), device=device)
-        known[COMMUNICATION] = sum(bucket_sizes(self._models[0], device=device))
+        known[_COMMUNICATION] = sum(bucket_sizes(self._models[0], device=device))
         return {
             "kind": "snapshot",
             "step": self._step,
             **asdict(seen),
             "fragmentation": seen.fragmentation,
             "device": device,
-            **{f"{category}_bytes": known[category] for category in CATEGORIES},
+            **{f"{category}_bytes": known[category] for category in _CATEGORIES},
         }
 
     def _peak(self) -> dict[str, Any]:
@@ -540,7 +534,7 @@ class MemoryTimeline:
         if not edges:
             return {"kind": "peak", "peak_bytes": None, "reason": self._why_no_peak()}
         fullest = max(edges, key=lambda row: int(row["allocated_bytes"]))
-        known = {category: fullest[f"{category}_bytes"] for category in CATEGORIES}
+        known = {category: fullest[f"{category}_bytes"] for category in _CATEGORIES}
         peak = at_peak(self._peak_bytes, edge=(fullest["allocated_bytes"], known), between=self._peak_between)
         return {"kind": "peak", **asdict(peak)}
 

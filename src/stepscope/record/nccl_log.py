@@ -27,10 +27,10 @@ _TOO_LATE = (
 )
 
 # INIT and GRAPH: topology, channels, rings and trees; TUNING: algorithm and protocol; COLL: a line per collective.
-NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,COLL"}
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,COLL"}
 
 SWITCHES: Mapping[str, Mapping[str, str]] = {
-    "nccl": NCCL_LOG,
+    "nccl": _NCCL_LOG,
     # DDP's and the process groups' own messages.
     "distributed": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"},
     # Every collective is checked against the other ranks: finds mismatches, and slows the job.

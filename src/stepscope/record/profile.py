@@ -37,8 +37,7 @@ _MAX_STEPS = 100_000
 _NONE, _WARMUP, _RECORD, _SAVE = "NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"
 
 
-def usual_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Return settings by their own names for those of `given` that have usual ones, which are taken out of it."""
+def _usual_settings(given: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _FOLDERS:
         if (folder := given.pop(name, None)) is not None:
@@ -72,7 +71,6 @@ def _first_window(schedule: Callable[[int], Any]) -> list[str]:
 
 
 def _repeats(schedule: Callable[[int], Any], length: int, wait: int) -> int:
-    """Return how many windows follow each other in the same way; those of skipped first steps are shorter."""
     ends = [step for step in range(length, 20 * length) if _name(schedule(step)) == _SAVE]
     endless = len(ends) >= 2 and ends[-1] > 20 * length - 2 * (ends[1] - ends[0])
     return 1 if endless else 1 + len(ends)
@@ -140,7 +138,7 @@ class profile:
         self._recorder: Recorder | None = None
         self._steps_here = True
         self._folder: Path | None = None
-        usual = usual_settings(settings)
+        usual = _usual_settings(settings)
         ranks = usual.pop("ranks", ranks)
         self.config = RecordConfig(
             out=usual.pop("out", None) or (str(out) if out is not None else default_out()),

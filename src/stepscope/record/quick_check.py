@@ -26,8 +26,7 @@ from stepscope.errors import UsageError
 
 
 @contextmanager
-def keep_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, loader: Any = None) -> Iterator[None]:
-    """Run the body in training mode, then restore parameters, gradients, buffers, optimizer, modes and generators."""
+def _keep_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, loader: Any = None) -> Iterator[None]:
     tensors = _tensors_of(model, optimizer)
     values = [t.detach().clone() for t in tensors]
     parameters = _parameters_of(model, optimizer)
@@ -70,7 +69,6 @@ def _cloned(state: dict[Any, Any]) -> dict[Any, Any]:
 def _restore_optimizer(
     optimizer: torch.optim.Optimizer, states: dict[Any, dict[Any, Any]], values: dict[Any, dict[Any, Any]]
 ) -> None:
-    """Put the old tensors back with their old values; `load_state_dict` would cast them to the parameter's type."""
     for p in list(optimizer.state):
         if p not in states:
             del optimizer.state[p]
@@ -178,7 +176,7 @@ def quick_check(
         raise UsageError(f"quick_check: steps have to be at least 1 and warmup at least 0, not {steps} and {warmup}")
     loss_of = forward or (lambda m, batch: _loss(m, batch, loss_fn))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with keep_state(model, optimizer, loader=loader):
+    with _keep_state(model, optimizer, loader=loader):
         batches = _timed_batches(loader, device)
         times = [_step(model, batches, loss_of, optimizer, device) for _ in range(warmup + steps)][warmup:]
     medians = _medians_ns(times)
@@ -206,7 +204,6 @@ def _step(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> _StepTimes:
-    """Return the times of one step; every step builds its graph anew."""
     batch, loading_ns, is_first = next(batches)
     since_ns = time.perf_counter_ns()
     loss = loss_of(model, batch)
@@ -220,7 +217,6 @@ def _step(
 
 
 def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, int, bool]]:
-    """Yield batches on the device, the time each took, and whether it was the first of its epoch; over and over."""
     while True:
         is_first = True
         since_ns = time.perf_counter_ns()
@@ -234,7 +230,6 @@ def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tupl
 
 
 def _medians_ns(times: list[_StepTimes]) -> dict[str, float]:
-    """Return the median of each phase; an epoch's first batch starts the workers too, so it counts only if alone."""
     loading = [t.loading_ns for t in times if not t.is_first_of_epoch] or [t.loading_ns for t in times]
     return {
         "data loading": statistics.median(loading),
@@ -245,7 +240,6 @@ def _medians_ns(times: list[_StepTimes]) -> dict[str, float]:
 
 
 def _now_ns(device: torch.device) -> int:
-    """Return the time at which the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type != "cpu" and hasattr(torch, "accelerator"):

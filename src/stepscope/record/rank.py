@@ -64,7 +64,6 @@ def _int_or_none(text: str | None) -> int | None:
 
 
 def _local_rank_of_device() -> int | None:
-    """Return the current CUDA device's number, which mp.spawn scripts set to their local rank."""
     import torch
 
     return torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

@@ -25,7 +25,7 @@ from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.tracker import alerts_of
 from stepscope.units import NS_PER_MS, NS_PER_S
 
-PERIOD_S = 2.0
+_PERIOD_S = 2.0
 _MAX_RANKS_SENT = 16
 _MEMORY = {
     "host_bytes": "memory/host_gb",
@@ -63,7 +63,6 @@ class RankSteps:
                 self.memory[scalar] = value / 1e9
 
     def _take_own(self, dur_ns: int, waited: int | None) -> None:
-        """Keep a step's own time where it is known; a rank that was never seen to wait has none to take off."""
         if waited is not None and not self._waits:
             self._waits = True
             self.own_ns.clear()  # of steps in which the wait was not measured
@@ -81,7 +80,7 @@ class RunFollower:
         folder: Callable[[], Path | None],
         world_size: Callable[[], int],
         batch: Callable[[], Mapping[str, Any]] = dict,
-        period_s: float = PERIOD_S,
+        period_s: float = _PERIOD_S,
     ) -> None:
         self._places, self._folder, self._world_size, self._batch = places, folder, world_size, batch
         self._period_s = period_s

@@ -78,14 +78,14 @@ def _nccl_log() -> Any:
 #
 # Every number is None where the driver or the chip does not offer it.
 
-LIBRARY = "libnvidia-ml.so.1"
+_LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS = 0
 _TEMPERATURE_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 
 # Why the clocks are below what was asked for: nvmlClocksEventReason* in nvml.h. Idle and settings by the user are
 # reasons of the same field but no loss.
-THROTTLE_REASONS = {
+_THROTTLE_REASONS = {
     0x1: "idle",
     0x2: "application_clocks_setting",
     0x4: "power_cap",
@@ -110,10 +110,10 @@ class Nvml:
     """The library, opened and initialised. Raises OSError where there is none or it does not start."""
 
     def __init__(self, library: Any = None) -> None:
-        self._library = ctypes.CDLL(LIBRARY) if library is None else library
+        self._library = ctypes.CDLL(_LIBRARY) if library is None else library
         code = self._library.nvmlInit_v2()
         if code != _SUCCESS:
-            raise OSError(f"{LIBRARY}: nvmlInit_v2 failed with error {code}")
+            raise OSError(f"{_LIBRARY}: nvmlInit_v2 failed with error {code}")
 
     def device(self, *, uuid: str | None, index: int) -> ctypes.c_void_p:
         """Return the handle of one device: by uuid where it is known, because torch numbers devices otherwise."""
@@ -167,10 +167,9 @@ class Nvml:
         bits = ctypes.c_ulonglong()
         if not self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(bits)):
             return None
-        return [name for bit, name in THROTTLE_REASONS.items() if bits.value & bit]
+        return [name for bit, name in _THROTTLE_REASONS.items() if bits.value & bit]
 
     def _call(self, function: str, *arguments: Any) -> bool:
-        """Call and return whether it worked; a driver without the function is like one that cannot answer."""
         called = getattr(self._library, function, None)
         return called is not None and called(*arguments) == _SUCCESS
 
@@ -184,8 +183,8 @@ class Nvml:
 #     {"kind": "state", "time_ns": ..., "step": 12, "utilization_pct": 97, "sm_clock_mhz": 1755, "power_w": 640.2,
 #      "temperature_c": 61, "throttle_reasons": ["power_cap"]}
 
-PERIOD_S = 1.0
-WINDOW_PERIOD_S = 0.1
+_PERIOD_S = 1.0
+_WINDOW_PERIOD_S = 0.1
 _MAX_SAMPLES = 100_000  # over a day at one a second; the oldest go first
 
 
@@ -196,8 +195,8 @@ class Telemetry:
         self,
         *,
         nvml: Callable[[], Any] = Nvml,
-        period_s: float = PERIOD_S,
-        window_period_s: float = WINDOW_PERIOD_S,
+        period_s: float = _PERIOD_S,
+        window_period_s: float = _WINDOW_PERIOD_S,
         cuda_in_use: Callable[[], bool] = torch.cuda.is_initialized,
     ) -> None:
         self._nvml, self._cuda_in_use = nvml, cuda_in_use
@@ -263,7 +262,6 @@ class Telemetry:
 
 
 def _torch_device() -> dict[str, Any]:
-    """Return the current CUDA device as torch knows it; CUDA must be in use."""
     if not torch.cuda.is_initialized():
         return {"index": 0, "name": None, "uuid": None}
     index = torch.cuda.current_device()

@@ -59,7 +59,6 @@ class Recorder(StepRecorder):
         self.on = False
 
     def _forget(self) -> None:
-        """In a forked child: a run that has begun is the parent's alone. One that has not may begin here."""
         global _current
         if self._run is not None:
             self.on = False

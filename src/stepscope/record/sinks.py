@@ -22,7 +22,7 @@ from stepscope.errors import UsageError
 from stepscope.output_path import refuse_output
 
 Scalars = Mapping[str, float]
-KINDS = ("tensorboard", "wandb", "mlflow")
+_KINDS = ("tensorboard", "wandb", "mlflow")
 
 
 class Sink(Protocol):
@@ -49,7 +49,7 @@ def sink_from(where: Any) -> Sink:
 def place_from(text: str) -> str:
     """Return a place as given, a folder as a whole path; a `UsageError` for what is none."""
     kind, _, name = text.partition(":")
-    if kind not in KINDS or (kind == "tensorboard" and not name):
+    if kind not in _KINDS or (kind == "tensorboard" and not name):
         raise UsageError(f"{text!r} is no place for scalars; use tensorboard:DIR, wandb:PROJECT or mlflow:EXPERIMENT")
     return f"{kind}:{Path(name).absolute()}" if kind == "tensorboard" else text
 

@@ -44,8 +44,8 @@ from stepscope.record.watched_steps import WatchedSteps
 _PERIOD_NS = 100_000_000
 _FIRST_STEPS = 8
 
+# when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then
 PastStep = tuple[int, RegionTimes, dict[str, Any]]
-"""when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then"""
 
 
 class StepLog:
@@ -54,8 +54,8 @@ class StepLog:
     def __init__(self, send: Callable[..., None], timer: DeviceTimer | None) -> None:
         self._send = send
         self._timer = timer
+        # returns the line, empty so far, of a step that ends now; `add_past` takes it in
         self.mark_end: Callable[[], dict[str, Any]] = dict if timer is None else timer.step_end
-        """returns the line, empty so far, of a step that ends now; `add_past` takes it in"""
         self._ready: list[dict[str, Any]] = []
         self._next_send_ns = 0
 
@@ -123,7 +123,6 @@ class StepLog:
 
 
 def _text(line: dict[str, Any]) -> str:
-    """Return the line as it is written; that of a step which was only timed lacks nothing but the device time."""
     begun, device_ns = line.get("text"), line.get("device_ns")
     if begun is None:
         return json.dumps(line)
@@ -158,8 +157,8 @@ def nvtx_functions() -> Any:
 #
 # What was loaded and computed in it is part of it; what else was marked (a checkpoint, a collection) keeps its name.
 
-MAX_STEPS_BETWEEN = 3
-"""evaluations that come as often are part of the routine, as a rollout in every step of reinforcement learning is"""
+# evaluations that come as often are part of the routine, as a rollout in every step of reinforcement learning is
+_MAX_STEPS_BETWEEN = 3
 _NO_TIME = {"ns": 0, "n": 0}
 
 
@@ -174,11 +173,11 @@ class Evaluation:
 
     def is_routine(self, step: int) -> bool:
         """Return whether there was one a few steps ago as well."""
-        return self._last_step is not None and step - self._last_step <= MAX_STEPS_BETWEEN
+        return self._last_step is not None and step - self._last_step <= _MAX_STEPS_BETWEEN
 
     def next_step(self, step: int) -> int:
         """Return the first step from `step` on that begins with some where it comes every few steps, else `step`."""
-        if self._last_step is None or self._between is None or self._between > MAX_STEPS_BETWEEN:
+        if self._last_step is None or self._between is None or self._between > _MAX_STEPS_BETWEEN:
             return step
         return step + (self._last_step - step) % self._between
 
@@ -458,7 +457,6 @@ class StepRecorder:
             self._leave_evaluation_out(ended=False)
 
     def _leave_evaluation_out(self, *, ended: bool) -> None:
-        """End what watches training steps; how long that took is in no step."""
         since_ns = perf_counter_ns()
         self._watched.evaluation_began()
         self._times.leave_out(perf_counter_ns() - since_ns, of_evaluation=ended)
@@ -503,7 +501,6 @@ class StepRecorder:
         self.samplers.tell("on_steps_passed", len(steps))
 
     def _where(self) -> dict[str, Any]:
-        """Return where the training thread is; called on a thread of ours."""
         return whereabouts(self.regions.training_thread, region=self.regions.innermost())
 
     def _send_facts(self) -> None:
@@ -511,7 +508,6 @@ class StepRecorder:
         self._known.send(self._run)
 
     def _stand_down(self) -> None:
-        """Go off with nothing left running; the reason was said."""
         self.on = False
         self._watched.abandon()
 

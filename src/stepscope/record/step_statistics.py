@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from stepscope.contract.step_line import EVALUATION
 
 FIRST_STEPS = 2
-SETTLING_STEPS = 1
-MIN_BEFORE = 3
-"""steps before the window that can stand for the others; with fewer, those after it do"""
+_SETTLING_STEPS = 1
+# steps before the window that can stand for the others; with fewer, those after it do
+_MIN_BEFORE = 3
 _MIN_COMPARED = 5
 _ERRORS = 3.0  # of the ratio: wider than usual, because neighbouring steps resemble each other
 _KEPT = 2_000
@@ -47,7 +47,7 @@ class StepStatistics:
         self.count += 1
         self.last = line["step"]
         if line["profiled"]:
-            self._settling = SETTLING_STEPS
+            self._settling = _SETTLING_STEPS
             if line["phase"] == "window":
                 self._durations["window"].append(_step_of(line))
         elif self._settling:
@@ -62,7 +62,7 @@ class StepStatistics:
         """
         parts = {phase: _median_of(list(kept)) for phase, kept in self._durations.items()}
         before, after = list(self._durations["before"]), list(self._durations["after"])
-        source = "before" if len(before) >= MIN_BEFORE or not after else "after"
+        source = "before" if len(before) >= _MIN_BEFORE or not after else "after"
         return {
             "count": self.count,
             "last": self.last,
@@ -95,7 +95,6 @@ def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, float] | None:
 
 
 def _own(steps: list[_Step]) -> list[int]:
-    """Return the times by the device where it tells, else the host's, without evaluations."""
     device = [s.device_ns - s.evaluated_ns for s in steps if s.device_ns is not None]
     return device if len(device) >= _MIN_COMPARED else [s.dur_ns - s.evaluated_ns for s in steps]
 

@@ -30,9 +30,9 @@ from stepscope.contract.step_line import (
 )
 from stepscope.record.window.guards import Interruptions
 
+# which evaluation has as well, and they are then part of it
 OF_TRAINING = frozenset((DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER))
-"""which evaluation has as well, and they are then part of it"""
-STANDARD = frozenset((*OF_TRAINING, LR_SCHEDULING, CLIPPING, LOADER_START, CHECKPOINT))
+_STANDARD = frozenset((*OF_TRAINING, LR_SCHEDULING, CLIPPING, LOADER_START, CHECKPOINT))
 
 
 def summed(a: RegionTimes, b: RegionTimes) -> RegionTimes:
@@ -44,8 +44,6 @@ def summed(a: RegionTimes, b: RegionTimes) -> RegionTimes:
 
 
 class _OpenRegion:
-    """One region that has begun and not ended. Without `__init__`, because many are made."""
-
     name: str
     since_ns: int
     child_ns = 0
@@ -156,7 +154,6 @@ class Regions:
         return {name: {"ns": ns, "n": n} for name, (ns, n) in totals.items()}
 
     def _interrupt(self, stack: list[_OpenRegion] | None, now_ns: int) -> None:
-        """Give what interrupted this thread since its last edge a region of its own, off the innermost open one."""
         assert self.interruptions is not None
         for interruption in self.interruptions.taken(before_ns=now_ns):
             self._add(interruption.name, interruption.own_ns, 1)
@@ -171,7 +168,7 @@ class Regions:
             region.since_ns, region.child_ns = now_ns, 0
             region.steps_old += 1
             inner_ns = span_ns
-        leaked = [r for r in stack if r.steps_old > 1 and r.name in STANDARD]
+        leaked = [r for r in stack if r.steps_old > 1 and r.name in _STANDARD]
         for region in reversed(leaked):
             self._close_marks(region)
             stack.remove(region)
@@ -279,7 +276,6 @@ class DeviceTimer:
         return out
 
     def _record(self) -> Any:
-        """Return an event on the current stream, None while that stream is being captured into a graph."""
         if self._is_capturing():
             return None
         known_by = self._stream_now(self._device_now())

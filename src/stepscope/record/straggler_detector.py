@@ -137,8 +137,7 @@ class Exchange:
             self.known = {int(rank): ms for rank in found if (ms := _number(found, rank)) is not None}
 
 
-def job_channel() -> Channel | None:
-    """Return a channel through the job's own store, None where it has none."""
+def _job_channel() -> Channel | None:
     return open_side_channel()
 
 
@@ -176,7 +175,7 @@ class StragglerDetector:
         self._own_ms: deque[float] = deque(maxlen=window)
         self._every, self._steps, self._spent_ns = every, 0, 0
         if channel is None and place.world_size > 1:
-            channel = FolderChannel(folder) if folder is not None else job_channel()
+            channel = FolderChannel(folder) if folder is not None else _job_channel()
         self._exchange = Exchange(rank=place.rank, world_size=place.world_size, channel=channel)
         atexit.register(self.close)
 

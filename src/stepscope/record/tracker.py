@@ -31,12 +31,12 @@ from stepscope.record.straggler_detector import StragglerDetector
 
 # What in a window of steps is worth a word: pure rules over what was measured.
 
-LONG_STEP = 2.0
-"""times the window's median"""
-SLOWER = 0.10
-"""share by which the window's second half may be slower than its first"""
-FULL = 0.95
-"""share of the device's memory"""
+# times the window's median
+_LONG_STEP = 2.0
+# share by which the window's second half may be slower than its first
+_SLOWER = 0.10
+# share of the device's memory
+_FULL = 0.95
 _MIN_STEPS = 20
 
 
@@ -44,8 +44,8 @@ _MIN_STEPS = 20
 class Alert:
     """One thing to look at."""
 
+    #: long-step, slower, memory or straggler
     id: str
-    """long-step, slower, memory or straggler"""
     step: int
     text: str
 
@@ -56,19 +56,19 @@ def alerts_of(
     *,
     memory_share: float | None = None,
     late: Sequence[RankScore] = (),
-    slower: float = SLOWER,
+    slower: float = _SLOWER,
 ) -> list[Alert]:
     """Return what the last step and its window give reason to say; `times_ms` ends with the last step."""
     found = []
     if len(times_ms) >= _MIN_STEPS:
         usual = median(times_ms)
-        if times_ms[-1] > LONG_STEP * usual:
+        if times_ms[-1] > _LONG_STEP * usual:
             found.append(Alert("long-step", step, f"step {step} took {times_ms[-1]:.1f} ms, usually {usual:.1f} ms"))
         half = len(times_ms) // 2
         first, second = median(times_ms[:half]), median(times_ms[half:])
         if first > 0 and second > (1 + slower) * first:
             found.append(Alert("slower", step, f"steps take {second / first - 1:.0%} longer than {half} steps ago"))
-    if memory_share is not None and memory_share >= FULL:
+    if memory_share is not None and memory_share >= _FULL:
         found.append(Alert("memory", step, f"{memory_share:.0%} of the device's memory are reserved"))
     found += [
         Alert("straggler", step, f"rank {s.rank} is {s.late_ms:.1f} ms late, {s.slowdown:.2f} times the others' time")
@@ -100,7 +100,7 @@ class PerformanceTracker:
         log_every: int = 1,
         detector: StragglerDetector | None = None,
         on_alert: Callable[[Alert], Any] | None = None,
-        slower: float = SLOWER,
+        slower: float = _SLOWER,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if window < 1 or log_every < 1:
@@ -227,7 +227,6 @@ class PerformanceTracker:
         self._said &= {alert.id for alert in found}  # what is over may be said again
 
     def _safely(self, act: Callable[[], Any]) -> bool:
-        """Return whether it worked: a place for scalars that fails is said and left out, training goes on."""
         try:
             act()
         except Exception as e:  # noqa: BLE001 - training comes first

@@ -22,20 +22,19 @@ from stepscope.record.hooks.patches import Patches, after_import
 
 # Random numbers that are the same in every trial of a job that sets no seed; one that does has its own.
 
-SEED = 0
+_SEED = 0
 
 
-def set_seeds() -> None:
-    """Seed torch and Python now, numpy where it is, or once it is, imported."""
-    random.seed(SEED)
-    torch.manual_seed(SEED)
+def _set_seeds() -> None:
+    random.seed(_SEED)
+    torch.manual_seed(_SEED)
     after_import("numpy", _seed_numpy)
 
 
 def _seed_numpy() -> None:
     numpy = sys.modules["numpy"]
     if hasattr(numpy, "random"):
-        numpy.random.seed(SEED)
+        numpy.random.seed(_SEED)
 
 
 # `DataLoader`, `DistributedDataParallel` and optimizers, made with other arguments than the script gives them.
@@ -47,12 +46,11 @@ def _seed_numpy() -> None:
 _MAX_LOADERS = 16
 _WITH_WORKERS = ("prefetch_factor", "persistent_workers")
 
+# changes the arguments of a call, and says whether it did
 Change = Callable[[dict[str, Any]], bool]
-"""changes the arguments of a call, and says whether it did"""
 
 
-def change_arguments(patches: Patches, kind: type, change: Change) -> None:
-    """Let every object of a kind be made with changed arguments; positional ones are known by their names."""
+def _change_arguments(patches: Patches, kind: type, change: Change) -> None:
     signature = inspect.signature(kind.__init__)  # type: ignore[misc]
 
     def make(original: Any) -> Any:
@@ -75,7 +73,7 @@ class Loaders:
 
     def install(self, patches: Patches) -> None:
         """Be told of every loader from here on."""
-        change_arguments(patches, DataLoader, self._change)
+        _change_arguments(patches, DataLoader, self._change)
 
     def _change(self, given: dict[str, Any]) -> bool:
         map_style = not isinstance(given.get("dataset"), IterableDataset)
@@ -101,8 +99,7 @@ def _asked(given: Mapping[str, Any], *, map_style: bool) -> dict[str, Any]:
     }
 
 
-def change_ddp(settings: Mapping[str, Any], took: Callable[[str], None]) -> Change:
-    """Return the change for `DistributedDataParallel`."""
+def _change_ddp(settings: Mapping[str, Any], took: Callable[[str], None]) -> Change:
 
     def change(given: dict[str, Any]) -> bool:
         for name, value in settings.items():
@@ -114,8 +111,7 @@ def change_ddp(settings: Mapping[str, Any], took: Callable[[str], None]) -> Chan
     return change
 
 
-def change_optimizer(took: Callable[[str], None]) -> Change:
-    """Return the change that makes an optimizer a fused one, where the script did not choose and its tensors allow."""
+def _change_optimizer(took: Callable[[str], None]) -> Change:
 
     def change(given: dict[str, Any]) -> bool:
         chosen = any(given.get(name) for name in ("fused", "foreach", "capturable", "differentiable"))
@@ -129,7 +125,6 @@ def change_optimizer(took: Callable[[str], None]) -> Change:
 
 
 def _has_fused_form(given: dict[str, Any]) -> bool:
-    """Return whether all parameters are floats on a device with fused kernels; a generator is read into a list."""
     groups = given["params"] = list(given["params"])
     tensors = [p for group in groups for p in _parameters(group)]
     return bool(tensors) and all(
@@ -138,7 +133,6 @@ def _has_fused_form(given: dict[str, Any]) -> bool:
 
 
 def _parameters(group: Any) -> list[Any]:
-    """Return the parameters of a group, of a `(name, parameter)` pair, or of a bare parameter."""
     if isinstance(group, dict):
         found = group["params"]
         if isinstance(found, torch.Tensor):
@@ -173,10 +167,10 @@ class Settings:
         self.loaders.install(patches)
         if self._of("ddp"):
             ddp = torch.nn.parallel.DistributedDataParallel
-            change_arguments(patches, ddp, change_ddp(self._of("ddp"), self._take))
+            _change_arguments(patches, ddp, _change_ddp(self._of("ddp"), self._take))
         if self.wanted.get(FUSED):
             for name in FUSED_OPTIMIZERS:
-                change_arguments(patches, getattr(torch.optim, name), change_optimizer(self._take))
+                _change_arguments(patches, getattr(torch.optim, name), _change_optimizer(self._take))
         self.set_switches()
 
     def set_switches(self) -> None:
@@ -268,7 +262,6 @@ class TrialResults:
 
 
 def _sums(optimizer: Any) -> dict[str, float | None]:
-    """Return the sum over all parameters that are trained, and of their sizes, in 64 bits."""
     total = size = 0.0
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -285,7 +278,6 @@ def _optimizer_facts(optimizer: Any) -> dict[str, Any]:
 
 
 def _local(tensor: Any) -> Any:
-    """Return this rank's part of a distributed tensor: reading the whole would be a collective."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
@@ -302,7 +294,7 @@ def only_set(config: RecordConfig) -> None:
 
 def begin_trial(config: RecordConfig, hooks: Hooks) -> TrialResults:
     """Return the sampler of a trial whose settings are in place."""
-    set_seeds()
+    _set_seeds()
     settings = Settings(config.settings)
     settings.apply(hooks.patches)
     results = TrialResults(settings, optimizer=hooks.loop.optimizers.main, model=hooks.learned.model)

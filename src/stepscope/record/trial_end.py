@@ -28,19 +28,18 @@ def end_trial(recorder: Any) -> NoReturn:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
     with contextlib.suppress(Exception):
-        meet()
+        _meet()
     with contextlib.suppress(Exception):
         recorder.close()
     with contextlib.suppress(Exception):
-        end_children()
+        _end_children()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(0)
 
 
-def meet(timeout_s: float = _MEET_S) -> bool:
-    """Return whether all ranks got here in time; True at once where there are no others or no store to meet in."""
+def _meet(timeout_s: float = _MEET_S) -> bool:
     dist = initialized_distributed()
     channel = open_side_channel() if dist is not None and dist.get_world_size() > 1 else None
     if dist is None or channel is None:
@@ -58,8 +57,7 @@ def meet(timeout_s: float = _MEET_S) -> bool:
     return True
 
 
-def end_children() -> None:
-    """End the processes that this one started through multiprocessing: the workers of its loaders."""
+def _end_children() -> None:
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()

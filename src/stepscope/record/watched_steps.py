@@ -192,7 +192,6 @@ class WatchedSteps:
             self._window.abandon()
 
     def _plan_next(self, step: int) -> None:
-        """Set the next step before which something is to be done."""
         assert self._after is not None
         after = self._after.next_step(step)
         with self._planning:

@@ -49,7 +49,6 @@ def _pid(rank: RankTimeline) -> int:
 
 
 def _described(rank: RankTimeline, first_tid: int) -> Iterator[str]:
-    """Yield names and order of the rank and its tracks."""
     of_rank = {"ph": "M", "pid": _pid(rank)}
     yield json_text({**of_rank, "name": "process_name", "args": {"name": rank.label}})
     yield json_text({**of_rank, "name": "process_sort_index", "args": {"sort_index": rank.rank}})
@@ -61,7 +60,6 @@ def _described(rank: RankTimeline, first_tid: int) -> Iterator[str]:
 
 
 def _slices(rank: RankTimeline, first_tid: int, names: list[str], categories: list[str]) -> Iterator[str]:
-    """Yield the slices track by track, outer ones before what they hold."""
     pid = _pid(rank)
     begun = rank.tokens[rank.tokens >= 0]
     columns = (begun, rank.start_ns[begun], rank.dur_ns[begun], rank.track[begun] + first_tid,
@@ -76,7 +74,6 @@ def _slices(rank: RankTimeline, first_tid: int, names: list[str], categories: li
 
 
 def _flows(flows: dict[int, list[tuple[int, int, int]]]) -> Iterator[str]:
-    """Yield one event per rank and collective, in the order in which the ranks arrived."""
     for flow, members in flows.items():
         for k, (start, pid, tid) in enumerate(sorted(members)):
             phase = "s" if k == 0 else "f" if k == len(members) - 1 else "t"
@@ -88,5 +85,4 @@ def _flows(flows: dict[int, list[tuple[int, int, int]]]) -> Iterator[str]:
 
 
 def _us(time_ns: int) -> str:
-    """Return microseconds with all three decimals."""
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"

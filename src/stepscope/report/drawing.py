@@ -15,6 +15,7 @@ from typing import Any
 from stepscope.dataclass import dataclass
 from stepscope.units import printable, readable_bytes
 
+# the page's colours of its light theme, which notebooks show
 PALETTE = {
     "forward": "#0072b2", "backward": "#3f8fcb", "optimizer": "#5e6fc0", "other": "#8fb3cf", "compute": "#0072b2",
     "transfer": "#e69f00", "wait": "#d55e00", "copy": "#009e73", "input": "#c2619a", "host": "#9a8c00",
@@ -22,8 +23,7 @@ PALETTE = {
     "quiet": "#6b7785", "text": "#4b5560", "line": "#cfd6dc", "high": "#c02617", "low": "#1a7f37", "medium": "#946200",
     "bright": "#ffffff",
 }  # fmt: skip
-"""the page's colours of its light theme, which notebooks show"""
-MAX_TABLE_ROWS = 200
+_MAX_TABLE_ROWS = 200
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 Shape = dict[str, Any]
@@ -37,16 +37,16 @@ class Drawing:
     title: str
     width: int
     height: int
+    #: the picture in one sentence, for who cannot see it
     label: str
-    """the picture in one sentence, for who cannot see it"""
     shapes: tuple[Shape, ...]
+    #: colour and what it stands for
     legend: tuple[tuple[str, str], ...] = ()
-    """colour and what it stands for"""
+    #: what to know to read it
     notes: tuple[str, ...] = ()
-    """what to know to read it"""
     head: tuple[str, ...] = ()
+    #: its numbers as a table
     rows: tuple[tuple[str, ...], ...] = field(default=())
-    """its numbers as a table"""
 
     def as_json(self) -> dict[str, Any]:
         """Return the picture as plain values."""
@@ -58,11 +58,10 @@ class Drawing:
             "legend": [list(entry) for entry in self.legend],
             "notes": list(self.notes),
             "head": list(self.head),
-            "rows": [list(row) for row in self.rows[:MAX_TABLE_ROWS]],
+            "rows": [list(row) for row in self.rows[:_MAX_TABLE_ROWS]],
         }
 
     def _repr_svg_(self) -> str:
-        """Return the picture as SVG text, with its title above and its legend below."""
         below = _legend_rows(self.legend, self.width)
         height = 24 + self.height + 18 * len(below) + 4
         parts = [f'<text x="0" y="14" font-weight="600" fill="{PALETTE["text"]}">{_safe(self.title)}</text>']
@@ -127,7 +126,6 @@ def _num(value: float) -> float | int:
 
 
 def _svg(shape: Shape) -> str:
-    """Return one shape as SVG; its tip becomes a title, which browsers show."""
     title = f"<title>{_safe(chr(10).join(shape['tip']))}</title>" if "tip" in shape else ""
     look = f' opacity="{shape["opacity"]}"' if "opacity" in shape else ""
     fill = PALETTE.get(shape.get("fill", ""), PALETTE["unknown"])
@@ -153,7 +151,6 @@ _CHAR = 6.6
 
 
 def _legend_rows(legend: Sequence[tuple[str, str]], width: int) -> list[list[tuple[float, tuple[str, str]]]]:
-    """Return the entries with their places, as many beside each other as fit."""
     rows: list[list[tuple[float, tuple[str, str]]]] = []
     at = float(width)
     for entry in legend:
@@ -259,7 +256,6 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the place of a number."""
         low, high, at = (log10(v) if self.log else v for v in (self.low, self.high, value))
         return self.start + (self.end - self.start) * (at - low) / ((high - low) or 1)
 

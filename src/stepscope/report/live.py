@@ -20,7 +20,7 @@ from stepscope.units import ms, printable, readable_bytes
 # A running job as a screen for a terminal, and as one line for a pipe or a log file.
 
 _FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
-SHORT = {
+_SHORT = {
     DATA_LOADING: "data",
     FORWARD: "forward",
     BACKWARD: "backward",
@@ -37,19 +37,19 @@ def screen(
 ) -> RenderableType:
     """Return the whole screen: pace, ranks (late and silent ones first), alarms, ranks that stand still."""
     parts: list[RenderableType] = [
-        name_text(name, style="bold").append(f"  {_ranks(len(picture.ranks))}, {pace_text(picture)}")
+        name_text(name, style="bold").append(f"  {_ranks(len(picture.ranks))}, {_pace_text(picture)}")
     ]
     if picture.mfu is None and picture.mfu_reason:
         parts.append(Text(f"MFU: {picture.mfu_reason}", style="dim"))
-    names = column_names(picture)
-    table = plain_table(out, "rank", "step", "ms", *(SHORT.get(n, printable(n, width=16)) for n in names), "memory")
+    names = _column_names(picture)
+    table = plain_table(out, "rank", "step", "ms", *(_SHORT.get(n, printable(n, width=16)) for n in names), "memory")
     table.add_column("late", justify="right", no_wrap=True)
-    for rank in most_telling(picture.ranks):
-        cells = [ms_text(rank.regions_ns.get(region)) for region in names]
+    for rank in _most_telling(picture.ranks):
+        cells = [_ms_text(rank.regions_ns.get(region)) for region in names]
         late = f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else ""
         state = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
         step = "?" if rank.step is None else f"{rank.step:,}"
-        table.add_row(state, step, ms_text(rank.step_ns), *cells, memory_text(rank), late)
+        table.add_row(state, step, _ms_text(rank.step_ns), *cells, _memory_text(rank), late)
     parts.append(table)
     if len(picture.ranks) > _MAX_RANKS:
         parts.append(Text(f"and {len(picture.ranks) - _MAX_RANKS} more ranks"))
@@ -62,22 +62,21 @@ def plain_line(picture: Picture) -> str:
     """Return the job at one moment as one line."""
     step = "step ?" if picture.step is None else f"step {picture.step}"
     regions = [
-        f"{SHORT.get(name, printable(name, width=40))} {ms(total_ns / len(picture.ranks)):.1f}"
-        for name in column_names(picture)
+        f"{_SHORT.get(name, printable(name, width=40))} {ms(total_ns / len(picture.ranks)):.1f}"
+        for name in _column_names(picture)
         if (total_ns := sum(rank.regions_ns.get(name, 0) for rank in picture.ranks))
     ]
     memory = max((rank.device_bytes or rank.host_bytes or 0 for rank in picture.ranks), default=0)
     parts = [
         step,
-        pace_text(picture),
+        _pace_text(picture),
         *([f"{', '.join(regions)} ms"] if regions else []),
         *([f"memory {readable_bytes(memory)}"] if memory else []),
     ]
     return "; ".join(parts)
 
 
-def pace_text(picture: Picture) -> str:
-    """Return steps per second, the step's time and what follows from them, in words."""
+def _pace_text(picture: Picture) -> str:
     if picture.steps_per_s is None or picture.step_ns is None:
         return "no step yet"
     if picture.stands_still:
@@ -90,8 +89,7 @@ def pace_text(picture: Picture) -> str:
     return ", ".join(parts)
 
 
-def column_names(picture: Picture) -> list[str]:
-    """Return the regions worth a column: those of a step in its order, then the longest others."""
+def _column_names(picture: Picture) -> list[str]:
     longest: dict[str, int] = {}
     for rank in picture.ranks:
         for name, ns in rank.regions_ns.items():
@@ -100,8 +98,7 @@ def column_names(picture: Picture) -> list[str]:
     return [*(n for n in _FIRST if n in longest), *others][:_MAX_REGIONS]
 
 
-def most_telling(ranks: Sequence[RankNow]) -> list[RankNow]:
-    """Return the ranks that are shown: those that stand still or are late first."""
+def _most_telling(ranks: Sequence[RankNow]) -> list[RankNow]:
 
     def order(rank: RankNow) -> tuple[bool, int, int]:
         stands = rank.status is not None and rank.status.stall is not None
@@ -110,14 +107,12 @@ def most_telling(ranks: Sequence[RankNow]) -> list[RankNow]:
     return sorted(ranks, key=order)[:_MAX_RANKS]
 
 
-def memory_text(rank: RankNow) -> str:
-    """Return a rank's memory, the device's where it has one."""
+def _memory_text(rank: RankNow) -> str:
     size_bytes = rank.device_bytes or rank.host_bytes
     return readable_bytes(size_bytes) if size_bytes else "?"
 
 
-def ms_text(ns: int | None) -> str:
-    """Return milliseconds for a cell."""
+def _ms_text(ns: int | None) -> str:
     return "?" if ns is None else f"{ms(ns):.1f}"
 
 
@@ -125,7 +120,7 @@ def _ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
 
 
-REFRESH_S = 2
+_REFRESH_S = 2
 _MAX_NEWS = 40
 _STYLE = """
 :root { color-scheme: light dark; --page: light-dark(#f3f5f7, #0d1115); --panel: light-dark(#ffffff, #161b21);
@@ -165,9 +160,9 @@ def live_page(
 ) -> str:
     """Return the page's text; the one of a job that is over is not asked for again."""
     title = escape(printable(name))
-    again = "" if over else f'<meta http-equiv="refresh" content="{REFRESH_S}">'
+    again = "" if over else f'<meta http-equiv="refresh" content="{_REFRESH_S}">'
     step = "?" if picture.step is None else f"{picture.step:,}"
-    state = "has ended" if over else escape(pace_text(picture))
+    state = "has ended" if over else escape(_pace_text(picture))
     parts = [
         f'<h1>{title}</h1><p class="pace">step {step}; {state}</p>',
         *(f'<p class="panel alarm">alarm: {_line(line)}</p>' for line in alarms),
@@ -175,7 +170,7 @@ def live_page(
         f'<section class="panel" tabindex="0" role="region" aria-label="ranks">{_table(picture)}</section>',
         f'<p class="quiet">MFU: {_line(picture.mfu_reason)}</p>' if picture.mfu is None and picture.mfu_reason else "",
         f'<section class="panel"><h2>So far</h2><pre>{escape(_lines(news))}</pre></section>' if news else "",
-        "" if over else f'<p class="quiet">Looked at again every {REFRESH_S} s.</p>',
+        "" if over else f'<p class="quiet">Looked at again every {_REFRESH_S} s.</p>',
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{again}'
     style = f"<title>{title} · stepscope</title><style>{_STYLE}</style>"
@@ -183,13 +178,13 @@ def live_page(
 
 
 def _table(picture: Picture) -> str:
-    names = column_names(picture)
+    names = _column_names(picture)
     has_memory = any(rank.device_bytes or rank.host_bytes for rank in picture.ranks)
-    heads = ["rank", "late", "step", "ms", *(f"{SHORT.get(name, name)} ms" for name in names)]
+    heads = ["rank", "late", "step", "ms", *(f"{_SHORT.get(name, name)} ms" for name in names)]
     if has_memory:
         heads.append("memory")
-    rows = "".join(_row(rank, names, has_memory=has_memory) for rank in most_telling(picture.ranks))
-    hidden = len(picture.ranks) - len(most_telling(picture.ranks))
+    rows = "".join(_row(rank, names, has_memory=has_memory) for rank in _most_telling(picture.ranks))
+    hidden = len(picture.ranks) - len(_most_telling(picture.ranks))
     more = f"<p>and {hidden} more ranks</p>" if hidden else ""
     cells = "".join(f'<th scope="col">{_line(head)}</th>' for head in heads)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>{more}"
@@ -200,8 +195,8 @@ def _row(rank: RankNow, names: Sequence[str], *, has_memory: bool) -> str:
     marked = ' class="late"' if rank.late is not None and rank.late.is_late() else ""
     who = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
     step = "?" if rank.step is None else f"{rank.step:,}"
-    times = [ms_text(rank.regions_ns.get(name)) for name in names]
-    cells = [step, ms_text(rank.step_ns), *times, *([memory_text(rank)] if has_memory else [])]
+    times = [_ms_text(rank.regions_ns.get(name)) for name in names]
+    cells = [step, _ms_text(rank.step_ns), *times, *([_memory_text(rank)] if has_memory else [])]
     first = f"<td>{_line(who)}</td><td{marked}>{late}</td>"
     return f"<tr>{first}{''.join(f'<td>{_line(cell)}</td>' for cell in cells)}</tr>"
 

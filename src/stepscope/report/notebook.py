@@ -28,7 +28,7 @@ from stepscope.report.step_pictures import (
 from stepscope.units import NS_PER_MS, printable
 from stepscope.whatif.switches import switches
 
-MAX_FINDINGS = 5
+_MAX_FINDINGS = 5
 
 
 def summary_line(account: Account, diagnosis: Diagnosis) -> str:
@@ -49,7 +49,7 @@ def summary_page(account: Account, diagnosis: Diagnosis) -> str:
         mfu = f", MFU {100 * account.efficiency.mfu:.1f} %" if account.efficiency.mfu is not None else ""
         parts.append(f"<b>{_safe(conclude(account, diagnosis).headline)}</b>; {account.whole} {step_ms:.2f} ms{mfu}")
         parts.append(_bar([(p.part, p.pct, p.ns_per_step / NS_PER_MS) for p in account.step.parts]))
-    worth = diagnosis.worth[:MAX_FINDINGS]
+    worth = diagnosis.worth[:_MAX_FINDINGS]
     rows = [(f.title, f"{f.alone_ns / NS_PER_MS:.1f} ms", f"{f.saving_pct:.0f} %") for f in worth]
     parts.append(
         _table(("what to fix", f"saves per {account.whole}", f"of the {account.whole}"), rows)
@@ -82,7 +82,6 @@ def _size(account: Account) -> str:
 
 
 def _bar(parts: Iterable[tuple[str, float, float]]) -> str:
-    """Return the budget as one bar; each part says its name and time where the pointer rests."""
     cells = "".join(
         f'<span title="{_safe(name)}: {time_ms:.2f} ms, {pct:.1f} %" style="display:inline-block;height:14px;'
         f'width:{max(pct, 0):.2f}%;background:{_colour(name)}"></span>'

@@ -26,11 +26,11 @@ from stepscope.run.read_files import Progress
 # one row per message and the bytes each row uses; matrices side by side, cut to those bytes, are the messages.
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
+# of a varint
 _MAX_BYTES = 10
-"""of a varint"""
 
 
-def varint(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     """Return a number from 0 to 2^64 - 1, seven bits per byte, lowest first.
 
     >>> varint(300).hex()
@@ -44,30 +44,27 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def tag(number: int, kind: int) -> bytes:
-    """Return what stands before a field."""
-    return varint(number << 3 | kind)
+def _tag(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
 
 
 def number(field: int, value: int) -> bytes:
     """Return a whole number as a field; negative ones as 64 bits."""
-    return tag(field, _VARINT) + varint(value % 2**64)
+    return _tag(field, _VARINT) + _varint(value % 2**64)
 
 
 def message(field: int, *parts: bytes) -> bytes:
     """Return a message, or any bytes, as a field."""
     body = b"".join(parts)
-    return tag(field, _LENGTH) + varint(len(body)) + body
+    return _tag(field, _LENGTH) + _varint(len(body)) + body
 
 
-def text(field: int, value: str) -> bytes:
-    """Return a text as a field."""
+def _text(field: int, value: str) -> bytes:
     return message(field, value.encode(errors="replace"))
 
 
-def fixed64(field: int, value: int) -> bytes:
-    """Return a number of 8 bytes as a field."""
-    return tag(field, _FIXED64) + value.to_bytes(8, "little")
+def _fixed64(field: int, value: int) -> bytes:
+    return _tag(field, _FIXED64) + value.to_bytes(8, "little")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,8 +75,7 @@ class Column(ArrayRecord):
     length: npt.NDArray[np.int64]
 
 
-def varints(values: npt.NDArray[np.int64]) -> Column:
-    """Return numbers of at least 0, one per message."""
+def _varints(values: npt.NDArray[np.int64]) -> Column:
     data = np.zeros((len(values), _MAX_BYTES), np.uint8)
     length = np.ones(len(values), np.int64)
     rest = values.astype(np.uint64)
@@ -95,14 +91,12 @@ def varints(values: npt.NDArray[np.int64]) -> Column:
     return Column(data[:, :width], length)
 
 
-def constant(value: bytes, where: npt.NDArray[np.bool_]) -> Column:
-    """Return the same bytes in the messages where they belong, nothing in the others."""
+def _constant(value: bytes, where: npt.NDArray[np.bool_]) -> Column:
     data = np.broadcast_to(np.frombuffer(value, np.uint8), (len(where), len(value)))
     return Column(data, where * len(value))
 
 
-def ragged(values: Sequence[bytes]) -> Column:
-    """Return bytes that are of another length in every message."""
+def _ragged(values: Sequence[bytes]) -> Column:
     length = np.array([len(v) for v in values], np.int64)
     data = np.zeros((len(values), int(length.max(initial=0))), np.uint8)
     for i in np.flatnonzero(length).tolist():
@@ -110,18 +104,15 @@ def ragged(values: Sequence[bytes]) -> Column:
     return Column(data, length)
 
 
-def only(column: Column, where: npt.NDArray[np.bool_]) -> Column:
-    """Return the column with nothing in the other messages."""
+def _only(column: Column, where: npt.NDArray[np.bool_]) -> Column:
     return Column(column.data, column.length * where)
 
 
-def lengths(columns: Sequence[Column]) -> npt.NDArray[np.int64]:
-    """Return how many bytes each message has in these columns together."""
+def _lengths(columns: Sequence[Column]) -> npt.NDArray[np.int64]:
     return np.sum([c.length for c in columns], axis=0)
 
 
-def joined(columns: Sequence[Column]) -> bytes:
-    """Return all messages, one after the other."""
+def _joined(columns: Sequence[Column]) -> bytes:
     used = [np.arange(c.data.shape[1]) < c.length[:, None] for c in columns]
     return np.concatenate([c.data for c in columns], axis=1)[np.concatenate(used, axis=1)].tobytes()
 
@@ -163,24 +154,22 @@ def _clock(clock: int, time_ns: int) -> bytes:
 
 
 def _interned(timeline: Timeline) -> bytes:
-    """Return all names by number, from 1."""
     tables = ((_NAMES, timeline.names), (_CATEGORIES, timeline.categories), (_ANNOTATION_NAMES, _ANNOTATIONS))
     entries = [
-        message(table, number(1, i), text(2, name)) for table, names in tables for i, name in enumerate(names, start=1)
+        message(table, number(1, i), _text(2, name)) for table, names in tables for i, name in enumerate(names, start=1)
     ]
     return _packet(_ONE_SEQUENCE, number(_FLAGS, _STATE_CLEARED | _NEEDS_STATE), message(_INTERNED, *entries))
 
 
 def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
-    process = message(3, number(1, FIRST_PID + rank.rank), text(6, rank.label), *(text(8, said) for said in labels))
+    process = message(3, number(1, FIRST_PID + rank.rank), _text(6, rank.label), *(_text(8, said) for said in labels))
     yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, _EXPLICIT_ORDER)))
     for i, track in enumerate(rank.tracks):
-        parts = (number(1, first_uuid + i), text(2, track.name), number(5, process_uuid), number(12, i))
+        parts = (number(1, first_uuid + i), _text(2, track.name), number(5, process_uuid), number(12, i))
         yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts))
 
 
 def _events(rank: RankTimeline, *, first_uuid: int) -> Iterator[bytes]:
-    """Yield the beginnings and ends of all slices, track by track, in order."""
     extras = _extras(rank)
     for first in range(0, len(rank.tokens), _CHUNK):
         tokens = rank.tokens[first : first + _CHUNK]
@@ -198,37 +187,35 @@ def _token_packets(
     everywhere = np.ones(len(at), bool)
     nothing = b""
     event = [
-        constant(tag(_TYPE, 0), everywhere),
-        varints(np.where(begins, _BEGIN, _END)),
-        constant(tag(_TRACK, 0), everywhere),
-        varints(rank.track[at] + first_uuid),
-        constant(tag(_NAME, 0), begins),
-        only(varints(rank.name[at] + 1), begins),
-        constant(tag(_CATEGORY, 0), begins),
-        only(varints(rank.category[at] + 1), begins),
-        ragged([extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]),
+        _constant(_tag(_TYPE, 0), everywhere),
+        _varints(np.where(begins, _BEGIN, _END)),
+        _constant(_tag(_TRACK, 0), everywhere),
+        _varints(rank.track[at] + first_uuid),
+        _constant(_tag(_NAME, 0), begins),
+        _only(_varints(rank.name[at] + 1), begins),
+        _constant(_tag(_CATEGORY, 0), begins),
+        _only(_varints(rank.category[at] + 1), begins),
+        _ragged([extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]),
     ]
     packet = [
-        constant(tag(_TIMESTAMP, 0), everywhere),
-        varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
-        constant(_ONE_SEQUENCE, everywhere),
-        constant(number(_FLAGS, _NEEDS_STATE), begins),
+        _constant(_tag(_TIMESTAMP, 0), everywhere),
+        _varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
+        _constant(_ONE_SEQUENCE, everywhere),
+        _constant(number(_FLAGS, _NEEDS_STATE), begins),
         *_as_message(_TRACK_EVENT, event),
     ]
-    return joined(_as_message(_PACKET, packet))
+    return _joined(_as_message(_PACKET, packet))
 
 
 def _as_message(field: int, columns: list[Column]) -> list[Column]:
-    """Return the columns with the field's tag and their length before them."""
-    size = lengths(columns)
-    return [constant(tag(field, 2), np.ones(len(size), bool)), varints(size), *columns]
+    size = _lengths(columns)
+    return [_constant(_tag(field, 2), np.ones(len(size), bool)), _varints(size), *columns]
 
 
 def _extras(rank: RankTimeline) -> dict[int, bytes]:
-    """Return the flows and annotations of the slices that have any."""
     listed = rank.values.keys() | rank.flows.keys()
     return {
-        i: b"".join((*(fixed64(_FLOW, f) for f in rank.flows.get(i, ())), *_annotations(rank.values.get(i, {}))))
+        i: b"".join((*(_fixed64(_FLOW, f) for f in rank.flows.get(i, ())), *_annotations(rank.values.get(i, {}))))
         for i in listed
     }
 
@@ -237,4 +224,4 @@ def _annotations(values: Values) -> Iterator[bytes]:
     for i, name in enumerate(_ANNOTATIONS, start=1):
         value = values.get(name)
         if value is not None:
-            yield message(_ANNOTATION, number(1, i), text(6, value) if isinstance(value, str) else number(4, value))
+            yield message(_ANNOTATION, number(1, i), _text(6, value) if isinstance(value, str) else number(4, value))

@@ -92,7 +92,6 @@ def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | 
 
 
 def _calibrated(calibration: Calibration | None, row: CollectiveRow) -> float | None:
-    """Return the bus bandwidth that the calibration gives for a row's mean size, None where it has none."""
     ranks = row.group.size
     if calibration is None or not ranks or ranks < 2:
         return None
@@ -107,18 +106,18 @@ def _calibrated(calibration: Calibration | None, row: CollectiveRow) -> float | 
 # How long kernels are, and how much work lies queued: two pictures of bars.
 
 DISTRIBUTIONS_WIDTH, HEIGHT, DISTRIBUTIONS_LEFT, BASE, TOP = 560, 250, 66, 206, 10
-MAX_FAMILIES = 6
+_MAX_FAMILIES = 6
+# as elsewhere on the page: communication is orange, copies are green
 _COLOURS = {
     "communication": "transfer", "gemm": "forward", "attention": "input", "elementwise": "other",
     "normalisation": "host", "copy": "copy", "optimizer": "optimizer", "others": "unknown",
 }  # fmt: skip
-"""as elsewhere on the page: communication is orange, copies are green"""
 _FURTHER = ("unmatched", "range", "backward", "idle", "input", "host", "optimizer")
 
 
 def durations_drawing(found: Distributions) -> Drawing:
     """Return the time in kernels of each duration, by family."""
-    kept = [*found.families[:MAX_FAMILIES], *(["others"] if len(found.families) > MAX_FAMILIES else [])]
+    kept = [*found.families[:_MAX_FAMILIES], *(["others"] if len(found.families) > _MAX_FAMILIES else [])]
     colours = _colours(kept)
     time_ms, count = _joined(found.time_ns) / NS_PER_MS, _joined(found.count)
     used = [b for b in range(NUM_BINS) if sum(float(row[b]) for row in count) > 0]
@@ -193,17 +192,15 @@ def queue_drawing(found: Distributions, *, several_ranks: bool = True) -> Drawin
 
 
 def _colours(families: Sequence[str]) -> list[str]:
-    """Return a colour for each family, the same in every run for the usual ones."""
     used = {_COLOURS[name] for name in families if name in _COLOURS}
     further = iter([colour for colour in _FURTHER if colour not in used])
     return [_COLOURS[name] if name in _COLOURS else next(further, "unknown") for name in families]
 
 
 def _joined(by_family: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the first families as they are and all others as one."""
-    if len(by_family) <= MAX_FAMILIES:
+    if len(by_family) <= _MAX_FAMILIES:
         return by_family
-    return np.vstack((by_family[:MAX_FAMILIES], by_family[MAX_FAMILIES:].sum(axis=0)))
+    return np.vstack((by_family[:_MAX_FAMILIES], by_family[_MAX_FAMILIES:].sum(axis=0)))
 
 
 def _edge(b: int) -> str:
@@ -230,16 +227,15 @@ def _length(k: int) -> str:
 # How full is each rank of an expert-parallel job, against an even load?
 
 EXPERTS_WIDTH, EXPERTS_LEFT, EXPERTS_LINE = 760, 90, 22
-MAX_RANKS = 64
+_MAX_RANKS = 64
 
 
-def experts_drawing(view: ExpertsView) -> Drawing | None:
-    """Return the load per step of each rank with the mean as a line, None where the load is unknown."""
+def _experts_drawing(view: ExpertsView) -> Drawing | None:
     ranks = [(r, r.load_bytes) for r in view.ranks if r.load_bytes is not None]
     if not ranks or not any(load for _, load in ranks):
         return None
     mean = sum(load for _, load in ranks) / len(ranks)
-    shown = sorted(ranks, key=lambda pair: -pair[1])[:MAX_RANKS] if len(ranks) > MAX_RANKS else ranks
+    shown = sorted(ranks, key=lambda pair: -pair[1])[:_MAX_RANKS] if len(ranks) > _MAX_RANKS else ranks
     x = Scale(0, max(load for _, load in ranks), EXPERTS_LEFT, EXPERTS_WIDTH - 230)
     bottom = len(shown) * EXPERTS_LINE
     even = polyline([(x(mean), 0), (x(mean), bottom)], "high", dashed=True, tip=("mean", bytes_text(mean)))
@@ -264,17 +260,16 @@ def experts_drawing(view: ExpertsView) -> Drawing | None:
 # Memory of every rank over the recorded steps and over the whole run, and what is alive at the peak.
 
 MEMORY_WIDTH, MEMORY_HEIGHT, MEMORY_LEFT, MEMORY_BASE, MEMORY_TOP = 560, 230, 66, 198, 12
-MAX_LINES = 6
-MAX_POINTS = 150
-MAX_HOLDERS = 10
+_MAX_LINES = 6
+_MAX_POINTS = 150
+_MAX_HOLDERS = 10
 _LINES = ("forward", "transfer", "copy", "input", "optimizer", "host")
 
+# rank, where, bytes
 Curve = tuple[int, Sequence[float], Sequence[float]]
-"""rank, where, bytes"""
 
 
-def memory_over_steps_drawing(view: MemoryView) -> Drawing | None:
-    """Return what each rank had allocated over the recorded steps, None where no allocation was recorded."""
+def _memory_over_steps_drawing(view: MemoryView) -> Drawing | None:
     curves: list[Curve] = []
     for rank in view.ranks:
         line = rank.timeline
@@ -290,8 +285,7 @@ def memory_over_steps_drawing(view: MemoryView) -> Drawing | None:
     return _lines(curves, title, note=said, across=axes_time_text, steps=True, peaks=peaks)
 
 
-def memory_over_run_drawing(logs: Sequence[StepLog]) -> Drawing | None:
-    """Return what each rank had allocated, else resident, at each logged step; None where nothing was sampled."""
+def _memory_over_run_drawing(logs: Sequence[StepLog]) -> Drawing | None:
     for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
         curves: list[Curve] = []
         for log in logs:
@@ -306,8 +300,7 @@ def memory_over_run_drawing(logs: Sequence[StepLog]) -> Drawing | None:
     return None
 
 
-def peak_drawing(view: MemoryView) -> Drawing | None:
-    """Return what is alive at the fullest rank's peak as bars, None where blocks could not be told."""
+def _peak_drawing(view: MemoryView) -> Drawing | None:
     rank = next((r for r in view.ranks if r.rank == view.fullest_rank), None)
     if rank is None or rank.peak is None:
         return None
@@ -337,18 +330,16 @@ def peak_drawing(view: MemoryView) -> Drawing | None:
 
 
 def _alive(rank: RankMemory) -> list[tuple[str, int, str]]:
-    """Return categories, then lines (operators where no line is known), the largest first."""
     if rank.peak is None:
         return []
     categories = [(n.replace("_", " "), s, "forward") for n, s in (rank.peak.by_category or {}).items() if s]
     holders = rank.peak.by_source_line or rank.peak.by_operator
-    lines = [(h.name, h.size_bytes, "copy") for h in holders[:MAX_HOLDERS] if h.size_bytes > 0]
+    lines = [(h.name, h.size_bytes, "copy") for h in holders[:_MAX_HOLDERS] if h.size_bytes > 0]
     return [*sorted(categories, key=lambda c: -c[1]), *lines]
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:
-    """Return places of the largest of equal stretches, so that no peak is lost."""
-    stretches = np.array_split(np.arange(len(values)), min(len(values), MAX_POINTS))
+    stretches = np.array_split(np.arange(len(values)), min(len(values), _MAX_POINTS))
     return np.array([s[np.argmax(values[s])] for s in stretches if len(s)], np.int64)
 
 
@@ -356,7 +347,6 @@ def _lines(
     curves: list[Curve], title: str, *, note: str, across: Callable[[float], str], steps: bool = False,
     peaks: dict[int, tuple[float, float]] | None = None,
 ) -> Drawing:  # fmt: skip
-    """Return one line per rank: those that need most by name, all others as a band."""
     first, last = min(c[1][0] for c in curves), max(c[1][-1] for c in curves)
     ticks = round_ticks(max(max(c[2]) for c in curves))
     x, y = (
@@ -365,7 +355,7 @@ def _lines(
     )
     shapes = left_axis(ticks, y, x0=MEMORY_LEFT, x1=MEMORY_WIDTH - 4, text=bytes_tick)
     by_most = sorted(curves, key=lambda c: -max(c[2]))
-    named, others = sorted(by_most[:MAX_LINES], key=lambda c: c[0]), by_most[MAX_LINES:]
+    named, others = sorted(by_most[:_MAX_LINES], key=lambda c: c[0]), by_most[_MAX_LINES:]
     for rank, where, values in others:
         shapes.append(polyline(_path(where, values, x, y, steps=steps), "unknown", width=0.8, tip=(f"rank {rank}",)))
     for k, (rank, where, values) in enumerate(named):
@@ -391,7 +381,6 @@ def _lines(
 def _path(
     where: Sequence[float], values: Sequence[float], x: Scale, y: Scale, *, steps: bool
 ) -> list[tuple[float, float]]:
-    """Return the points of a line; memory stays what it is until the next event where `steps` says so."""
     points: list[tuple[float, float]] = []
     for at, value in zip(where, values, strict=True):
         if steps and points:
@@ -402,11 +391,11 @@ def _path(
 
 # Rank by rank: who waits for whom, who sends to whom, as squares of a matrix.
 
-MAX_SIDE = 32
-"""more ranks are joined into blocks"""
+# more ranks are joined into blocks
+_MAX_SIDE = 32
 _LEFT, _TOP, _PIXELS = 66, 34, 420
+# room for the labels, as large as they are on a phone
 _LINE, _LETTER = 18, 9
-"""room for the labels, as large as they are on a phone"""
 _MAX_ROWS = 40
 
 
@@ -444,7 +433,7 @@ def _drawing(
 ) -> Drawing | None:
     if not values.any():
         return None
-    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), MAX_SIDE))
+    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), _MAX_SIDE))
     names = [_name(found.ranks, block) for block in blocks]
     joined = np.array([[values[np.ix_(a, b)].sum() for b in blocks] for a in blocks])
     side = min(44.0, _PIXELS / len(blocks))
@@ -488,13 +477,12 @@ def _name(ranks: tuple[int, ...], block: npt.NDArray[np.int64]) -> str:
 # How fast is each kernel against what the chip can do at its arithmetic intensity?
 
 ROOFLINE_WIDTH, ROOFLINE_HEIGHT, ROOFLINE_LEFT, ROOFLINE_BASE, ROOFLINE_TOP = 560, 300, 66, 262, 26
-MAX_KERNELS = 60
+_MAX_KERNELS = 60
 _COLOUR = {"compute-bound": "forward", "memory-bound": "transfer", "latency": "wait"}
 
 
-def roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing | None:
-    """Return the picture, None where no kernel's work is known or the chip is not."""
-    known = [k for k in kernels if k.tflops and k.gb_per_s][:MAX_KERNELS]
+def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing | None:
+    known = [k for k in kernels if k.tflops and k.gb_per_s][:_MAX_KERNELS]
     if not known or chip is None or not chip.memory_gb_per_s:
         return None
     used = [k.precision for k in known if k.precision]
@@ -592,12 +580,12 @@ def _row(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) 
 # is special about single steps.
 
 RUN_STEPS_WIDTH, RUN_STEPS_HEIGHT, RUN_STEPS_LEFT, RUN_STEPS_BASE, RUN_STEPS_TOP = 1180, 250, 66, 224, 22
-RUN_STEPS_MAX_POINTS = 600
+_RUN_STEPS_MAX_POINTS = 600
 
-MAX_DOTS = 300
-"""special steps that are marked, the longest first"""
+# special steps that are marked, the longest first
+_MAX_DOTS = 300
+# times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge
 _CLIP = 4.0
-"""times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge"""
 _RUN_STEPS_LINES = ("forward", "copy", "input", "optimizer", "host", "transfer")
 _MARKS = dict(zip(MARKED, ("input", "copy", "optimizer", "transfer", "host"), strict=True))
 
@@ -645,13 +633,11 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
 
 
 def _buckets(high: np.ndarray, num: int) -> list[int]:
-    """Return which steps are drawn: all, or the longest of equal stretches."""
-    stretches = np.array_split(np.arange(num), min(num, RUN_STEPS_MAX_POINTS))
+    stretches = np.array_split(np.arange(num), min(num, _RUN_STEPS_MAX_POINTS))
     return [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
 
 
 def _windows(found: RunSteps, x: Scale) -> list[Shape]:
-    """Return the stretches of steps that ran under the profiler as one band each."""
     if found.profiled.all():
         return []
     edges = np.flatnonzero(np.diff(np.concatenate(([False], found.profiled, [False])).astype(int)))
@@ -674,10 +660,9 @@ def _windows(found: RunSteps, x: Scale) -> list[Shape]:
 
 
 def _lines_of(found: RunSteps, ms: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Return the ranks that get a line of their own: all of a few, else those that are slowest."""
     if len(found.ranks) < 2:
         return []
-    by_median = np.argsort(-np.nan_to_num(np.nanmedian(ms, axis=1)), kind="stable")[:MAX_LINES]
+    by_median = np.argsort(-np.nan_to_num(np.nanmedian(ms, axis=1)), kind="stable")[:_MAX_LINES]
     return [(found.ranks[r], ms[r]) for r in (sorted(by_median.tolist()))]
 
 
@@ -686,7 +671,7 @@ def _dots(
 ) -> list[Shape]:
     shapes = []
     special = [k for k, step in enumerate(found.step.tolist()) if step in outliers or step in found.marks]
-    for k in sorted(special, key=lambda k: -float(high[k]))[:MAX_DOTS]:
+    for k in sorted(special, key=lambda k: -float(high[k]))[:_MAX_DOTS]:
         step = int(found.step[k])
         mark = found.marks.get(step)
         colour = _MARKS[mark] if mark else "high"
@@ -710,8 +695,8 @@ def _notes(found: RunSteps, drawn: int) -> list[str]:
     lines = [f"From the {found.source}{'' if found.source == 'step logs' else ', all of them profiled'}."]
     if drawn < all_:
         lines.append(f"Of {all_:,} steps the longest of each of {drawn} stretches is drawn.")
-    if len(found.ranks) > MAX_LINES:
-        lines.append(f"The {MAX_LINES} ranks with the longest steps have a line of their own.")
+    if len(found.ranks) > _MAX_LINES:
+        lines.append(f"The {_MAX_LINES} ranks with the longest steps have a line of their own.")
     return lines
 
 
@@ -729,8 +714,8 @@ def _run_steps_row(
 
 
 _Found = TypeVar("_Found")
+# fewer make no line over the run
 _FEW_STEPS = 4
-"""fewer make no line over the run"""
 
 
 def run_steps_picture(account: Account) -> Drawing | None:
@@ -744,7 +729,7 @@ def run_steps_picture(account: Account) -> Drawing | None:
 
 def roofline_picture(account: Account) -> Drawing | None:
     """Return kernels below the chip's roof."""
-    return roofline_drawing(account.kernels.kernels, account.chip.chip)
+    return _roofline_drawing(account.kernels.kernels, account.chip.chip)
 
 
 def durations_picture(account: Account) -> Drawing | None:
@@ -770,25 +755,25 @@ def sending_picture(account: Account) -> Drawing | None:
 
 def memory_picture(account: Account) -> Drawing | None:
     """Return memory over the recorded steps."""
-    return _of(account.memory, memory_over_steps_drawing)
+    return _of(account.memory, _memory_over_steps_drawing)
 
 
 def memory_run_picture(account: Account) -> Drawing | None:
     """Return memory over the whole run."""
-    return memory_over_run_drawing(account.run.logs)
+    return _memory_over_run_drawing(account.run.logs)
 
 
 def peak_picture(account: Account) -> Drawing | None:
     """Return what is alive at the peak."""
-    return _of(account.memory, peak_drawing)
+    return _of(account.memory, _peak_drawing)
 
 
 def experts_picture(account: Account) -> Drawing | None:
     """Return the load of each rank's experts."""
-    return _of(account.views.experts, experts_drawing)
+    return _of(account.views.experts, _experts_drawing)
 
 
-PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
+_PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
     "run_steps": run_steps_picture,
     "roofline": roofline_picture,
     "durations": durations_picture,
@@ -805,7 +790,7 @@ PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
 
 def pictures_of(account: Account, diagnosis: Diagnosis, calibration: Calibration | None = None) -> dict[str, Any]:
     """Return what the page draws besides its own sections, as plain values."""
-    drawings = {name: make(account) for name, make in PICTURES.items()}
+    drawings = {name: make(account) for name, make in _PICTURES.items()}
     drawings["bandwidth"] = bandwidth_drawing(account.collectives, calibration)
     made = switches(account, diagnosis)
     return {

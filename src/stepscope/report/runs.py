@@ -15,10 +15,10 @@ class RunEntry:
 
     name: str
     created: str | None
+    #: its JSON, None where it could not be read
     report: dict[str, Any] | None
-    """its JSON, None where it could not be read"""
+    #: why it could not
     reason: str = ""
-    """why it could not"""
 
 
 def in_order(runs: Sequence[RunEntry]) -> list[RunEntry]:

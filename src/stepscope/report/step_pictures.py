@@ -107,8 +107,8 @@ def _line(k: int, name: str, start: float, size: float, most: float, colour: str
 # One step over all ranks as a picture that stands still: what each lane did, and waits and stalls by name.
 
 TIMELINE_WIDTH, TIMELINE_LEFT, LANE, GAP = 1180, 120, 14, 8
-MAX_RANKS = 32
-MAX_SLICES = 6_000
+_MAX_RANKS = 32
+_MAX_SLICES = 6_000
 _LANES = ("compute", "comm", "copy", "host")
 _TEXT = {"range": "host range", "idle": "nothing ran", "other": "other compute"}
 _MIN_NAME_PX = 90
@@ -121,19 +121,19 @@ def timeline_drawing(slices: Slices) -> Drawing:
     lanes = sorted(set(lane_of.tolist()))
     height = len(lanes) * LANE + GAP
     shapes: list[Shape] = []
-    for k, rank in enumerate(slices.ranks[:MAX_RANKS]):
+    for k, rank in enumerate(slices.ranks[:_MAX_RANKS]):
         shapes.append(words(0, k * height + (height - GAP) / 2 + 4, f"rank {rank}", fill="text"))
         for i, lane in enumerate(lanes):
             shapes.append(
                 words(TIMELINE_LEFT - 8, k * height + (i + 0.8) * LANE, _LANES[lane], anchor="end", small=True)
             )
     least = slices.span_ns / (TIMELINE_WIDTH - TIMELINE_LEFT) / 3
-    shown = np.flatnonzero((slices.dur_ns >= least) & (slices.rank < MAX_RANKS))
-    shown = shown[np.argsort(-slices.dur_ns[shown], kind="stable")[:MAX_SLICES]]
+    shown = np.flatnonzero((slices.dur_ns >= least) & (slices.rank < _MAX_RANKS))
+    shown = shown[np.argsort(-slices.dur_ns[shown], kind="stable")[:_MAX_SLICES]]
     for i in np.sort(shown).tolist():
         y = int(slices.rank[i]) * height + lanes.index(int(lane_of[i])) * LANE
         shapes += _slice(slices, i, x, y)
-    bottom = min(len(slices.ranks), MAX_RANKS) * height
+    bottom = min(len(slices.ranks), _MAX_RANKS) * height
     ticks = [t * NS_PER_MS for t in round_ticks(slices.span_ns / NS_PER_MS, about=8)]
     shapes += bottom_axis(
         [t for t in ticks if t <= slices.span_ns], x, y=bottom - 6, text=lambda ns: time_tick(ns / NS_PER_MS)
@@ -142,7 +142,7 @@ def timeline_drawing(slices: Slices) -> Drawing:
     legend = [(kind, _TEXT.get(kind, kind)) for kind in kinds]
     legend += [("wait", "waiting for the last rank")] if slices.wait_ns.any() else []
     what = "The window" if slices.step is None else f"Step {slices.step}"
-    notes = [f"{MAX_RANKS} of {len(slices.ranks)} ranks"] if len(slices.ranks) > MAX_RANKS else []
+    notes = [f"{_MAX_RANKS} of {len(slices.ranks)} ranks"] if len(slices.ranks) > _MAX_RANKS else []
     return Drawing(
         title=f"{what}, {len(slices.ranks)} rank{'s' * (len(slices.ranks) != 1)}",
         width=TIMELINE_WIDTH, height=bottom + 18,
@@ -176,19 +176,19 @@ def _bar(left: float, right: float, y: float, kind: str, name: str, dur_ns: int,
 # A pipeline's step as a diagram: each stage's micro-batches as they ran, and the same order if nothing ever waited.
 
 PIPELINE_WIDTH, PIPELINE_LEFT, PIPELINE_LINE = 1180, 110, 24
-MAX_ACTIONS = 3_000
+_MAX_ACTIONS = 3_000
 _COLOUR = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
 _NAME = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
 
+# start and end in ms, and what it is
 Bar = tuple[float, float, Action]
-"""start and end in ms, and what it is"""
 
 
 def pipeline_drawing(account: Account) -> Drawing | None:
     """Return the diagram of one step, None where the run has no pipeline whose micro-batches can be told."""
     windows = [view.window for view in account.ranks]
     found = pipeline_actions(account.shared, account.strategy, windows)
-    if found is None or sum(map(len, found[1])) > MAX_ACTIONS:
+    if found is None or sum(map(len, found[1])) > _MAX_ACTIONS:
         return None
     index, actions = found
     clocks, ranks = account.shared.clocks, account.run.ranks
@@ -270,7 +270,7 @@ def _pipeline_bar(left: float, right: float, y: float, action: Action, took_ms: 
 # Lines or modules as an icicle: what each takes, with what it calls below it.
 
 CODE_WIDTH, CODE_LINE = 1180, 20
-MAX_DEPTH = 14
+_MAX_DEPTH = 14
 _MIN_PX = 2.0
 _COLOURS = ("other", "forward", "copy", "transfer", "input", "optimizer", "host")
 
@@ -289,7 +289,7 @@ def icicle_drawing(root: CodeNode, *, over: str) -> Drawing | None:
         nonlocal deepest
         value = getattr(node, by)
         wide = CODE_WIDTH * value / whole
-        if wide < _MIN_PX or depth >= MAX_DEPTH:
+        if wide < _MIN_PX or depth >= _MAX_DEPTH:
             return
         deepest = max(deepest, depth)
         name = f"{node.name} {node.label}".strip() or "whole step"

@@ -59,7 +59,6 @@ def _grid(shown_ms: float, bottom: int) -> str:
 
 
 def _series(row: dict[str, Any], *, y: int, shown_ms: float) -> str:
-    """Return the name, the steps of each run, and the median with its interval."""
     name = escape(printable(row["name"], width=28))
     parts = [f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{name}</text>']
     for i, run in enumerate(row["samples_ms"]):
@@ -97,8 +96,6 @@ def calibration_svg(calibration: Calibration) -> str:
 
 
 class _Axes:
-    """Logarithmic axes of one panel."""
-
     def __init__(self, curves: list[Curve]) -> None:
         sizes = [b for c in curves for b, _ in c.points]
         times = [t / NS_PER_US for c in curves for _, t in c.points]
@@ -142,7 +139,6 @@ def _time_label(power: int) -> str:
 
 
 def _band(calibration: Calibration, curve: Curve, axes: _Axes, colour: str) -> str:
-    """Return the predicted line and the area that holds 90 % of measurements."""
     sizes = np.geomspace(curve.points[0][0], max(curve.points[-1][0], curve.points[0][0] + 1), 60)
     found = [calibration.predict(curve.op, size_bytes=s, world_size=curve.world_size) for s in sizes]
     line = _path(axes, [(s, e.time_ns) for s, e in zip(sizes, found, strict=True)])
@@ -173,11 +169,11 @@ _GROWTH_COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 class Growth:
     """What was measured while one thing grew."""
 
+    #: what grows, as the axis says it
     of: str
-    """what grows, as the axis says it"""
     sizes: Sequence[float]
+    #: by what is measured, one value above 0 per size
     costs: dict[str, Sequence[float]]
-    """by what is measured, one value above 0 per size"""
     unit: str
 
 
@@ -193,8 +189,6 @@ def growth_svg(panels: Sequence[Growth]) -> str:
 
 
 class _growth_Axes:
-    """Logarithmic axes of one panel."""
-
     def __init__(self, panel: Growth) -> None:
         costs = [cost for series in panel.costs.values() for cost in series]
         self.x = (log10(min(panel.sizes)), max(log10(max(panel.sizes)), log10(min(panel.sizes)) + 0.3))
@@ -223,7 +217,6 @@ def _growth_panel(panel: Growth) -> str:
 
 
 def _in_proportion(panel: Growth, first_cost: float, axes: _growth_Axes, colour: str) -> str:
-    """Return the line that a cost in proportion to the size would follow, as far as the panel goes."""
     first = panel.sizes[0]
     end = min(max(panel.sizes), first * 10 ** axes.y[1] / first_cost)
     (x1, y1), (x2, y2) = axes.at(first, first_cost), axes.at(end, first_cost * end / first)
@@ -251,7 +244,6 @@ def _growth_grid(panel: Growth, axes: _growth_Axes) -> str:
 
 
 def _short(size: float) -> str:
-    """Return `300k` style text."""
     return f"{size / 1000:g}k" if size >= 1000 else f"{size:g}"
 
 

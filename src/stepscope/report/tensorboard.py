@@ -32,8 +32,8 @@ class Scalar:
     tag: str
     step: int
     value: float
+    #: when, in seconds since 1970
     wall_s: float
-    """when, in seconds since 1970"""
 
 
 def event_file(scalars: Iterable[Scalar]) -> Iterator[bytes]:
@@ -44,8 +44,8 @@ def event_file(scalars: Iterable[Scalar]) -> Iterator[bytes]:
         yield scalars_record(s.step, {s.tag: s.value}, wall_s=s.wall_s)
 
 
+# TensorBoard knows event files by the word `tfevents` in their names
 EVENT_FILE = "events.out.tfevents.0000000000.stepscope"
-"""TensorBoard knows event files by the word `tfevents` in their names"""
 _GZIP = 31
 _CHUNK = 1 << 20
 
@@ -93,7 +93,6 @@ def _profiled(account: Account) -> Iterator[Scalar]:
 
 
 def _step_values(rows: npt.NDArray[np.float64], with_losses: bool) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of one step from its ranks: period, parts, losses."""
     mean = rows.mean(axis=0)
     yield "step/profiled_ms", mean[0] / NS_PER_MS
     yield "step/slowest_rank_ms", rows[:, 0].max() / NS_PER_MS
@@ -105,7 +104,6 @@ def _step_values(rows: npt.NDArray[np.float64], with_losses: bool) -> Iterator[t
 
 
 def _logged(run: Run) -> Iterator[Scalar]:
-    """Yield the time of every logged step, mean over ranks; those the profiler disturbed apart."""
     for tag, disturbed in (("step/logged_ms", False), ("step/logged_disturbed_ms", True)):
         by_step: dict[int, list[tuple[int, int]]] = {}
         for log in run.logs:
@@ -133,7 +131,6 @@ def _why_not(rank: Rank) -> str | None:
 
 
 def _trace(rank: Rank) -> Iterator[bytes]:
-    """Yield the trace as it was recorded, compressed by gzip."""
     stream = Stream(Path(rank.trace.path))
     packer = zlib.compressobj(wbits=_GZIP)
     for chunk in stream.chunks(_CHUNK):

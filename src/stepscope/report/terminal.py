@@ -125,7 +125,6 @@ def _title(column: Column) -> str:
 
 
 def _broken_title(column: Column) -> Text:
-    """Return a column's title, on two lines where that makes the column narrower."""
     title = _title(column)
     widest = max((len(str(cell)) for cell in column.cells), default=0)
     middle = [i for i, letter in enumerate(title) if letter in " _" and 0 < i < len(title) - 1]
@@ -137,7 +136,6 @@ def _broken_title(column: Column) -> Text:
 
 
 def _rebuilt(table: Table, kept: Sequence[tuple[Column, Text]], out: Console) -> Table:
-    """Return the table with some of its columns."""
     rebuilt = plain_table(out)
     for column, title in kept:
         rebuilt.add_column(title, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)

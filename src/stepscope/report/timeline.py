@@ -44,11 +44,11 @@ from stepscope.units import NS_PER_US
 #         B =======       ->         B     =======
 #              C ====
 
+# what overlaps more than so many others at once is left out and counted
 MAX_LANES = 64
-"""what overlaps more than so many others at once is left out and counted"""
 
+# `i` where slice i begins and `~i` where it ends, in the order of one lane
 Tokens = list[int]
-"""`i` where slice i begins and `~i` where it ends, in the order of one lane"""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Lanes:
     """The lanes of one track."""
 
     tokens: tuple[Tokens, ...]
+    #: slices that found no lane
     left_out: int
-    """slices that found no lane"""
 
 
 def lanes(start: Int64s, end: Int64s) -> Lanes:
@@ -107,8 +107,8 @@ class Filter:
     """What to show. None is no limit."""
 
     ranks: frozenset[int] | None = None
+    #: numbers of the steps; device work belongs to the step that launched it
     steps: range | None = None
-    """numbers of the steps; device work belongs to the step that launched it"""
     gpu_only: bool = False
     python: bool = True
     min_ns: int | None = None
@@ -129,12 +129,11 @@ class Filter:
         return said
 
 
-def shown_rows(rank: Rank, chosen: Filter) -> npt.NDArray[np.intp]:
-    """Return the event rows of a rank that are shown: complete events that pass the filter."""
+def _shown_rows(rank: Rank, chosen: Filter) -> npt.NDArray[np.intp]:
     if chosen.ranks is not None and rank.rank not in chosen.ranks:
         return np.empty(0, np.intp)
     shown = rank.trace["ph"] == ord("X")
-    steps, collectives = step_rows(rank), collective_rows(rank)
+    steps, collectives = _step_rows(rank), _collective_rows(rank)
     if not chosen.python:
         shown &= rank.kinds != EventKind.PYTHON
     if chosen.gpu_only:
@@ -146,34 +145,31 @@ def shown_rows(rank: Rank, chosen: Filter) -> npt.NDArray[np.intp]:
     return np.flatnonzero(shown)
 
 
-def step_rows(rank: Rank) -> npt.NDArray[np.intp]:
-    """Return the rows in which the host marks whole steps."""
+def _step_rows(rank: Rank) -> npt.NDArray[np.intp]:
     ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
     return rows_named(rank.trace, ranges, lambda s: s.startswith(PROFILER_STEP))
 
 
-def collective_rows(rank: Rank) -> npt.NDArray[np.intp]:
-    """Return the event row of each of the rank's collectives, in their order."""
+def _collective_rows(rank: Rank) -> npt.NDArray[np.intp]:
     if rank.has_device:
         return rank.work.row[rank.collectives.device_index]
     return np.array(span_rows(rank.trace, rank.kinds), np.intp)
 
 
-def fitted(ranks: Sequence[Rank], given: Filter, *, most: int | None = MAX_SLICES) -> tuple[Filter, int]:
+def _fitted(ranks: Sequence[Rank], given: Filter, *, most: int | None = MAX_SLICES) -> tuple[Filter, int]:
     """Return the filter that leaves at most `most` slices, and how many complete events it leaves out.
 
     Only what the user did not choose is tightened; where that does not suffice the tightest is returned.
     """
     total = sum(int((rank.trace["ph"] == ord("X")).sum()) for rank in ranks)
     for chosen in _tighter(ranks, given):
-        count = sum(len(shown_rows(rank, chosen)) for rank in ranks)
+        count = sum(len(_shown_rows(rank, chosen)) for rank in ranks)
         if most is None or count <= most:
             break
     return chosen, total - count
 
 
 def _tighter(ranks: Sequence[Rank], given: Filter) -> Iterator[Filter]:
-    """Yield the given filter and then ever tighter ones."""
     yield given
     chosen = replace(given, python=False)
     yield chosen
@@ -190,7 +186,6 @@ def _tighter(ranks: Sequence[Rank], given: Filter) -> Iterator[Filter]:
 
 
 def _two_steps(ranks: Sequence[Rank]) -> range | None:
-    """Return two steps in the middle of those that most ranks have, None where there are no more."""
     numbers = np.concatenate([rank.steps.number for rank in ranks])
     each, count = np.unique(numbers, return_counts=True)
     common = each[count == count.max()] if len(each) else each
@@ -229,8 +224,6 @@ def _with(mask: Mask, *rows: npt.NDArray[np.intp]) -> Mask:
 
 
 class _Role(IntEnum):
-    """What a track holds, in the order in which they are shown."""
-
     STEPS = 0
     STREAM = 1
     RANGES = 2
@@ -238,14 +231,13 @@ class _Role(IntEnum):
     THREAD = 4
 
 
-def track_of_row(rank: Rank, rows: npt.NDArray[np.intp]) -> tuple[Int64s, list[str]]:
-    """Return the number of each row's track, and the names of the tracks, in the order they are shown."""
+def _track_of_row(rank: Rank, rows: npt.NDArray[np.intp]) -> tuple[Int64s, list[str]]:
     trace, kinds = rank.trace, rank.kinds[rows]
     role = np.full(len(rows), _Role.THREAD, np.int64)
     role[np.isin(kinds, DEVICE_KINDS)] = _Role.STREAM
     role[kinds == EventKind.DEVICE_ANNOTATION] = _Role.RANGES
     role[kinds == EventKind.DEVICE_SYNC] = _Role.WAITS
-    role[np.isin(rows, step_rows(rank))] = _Role.STEPS
+    role[np.isin(rows, _step_rows(rank))] = _Role.STEPS
     of_rank = role == _Role.STEPS
     pid, tid = np.where(of_rank, 0, trace["pid"][rows]), np.where(of_rank, 0, trace["tid"][rows])
     keys, back, count = np.unique(np.stack((role, pid, tid)), axis=1, return_inverse=True, return_counts=True)
@@ -274,7 +266,6 @@ def _track_name(
 
 
 def _thread_labels(rank: Rank) -> dict[tuple[int, int], str]:
-    """Return what the trace calls each thread; the last name counts."""
     trace = rank.trace
     rows = np.flatnonzero(rank.kinds == EventKind.META)
     label = trace.arg("label").at(rows, missing=-1)
@@ -285,8 +276,8 @@ def _thread_labels(rank: Rank) -> dict[tuple[int, int], str]:
     return found
 
 
+# process of rank 0: viewers take 0 and 1 for the system's own
 FIRST_PID = 1000
-"""process of rank 0: viewers take 0 and 1 for the system's own"""
 
 Values = dict[str, int | str]
 
@@ -296,8 +287,8 @@ class Track:
     """One lane below a rank. Lanes of one stream or thread have the same name."""
 
     name: str
+    #: 0 for the first of its name
     lane: int
-    """0 for the first of its name"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -307,21 +298,21 @@ class RankTimeline(ArrayRecord):
     rank: int
     label: str
     tracks: tuple[Track, ...]
+    #: in the rank's event table
     row: npt.NDArray[np.intp]
-    """in the rank's event table"""
     track: Int64s
     start_ns: Int64s
     dur_ns: Int64s
+    #: index into the timeline's names
     name: Int64s
-    """index into the timeline's names"""
+    #: index into the timeline's categories
     category: Int64s
-    """index into the timeline's categories"""
+    #: beginnings (i) and ends (~i) of the slices, in the order in which each track has them
     tokens: Int64s
-    """beginnings (i) and ends (~i) of the slices, in the order in which each track has them"""
+    #: matched collectives that each slice takes part in; only of those that two shown slices share
     flows: dict[int, tuple[int, ...]]
-    """matched collectives that each slice takes part in; only of those that two shown slices share"""
+    #: what is known of a slice that is a collective
     values: dict[int, Values]
-    """what is known of a slice that is a collective"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -332,15 +323,15 @@ class Timeline(ArrayRecord):
     """The slices of all ranks."""
 
     name: str
+    #: the beginning on the shared clock, since 1970
     base_ns: int
-    """the beginning on the shared clock, since 1970"""
     ranks: tuple[RankTimeline, ...]
     names: tuple[str, ...]
     categories: tuple[str, ...]
+    #: what is not in it; the file says so too
     left_out: tuple[str, ...]
-    """what is not in it; the file says so too"""
+    #: what to know before trusting it
     warnings: tuple[str, ...]
-    """what to know before trusting it"""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -371,8 +362,8 @@ def timeline_of(
     """
     ranks = shared.run.ranks
     asked = given or Filter()
-    chosen, left_out = fitted(ranks, asked, most=most)
-    rows = [shown_rows(rank, chosen) for rank in ranks]
+    chosen, left_out = _fitted(ranks, asked, most=most)
+    rows = [_shown_rows(rank, chosen) for rank in ranks]
     texts, categories = StringTable(), StringTable()
     base_ns = min((int(_shared_start(shared, i, r).min()) for i, r in enumerate(rows) if len(r)), default=0)
     flows = _flows(shared, rows)
@@ -425,7 +416,7 @@ def _rank_timeline(
 ) -> RankTimeline:
     rank = shared.run.ranks[index]
     trace = rank.trace
-    key, names = track_of_row(rank, rows)
+    key, names = _track_of_row(rank, rows)
     start, duration = _shared_start(shared, index, rows) - base_ns, trace["dur_ns"][rows]
     order = np.lexsort((rows, -duration, start, key))
     tracks, track, tokens = _laid_out(key[order], names, start[order], (start + duration)[order])
@@ -451,7 +442,6 @@ def _rank_timeline(
 
 
 def _laid_out(key: Int64s, names: Sequence[str], start: Int64s, end: Int64s) -> tuple[list[Track], Int64s, Int64s]:
-    """Return the tracks, the track of each slice (-1 where none had room), and all tokens."""
     tracks: list[Track] = []
     track = np.full(len(key), -1, np.int64)
     tokens = []
@@ -468,12 +458,11 @@ def _laid_out(key: Int64s, names: Sequence[str], start: Int64s, end: Int64s) -> 
 
 
 def _flows(shared: AlignedRun, rows: list[npt.NDArray[np.intp]]) -> list[dict[int, tuple[int, ...]]]:
-    """Return for each rank the matches that each shown event row takes part in, if another shown one does."""
     matches = shared.matches
     row = np.full(len(matches.row), -1, np.int64)
     for i, rank in enumerate(shared.run.ranks):
         mine = np.flatnonzero(matches.rank_index == i)
-        event = collective_rows(rank)[matches.row[mine]]
+        event = _collective_rows(rank)[matches.row[mine]]
         row[mine] = np.where(np.isin(event, rows[i]), event, -1)
     members = np.bincount(matches.of_member[row >= 0], minlength=len(matches))
     joined = np.flatnonzero((row >= 0) & (members[matches.of_member] > 1))
@@ -485,12 +474,11 @@ def _flows(shared: AlignedRun, rows: list[npt.NDArray[np.intp]]) -> list[dict[in
 
 
 def _collective_values(shared: AlignedRun, index: int) -> dict[int, Values]:
-    """Return what is known of each collective, by event row."""
     rank = shared.run.ranks[index]
     c, wait = rank.collectives, shared.wait_ns[index]
     groups = [f"{g.desc or g.name}, {g.size or '?'} ranks" for g in c.groups]
     found: dict[int, Values] = {}
-    for i, row in enumerate(collective_rows(rank).tolist()):
+    for i, row in enumerate(_collective_rows(rank).tolist()):
         values: Values = {"op": OPS[c.op[i]], "group": groups[c.group[i]]}
         if c.full_bytes[i] >= 0:
             values["size_bytes"] = int(c.full_bytes[i])
@@ -538,13 +526,11 @@ Spans = tuple[Int64s, Int64s, list[str]]
 
 
 def _line_of_stack(owned: Ownership) -> list[str]:
-    """Return for each stack its innermost line of the user's, empty where it has none."""
     names = [f"{f.file}:{f.line} {f.function}" for f in owned.frames]
     return [names[frame] if frame >= 0 else "" for frame in owned.stacks.innermost_user[:-1].tolist()]
 
 
 def _spans(shared: AlignedRun, index: int, owned: Ownership, ids: npt.NDArray[np.int32], texts: Sequence[str]) -> Spans:
-    """Return when the training thread worked for which text, neighbours put together."""
     host = owned.host
     took = {int(t): int((host.end_ns - host.start_ns)[host.thread == t].sum()) for t in np.unique(host.thread)}
     mine = np.flatnonzero(host.thread == max(took, key=lambda t: took[t])) if took else np.empty(0, np.intp)

@@ -12,9 +12,9 @@ from stepscope.run.sources import RESULTS_JSON
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_MS
 
-KIND = "bench"
-MAX_TIME_MS = 1e12
-"""thirty years"""
+_KIND = "bench"
+# thirty years
+_MAX_TIME_MS = 1e12
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class BenchSeries:
     """One configuration that was measured."""
 
     name: str
+    #: step times of every run, in order
     samples_ns: tuple[tuple[int, ...], ...]
-    """step times of every run, in order"""
     config: dict[str, Any] = field(default_factory=dict)
+    #: its other numbers
     summary: dict[str, float] = field(default_factory=dict)
-    """its other numbers"""
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class BenchResults:
     name: str
     command: str
     series: dict[str, BenchSeries]
+    #: where it ran: ranks, backend, device, versions
     environment: dict[str, str | float] = field(default_factory=dict)
-    """where it ran: ranks, backend, device, versions"""
+    #: of a sweep
     question: str = ""
-    """of a sweep"""
+    #: what to take, and why
     advice: tuple[str, ...] = ()
-    """what to take, and why"""
+    #: why it is not complete
     message: str = ""
-    """why it is not complete"""
 
 
 def is_bench_folder(path: str | Path) -> bool:
     """Return whether a folder holds the results of a benchmark."""
     file = Path(path) / RESULTS_JSON
-    return file.is_file() and json_object_in(file).get("kind") == KIND
+    return file.is_file() and json_object_in(file).get("kind") == _KIND
 
 
 def read_bench_results(folder: str | Path) -> BenchResults:
@@ -60,7 +60,7 @@ def read_bench_results(folder: str | Path) -> BenchResults:
 
 def bench_results_of(document: dict[str, Any], *, name: str, path: Path) -> BenchResults:
     """Return what a results document says; whoever wrote it, only what has the right type is taken."""
-    if document.get("kind") != KIND or document.get("schema") != SCHEMA:
+    if document.get("kind") != _KIND or document.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a benchmark result of schema {SCHEMA}")
     rows = document.get("series")
     found = [_series(row, path) for row in (rows if isinstance(rows, list) else [])]
@@ -123,4 +123,4 @@ def _is_number(value: object) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return is_number(value, high=MAX_TIME_MS) and isinstance(value, int | float) and value * NS_PER_MS > 0.5
+    return is_number(value, high=_MAX_TIME_MS) and isinstance(value, int | float) and value * NS_PER_MS > 0.5

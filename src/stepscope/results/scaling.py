@@ -18,12 +18,12 @@ class ScalingPoint:
     mode: str
     world_size: int
     median_ns: int | None
+    #: of the whole job's throughput over that of the smallest world size
     speedup: float
-    """of the whole job's throughput over that of the smallest world size"""
     efficiency: float
     low: float
+    #: 95 % interval of the efficiency
     high: float
-    """95 % interval of the efficiency"""
 
 
 def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:

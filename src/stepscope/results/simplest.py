@@ -13,10 +13,10 @@ class Choice:
     """What to take, and by how much it differs from the other that comes next."""
 
     name: str
+    #: the simpler one that it is clearly faster than, else the fastest of the others; None without another
     against: str | None
-    """the simpler one that it is clearly faster than, else the fastest of the others; None without another"""
+    #: its time over the other's, with the 95 % interval
     over: float | None
-    """its time over the other's, with the 95 % interval"""
     low: float | None
     high: float | None
 

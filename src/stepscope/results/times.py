@@ -42,10 +42,10 @@ class BenchTimes:
     std_ns: int
     median_ns: int
     low_ns: int
+    #: 95 % interval of the median
     high_ns: int
-    """95 % interval of the median"""
+    #: measured steps at the start of a run that still belong to the warm-up, in the worst run
     slow_steps: int
-    """measured steps at the start of a run that still belong to the warm-up, in the worst run"""
     doubts: tuple[Doubt, ...]
 
     @property
@@ -99,7 +99,6 @@ def ratio(samples_ms: Sequence[Sequence[float]], reference_ms: Sequence[Sequence
 
 
 def _interval_ms(runs: Sequence[Floats], middle_ms: float) -> tuple[float, float]:
-    """Return the 95 % interval around the median of all steps."""
     value, low, high = interval(runs, statistic=_log_median)
     return _range(runs) if isnan(low) else (middle_ms * exp(low - value), middle_ms * exp(high - value))
 
@@ -109,12 +108,10 @@ def _ns(time_ms: float) -> int:
 
 
 def _log_median(rows: Floats) -> Floats:
-    """Return the logarithm of each row's median: a time is never below 0, and ratios are differences."""
     return np.asarray(np.log(np.median(rows, axis=-1)))
 
 
 def _range(runs: Sequence[Floats]) -> tuple[float, float]:
-    """Return the shortest and the longest step: all that is known where too few tell how they vary."""
     every = np.concatenate(runs)
     return float(every.min()), float(every.max())
 

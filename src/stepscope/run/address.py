@@ -2,6 +2,7 @@
 
 import re
 
+# what may be given, and the package that speaks it besides fsspec
 SCHEMES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -14,7 +15,6 @@ SCHEMES = {
     "https": "aiohttp",
     "memory": "fsspec",
 }
-"""what may be given, and the package that speaks it besides fsspec"""
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 

@@ -29,8 +29,8 @@ class LastArrivals(ArrayRecord):
     """The last rank of each match, and what the others waited for it."""
 
     rank_index: npt.NDArray[np.int32]
+    #: all others together; 0 where the last two arrived within the clocks' uncertainty, so that nobody can be named
     waited_ns: Int64s
-    """all others together; 0 where the last two arrived within the clocks' uncertainty, so that nobody can be named"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,12 +40,12 @@ class AlignedRun(ArrayRecord):
     run: Run
     clocks: Clocks
     matches: Matches
+    #: per rank and row of its Collectives: time until the last rank arrived; UNMATCHED where nobody knows
     wait_ns: tuple[Int64s, ...]
-    """per rank and row of its Collectives: time until the last rank arrived; UNMATCHED where nobody knows"""
+    #: when each member of `matches` started, on the shared clock
     arrival_ns: Int64s
-    """when each member of `matches` started, on the shared clock"""
+    #: the same with all ranks of the job, where `run` has some of them in full; None where it has them all
     of_all: "AlignedRun | None" = None
-    """the same with all ranks of the job, where `run` has some of them in full; None where it has them all"""
 
     @property
     def whole(self) -> "AlignedRun":
@@ -100,7 +100,6 @@ def _aligned(run: Run) -> AlignedRun:
 
 
 def _clocks(run: Run, matches: Matches) -> Clocks:
-    """Return the clocks by collectives, machines and probes; the uncertainty is nan where nothing ties a rank."""
     clocks, machines = align_clocks(run.ranks, matches), machine_of_rank(run)
     ties = probed_ties(run, clocks)
     clocks = one_clock_per_machine(tied_by_probes(clocks, ties, machines), machines)

@@ -30,11 +30,11 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 Floats = npt.NDArray[np.float64]
 
 _IN_ROUNDS = tuple(OP_CODE[op] for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
+# per rank: from here on a ring keeps all its ranks busy at once (one slot of NCCL's buffers)
 _PIPELINED_BYTES = 512 << 10
-"""per rank: from here on a ring keeps all its ranks busy at once (one slot of NCCL's buffers)"""
 
 
-def unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
+def _unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
     """Return for each member how far apart the ends of its collective can lie although the clocks agree; times are
     on the shared clock.
 
@@ -57,13 +57,12 @@ def unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
 
 
 def _median_of_kind(values: Floats, kind: Int64s) -> Floats:
-    """Return for each value the median of its kind."""
     order = np.argsort(kind, kind="stable")
     first = np.searchsorted(kind[order], np.arange(kind.max() + 2))
     return medians(values[order], first)[kind]
 
 
-def within_bounds(num_ranks: int, matches: Matches, start: Int64s, end: Int64s) -> Int64s:
+def _within_bounds(num_ranks: int, matches: Matches, start: Int64s, end: Int64s) -> Int64s:
     """Return what to add to each rank's offset where a symmetric collective would otherwise end before all had
     started; times are on the shared clock.
     """
@@ -95,7 +94,7 @@ _MIN_JUMP_NS = 5 * NS_PER_MS
 _MIN_POINTS_FOR_JUMP = 6
 
 
-def drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, usable: Bools) -> tuple[Floats, Int64s]:
+def _drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, usable: Bools) -> tuple[Floats, Int64s]:
     """Return each rank's drift in ppm against the first where a long window shows one (nan elsewhere), and what to
     add to the offsets that goes with it. `when` is each member's end since its rank's reference.
     """
@@ -122,14 +121,12 @@ def _usable_members(matches: Matches, index: int, usable: Bools) -> Int64s:
 
 
 def _in_chunks(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return medians of consecutive chunks: all pairs of a thousand points would take long on a thousand ranks."""
     order = np.argsort(x, kind="stable")
     cuts = distinct(np.linspace(0, len(x), _POINTS_OF_DRIFT + 1).astype(np.int64))
     return medians(x[order], cuts), medians(y[order], cuts)
 
 
-def jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: Bools) -> list[str]:
-    """Return a line for each rank whose clock was set during the window: its ends split into two levels."""
+def _jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: Bools) -> list[str]:
     found = {}
     for index, rank in enumerate(ranks):
         mine = _usable_members(matches, index, usable)
@@ -147,7 +144,6 @@ def jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: B
 
 
 def _level_change(values: Floats) -> float:
-    """Return by how much a series changes at its largest step, 0 where that is no more than its noise."""
     if len(values) < _MIN_POINTS_FOR_JUMP:
         return 0.0
     steps = np.abs(np.diff(values))[1:-1]
@@ -160,8 +156,8 @@ def _level_change(values: Floats) -> float:
     return change if abs(change) > max(20 * noise, _MIN_JUMP_NS) else 0.0
 
 
+# time stamps of a device are not better than a microsecond across processes
 FLOOR_NS = 1_000
-"""time stamps of a device are not better than a microsecond across processes"""
 _ROUNDS = 3
 
 
@@ -170,14 +166,14 @@ class Clocks(ArrayRecord):
     """What to add to each rank's times. `known[i]` is False for a rank that nothing ties to the first one."""
 
     offset_ns: Int64s
+    #: half-width that should hold the true offset to the rank that `tied_to` names
     uncertainty_ns: Floats
-    """half-width that should hold the true offset to the rank that `tied_to` names"""
+    #: nan where the window is too short to tell, or where no drift shows
     drift_ppm: Floats
-    """nan where the window is too short to tell, or where no drift shows"""
     reference_ns: Int64s
     known: Bools
+    #: index of the first among the ranks that collectives tie together; their offsets hold among themselves
     tied_to: Int64s
-    """index of the first among the ranks that collectives tie together; their offsets hold among themselves"""
     warnings: tuple[str, ...] = ()
 
     def shared(self, rank_index: npt.ArrayLike, local_ns: Int64s) -> Int64s:
@@ -217,25 +213,24 @@ def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
     since = end - clocks.reference_ns[matches.rank_index]
     for _ in range(_ROUNDS):  # while clocks run apart, the median of their ends is bent: the first slope is rough
         residual, _ = _residuals(clocks, matches, end, usable)
-        drift, shift = drifts(len(ranks), matches, since, residual, usable)
+        drift, shift = _drifts(len(ranks), matches, since, residual, usable)
         if np.isnan(drift).all():
             break
         clocks = replace(clocks, drift_ppm=_sum(clocks.drift_ppm, drift), offset_ns=clocks.offset_ns + shift)
     residual, sharp = _residuals(clocks, matches, end, usable)
     noise = 2 * mad_sigmas(*_by_rank(residual, matches, sharp, len(ranks)))
     shared_start, shared_end = (clocks.shared(matches.rank_index, times) for times in (start, end))
-    apart = unequal_ends(matches, shared_start, shared_end)
+    apart = _unequal_ends(matches, shared_start, shared_end)
     unequal = hops * medians(*_by_rank(apart, matches, sharp, len(ranks)))
     return replace(
         clocks,
-        offset_ns=clocks.offset_ns + within_bounds(len(ranks), matches, shared_start, shared_end),
+        offset_ns=clocks.offset_ns + _within_bounds(len(ranks), matches, shared_start, shared_end),
         uncertainty_ns=noise + unequal + FLOOR_NS,
-        warnings=tuple(jumps(ranks, matches, residual, usable)),
+        warnings=tuple(_jumps(ranks, matches, residual, usable)),
     )
 
 
 def _member_times(ranks: tuple[Rank, ...], matches: Matches) -> tuple[Int64s, Int64s]:
-    """Return local start and end of every member."""
     start = np.empty(len(matches.row), np.int64)
     end = np.empty(len(matches.row), np.int64)
     for index, rank in enumerate(ranks):
@@ -315,18 +310,15 @@ def _residuals(clocks: Clocks, matches: Matches, end: Int64s, usable: Bools) -> 
 
 
 def _with_one_reference(clocks: Clocks) -> Clocks:
-    """Return the clocks with the reference of all ranks that are tied together at one moment."""
     of = clocks.tied_to
     return replace(clocks, reference_ns=clocks.reference_ns[of] + clocks.offset_ns[of] - clocks.offset_ns)
 
 
 def _sum(a: Floats, b: Floats) -> Floats:
-    """Return the sum of drifts, where nan is none."""
     return np.where(np.isnan(a) & np.isnan(b), np.nan, np.nan_to_num(a) + np.nan_to_num(b))
 
 
 def _by_rank(values: Floats, matches: Matches, chosen: Bools, num_ranks: int) -> tuple[Floats, Int64s]:
-    """Return the values of the members of chosen matches as one segment per rank."""
     member = matches.by_rank[0]
     member = member[chosen[matches.of_member[member]]]
     return values[member], np.searchsorted(matches.rank_index[member], np.arange(num_ranks + 1))
@@ -339,8 +331,8 @@ def _by_rank(values: Floats, matches: Matches, chosen: Bools, num_ranks: int) ->
 # several ranks on each side.
 
 _CONTRADICTED = 3
+# time stamps of two processes on one machine are not better than a microsecond
 _SAME_CLOCK_NS = 1_000.0
-"""time stamps of two processes on one machine are not better than a microsecond"""
 
 
 def machine_of_rank(run: Run) -> list[str | None]:
@@ -385,7 +377,6 @@ def _ranks_of_machines(machines: list[str | None]) -> list[Int64s]:
 
 
 def _agree(clocks: Clocks, there: Int64s) -> bool:
-    """Return whether the offsets that the ranks of a machine gave can be one: within thrice what they are sure of."""
     offsets, doubt = clocks.offset_ns[there], clocks.uncertainty_ns[there]
     return bool(offsets.max() - offsets.min() <= _CONTRADICTED * doubt.max())
 
@@ -400,10 +391,10 @@ def _agree(clocks: Clocks, there: Int64s) -> bool:
 # Such bounds cut into those of the collectives; ranks that no collective ties to the others get their offset from
 # them.
 
+# what the clock of a computer drifts at most: for times outside the probes
 _FASTEST_DRIFT = 100e-6
-"""what the clock of a computer drifts at most: for times outside the probes"""
-MAX_PROBE_NS = 1 << 61
-"""differences of two stay within 64 bits; a time of the year 2043 is as far as that"""
+# differences of two stay within 64 bits; a time of the year 2043 is as far as that
+_MAX_PROBE_NS = 1 << 61
 _NAN = float("nan")
 
 Probe = dict[str, int]
@@ -415,8 +406,8 @@ class Tie:
 
     offset_ns: int
     uncertainty_ns: float
+    #: nan where two probes do not show one
     drift_ppm: float = _NAN
-    """nan where two probes do not show one"""
 
 
 def probed_ties(run: Run, clocks: Clocks) -> list[Tie | None]:
@@ -504,12 +495,11 @@ def _is_id(found: Any) -> bool:
 
 def _is_probe(probe: Any) -> bool:
     keys = ("at_ns", "offset_ns", "uncertainty_ns")
-    within = isinstance(probe, dict) and all(type(probe.get(k)) is int and abs(probe[k]) <= MAX_PROBE_NS for k in keys)
+    within = isinstance(probe, dict) and all(type(probe.get(k)) is int and abs(probe[k]) <= _MAX_PROBE_NS for k in keys)
     return within and probe["uncertainty_ns"] >= 0
 
 
 def _at(probes: list[Probe] | None, at_ns: int) -> Tie | None:
-    """Return the offset at one moment from those measured before and after it."""
     if not probes:
         return None if probes is None else Tie(0, 0.0)
     first, last = min(probes, key=lambda p: p["at_ns"]), max(probes, key=lambda p: p["at_ns"])
@@ -539,7 +529,6 @@ def _difference(tie: Tie, first: Tie) -> Tie:
 
 
 def _ties_of_machines(clocks: Clocks, machines: list[str | None]) -> dict[str, Tie]:
-    """Return the offset of each machine on which a rank's clock is known."""
     found: dict[str, Tie] = {}
     for index, machine in enumerate(machines):
         if machine is not None and clocks.known[index]:

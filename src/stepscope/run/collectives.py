@@ -44,29 +44,29 @@ class Collectives(ArrayRecord):
 
     start_ns: Int64s
     end_ns: Int64s
+    #: when the host asked for it; NONE_NS where that was before the window
     issue_ns: Int64s
-    """when the host asked for it; NONE_NS where that was before the window"""
+    #: code in `collective_names.OPS`
     op: npt.NDArray[np.uint8]
-    """code in `collective_names.OPS`"""
+    #: index into `groups`
     group: npt.NDArray[np.int32]
-    """index into `groups`"""
+    #: sent by this rank, -1 unknown
     in_bytes: Int64s
-    """sent by this rank, -1 unknown"""
+    #: received by this rank, -1 unknown
     out_bytes: Int64s
-    """received by this rank, -1 unknown"""
+    #: other rank of a point-to-point operation, -1 otherwise
     peer: npt.NDArray[np.int32]
-    """other rank of a point-to-point operation, -1 otherwise"""
+    #: index of the step that issued it, -1 for before the window
     step: npt.NDArray[np.int32]
-    """index of the step that issued it, -1 for before the window"""
+    #: row in the rank's DeviceWork, -1 on gloo
     device_index: Rows
-    """row in the rank's DeviceWork, -1 on gloo"""
+    #: event row of its record or operator, -1 where none was found
     record_row: Rows
-    """event row of its record or operator, -1 where none was found"""
     groups: tuple[Group, ...]
+    #: sends and receives, one row per message; a coalesced operation has several
     messages: "Messages"
-    """sends and receives, one row per message; a coalesced operation has several"""
+    #: operators of a CPU rank whose execution is not in the trace
     unanswered: int = 0
-    """operators of a CPU rank whose execution is not in the trace"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -89,8 +89,8 @@ class Collectives(ArrayRecord):
 class Messages(ArrayRecord):
     """Point-to-point messages of one rank, in the order they were issued."""
 
+    #: row in Collectives
     collective: npt.NDArray[np.int64]
-    """row in Collectives"""
     is_send: npt.NDArray[np.bool_]
     peer: npt.NDArray[np.int32]
     size_bytes: Int64s
@@ -108,11 +108,11 @@ class Meaning:
     in_bytes: int = -1
     out_bytes: int = -1
     peer: int = -1
+    #: `(is_send, peer, bytes)` of each point-to-point message it carries
     messages: tuple[tuple[bool, int, int], ...] = ()
-    """`(is_send, peer, bytes)` of each point-to-point message it carries"""
 
 
-def collective_table(
+def _collective_table(
     meanings: list[Meaning],
     meaning: Int64s,
     *,
@@ -124,7 +124,6 @@ def collective_table(
     record_row: Rows,
     unanswered: int = 0,
 ) -> Collectives:
-    """Return times and records as one table with the meanings; `meaning` is the number of each operation's."""
     groups: dict[Group, int] = {}
     group = np.array([groups.setdefault(m.group, len(groups)) for m in meanings], np.int32)
     messages = [(i, *message) for i, number in enumerate(meaning.tolist()) for message in meanings[number].messages]
@@ -152,22 +151,19 @@ def collective_table(
 
 
 def _known(values: Iterable[int], *, most: int = 1 << 60) -> Int64s:
-    """Return the values as a column; numbers that no job has are unknown."""
     return np.array([value if value <= most else -1 for value in values], np.int64)
 
 
 RECORD = "record_param_comms"
 _IS_RECORD = 2
 
+# the values of a `_Record` or a `_Range`, which is what they are made into once they differ from all before
 _Said = tuple[int, ...]
-"""the values of a `_Record` or a `_Range`, which is what they are made into once they differ from all before"""
+# records, range and name of a kernel; several records are a coalesced group
 _SaidOfKernel = tuple[tuple[_Said, ...], _Said, int]
-"""records, range and name of a kernel; several records are a coalesced group"""
 
 
 class _Record(NamedTuple):
-    """The arguments of a record, or of a kernel itself; -1 for what is not there."""
-
     collective: int
     in_elems: int
     out_elems: int
@@ -185,8 +181,6 @@ class _Record(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """The name and shapes of a communication range; -1 for what is not there, all of it where there is no range."""
-
     name: int
     input_dims: int
     input_types: int
@@ -214,7 +208,7 @@ def device_collectives(trace: Trace, work: DeviceWork) -> Collectives:
             record[i], said[i] = rows[0], tuple(said_at[row] for row in rows)
     named = _said_by_ranges(trace, lookup(launches, around, launch))
     meanings, meaning = _distinct_meanings(trace, zip(said, named, trace["name"][kernel].tolist(), strict=True))
-    return collective_table(
+    return _collective_table(
         meanings,
         meaning,
         start_ns=work.start_ns[index],
@@ -227,7 +221,6 @@ def device_collectives(trace: Trace, work: DeviceWork) -> Collectives:
 
 
 def _records_and_ranges(trace: Trace) -> tuple[Rows, Rows]:
-    """Return the rows of records that stand for communication (waits do not), and of the ranges around such calls."""
     rows, code = coded_rows(trace, _code, (EventKind.HOST_OP, EventKind.ANNOTATION))
     records, ranges = rows[code == _IS_RECORD], rows[code != _IS_RECORD]
     waits = by_string(trace, trace.arg("collective").at(records, missing=NO_STRING), lambda s: s == "wait")
@@ -239,7 +232,6 @@ def _code(name: str) -> int:
 
 
 def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dict[int, list[int]]:
-    """Return the records of group launches: those on the same thread since its previous launch."""
     bare = set(launches[inside < 0].tolist())
     waiting = records[~among(records, inside)]
     if not bare or not len(waiting):
@@ -261,25 +253,21 @@ def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dic
 
 
 def _said_by_kernels(trace: Trace, rows: Rows) -> list[tuple[_Said, ...]]:
-    """Return what the one record of each kernel says, nothing where its row is -1."""
     said = zip(rows.tolist(), _said_by_records(trace, rows), strict=True)
     return [(one,) if row >= 0 else () for row, one in said]
 
 
 def _said_by_records(trace: Trace, rows: Rows) -> list[_Said]:
-    """Return the arguments at the rows of records or kernels."""
     return list(zip(*(trace.arg(name).at(rows, missing=-1).tolist() for name in _Record._fields), strict=True))
 
 
 def _said_by_ranges(trace: Trace, rows: Rows) -> list[_Said]:
-    """Return the names and shapes at the rows of ranges, of which -1 is none."""
     names = np.where(rows >= 0, trace["name"][rows], NO_STRING).tolist()
     shapes = (trace.arg(name).at(rows, missing=NO_STRING).tolist() for name in ("input_dims", "input_types"))
     return list(zip(names, *shapes, strict=True))
 
 
 def _distinct_meanings(trace: Trace, kernels: Iterable[_SaidOfKernel]) -> tuple[list[Meaning], Int64s]:
-    """Return what kernels can mean after what is said of them, and which of that each of them does."""
     known = header_groups(trace.header)
 
     @cache
@@ -319,20 +307,19 @@ def _meaning(
 
 
 def _bytes(trace: Trace, record: _Record, wrapper: _Range, *, op: str, group: Group) -> tuple[int, int]:
-    """Return bytes sent and received, from the element counts or else from the recorded shapes; -1 unknown."""
     size = element_bytes(trace.text(record.dtype))
     if size and record.in_elems >= 0 and record.out_elems >= 0:
         sent, received = record.in_elems * size, record.out_elems * size
     else:
         sent = _shape_bytes(trace, record)
         sent = _shape_bytes(trace, wrapper) if sent < 0 else sent
-        received = received_bytes(sent, op=op, ranks=group.size)
+        received = _received_bytes(sent, op=op, ranks=group.size)
     if op in ("send", "recv"):
         return (sent, 0) if op == "send" else (0, received)
     return sent, received
 
 
-def received_bytes(sent: int, *, op: str, ranks: int | None) -> int:
+def _received_bytes(sent: int, *, op: str, ranks: int | None) -> int:
     """Return what a rank that sends its `sent` bytes receives; -1 where that takes the group's size.
 
     >>> received_bytes(100, op="all_gather", ranks=4), received_bytes(100, op="reduce_scatter", ranks=4)
@@ -350,7 +337,6 @@ def _shape_bytes(trace: Trace, said: _Record | _Range) -> int:
 
 
 def _sum(sizes: list[int]) -> int:
-    """Return the sum, -1 where any part is unknown."""
     return sum(sizes) if all(s >= 0 for s in sizes) else -1
 
 
@@ -365,11 +351,11 @@ def _sum(sizes: list[int]) -> int:
 
 # What gloo runs for an operator where the names differ.
 _RUNS_AS = {"reduce_scatter": ("reduce_scatter", "all_reduce")}
+# operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the
+# second
 _BASE = "_base_"
-"""operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the
-second"""
+# where `c10d::send` and `c10d::recv_` have the other rank among their inputs, counted in the group
 _PEER_AT = 2
-"""where `c10d::send` and `c10d::recv_` have the other rank among their inputs, counted in the group"""
 
 
 def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequence[FlightCall] = ()) -> Collectives:
@@ -389,7 +375,7 @@ def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequen
     ops = np.array(operator_of, np.int64)
     issue = np.where(ops >= 0, trace["ts_ns"][ops], np.iinfo(np.int64).min)
     start = trace["ts_ns"][rows]
-    return collective_table(
+    return _collective_table(
         meanings,
         np.arange(len(meanings)),
         start_ns=start,
@@ -440,7 +426,6 @@ def _match(trace: Trace, spans: list[int], asked: list[int]) -> list[int]:
 
 
 def _first_that_fits(trace: Trace, span: int, queue: Iterable[int]) -> int:
-    """Return the first operator called before the span that has its size, else simply the first, -1 for none."""
     first, began = -1, trace["ts_ns"][span]
     size = element_counts(_text(trace, "input_dims", span))
     for row in takewhile(lambda row: trace["ts_ns"][row] <= began, queue):
@@ -456,7 +441,7 @@ def _gloo_meaning(trace: Trace, span: int, operator: int, group: Group, call: Fl
     sent = _bytes_at(trace, span)
     if sent < 0:
         sent = call.size_bytes if call is not None else _bytes_at(trace, operator)
-    received = received_bytes(sent, op=op, ranks=group.size)
+    received = _received_bytes(sent, op=op, ranks=group.size)
     if received < 0 and _BASE in _name(trace, operator):
         received = _bytes_at(trace, operator)
     peer = _peer(trace, operator, group) if op in ("send", "recv") else -1
@@ -471,7 +456,6 @@ def _gloo_meaning(trace: Trace, span: int, operator: int, group: Group, call: Fl
 
 
 def _bytes_at(trace: Trace, row: int) -> int:
-    """Return the bytes of the first input of an event, -1 where there is none."""
     return shape_bytes(_text(trace, "input_dims", row), _text(trace, "input_types", row)) if row >= 0 else -1
 
 
@@ -505,6 +489,5 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 
 
 def _only_group(trace: Trace) -> Group:
-    """Return the group when the rank has just one: gloo's events never say which."""
     groups = list(header_groups(trace.header).values())
     return groups[0] if len(groups) == 1 else UNKNOWN_GROUP

@@ -44,14 +44,14 @@ def keep_columns(path: str, cache_folder: str | None, total_bytes: int) -> Outco
         return Outcome(path, None, str(error)[:300])
 
 
-LOCAL = "local"
+_LOCAL = "local"
 _ADDRESS = re.compile(r"^dask://([\w.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):(\d{1,5})$")
 _CONNECT_S = 30
 _WORKERS_S = 60
 _RETRIES = 3
 Result = TypeVar("Result")
+# Called with files read so far and files in all.
 Progress = Callable[[int, int], None]
-"""Called with files read so far and files in all."""
 
 
 def scheduler_address(engine: str) -> str:
@@ -62,7 +62,7 @@ def scheduler_address(engine: str) -> str:
     """
     found = _ADDRESS.match(engine)
     if found is None or not 0 < int(found[2]) < 65536:
-        raise UsageError(f"--engine takes {LOCAL} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
+        raise UsageError(f"--engine takes {_LOCAL} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
     return f"tcp://{found[1]}:{found[2]}"
 
 

@@ -23,8 +23,8 @@ from stepscope.trace.table import Trace
 
 CPU = "CPU"
 _MAX_NAMES = 20_000
+# labels of processes that say nothing of the chip
 _NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
-"""labels of processes that say nothing of the chip"""
 
 # First match wins.
 _ARCHITECTURES = (
@@ -39,12 +39,12 @@ _ARCHITECTURES = (
 class Device:
     """The device of a rank as its trace shows it."""
 
+    #: as the driver gives it, `CPU` where nothing was launched; None where nothing names it
     name: str | None
-    """as the driver gives it, `CPU` where nothing was launched; None where nothing names it"""
+    #: properties, kernels or metadata
     source: str | None
-    """properties, kernels or metadata"""
+    #: the header's entry, empty where there is none
     properties: dict[str, Any]
-    """the header's entry, empty where there is none"""
 
 
 def device_of(trace: Trace, work: DeviceWork, *, launches: int) -> Device:
@@ -68,7 +68,6 @@ def _listed(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _used(work: DeviceWork) -> int:
-    """Return the device that ran most of the work, 0 where none ran."""
     if not len(work):
         return 0
     devices, count = np.unique(work.device, return_counts=True)
@@ -76,7 +75,6 @@ def _used(work: DeviceWork) -> int:
 
 
 def _entry(listed: Sequence[dict[str, Any]], used: int) -> dict[str, Any]:
-    """Return the entry of a device; any of them where all are alike and none has its number."""
     own = next((entry for entry in listed if entry.get("id") == used), None)
     if own is not None:
         return own
@@ -88,7 +86,6 @@ def _entry(listed: Sequence[dict[str, Any]], used: int) -> dict[str, Any]:
 
 
 def _by_kernels(trace: Trace, work: DeviceWork) -> str | None:
-    """Return the architecture that most kernels with one in their name were built for."""
     ids, count = np.unique(work.name[work.name >= 0], return_counts=True)
     found: dict[str, int] = {}
     for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:_MAX_NAMES]:
@@ -109,7 +106,6 @@ def _architecture(kernel: str) -> str | None:
 
 
 def _by_metadata(trace: Trace, work: DeviceWork) -> str | None:
-    """Return a device's name from other fields of the header, or the label of the process that stands for it."""
     for field in (("metadata", "system", "gpu"), ("metadata", "gpu"), ("gpu_name",), ("device_name",)):
         names = set(_texts(_inside(trace.header, field)))
         if len(names) == 1:

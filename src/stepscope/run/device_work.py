@@ -25,10 +25,10 @@ from stepscope.trace.table import Int64s, SparseColumn, Trace
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.integer[Any]]
 
+# of one rank, over all its devices
 MAX_STREAMS = 2_048
-"""of one rank, over all its devices"""
+# slots for each key up to which a table of all possible keys is quicker than sorting them
 _MAX_SPREAD = 32
-"""slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
 # Calls after which device work of their own is expected.
 _LAUNCHES = re.compile(
@@ -40,20 +40,20 @@ _LAUNCHES = re.compile(
 class DeviceWork(ArrayRecord):
     """Kernels, copies and sets of one rank, by start. Rows are -1 where there is none."""
 
+    #: in the event table
     row: Rows
-    """in the event table"""
     kind: Kinds
     start_ns: Int64s
     end_ns: Int64s
     name: npt.NDArray[np.int32]
     device: Int64s
     stream: Int64s
+    #: runtime call that launched it
     launch_row: Rows
-    """runtime call that launched it"""
+    #: innermost host operator around that call
     op_row: Rows
-    """innermost host operator around that call"""
+    #: index of the step that launched it, -1 for work from before the window
     step: npt.NDArray[np.int32]
-    """index of the step that launched it, -1 for work from before the window"""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -69,13 +69,13 @@ class JoinCounts:
     """What could and could not be joined."""
 
     device_events: int
+    #: launched before the window, or the launch was not recorded
     without_launch: int
-    """launched before the window, or the launch was not recorded"""
+    #: launched, but no host operator around the launch
     without_op: int
-    """launched, but no host operator around the launch"""
     launches_without_work: int
+    #: launches that share their correlation id with another launch
     reused_correlation: int
-    """launches that share their correlation id with another launch"""
 
 
 DEVICE_KINDS = (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)
@@ -116,7 +116,6 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
 
 
 def _refuse_too_many_streams(work: DeviceWork, trace: Trace) -> None:
-    """Raise where work lies on more streams than any job has: what follows takes each with all others."""
     count = _num_streams(work)
     if count > MAX_STREAMS:
         raise TraceError(
@@ -173,7 +172,6 @@ def numbered(keys: Int64s) -> Int64s:
 
 
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
-    """Return the launch of each device row, all launching calls, and how many of those share an id."""
     correlation = trace.arg("correlation")
     [calls] = _of_each_kind(correlation, kinds, EventKind.RUNTIME)
     has = np.flatnonzero(calls.values > 0)
@@ -200,14 +198,12 @@ def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
 
 
 def _of_each_kind(arg: SparseColumn, kinds: Kinds, *wanted: EventKind) -> list[SparseColumn]:
-    """Return what an argument is in the rows of each of these kinds."""
     found = kinds.take(arg.rows)
     places = [np.flatnonzero(found == int(kind)) for kind in wanted]
     return [SparseColumn(arg.rows.take(of_kind), arg.values.take(of_kind)) for of_kind in places]
 
 
 def _encloses(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
-    """Return whether each outer row is on the inner's thread and around it."""
     ts, dur, tid = trace["ts_ns"], trace["dur_ns"], trace["tid"]
     same = (outer >= 0) & (tid[outer] == tid[inner])
     outer_start, inner_start = ts[outer], ts[inner]

@@ -14,7 +14,7 @@ from stepscope.side_file import open_side_file, side_file_lines
 from stepscope.trace.flight_recorder import FlightDump, rank_in, read_flight_dump
 from stepscope.trace.memory_snapshot import MemorySnapshot, read_memory_snapshot
 
-MAX_DUMPS = 100_000
+_MAX_DUMPS = 100_000
 _DUMP_NAME = re.compile(
     r"(trace|fr|flight|dump)[A-Za-z]*[_.-]?(rank)?[_-]?\d+(\.json|(\.(pickle|pkl|bin))?(\.gz)?)$|flight_recorder",
     re.IGNORECASE,
@@ -27,8 +27,8 @@ class Dumps:
     """The dumps of a job, by rank."""
 
     by_rank: dict[int, FlightDump]
+    #: one sentence per file that is a dump by its name and could not be read
     unreadable: tuple[str, ...]
-    """one sentence per file that is a dump by its name and could not be read"""
     notes: tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ def read_dumps(given: Sequence[str]) -> Dumps:
     files = named or perhaps
     dumps: list[FlightDump] = []
     unreadable: list[str] = []
-    for path in files[:MAX_DUMPS]:
+    for path in files[:_MAX_DUMPS]:
         try:
             dumps.append(read_flight_dump(path))
         except InputError as error:
@@ -57,7 +57,6 @@ def read_dumps(given: Sequence[str]) -> Dumps:
 
 
 def _files(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return the files that are dumps by name or were named themselves, and those of folders that may be."""
     named: list[Path] = []
     perhaps: list[Path] = []
     for one in given:
@@ -75,7 +74,6 @@ def _files(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _by_rank(dumps: list[FlightDump]) -> tuple[dict[int, FlightDump], list[str]]:
-    """Return dumps by rank: by their names where each gives another one, else by order, which is said."""
     by_rank: dict[int, FlightDump] = {}
     for dump in dumps:
         if dump.rank is None:
@@ -123,10 +121,10 @@ def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapsho
 class SaidStorages:
     """What the job said of its memory on a device."""
 
+    #: by address
     category: dict[int, str] = field(default_factory=dict)
-    """by address"""
+    #: sizes of DDP's buckets, whose addresses Python does not know
     bucket_bytes: tuple[int, ...] = ()
-    """sizes of DDP's buckets, whose addresses Python does not know"""
 
 
 def storages_beside(path: Path, *, rank: int, device: int) -> SaidStorages:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 #
 # They come from a file that anybody may have written: what is no shape is unknown, never an error.
 
+# a tensor of more than a petabyte is no tensor
 _MAX_ELEMENTS = 1 << 50
-"""a tensor of more than a petabyte is no tensor"""
 _MAX_DIMENSIONS = 64
-UNKNOWN = -1
+_UNKNOWN = -1
 
 
 def shape_bytes(dims: str | None, types: str | None) -> int:
@@ -46,10 +46,10 @@ def shape_bytes(dims: str | None, types: str | None) -> int:
     """
     for shape, kind in zip(_listed(dims), _listed(types), strict=False):
         size = element_bytes(kind if isinstance(kind, str) else None)
-        elements = shape_elements(shape)
+        elements = _shape_elements(shape)
         if size and elements is not None:
             return elements * size
-    return UNKNOWN
+    return _UNKNOWN
 
 
 @lru_cache(maxsize=4096)
@@ -61,8 +61,8 @@ def element_counts(dims: str | None) -> frozenset[int]:
     """
     counts = set()
     for shape in _listed(dims):
-        each = [shape] if shape_elements(shape) is not None else shape if isinstance(shape, list) else []
-        counts |= {n for n in map(shape_elements, each) if n is not None}
+        each = [shape] if _shape_elements(shape) is not None else shape if isinstance(shape, list) else []
+        counts |= {n for n in map(_shape_elements, each) if n is not None}
     return frozenset(counts)
 
 
@@ -74,8 +74,7 @@ def _listed(text: str | None) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def shape_elements(shape: Any) -> int | None:
-    """Return the number of elements of one shape, None where it is none (an empty one stands for no tensor)."""
+def _shape_elements(shape: Any) -> int | None:
     if not isinstance(shape, list) or not 0 < len(shape) <= _MAX_DIMENSIONS:
         return None
     if not all(type(n) is int and n >= 0 for n in shape):
@@ -85,11 +84,11 @@ def shape_elements(shape: Any) -> int | None:
 
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
-DUMP = "flight_recorder.dump"
+_DUMP = "flight_recorder.dump"
+# torch keeps 2,000 unless told otherwise
 _MAX_CALLS = 20_000
-"""torch keeps 2,000 unless told otherwise"""
-MAX_FILE_BYTES = 64 << 20
-"""of which each call takes a few hundred"""
+# of which each call takes a few hundred
+_MAX_FILE_BYTES = 64 << 20
 _MAX_TIME_NS = 1 << 62
 
 
@@ -99,8 +98,8 @@ class FlightCall:
 
     op: str
     created_ns: int
+    #: of its input, -1 unknown
     size_bytes: int
-    """of its input, -1 unknown"""
     group: Group
 
 
@@ -109,12 +108,12 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
 
     Where the recorder left none, a dump that was imported beside it is read.
     """
-    dump = path.parent / path.name.replace(FLIGHT_RECORDER, DUMP)
+    dump = path.parent / path.name.replace(FLIGHT_RECORDER, _DUMP)
     if not path.exists() and dump.is_file():
         return _calls_of_dump(dump)
     calls = []
     try:
-        lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=MAX_FILE_BYTES))
+        lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=_MAX_FILE_BYTES))
         groups = _groups(next(lines, {}))
         for line in islice(lines, _MAX_CALLS):
             call = _call(line, groups)
@@ -176,13 +175,11 @@ def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_n
 
 
 def _fits(held: Int64s, wanted: Int64s) -> list[int]:
-    """Return every place in `held` at which all of `wanted` follows."""
     starts = np.flatnonzero(held[: max(len(held) - len(wanted) + 1, 0)] == wanted[0]) if len(wanted) else wanted
     return [at for at in starts.tolist() if np.array_equal(held[at : at + len(wanted)], wanted)]
 
 
 def _overrun(held: Int64s, wanted: Int64s) -> list[int]:
-    """Return how many of `wanted` the recorder may have overwritten: the rest is what it holds first."""
     most = len(wanted) // 2
     return [
         lost
@@ -192,7 +189,6 @@ def _overrun(held: Int64s, wanted: Int64s) -> list[int]:
 
 
 def _runs_as(op: str) -> int:
-    """Return a code for what gloo runs: it carries out a reduce-scatter as an all-reduce."""
     return OP_CODE["all_reduce" if op == "reduce_scatter" else op]
 
 
@@ -218,8 +214,8 @@ def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
 def _input_bytes(line: dict[str, Any]) -> int:
     shapes, types = line.get("input_sizes"), line.get("input_dtypes")
     if not isinstance(shapes, list) or not isinstance(types, list) or not shapes or len(shapes) != len(types):
-        return UNKNOWN
-    elements = [1 if shape == [] else shape_elements(shape) for shape in shapes]
+        return _UNKNOWN
+    elements = [1 if shape == [] else _shape_elements(shape) for shape in shapes]
     each = [element_bytes(kind if isinstance(kind, str) else None) for kind in types]
     known = [n * size for n, size in zip(elements, each, strict=True) if n is not None and size]
-    return sum(known) if len(known) == len(shapes) else UNKNOWN
+    return sum(known) if len(known) == len(shapes) else _UNKNOWN

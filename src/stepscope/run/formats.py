@@ -25,15 +25,15 @@ from stepscope.units import printable, readable_bytes
 
 # What is a format of another tool? How to tell it, its name in a run folder, and a look into a file of it.
 
-HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 42
 _GZIP = b"\x1f\x8b"
+# a gzip header is expected
 _WINDOW_BITS = 31
-"""a gzip header is expected"""
 
 
+# told how many bytes of a file were read so far
 BytesRead = Callable[[int], None]
-"""told how many bytes of a file were read so far"""
 
 
 def nobody(_read_bytes: int) -> None:
@@ -46,8 +46,8 @@ class FileHead:
 
     path: Path
     size: int
+    #: at most HEAD_BYTES
     start: bytes
-    """at most HEAD_BYTES"""
 
     @property
     def name(self) -> str:
@@ -59,12 +59,12 @@ class FileHead:
 class Contents:
     """What a look into a file found."""
 
+    #: in a few words, for people: `3,442 kernels of 2 processes`
     what: str
-    """in a few words, for people: `3,442 kernels of 2 processes`"""
+    #: that the file itself names; empty where it says none
     ranks: tuple[int, ...] = ()
-    """that the file itself names; empty where it says none"""
+    #: whether it holds several ranks, so that it is no single rank's file
     whole_job: bool = False
-    """whether it holds several ranks, so that it is no single rank's file"""
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,18 @@ class Format:
     """
 
     id: str
+    #: as in `Nsight Systems export`
     title: str
-    """as in `Nsight Systems export`"""
     ending: str
     is_it: Callable[[FileHead], bool]
     look: Callable[[Path, BytesRead], Contents]
     store: Callable[[Path, Path], None] | None = None
+    #: whether only what `store` wrote can be looked into
     check_stored: bool = False
-    """whether only what `store` wrote can be looked into"""
+    #: further names under which files of this format lie in a run folder
     other_endings: tuple[str, ...] = ()
-    """further names under which files of this format lie in a run folder"""
+    #: whether a file is of use only where it is known whose it is
     needs_rank: bool = True
-    """whether a file is of use only where it is known whose it is"""
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -96,21 +96,20 @@ class Format:
         return (self.ending, *self.other_endings)
 
 
-def file_head(path: Path) -> FileHead:
-    """Return the first bytes of a regular file; an `OSError` for anything else."""
+def _file_head(path: Path) -> FileHead:
     with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
-        start = f.read(HEAD_BYTES)
+        start = f.read(_HEAD_BYTES)
         size = path.stat().st_size
     if start.startswith(_GZIP):
         try:
-            start = zlib.decompressobj(_WINDOW_BITS).decompress(start, HEAD_BYTES)
+            start = zlib.decompressobj(_WINDOW_BITS).decompress(start, _HEAD_BYTES)
         except zlib.error:
             start = b""
     return FileHead(path, size, start)
 
 
-MAX_FILES = 100_000
-"""of a folder that are looked at"""
+# of a folder that are looked at
+_MAX_FILES = 100_000
 _OURS = re.compile(r"^rank\d{5,9}\.(steps\.jsonl|owners\.json\.gz|telemetry\.jsonl|memory\.jsonl|collectives\.jsonl)$")
 
 _TRACE = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$")
@@ -122,14 +121,14 @@ class DetectedFile:
 
     path: Path
     format: Format
+    #: by the file's name; None where that does not say
     rank: int | None
-    """by the file's name; None where that does not say"""
 
 
 def format_of(path: Path) -> Format | None:
     """Return the format of a file, None where no known one fits; an `InputError` where it cannot be read."""
     try:
-        head = file_head(path)
+        head = _file_head(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from error
@@ -171,14 +170,13 @@ def _format_of_unchanged(path: Path, _mtime_ns: int) -> Format | None:
 
 def _candidates(folder: Path) -> list[Path]:
     try:
-        entries = sorted(folder.iterdir())[:MAX_FILES]
+        entries = sorted(folder.iterdir())[:_MAX_FILES]
     except OSError:
         return []
     return [path for path in entries if not _is_known_otherwise(path.name) and path.is_file()]
 
 
 def _is_known_otherwise(name: str) -> bool:
-    """Return whether a name is one of our own files, which no other tool wrote."""
     return name.startswith(".") or name in (RUN_JSON, CACHE_FOLDER) or bool(_OURS.match(name))
 
 
@@ -200,7 +198,6 @@ def _look(path: Path, told: BytesRead) -> Contents:
 
 
 def _store(source: Path, target: Path) -> None:
-    """Copy a trace that is packed, pack one that is not."""
     with open_side_file(source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(target) as out:
         start = f.read(2)
         f.seek(0)
@@ -213,7 +210,7 @@ def _store(source: Path, target: Path) -> None:
         out.write(pack.flush())
 
 
-KINETO = Format(
+_KINETO = Format(
     id="kineto",
     title="Kineto trace",
     ending="pt.trace.json.gz",
@@ -225,7 +222,7 @@ KINETO = Format(
 
 # What NCCL writes, in a run folder: its debug log, of one rank or of all, and NCCL inspector's measurements.
 
-MAX_UNPACKED_BYTES = 1 << 30
+_MAX_UNPACKED_BYTES = 1 << 30
 _TELL_EVERY_BYTES = 1 << 20
 
 
@@ -255,12 +252,11 @@ def _look_inspector(path: Path, told: BytesRead) -> Contents:
 
 
 def _lines(path: Path, told: BytesRead = nobody) -> Iterator[bytes]:
-    """Yield the lines of a file, unpacked where it is gzipped; `told` hears of every megabyte or so."""
     try:
         if not _is_packed(path):
             yield from _counted(side_file_lines(path), told)
             return
-        left = MAX_UNPACKED_BYTES
+        left = _MAX_UNPACKED_BYTES
         with open_side_file(path, max_bytes=MAX_LOG_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
             while left > 0 and (line := f.readline(1 << 20)):
                 left -= len(line)
@@ -270,7 +266,6 @@ def _lines(path: Path, told: BytesRead = nobody) -> Iterator[bytes]:
 
 
 def _counted(lines: Iterator[bytes], told: BytesRead) -> Iterator[bytes]:
-    """Yield the lines, and tell how many bytes they were."""
     read = said = 0
     for line in lines:
         read += len(line)
@@ -282,7 +277,6 @@ def _counted(lines: Iterator[bytes], told: BytesRead) -> Iterator[bytes]:
 
 
 def _nccl_store(source: Path, target: Path) -> None:
-    """Copy a log as it is, unpacked where it is gzipped: it is read line by line."""
     with atomic_write(target) as out:
         if _is_packed(source):
             for line in _lines(source):
@@ -306,7 +300,7 @@ NCCL_LOG = Format(
     store=_nccl_store,
     needs_rank=False,
 )
-NCCL_INSPECTOR = Format(
+_NCCL_INSPECTOR = Format(
     id="nccl-inspector",
     title="NCCL inspector output",
     ending="nccl_inspector.jsonl",
@@ -351,7 +345,7 @@ def _named(ending: str) -> Callable[[FileHead], bool]:
     return lambda head: head.name.endswith(ending)
 
 
-NSIGHT_SYSTEMS = Format(
+_NSIGHT_SYSTEMS = Format(
     id="nsys",
     title="Nsight Systems export",
     ending="nsys.sqlite",
@@ -359,7 +353,7 @@ NSIGHT_SYSTEMS = Format(
     look=_look_nsys,
     needs_rank=False,
 )
-NSIGHT_SYSTEMS_REPORT = Format(
+_NSIGHT_SYSTEMS_REPORT = Format(
     id="nsys-report",
     title="Nsight Systems report",
     ending="nsys.sqlite",
@@ -369,7 +363,7 @@ NSIGHT_SYSTEMS_REPORT = Format(
     check_stored=True,
     needs_rank=False,
 )
-NSIGHT_COMPUTE = Format(
+_NSIGHT_COMPUTE = Format(
     id="ncu",
     title="Nsight Compute metrics",
     ending="ncu.csv",
@@ -377,7 +371,7 @@ NSIGHT_COMPUTE = Format(
     look=_look_ncu,
     needs_rank=False,
 )
-NSIGHT_COMPUTE_REPORT = Format(
+_NSIGHT_COMPUTE_REPORT = Format(
     id="ncu-report",
     title="Nsight Compute report",
     ending="ncu.csv",
@@ -395,7 +389,6 @@ _PICKLE = b"\x80"
 
 
 def _is_flight(head: FileHead) -> bool:
-    """Return whether a pickle names process groups, or a JSON text numbers collectives."""
     if head.start.startswith(_PICKLE):
         return b"entries" in head.start and (b"pg_config" in head.start or b"profiling_name" in head.start)
     return head.start.lstrip().startswith(b"{") and b'"collective_seq_id"' in head.start
@@ -446,8 +439,8 @@ class MeasuredLaunches:
     """The launches that one file holds, in their order."""
 
     file: str
+    #: whose they are; None where the file does not say: then they are those of any rank
     rank: int | None
-    """whose they are; None where the file does not say: then they are those of any rank"""
     launches: tuple[KernelMetrics, ...]
 
 
@@ -461,9 +454,9 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
     from stepscope.trace.nsight_tools import exported_metrics
 
     found, lines = [], []
-    tables = beside(folder, NSIGHT_COMPUTE.id, but=but)
+    tables = beside(folder, _NSIGHT_COMPUTE.id, but=but)
     named = {one.path.name for one in tables}
-    reports = [one for one in beside(folder, NSIGHT_COMPUTE_REPORT.id, but=but) if not _is_exported(one.path, named)]
+    reports = [one for one in beside(folder, _NSIGHT_COMPUTE_REPORT.id, but=but) if not _is_exported(one.path, named)]
     for one in (*tables, *reports):
         try:
             read = read_ncu_csv(exported_metrics(one.path) if one in reports else one.path)
@@ -477,10 +470,9 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
 
 
 def _is_exported(report: Path, tables: set[str]) -> bool:
-    """Return whether a report lies beside its own table, which is read instead."""
 
     stem = report.name.removesuffix(NCU_REPORT)
-    return f"{stem}.csv" in tables or f"{stem}.{NSIGHT_COMPUTE.ending}" in tables
+    return f"{stem}.csv" in tables or f"{stem}.{_NSIGHT_COMPUTE.ending}" in tables
 
 
 # The one list of formats that can be imported and that are picked up in a run folder.
@@ -490,13 +482,13 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 # The order counts: the first that says yes has the file, so those told by a magic number come first.
 
 FORMATS: tuple[Format, ...] = (
-    NSIGHT_SYSTEMS,
-    NSIGHT_SYSTEMS_REPORT,
-    NSIGHT_COMPUTE_REPORT,
-    NSIGHT_COMPUTE,
+    _NSIGHT_SYSTEMS,
+    _NSIGHT_SYSTEMS_REPORT,
+    _NSIGHT_COMPUTE_REPORT,
+    _NSIGHT_COMPUTE,
     MEMORY_SNAPSHOT,
     FLIGHT_RECORDER,
-    NCCL_INSPECTOR,
-    KINETO,
+    _NCCL_INSPECTOR,
+    _KINETO,
     NCCL_LOG,
 )

@@ -6,8 +6,8 @@ from stepscope.dataclass import dataclass
 from stepscope.side_file import parsed_json
 from stepscope.trace.table import Trace
 
+# a group said to be larger is not written out
 _MAX_RANKS = 1 << 20
-"""a group said to be larger is not written out"""
 MAX_RANK = 1 << 30
 
 

@@ -35,8 +35,8 @@ class PlannedImport:
     source: Path
     format: Format
     contents: Contents
+    #: None where it is of several ranks, or nobody says of which
     rank: int | None
-    """None where it is of several ranks, or nobody says of which"""
     target: Path
     already_there: bool
     notes: tuple[str, ...]
@@ -93,7 +93,6 @@ def place(plan: PlannedImport) -> None:
 
 
 def _require_readable(target: Path) -> None:
-    """Remove what was written, and raise, where it is not what its reader takes."""
     try:
         made = format_of(target)
         if made is None:
@@ -120,7 +119,6 @@ def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: B
 
 
 def _rank_of(path: Path, contents: Contents, *, given: int | None) -> tuple[int | None, list[str]]:
-    """Return the rank of a file, and a line for each source that says otherwise."""
     if contents.whole_job:
         ignored = f"{path.name} holds several ranks, so --rank {given} is not used"
         return None, [] if given is None else [ignored]
@@ -154,7 +152,6 @@ def _target_name(path: Path, known: Format, rank: int | None) -> str:
 
 
 def _is_there(source: Path, target: Path, known: Format, *, force: bool) -> bool:
-    """Return whether the file lies there already; raises where another one does."""
     why_not = why_no_file(target)
     if why_not is not None:
         raise UsageError(f"cannot write {target}: {why_not}; remove it or give another run")

@@ -21,10 +21,10 @@ class LightRun(ArrayRecord):
     name: str
     folder: Path
     logs: tuple[StepLog, ...]
+    #: `run.json`, empty where there is none
     description: dict[str, Any]
-    """`run.json`, empty where there is none"""
+    #: kernels that Nsight Compute measured in this run
     measured: tuple[MeasuredLaunches, ...]
-    """kernels that Nsight Compute measured in this run"""
     warnings: tuple[str, ...]
 
 

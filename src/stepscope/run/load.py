@@ -47,10 +47,10 @@ _MIN_STEPS = 10
 class Pulled:
     """Why there is a window."""
 
+    #: a command, or an alarm in words
     by: str
-    """a command, or an alarm in words"""
+    #: the step since when it is so, by an alarm
     since: int | None
-    """the step since when it is so, by an alarm"""
 
 
 def pulled_window(description: Mapping[str, Any], window: int) -> Pulled | None:
@@ -82,8 +82,8 @@ def steps_it_stands_for(
 
 # Which events does nothing here understand? They are left out of every number, so they are named with their count.
 
+# spans around the whole recording, and joins that the other events carry as well
 _HARMLESS = {"trace", "trace_root", "external_correlation"}
-"""spans around the whole recording, and joins that the other events carry as well"""
 _MAX_NAMED = 4
 
 
@@ -126,24 +126,22 @@ def _unread(rank: Rank) -> dict[str, int]:
 # is held against it where both were recording, by the wall clock.
 
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+# share by which the device's time may differ before the two are said to disagree
 _MAX_APART = 0.02
-"""share by which the device's time may differ before the two are said to disagree"""
 
 
 def is_nsight(trace: Trace) -> bool:
     """Return whether a trace was read from an export of Nsight Systems."""
-    return process_of(trace) is not None
+    return _process_of(trace) is not None
 
 
-def process_of(trace: Trace) -> int | None:
-    """Return which process of a capture a trace is of, None for a trace of one process."""
+def _process_of(trace: Trace) -> int | None:
     about = trace.header.get("nsight")
     process = about.get("process") if isinstance(about, dict) else None
     return process if isinstance(process, int) else None
 
 
-def second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
-    """Return one line on what the two recordings of a rank have in common."""
+def _second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
     names = f"rank {rank}: {Path(nsight.path).name} (Nsight Systems) and {Path(kineto.path).name}"
     ours, theirs = _kernels(kineto), _kernels(nsight)
     if not len(ours) or not len(theirs):
@@ -173,8 +171,7 @@ def _kernels(trace: Trace) -> npt.NDArray[np.int64]:
 # joins the others where it is known which it is.
 
 
-def one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
-    """Return one trace for each rank with how the rank is known, and lines on recordings that were set aside."""
+def _one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
     of_file = Counter(t.path for t in traces)
     # The name of a file that holds several ranks is of none of them.
     named = [
@@ -191,7 +188,7 @@ def one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Tra
         if source == "order" and len(nsight) != len(by_kineto):
             lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
         elif rank in kineto:
-            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
+            lines.append(_second_recording(kineto[rank], traces[i], rank=rank))
         else:
             kept.append(traces[i])
             known.append((rank, source))
@@ -201,8 +198,7 @@ def one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Tra
 # Which of the traces are ranks of one job? Copies count once, parts are joined, what is no trace is left out.
 
 
-def sorted_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[str]]:
-    """Return traces, lines for ranks that could not be read, and lines for files that are no traces."""
+def _sorted_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[str]]:
     traces = [trace for r in results if not isinstance(r, FailedSource) for trace in r]
     failed = [r for r in results if isinstance(r, FailedSource)]
     if not traces:
@@ -215,7 +211,7 @@ def sorted_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[
     return traces, unreadable, left_out
 
 
-def without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
+def _without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     """Return each distinct trace once; copies of a file count once and are named.
 
     Ranks that did the same at the same time are no copies of each other: their headers differ.
@@ -232,7 +228,7 @@ def without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
 
 
 def _size(trace: Trace) -> tuple[int, int | None, int | None]:
-    return trace.num_events, rank_in_header(trace.header), process_of(trace)
+    return trace.num_events, rank_in_header(trace.header), _process_of(trace)
 
 
 def _digest(trace: Trace) -> str:
@@ -242,8 +238,7 @@ def _digest(trace: Trace) -> str:
     return content.text()
 
 
-def with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
-    """Return traces that lie in several files as one, and a line for each."""
+def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     if len(traces) < 2:
         return traces, []
     from stepscope.trace.parts import (
@@ -263,8 +258,7 @@ def with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
 
 
-def refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:
-    """Raise where two different files are of the same rank: two runs, or two windows, in one place."""
+def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:
     owner: dict[int, str] = {}
     for trace, (rank, source) in zip(traces, known, strict=True):
         if rank in owner:
@@ -275,10 +269,10 @@ def refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> No
         owner[rank] = trace.path
 
 
+# threads; more than that no machine has cores for, and some refuse to start
 MAX_JOBS = 256
-"""threads; more than that no machine has cores for, and some refuse to start"""
+# a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)
 MAX_FULL_RANKS = 128
-"""a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)"""
 _LOAD_MAX_NAMED = 3
 
 
@@ -287,33 +281,33 @@ class Run(ArrayRecord):
     """All ranks of one job that could be read."""
 
     name: str
+    #: by rank number
     ranks: tuple[Rank, ...]
-    """by rank number"""
+    #: `run.json`, empty for a job recorded by somebody else
     description: dict[str, Any] = field(default_factory=dict)
-    """`run.json`, empty for a job recorded by somebody else"""
+    #: step logs of a run folder, by rank
     logs: tuple[StepLog, ...] = ()
-    """step logs of a run folder, by rank"""
+    #: telemetry, live collectives, memory and NCCL's log, where the recorder left them
     beside: SideFiles = field(default_factory=SideFiles)
-    """telemetry, live collectives, memory and NCCL's log, where the recorder left them"""
+    #: who did what, of the ranks that recorded it
     owners: tuple[RankOwners, ...] = ()
-    """who did what, of the ranks that recorded it"""
+    #: the user's source files, where the recorder kept them
     source: SourceText = field(default_factory=SourceText)
-    """the user's source files, where the recorder kept them"""
+    #: kernels as Nsight Compute measured them
     measured: tuple[MeasuredLaunches, ...] = ()
-    """kernels as Nsight Compute measured them"""
+    #: one line per rank that could not be read at all
     unreadable: tuple[str, ...] = ()
-    """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
+    #: which of the job's profiled windows this is, from 0
     window: int = 0
-    """which of the job's profiled windows this is, from 0"""
+    #: ranks that are worked on at once
     jobs: int = 1
-    """ranks that are worked on at once"""
+    #: the same run with all its ranks, of which only what the others need was kept; None where `ranks` are all
     everyone: "Run | None" = None
-    """the same run with all its ranks, of which only what the others need was kept; None where `ranks` are all"""
+    #: which of the ranks `ranks` are, and what is said of the others; empty where they are all
     sampling: str = ""
-    """which of the ranks `ranks` are, and what is said of the others; empty where they are all"""
+    #: how a file of the run is named: by its path, or by the address it was copied from
     shown_path: Callable[[str], str] = str
-    """how a file of the run is named: by its path, or by the address it was copied from"""
 
     @property
     def world_size(self) -> int | None:
@@ -379,11 +373,11 @@ def load_sources(
     )
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
         results = list(pool.map(read, files))
-        traces, unreadable, warnings = sorted_out(results)
-        traces, repeated = without_repeats(traces)
-        traces, in_parts = with_parts_joined(traces)
-        traces, known, set_aside = one_recording_each(traces, folder)
-        refuse_double_ranks(traces, known)
+        traces, unreadable, warnings = _sorted_out(results)
+        traces, repeated = _without_repeats(traces)
+        traces, in_parts = _with_parts_joined(traces)
+        traces, known, set_aside = _one_recording_each(traces, folder)
+        _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
@@ -423,14 +417,12 @@ def load_sources(
 
 
 def _run_folder(folder: Path | None) -> Path | None:
-    """Return where the run's description and logs lie: around the folder of a second or later window."""
     if folder is not None and is_later_window(folder.resolve()) and (folder.resolve().parent / RUN_JSON).is_file():
         return folder.resolve().parent
     return folder
 
 
 def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
-    """Return which windows are not read here, and what was lost of the files beside the traces."""
     lines = []
     others = [w for w in run.beside.windows if folder is None or w.resolve() != folder.resolve()]
     if others:
@@ -520,7 +512,6 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
 
 
 def _unseen_devices(run: Run) -> list[str]:
-    """Return a line where work was launched on a device and nothing of the device was recorded."""
     unseen = [r for r in run.ranks_read if r.device_unseen]
     if not unseen:
         return []
@@ -532,13 +523,11 @@ def _unseen_devices(run: Run) -> list[str]:
 
 
 def _said_by_recorder(run: Run) -> list[str]:
-    """Return what the recorder itself found doubtful."""
     said = (run.description or {}).get("warnings")
     return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
 
 
 def _worlds(run: Run) -> list[str]:
-    """Return a line where ranks disagree on how many there are: traces of two jobs lie together."""
     said: dict[int, list[int]] = {}
     for rank in run.ranks_read:
         if rank.world_size is not None:

@@ -42,8 +42,8 @@ class Columns(ArrayRecord):
 
     entry: Int64s
     first: Int64s
+    #: of each column, NO_STEP where the members share no step number
     step: Int64s
-    """of each column, NO_STEP where the members share no step number"""
 
 
 def shared_columns(key: Int64s, *, step: Int64s, member: Int64s, signature: Int64s) -> Columns:
@@ -65,7 +65,6 @@ def shared_columns(key: Int64s, *, step: Int64s, member: Int64s, signature: Int6
 
 
 def _starts(*columns: Int64s) -> npt.NDArray[np.bool_]:
-    """Return where any of the columns differs from the entry before."""
     out = np.zeros(len(columns[0]), bool)
     out[:1] = True
     for column in columns:
@@ -74,7 +73,6 @@ def _starts(*columns: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _common_steps(key: Int64s, step: Int64s, member: Int64s) -> npt.NDArray[np.bool_]:
-    """Return for each sorted entry whether two members of its key have a step in common."""
     block = _starts(key, step)
     another = _starts(member) & ~block
     of_key = np.cumsum(_starts(key)) - 1
@@ -82,7 +80,6 @@ def _common_steps(key: Int64s, step: Int64s, member: Int64s) -> npt.NDArray[np.b
 
 
 def _places(block: npt.NDArray[np.bool_], sequence: npt.NDArray[np.bool_], signature: Int64s) -> Int64s:
-    """Return each entry's place in the reference of its block, _UNPLACED where its sequence has none."""
     begin = np.flatnonzero(sequence)
     length = np.diff(np.append(begin, len(sequence)))
     of_sequence = np.cumsum(sequence) - 1
@@ -100,7 +97,6 @@ def _places(block: npt.NDArray[np.bool_], sequence: npt.NDArray[np.bool_], signa
 
 
 def _placed(signature: Int64s, cuts: Int64s) -> Int64s:
-    """Return the places of the entries of one block, whose sequences lie between the cuts."""
     longest = int(np.argmax(np.diff(cuts)))
     reference = signature[cuts[longest] : cuts[longest + 1]]
     place = np.full(len(signature), _UNPLACED, np.int64)
@@ -112,7 +108,6 @@ def _placed(signature: Int64s, cuts: Int64s) -> Int64s:
 
 
 def _only_fit(reference: Int64s, sequence: Int64s) -> int | None:
-    """Return where `sequence` lies in `reference`, None where it fits nowhere or in several ways."""
     fit = None
     for at in np.flatnonzero(reference[: len(reference) - len(sequence) + 1] == sequence[0]).tolist():
         if np.array_equal(reference[at : at + len(sequence)], sequence):
@@ -123,7 +118,6 @@ def _only_fit(reference: Int64s, sequence: Int64s) -> int | None:
 
 
 def _columns(order: Int64s, step: Int64s, block: Int64s, place: Int64s) -> Columns:
-    """Return the entries of equal block and place together, where there are at least two."""
     by_place = np.lexsort((place, block))
     by_place = by_place[place[by_place] != _UNPLACED]
     start = _starts(block[by_place], place[by_place])
@@ -141,8 +135,7 @@ Floats = npt.NDArray[np.float64]
 _Number = TypeVar("_Number", np.int64, np.float64)
 
 
-def middle_values(values: npt.NDArray[_Number], first: Int64s) -> tuple[npt.NDArray[_Number], npt.NDArray[_Number]]:
-    """Return the two middle values of each segment (one twice where its length is odd), 0 for empty segments."""
+def _middle_values(values: npt.NDArray[_Number], first: Int64s) -> tuple[npt.NDArray[_Number], npt.NDArray[_Number]]:
     count = np.diff(first)
     low, high = np.zeros(len(count), values.dtype), np.zeros(len(count), values.dtype)
     for n in distinct(count[count > 0]).tolist():
@@ -154,7 +147,7 @@ def middle_values(values: npt.NDArray[_Number], first: Int64s) -> tuple[npt.NDAr
 
 def median_times(times_ns: Int64s, first: Int64s) -> Int64s:
     """Return the median of each segment in whole nanoseconds: since 1970 they are more than a float holds."""
-    low, high = middle_values(times_ns, first)
+    low, high = _middle_values(times_ns, first)
     return low + (high - low) // 2
 
 
@@ -164,7 +157,7 @@ def medians(values: Floats, first: Int64s) -> Floats:
     >>> medians(np.array([1.0, 9.0, 2.0, 4.0, 6.0]), np.array([0, 3, 3, 5]))
     array([2., 0., 5.])
     """
-    low, high = middle_values(values, first)
+    low, high = _middle_values(values, first)
     return (low + high) / 2
 
 
@@ -180,8 +173,8 @@ SYMMETRIC = tuple(OP_CODE[op] for op in ("all_reduce", "all_gather", "reduce_sca
 # Their size is the same on every rank.
 _SAME_SIZE = tuple(OP_CODE[op] for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"))
 
+# keys of messages, one per pair of ranks, lie above those of groups
 _MESSAGES = 1 << 40
-"""keys of messages, one per pair of ranks, lie above those of groups"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,18 +184,18 @@ class Matches(ArrayRecord):
     Match `m` has the members `first[m]:first[m + 1]` of the flat arrays `rank_index` and `row`.
     """
 
+    #: code in `collective_names.OPS`; `send` for a point-to-point message, whose first member is the sender
     op: npt.NDArray[np.uint8]
-    """code in `collective_names.OPS`; `send` for a point-to-point message, whose first member is the sender"""
+    #: full buffer or message, -1 unknown
     size_bytes: Int64s
-    """full buffer or message, -1 unknown"""
+    #: index into `groups`
     group: npt.NDArray[np.int32]
-    """index into `groups`"""
+    #: step number, -1 where steps are unknown
     step: Int64s
-    """step number, -1 where steps are unknown"""
     first: Int64s
     rank_index: npt.NDArray[np.int32]
+    #: in that rank's Collectives
     row: Int64s
-    """in that rank's Collectives"""
     groups: tuple[Group, ...]
 
     def __len__(self) -> int:
@@ -268,15 +261,13 @@ def match_collectives(ranks: tuple[Rank, ...]) -> Matches:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Calls(ArrayRecord):
-    """Operations that were issued inside the window, those of each rank in the order it asked for them."""
-
+    #: process group, or pair of ranks
     key: Int64s
-    """process group, or pair of ranks"""
+    #: rank index in a group; of a message 0 for the sender and 1 for the receiver
     member: Int64s
-    """rank index in a group; of a message 0 for the sender and 1 for the receiver"""
     step: Int64s
+    #: equal on all members of one collective: operation and size (0 where sizes differ between ranks)
     signature: Int64s
-    """equal on all members of one collective: operation and size (0 where sizes differ between ranks)"""
     rank_index: Int64s
     row: Int64s
     op: Int64s
@@ -285,7 +276,6 @@ class _Calls(ArrayRecord):
 
 
 def _calls(ranks: tuple[Rank, ...]) -> tuple[_Calls, tuple[Group, ...]]:
-    """Return the operations of all ranks and the groups they name."""
     numbers = {rank.rank: index for index, rank in enumerate(ranks)}
     groups: dict[tuple[str, tuple[int, ...] | None], Group] = {}
     number: dict[tuple[str, tuple[int, ...] | None], int] = {}
@@ -318,7 +308,6 @@ def _collective_calls(rank: Rank, index: int, group: Int64s) -> _Calls:
 
 
 def _message_calls(rank: Rank, index: int, group: Int64s, numbers: dict[int, int]) -> _Calls:
-    """Return the messages of a rank to and from others that were recorded too."""
     c = rank.collectives
     peers = np.array([numbers.get(peer, -1) for peer in c.messages.peer.tolist()], np.int64)
     issued = np.isin(c.messages.collective, _issued(rank, np.isin(c.op, POINT_TO_POINT)))
@@ -339,7 +328,6 @@ def _message_calls(rank: Rank, index: int, group: Int64s, numbers: dict[int, int
 
 
 def _issued(rank: Rank, wanted: npt.NDArray[np.bool_]) -> Int64s:
-    """Return the rows that were launched inside the window, in the order they were asked for."""
     c = rank.collectives
     known = c.issue_ns > np.iinfo(np.int64).min
     rows = np.flatnonzero(wanted & known & ((c.step >= 0) | (len(rank.steps) == 0)))

@@ -20,15 +20,15 @@ from stepscope.records import ArrayRecord
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
 from stepscope.trace.table import Int64s
 
-ROLES = (TRAINING, AUTOGRAD, OTHER)
+_ROLES = (TRAINING, AUTOGRAD, OTHER)
 
 _MAX_TEXT = 4096
 _MAX_LINE = 1 << 31
 _MAX_STACK = 512
 _MAX_STACK_ENTRIES = 1 << 22
 _MAX_NS = 1 << 62
+# window bits of a gzip stream, for zlib
 _GZIP = 31
-"""window bits of a gzip stream, for zlib"""
 
 Int32s = npt.NDArray[np.int32]
 
@@ -37,15 +37,15 @@ Int32s = npt.NDArray[np.int32]
 class Frame:
     """One line of a stack."""
 
+    #: relative to the project's folder where it lies below it
     file: str
-    """relative to the project's folder where it lies below it"""
     line: int
     function: str
+    #: outside torch, the standard library and installed packages
     is_user: bool
-    """outside torch, the standard library and installed packages"""
+    #: equal to `line` where that line is known to be executing; else it is after the call in `line` and not after the
+    #: one in `line_to` (operator syntax raises no call), 0 where no call follows
     line_to: int = 0
-    """equal to `line` where that line is known to be executing; else it is after the call in `line` and not after the
-    one in `line_to` (operator syntax raises no call), 0 where no call follows"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,18 +54,18 @@ class OwnedThread(ArrayRecord):
 
     role: str
     name: Int32s
+    #: how many operators and ranges are around it
     depth: Int32s
-    """how many operators and ranges are around it"""
     stack: Int32s
     module: Int32s
+    #: autograd's number
     sequence: Int64s
-    """autograd's number"""
     step: Int64s
+    #: of stretches of Python in no operator: the operator that follows, the number of operators after the last
     gap_before: Int64s
-    """of stretches of Python in no operator: the operator that follows, the number of operators after the last"""
     gap_stack: Int32s
+    #: as measured with frames: only shares of one gap mean anything
     gap_ns: Int64s
-    """as measured with frames: only shares of one gap mean anything"""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -76,23 +76,23 @@ class RankOwners(ArrayRecord):
     """What one rank's file of owners holds."""
 
     rank: int
+    #: EXECUTING or FUNCTIONS
     lines: str
-    """EXECUTING or FUNCTIONS"""
     root: str
     frames: tuple[Frame, ...]
+    #: indices of frames, outermost first
     stacks: tuple[tuple[int, ...], ...]
-    """indices of frames, outermost first"""
     modules: tuple[str, ...]
     names: tuple[str, ...]
     threads: tuple[OwnedThread, ...]
+    #: kept below `source/` in the run folder
     source_files: tuple[str, ...] = ()
-    """kept below `source/` in the run folder"""
+    #: parameters of each gradient bucket
     buckets: tuple[tuple[str, ...], ...] | None = None
-    """parameters of each gradient bucket"""
+    #: dataset lines and their share of the samples
     loader: tuple[tuple[str, float], ...] | None = None
-    """dataset lines and their share of the samples"""
+    #: why something is not known
     reasons: tuple[str, ...] = ()
-    """why something is not known"""
 
 
 class _RefusedField(ValueError):
@@ -115,7 +115,6 @@ def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, .
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a compressed file that is small before and after it is unpacked."""
     unpack = zlib.decompressobj(_GZIP)
     text = unpack.decompress(read_side_file(path), MAX_BYTES)
     if unpack.unconsumed_tail or not unpack.eof:
@@ -190,7 +189,7 @@ def _is_index(value: Any, size: int) -> bool:
 
 
 def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
-    if not isinstance(entry, dict) or entry.get("role") not in ROLES:
+    if not isinstance(entry, dict) or entry.get("role") not in _ROLES:
         raise _RefusedField("threads.role")
     name = _column(entry, "name", 0, sizes["name"])
     count = len(name)
@@ -216,7 +215,6 @@ def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
 
 
 def _column(said: dict[str, Any], field: str, low: int, high: int, count: int | None = None) -> Int64s:
-    """Return a list of whole numbers from `low` up to but not `high` as a column, of `count` entries where said."""
     values = said.get(field)
     if not isinstance(values, list) or (count is not None and len(values) != count):
         raise _RefusedField(f"threads.{field}")

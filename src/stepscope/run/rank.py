@@ -16,8 +16,8 @@ from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import EventKind, Kinds, coded_rows, codes_of_names, event_kinds, names_by_kind
 from stepscope.trace.table import Trace
 
+# a world said to be larger is not believed
 _MAX_RANKS = 1 << 20
-"""a world said to be larger is not believed"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,8 +25,8 @@ class Rank(ArrayRecord):
     """One rank of a run."""
 
     rank: int
+    #: how the rank is known: `distributedInfo`, `file name` or `order`
     rank_source: str
-    """how the rank is known: `distributedInfo`, `file name` or `order`"""
     trace: Trace
     kinds: Kinds
     steps: Steps
@@ -183,7 +183,6 @@ def _named(numbers: list[int]) -> str:
 
 
 def _where(counts: list[tuple[int, int]]) -> str:
-    """Return the ranks with the largest counts, ` (rank 3: 356, rank 0: 285, ...)`."""
     if len(counts) == 1:
         return ""
     worst = sorted((c for c in counts if c[0]), reverse=True)

@@ -12,10 +12,10 @@ from stepscope.trace.cache import WriteLater, read_cached
 from stepscope.trace.nsight_tools import NSYS_REPORT, is_sqlite
 from stepscope.trace.table import Trace
 
-BYTES_PER_RANK = 1 << 16
-"""of memory that a rank takes however small its trace is"""
+# of memory that a rank takes however small its trace is
+_BYTES_PER_RANK = 1 << 16
+# Called with bytes read so far and bytes in all.
 Progress = Callable[[int, int], None]
-"""Called with bytes read so far and bytes in all."""
 
 
 class FailedSource(NamedTuple):
@@ -25,8 +25,8 @@ class FailedSource(NamedTuple):
     error: StepscopeError
 
 
+# a file holds the trace of one rank, or those of all ranks on a machine
 ReadSource = tuple[Trace, ...] | FailedSource
-"""a file holds the trace of one rank, or those of all ranks on a machine"""
 
 
 def source_reader(
@@ -78,7 +78,6 @@ def source_reader(
 
 
 def _without_frames(error: StepscopeError) -> StepscopeError:
-    """Return the error without what was read until then: the frames of its traceback would keep the tables alive."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
@@ -94,7 +93,7 @@ def size_on_disk(source: Source) -> int:
 
 def refuse_too_many(num_files: int, budget: Budget) -> None:
     """Raise where so many files of next to nothing would take more memory than their size accounts for."""
-    most = budget.limit_bytes // BYTES_PER_RANK
+    most = budget.limit_bytes // _BYTES_PER_RANK
     if num_files > most:
         raise InputError(
             f"{num_files:,} files are too small to be traces of ranks; at most {most:,} of this size are read at once: "

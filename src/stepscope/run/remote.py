@@ -28,11 +28,11 @@ from stepscope.run.address import SCHEMES, base_name, is_address, is_web, scheme
 from stepscope.run.load import Run
 from stepscope.units import printable
 
-MAX_FILES = 100_000
-MAX_LEVELS = 4
-"""folders in folders below the address"""
+_MAX_FILES = 100_000
+# folders in folders below the address
+_MAX_LEVELS = 4
+# of a web page that lists files
 _MAX_PAGE_BYTES = 8 << 20
-"""of a web page that lists files"""
 _PIECE_BYTES = 1 << 20
 _CONNECT_S, _READ_S = 30, 120
 _SAFE_NAME = re.compile(r"^[^/\\\x00-\x1f]{1,255}$")
@@ -42,10 +42,10 @@ _MAX_REASON = 200
 class RemoteFile(NamedTuple):
     """One file at an address."""
 
+    #: as its file system names it
     place: str
-    """as its file system names it"""
+    #: below the address, folder by folder
     name: tuple[str, ...]
-    """below the address, folder by folder"""
     size_bytes: int | None
 
 
@@ -73,7 +73,7 @@ class Room:
 
 def files_at(address: str) -> list[RemoteFile]:
     """Return the file at an address, those that a glob stands for, or all in a folder, four levels deep."""
-    with asking(address) as fs:
+    with _asking(address) as fs:
         place = fs._strip_protocol(address)
         if is_web(address):
             found = _on_web(fs, address) if _is_listing(address) else [RemoteFile(place, (_last(place),), None)]
@@ -84,24 +84,23 @@ def files_at(address: str) -> list[RemoteFile]:
         else:
             found = [_file(place, (_last(place),), fs.info(place))]
     safe = [one for one in found if all(map(_is_safe, one.name))]
-    if len(safe) > MAX_FILES:
-        raise InputError(f"more than {MAX_FILES:,} files at {shown_address(address)}; give the folder of one run")
+    if len(safe) > _MAX_FILES:
+        raise InputError(f"more than {_MAX_FILES:,} files at {shown_address(address)}; give the folder of one run")
     return sorted(safe, key=lambda one: one.name)
 
 
 def copy_file(address: str, file: RemoteFile, target: Path, room: Room) -> None:
     """Copy one file of an address to a new file here, no further than there is room."""
-    with asking(address) as fs, _opened(fs, address, file.place) as source, target.open("xb") as out:
+    with _asking(address) as fs, _opened(fs, address, file.place) as source, target.open("xb") as out:
         while piece := source.read(_PIECE_BYTES):
             room.take(len(piece))
             out.write(piece)
 
 
-def refuse_object(address: str, *, force: bool) -> None:
-    """Raise where nothing can be written at an address, or something is there that must stay."""
+def _refuse_object(address: str, *, force: bool) -> None:
     if is_web(address):
         raise UsageError(f"cannot write {shown_address(address)}: a web server takes no files; give a path or a bucket")
-    with asking(address) as fs:
+    with _asking(address) as fs:
         place = fs._strip_protocol(address)
         if address.endswith("/") or fs.isdir(place):
             raise UsageError(f"cannot write {shown_address(address)}: it is a folder; give a file name in it")
@@ -114,15 +113,14 @@ def write_object(address: str, pieces: Iterable[bytes], *, force: bool) -> int:
     with tempfile.NamedTemporaryFile(prefix="stepscope-remote-") as out:
         written = sum(map(out.write, pieces))
         out.flush()
-        refuse_object(address, force=force)
-        with asking(address) as fs:
+        _refuse_object(address, force=force)
+        with _asking(address) as fs:
             fs.put_file(out.name, fs._strip_protocol(address))
     return written
 
 
 @contextmanager
-def asking(address: str) -> Iterator[Any]:
-    """Give the file system of an address; whatever goes wrong there is one sentence."""
+def _asking(address: str) -> Iterator[Any]:
     try:
         yield _file_system(address)
     except StepscopeError:
@@ -154,7 +152,6 @@ def _file_system(address: str) -> Any:
 
 @cache
 def _web_client() -> dict[str, Any]:
-    """Return the settings of a web client that waits for a limited time and stays at the server it was given."""
     aiohttp = import_module("aiohttp")
     watch = aiohttp.TraceConfig()
     watch.on_request_redirect.append(_refuse_other_origin)
@@ -163,7 +160,6 @@ def _web_client() -> dict[str, Any]:
 
 
 async def _refuse_other_origin(_session: Any, _context: Any, redirect: Any) -> None:
-    """Raise where a server sends its reader to another one: only addresses that the user gave are used."""
     headers = redirect.response.headers
     target = redirect.url.join(type(redirect.url)(headers.get("Location") or headers.get("URI") or ""))
     if target.origin() != redirect.url.origin():
@@ -172,7 +168,6 @@ async def _refuse_other_origin(_session: Any, _context: Any, redirect: Any) -> N
 
 
 def _opened(fs: Any, address: str, place: str) -> Any:
-    """Return a file open for reading from its beginning to its end."""
     return fs.open(place, block_size=0) if is_web(address) else fs.open(place)
 
 
@@ -181,7 +176,7 @@ def _opened(fs: Any, address: str, place: str) -> Any:
 
 def _below(fs: Any, place: str) -> Iterator[RemoteFile]:
     root, level = place.rstrip("/"), [place]
-    for _ in range(MAX_LEVELS):
+    for _ in range(_MAX_LEVELS):
         entries = [entry for folder in level for entry in fs.ls(folder, detail=True)]
         level = []
         for entry in entries:
@@ -190,7 +185,7 @@ def _below(fs: Any, place: str) -> Iterator[RemoteFile]:
                 yield _file(entry["name"], tuple(name.split("/")), entry)
             elif not name.rpartition("/")[2].startswith(".") and name != ".":
                 level.append(entry["name"])
-        if len(level) > MAX_FILES:
+        if len(level) > _MAX_FILES:
             return
 
 
@@ -204,7 +199,6 @@ def _is_file(info: dict[str, Any]) -> bool:
 
 
 def _is_safe(name: str) -> bool:
-    """Return whether a name from elsewhere may be a file's here."""
     return _SAFE_NAME.match(name) is not None and name not in (".", "..") and len(os.fsencode(name)) <= 255
 
 
@@ -213,13 +207,11 @@ def _last(place: str) -> str:
 
 
 def _is_listing(address: str) -> bool:
-    """Return whether an address of a web server is a page that lists files: one without the name of a file."""
     path = urlsplit(address).path
     return path.endswith("/") or "." not in path.rpartition("/")[2]
 
 
 def _on_web(fs: Any, address: str) -> list[RemoteFile]:
-    """Return the files that a page links to, directly below it."""
     page = address if urlsplit(address).path.endswith("/") else f"{address}/"
     with _opened(fs, page, page) as source:
         text = source.read(_MAX_PAGE_BYTES).decode(errors="replace")
@@ -231,14 +223,11 @@ def _on_web(fs: Any, address: str) -> list[RemoteFile]:
 
 
 class _Links(HTMLParser):
-    """The links of a page."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep where an `a` leads."""
         self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
@@ -250,22 +239,22 @@ class _Links(HTMLParser):
 # the
 # address. From there on it is read like any other run, with the same checks.
 
+# files copied at once: most of the time is waiting
 _AT_ONCE = 8
-"""files copied at once: most of the time is waiting"""
+# of the disk, for everybody else
 _KEPT_FREE_BYTES = 1 << 30
-"""of the disk, for everybody else"""
+# Called with files copied so far and files in all.
 CopyProgress = Callable[[int, int], None]
-"""Called with files copied so far and files in all."""
 
 
 @dataclass(frozen=True)
 class Copies:
     """What stands for the names that were given, and which addresses they are copies of."""
 
+    #: a path for each name: the copy of an address, or the name itself
     paths: tuple[str, ...]
-    """a path for each name: the copy of an address, or the name itself"""
+    #: (path, address) of each copy
     made_from: tuple[tuple[str, str], ...] = ()
-    """(path, address) of each copy"""
 
     def shown(self, text: str) -> str:
         """Return a text with addresses in place of the copies' paths."""
@@ -319,7 +308,6 @@ def local_copies(
 def _copy(
     address: str, parent: Path, room: Room, wanted: Callable[[str], bool] | None, progress: CopyProgress | None
 ) -> str:
-    """Return the path of the copy of a file, of the files of a glob, or of a folder."""
     found = files_at(address)
     files = [one for one in found if wanted is None or wanted(one.name[-1])]
     if not files:

@@ -19,7 +19,7 @@ from stepscope.run.step_log import is_count
 from stepscope.side_file import appended
 
 KEPT_STEPS = 200
-FIRST_STEPS = 120
+_FIRST_STEPS = 120
 _MANY_RANKS = 64
 _KEPT_OF_MANY = 64
 _FIRST_READ_BYTES = 256 << 10
@@ -33,13 +33,13 @@ class RunningRank:
     """One rank as its files show it."""
 
     rank: int
+    #: of its newest steps
     lines: tuple[Line, ...]
-    """of its newest steps"""
+    #: `closed` or `killed` once its helper has seen the training process end
     ended: str | None
-    """`closed` or `killed` once its helper has seen the training process end"""
     status: RankStatus | None
+    #: of the model on this rank in one step, where they were counted
     flops: float | None = None
-    """of the model on this rank in one step, where they were counted"""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Running:
 
     folder: Path
     ranks: tuple[RunningRank, ...]
+    #: the first steps of the lowest rank
     first: tuple[Line, ...]
-    """the first steps of the lowest rank"""
+    #: run.json as far as it is there: after a window, and at the end
     description: Mapping[str, Any]
-    """run.json as far as it is there: after a window, and at the end"""
+    #: of the lowest rank, where there are some
     facts: Mapping[str, Any]
-    """of the lowest rank, where there are some"""
 
     @property
     def is_over(self) -> bool:
@@ -76,7 +76,7 @@ class RunningJob:
         kept = KEPT_STEPS if len(paths) <= _MANY_RANKS else _KEPT_OF_MANY
         for rank, path in paths.items():
             self._tails.setdefault(rank, _Tail(path, kept)).read()
-        if paths and len(self._first) < FIRST_STEPS:
+        if paths and len(self._first) < _FIRST_STEPS:
             self._first = _first_lines(paths[min(paths)])
         ranks = tuple(self._rank(rank) for rank in self._tails)
         facts = json_object_in(self.folder / facts_file(min(paths))) if paths else {}
@@ -95,8 +95,6 @@ class RunningJob:
 
 
 class _Tail:
-    """The newest lines of one log."""
-
     def __init__(self, path: Path, kept: int) -> None:
         self.lines: deque[Line] = deque(maxlen=kept)
         self._path = path
@@ -104,7 +102,6 @@ class _Tail:
         self._rest = b""
 
     def read(self) -> None:
-        """Take in what was written since the last time."""
         limit = _FIRST_READ_BYTES if self._offset is None else _MAX_READ_BYTES
         with contextlib.suppress(OSError):
             data, self._offset = appended(self._path, self._offset, max_bytes=limit)
@@ -114,7 +111,6 @@ class _Tail:
 
 
 def _flops(counted: object) -> float | None:
-    """Return the model's operations of a step: recomputation is left out, as in run.json."""
     if not isinstance(counted, dict):
         return None
     total, forward = number(counted.get("total")), number(counted.get("forward"))
@@ -126,7 +122,7 @@ def _first_lines(path: Path) -> tuple[Line, ...]:
         data, _ = appended(path, 0, max_bytes=_FIRST_READ_BYTES)
     except OSError:
         return ()
-    return tuple(_steps(data.split(b"\n")[:-1])[:FIRST_STEPS])
+    return tuple(_steps(data.split(b"\n")[:-1])[:_FIRST_STEPS])
 
 
 def _steps(lines: list[bytes]) -> list[Line]:

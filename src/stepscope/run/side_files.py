@@ -36,38 +36,37 @@ from stepscope.units import ns_of_ms, readable_bytes
 # JSON
 # objects are counted; a last line that is cut is normal while the job runs. What is not read is said.
 
-T = TypeVar("T")
-MAX_FOLDER_BYTES = 128 << 20
-MIN_SHARE_BYTES = 64 << 10
-MAX_NAME = 200
+_T = TypeVar("T")
+_MAX_FOLDER_BYTES = 128 << 20
+_MIN_SHARE_BYTES = 64 << 10
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
-class KeptLines(Generic[T]):
+class KeptLines(Generic[_T]):
     """What the lines of one file became."""
 
-    lines: tuple[T, ...] = ()
+    lines: tuple[_T, ...] = ()
     damaged: int = 0
+    #: why not all of it was read
     unread: tuple[str, ...] = ()
-    """why not all of it was read"""
 
 
-def share_of_each(num_files: int) -> int:
-    """Return up to how many bytes each of so many files is read."""
-    return max(MIN_SHARE_BYTES, MAX_FOLDER_BYTES // max(num_files, 1))
+def _share_of_each(num_files: int) -> int:
+    return max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(num_files, 1))
 
 
-def kept_lines(
-    path: Path, keep: Callable[[dict[str, Any]], T | None], *, max_bytes: int, max_kept: int
-) -> KeptLines[T]:
+def _kept_lines(
+    path: Path, keep: Callable[[dict[str, Any]], _T | None], *, max_bytes: int, max_kept: int
+) -> KeptLines[_T]:
     """Return what `keep` makes of each JSON object in a file, without the None among them.
 
     No more than `max_kept`: what a line becomes takes more memory than a short line does.
     """
-    kept: list[T] = []
+    kept: list[_T] = []
     unread: list[str] = []
     damaged, last_is_damaged = 0, False
-    for text in text_lines(path, max_bytes=max_bytes, say=unread.append):
+    for text in _text_lines(path, max_bytes=max_bytes, say=unread.append):
         if len(kept) >= max_kept:
             unread.append(f"{path.name}: only its first {max_kept:,} lines were read")
             break
@@ -82,8 +81,7 @@ def kept_lines(
     return KeptLines(tuple(kept), damaged - last_is_damaged, tuple(unread))
 
 
-def text_lines(path: Path, *, max_bytes: int, say: Callable[[str], None]) -> Iterator[bytes]:
-    """Yield the lines of a regular file up to a size; `say` is told why there are not more, where there are."""
+def _text_lines(path: Path, *, max_bytes: int, say: Callable[[str], None]) -> Iterator[bytes]:
     left = max_bytes
     try:
         with closing(side_file_lines(path)) as found:
@@ -102,14 +100,13 @@ def number(value: object) -> float | None:
     return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
-def whole(value: object) -> int | None:
-    """Return a number as a whole one, None for anything else."""
+def _whole(value: object) -> int | None:
     return int(value) if is_number(value) else None  # type: ignore[call-overload]
 
 
 def name(value: object) -> str:
     """Return a name of a length that names have, an empty one for what is none."""
-    return value[:MAX_NAME] if isinstance(value, str) else str(value)[:MAX_NAME] if is_number(value) else ""
+    return value[:_MAX_NAME] if isinstance(value, str) else str(value)[:_MAX_NAME] if is_number(value) else ""
 
 
 # In what state was a rank's device while it ran? The recorder's samples as columns.
@@ -119,8 +116,8 @@ def name(value: object) -> str:
 #
 # A value that is not of its kind is unknown, as is one that the driver did not give.
 
-MAX_STATES = 100_000
-"""as many as the recorder keeps"""
+# as many as the recorder keeps
+_MAX_STATES = 100_000
 _COLUMNS = (
     "time_ns", "step", "utilization_pct", "memory_utilization_pct", "sm_clock_mhz", "memory_clock_mhz", "power_w",
     "temperature_c", "memory_used_bytes",
@@ -137,12 +134,12 @@ class Telemetry(ArrayRecord):
     """The states of one rank's device, as the recorder sampled them, by time."""
 
     rank: int
+    #: name and uuid as text, highest clocks and power limit as numbers; what the driver did not give is missing
     device: dict[str, Any]
-    """name and uuid as text, highest clocks and power limit as numbers; what the driver did not give is missing"""
+    #: by name, a value per sample, NaN where unknown
     columns: dict[str, npt.NDArray[np.float64]]
-    """by name, a value per sample, NaN where unknown"""
+    #: why the clocks were held back at each sample, None where unknown
     reasons: tuple[Reasons, ...]
-    """why the clocks were held back at each sample, None where unknown"""
 
     def __len__(self) -> int:
         return len(self.reasons)
@@ -150,16 +147,13 @@ class Telemetry(ArrayRecord):
 
 @dataclass(frozen=True)
 class _Line:
-    """A state, or the device where `device` is given."""
-
     values: tuple[float, ...] = ()
     reasons: Reasons = None
     device: dict[str, Any] | None = None
 
 
-def read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
-    """Return one rank's telemetry, and what was lost of it."""
-    found = kept_lines(path, _line, max_bytes=max_bytes, max_kept=MAX_STATES + 1)
+def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
+    found = _kept_lines(path, _line, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
     device = next((line.device for line in found.lines if line.device is not None), {})
     states = [line for line in found.lines if line.device is None]
     values = np.array([line.values for line in states]).reshape(-1, len(_COLUMNS))
@@ -169,7 +163,6 @@ def read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry,
 
 
 def _line(line: dict[str, Any]) -> _Line | None:
-    """Return a line with the values that are of their kind, None for one of another kind."""
     if line.get("kind") == "device":
         texts = {key: name(line[key]) for key in _TEXTS if isinstance(line.get(key), str)}
         limits = {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
@@ -191,14 +184,14 @@ _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl
 _INSPECTOR = "nccl_inspector.jsonl"
 _MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window(\d{1,6})$")
+# of one line: categories of memory
 _MAX_NAMES = 32
-"""of one line: categories of memory"""
 _MAX_GROUPS = 10_000
+# of one rank
 _MAX_EDGES = 10_000
-"""of one rank"""
 _MAX_EDGES_OF_ALL = 200_000
+# operations and groups of one rank
 _MAX_LIVE = 2_000
-"""operations and groups of one rank"""
 _MAX_LIVE_OF_ALL = 200_000
 
 
@@ -209,8 +202,8 @@ class LiveCollective:
     rank: int
     op: str
     group: str
+    #: what the job calls the group (`default_pg`, `mesh_tp`), its name where it calls it nothing
     group_desc: str
-    """what the job calls the group (`default_pg`, `mesh_tp`), its name where it calls it nothing"""
     group_size: int | None
     count: int
     size_bytes: int | None
@@ -227,8 +220,8 @@ class MemoryEdge:
     rank: int
     step: int | None
     label: str
+    #: allocated, reserved, parameters, gradients, ...; names without `_bytes`
     bytes_by: dict[str, int]
-    """allocated, reserved, parameters, gradients, ...; names without `_bytes`"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -238,14 +231,14 @@ class SideFiles(ArrayRecord):
     telemetry: tuple[Telemetry, ...] = ()
     collectives: tuple[LiveCollective, ...] = ()
     memory: tuple[MemoryEdge, ...] = ()
+    #: by rank: the peak by category, or the reason why it is unknown
     memory_peaks: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """by rank: the peak by category, or the reason why it is unknown"""
     nccl: tuple[NcclLog, ...] = ()
+    #: folders of the second and later profiled windows
     windows: tuple[Path, ...] = ()
-    """folders of the second and later profiled windows"""
     lost_lines: int = 0
+    #: files that were not read, or not to their end, with the reason
     unread: tuple[str, ...] = ()
-    """files that were not read, or not to their end, with the reason"""
 
 
 def is_later_window(folder: Path) -> bool:
@@ -264,7 +257,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
-    share = share_of_each(len(there))
+    share = _share_of_each(len(there))
     unread: list[str] = []
     telemetry: list[Telemetry] = []
     collectives: list[LiveCollective] = []
@@ -276,17 +269,17 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         if what == _NCCL:
             from stepscope.trace.nccl import nccl_log  # only where there is one
 
-            logs.append(nccl_log(text_lines(path, max_bytes=share, say=unread.append), rank=rank))
+            logs.append(nccl_log(_text_lines(path, max_bytes=share, say=unread.append), rank=rank))
             continue
         found: KeptLines[Any]
         if what == _TELEMETRY:
-            device, found = read_telemetry(path, rank=rank, max_bytes=share)
+            device, found = _read_telemetry(path, rank=rank, max_bytes=share)
             telemetry.append(device)
         elif what == _COLLECTIVES:
-            found = kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
+            found = _kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
             collectives += _live_of(rank, found.lines)[: _MAX_LIVE_OF_ALL - len(collectives)]
         else:
-            found = kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
+            found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
             known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
             edges += known[: _MAX_EDGES_OF_ALL - len(edges)]
             peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
@@ -312,27 +305,25 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
 def _logs_of_all(
     folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]
 ) -> list[NcclLog]:
-    """Return what logs of any name say of the ranks that have no log of their own; one may hold several."""
     from stepscope.run.formats import NCCL_LOG
     from stepscope.trace.nccl import nccl_logs
 
     found = []
     for path in [one.path for one in beside(folder, NCCL_LOG.id, but=but)][:_MAX_JOB_FILES]:
         if rank_of(path.name) is None:
-            logs = nccl_logs(text_lines(path, max_bytes=max_bytes, say=unread.append))
+            logs = nccl_logs(_text_lines(path, max_bytes=max_bytes, say=unread.append))
             found += [log for log in logs if log.rank not in known]
             known |= {log.rank for log in logs}
     return found
 
 
 def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[LiveCollective], int]:
-    """Return what NCCL inspector measured, as collectives over the whole job, and how many lines were damaged."""
     found: list[LiveCollective] = []
     lost = 0
     for path in sorted(folder.glob(f"*.{_INSPECTOR}"))[:_MAX_JOB_FILES]:
         from stepscope.trace.nccl import inspected  # only where there is one
 
-        rows, damaged = inspected(text_lines(path, max_bytes=max_bytes, say=unread.append))
+        rows, damaged = inspected(_text_lines(path, max_bytes=max_bytes, say=unread.append))
         lost += damaged
         found += [
             LiveCollective(
@@ -354,21 +345,20 @@ def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Li
 
 
 def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return by name what a header calls each group, or what a line says of one operation of one group."""
     groups = line.get("groups")
     if isinstance(groups, list):
         known = [g for g in groups[:_MAX_GROUPS] if isinstance(g, dict)]
         return {"groups": {name(g.get("name")): name(g["desc"]) for g in known if g.get("desc")}}
-    op, count = line.get("operation"), whole(line.get("count"))
+    op, count = line.get("operation"), _whole(line.get("count"))
     if not isinstance(op, str) or count is None:
         return None
     rates = {key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")}
     return {
         "op": name(op),
         "group": name(line.get("group")),
-        "group_size": whole(line.get("group_size")),
+        "group_size": _whole(line.get("group_size")),
         "count": count,
-        "size_bytes": whole(line.get("bytes")),
+        "size_bytes": _whole(line.get("bytes")),
         "time_ns": ns_of_ms(line.get("time_ms")),
         **rates,
     }
@@ -380,20 +370,18 @@ def _live_of(rank: int, lines: tuple[dict[str, Any], ...]) -> list[LiveCollectiv
 
 
 def _edge_or_peak(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the memory at the edge of a region, or the highest in a step with what is known of it."""
     if line.get("kind") == "peak":
         known = ((name(key), _plain(value)) for key, value in line.items())
         return {"peak": dict(list(known)[:_MAX_NAMES])}
     if line.get("kind") != "snapshot":
         return None
-    sizes = ((key.removesuffix("_bytes"), whole(value)) for key, value in line.items() if key.endswith("_bytes"))
+    sizes = ((key.removesuffix("_bytes"), _whole(value)) for key, value in line.items() if key.endswith("_bytes"))
     known_sizes = [(name(key), value) for key, value in sizes if value is not None]
-    about = {"step": whole(line.get("step")), "label": name(line.get("label"))}
+    about = {"step": _whole(line.get("step")), "label": name(line.get("label"))}
     return {"edge": {**about, "bytes_by": dict(known_sizes[:_MAX_NAMES])}}
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, a text or a list of texts as it is, None for anything else."""
     if isinstance(value, list):
         return [name(one) for one in value[:_MAX_NAMES]]
     if isinstance(value, str):

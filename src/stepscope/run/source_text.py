@@ -30,8 +30,8 @@ def code_of(line: str) -> str:
 class SourceText:
     """The kept source files of a run; each is read when it is first asked for."""
 
+    #: the run folder, None where a run has none
     folder: Path | None = None
-    """the run folder, None where a run has none"""
     _read: dict[str, tuple[str, ...] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def lines(self, file: str) -> tuple[str, ...] | None:
@@ -56,7 +56,6 @@ class SourceText:
         return tuple(line.expandtabs(4) for line in text.split("\n"))
 
     def _path(self, file: str) -> Path | None:
-        """Return where a file would lie, None where that is outside the folder or behind a link."""
         named = PurePosixPath(file)
         if self.folder is None or named.is_absolute() or ".." in named.parts or "\0" in file or not named.parts:
             return None

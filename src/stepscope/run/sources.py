@@ -15,21 +15,21 @@ from stepscope.trace.nsight_tools import NSYS_REPORT
 from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
-TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
+_TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
 _EXPORTS = (".sqlite", ".nsys.sqlite")
 _STEP_LOGS = "rank*.steps.jsonl"
+# what a benchmark leaves
 RESULTS_JSON = "results.json"
-"""what a benchmark leaves"""
 # JSON that lies beside traces and is none.
 _NO_TRACE = re.compile(
     r"^(run|report|compare|results|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$"
 )
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
 # May be the rank and may be a revision: believed only where it tells the files apart.
+# `rank_3`, `worker3`, `node0_rank3`: what lies below is that rank's
 _RANK_FOLDER = re.compile(r"^(?:\w{1,40}[-_.])?(?:rank|worker)[-_ ]?\d{1,9}$", re.IGNORECASE)
-"""`rank_3`, `worker3`, `node0_rank3`: what lies below is that rank's"""
+# folders below a rank's own that are searched
 _MAX_LEVELS = 4
-"""folders below a rank's own that are searched"""
 _MAX_FOLDERS = 10_000
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
 _MAX_RANKS = 1 << 30
@@ -41,8 +41,8 @@ class Source:
     """One trace file of a run."""
 
     path: Path
+    #: named by the user or by a run folder's own scheme, so that failing to read it loses a rank
     claimed: bool
-    """named by the user or by a run folder's own scheme, so that failing to read it loses a rank"""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Sources:
     """The trace files of a run."""
 
     files: tuple[Source, ...]
+    #: where they lie, if a folder was given
     folder: Path | None
-    """where they lie, if a folder was given"""
+    #: one line per file that was given twice, or under two names; it counts once
     repeated: tuple[str, ...]
-    """one line per file that was given twice, or under two names; it counts once"""
 
 
 def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
@@ -70,7 +70,7 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
         raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
     if not found:
         instead = _steps_only(many) or _below(many)
-        raise InputError(f"no traces ({', '.join(TRACE_ENDINGS)}) in {_shown(many)}{instead}")
+        raise InputError(f"no traces ({', '.join(_TRACE_ENDINGS)}) in {_shown(many)}{instead}")
     unique: dict[str, Source] = {}
     repeated = []
     for source in found:
@@ -104,14 +104,13 @@ def runs_in(given: str) -> list[Path]:
 
 def folder_of_runs(given: str) -> list[Path]:
     """Return the runs of a folder that holds several and is none itself; none where it is anything else."""
-    if not is_folder(given):
+    if not _is_folder(given):
         return []
     runs = [path for path in runs_in(given) if not (path / RESULTS_JSON).is_file()]
     return [] if runs == [Path(given)] else runs
 
 
-def is_folder(given: str) -> bool:
-    """Return whether this is a folder; False also where nobody may look."""
+def _is_folder(given: str) -> bool:
     try:
         return Path(given).is_dir()
     except (OSError, ValueError):
@@ -133,7 +132,6 @@ def has_steps_only(given: Sequence[str | Path]) -> bool:
 
 
 def _readable(folder: Path) -> list[Source]:
-    """Return the traces in a folder that can be read here: reports of Nsight Systems need its program, or an export."""
     return [source for source in _in_folder(folder) if not is_unreadable_report(source.path)]
 
 
@@ -155,7 +153,6 @@ def _steps_only(given: Sequence[str | Path]) -> str:
 
 
 def _below(given: Sequence[str | Path]) -> str:
-    """Return where the traces are instead: folders are runs, and one holding several runs is none."""
     try:
         runs = [run for one in given for run in runs_in(str(one)) if run != Path(one)]
     except InputError:  # what cannot be read is none to name
@@ -241,7 +238,6 @@ def _expand(given: str) -> list[Source]:
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    """Return the traces in a folder, or where it has none those in the folders of ranks in it."""
     own = _directly_in(folder)
     if own:
         return own
@@ -254,7 +250,6 @@ def _rank_folders(folder: Path) -> list[Path]:
 
 
 def _of_rank(folder: Path) -> list[Path]:
-    """Return the traces of one rank's folder: those of the first level that has any."""
     level = [folder]
     for _ in range(_MAX_LEVELS):
         found = [source.path for one in level for source in _directly_in(one)]
@@ -266,7 +261,7 @@ def _of_rank(folder: Path) -> list[Path]:
 
 
 def _directly_in(folder: Path) -> list[Source]:
-    names = sorted(p for p in folder.iterdir() if p.name.endswith(TRACE_ENDINGS) and p.name != CACHE_FOLDER)
+    names = sorted(p for p in folder.iterdir() if p.name.endswith(_TRACE_ENDINGS) and p.name != CACHE_FOLDER)
     return [
         # A report of Nsight Systems that nothing here can read loses no rank: it says so itself.
         Source(p, claimed=rank_in_name(p.name) is not None and not p.name.endswith(NSYS_REPORT))
@@ -277,7 +272,6 @@ def _directly_in(folder: Path) -> list[Source]:
 
 
 def _is_exported(path: Path) -> bool:
-    """Return whether a report of Nsight Systems lies beside its own export, which is read instead."""
     if not path.name.endswith(NSYS_REPORT):
         return False
     stem = path.name.removesuffix(NSYS_REPORT)
@@ -285,5 +279,4 @@ def _is_exported(path: Path) -> bool:
 
 
 def _beside(name: str) -> bool:
-    """Return whether a file of a run folder belongs to a rank but is not its trace (`rank00000.groups.json`)."""
     return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", NSYS_REPORT))

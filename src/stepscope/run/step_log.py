@@ -42,10 +42,10 @@ from stepscope.units import ms
 # |
 
 MISSING = -1
-MAX_NAMES = 4096
-COLUMN_BYTES_PER_VALUE = 64
-"""a column that every eighth step fills takes as much"""
-FREE_COLUMN_BYTES = 64 << 20
+_MAX_NAMES = 4096
+# a column that every eighth step fills takes as much
+_COLUMN_BYTES_PER_VALUE = 64
+_FREE_COLUMN_BYTES = 64 << 20
 _MAX_PHASES = 64
 _MAX_DEPTH = 16
 _COUNTS = ("step", "start_ns", "end_ns", "dur_ns")
@@ -62,10 +62,10 @@ class StepColumns:
         self._known_phases: dict[str, str] = {}
         self._numbers: dict[str, tuple[array[int], array[float]]] = {}
         self._seen: set[int] = set()
+        # lines of a step that came before; the first counts
         self.repeated_lines = 0
-        """lines of a step that came before; the first counts"""
+        # numbers under names beyond the limits
         self.left_out_values = 0
-        """numbers under names beyond the limits"""
 
     def __len__(self) -> int:
         return len(self._profiled)
@@ -103,7 +103,7 @@ class StepColumns:
     def numbers(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return every other number by its dotted path, NaN where a step lacks it; the fullest within the bound."""
         num_values = sum(len(rows) for rows, _ in self._numbers.values())
-        left = max(FREE_COLUMN_BYTES, COLUMN_BYTES_PER_VALUE * num_values)
+        left = max(_FREE_COLUMN_BYTES, _COLUMN_BYTES_PER_VALUE * num_values)
         kept = set()
         for path in sorted(self._numbers, key=lambda path: -len(self._numbers[path][0])):
             left -= 8 * len(self)
@@ -115,7 +115,7 @@ class StepColumns:
 
     def _put(self, path: str, number: float) -> None:
         if path not in self._numbers:
-            if len(self._numbers) >= MAX_NAMES:
+            if len(self._numbers) >= _MAX_NAMES:
                 self.left_out_values += 1
                 return
             self._numbers[path] = (array("q"), array("d"))
@@ -135,7 +135,6 @@ def is_count(value: object) -> bool:
 
 
 def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield every finite number below `value` with its dotted path."""
     if isinstance(value, dict):
         if depth < _MAX_DEPTH:
             for name, below in value.items():
@@ -144,12 +143,12 @@ def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, f
         yield path, float(value)
 
 
-ENDING = ".steps.jsonl"
-SETTLING_STEPS = 1
-"""unprofiled steps after a profiled one that do not count: ranks still wait for each other's export"""
+_ENDING = ".steps.jsonl"
+# unprofiled steps after a profiled one that do not count: ranks still wait for each other's export
+_SETTLING_STEPS = 1
+# time of forward passes without gradients between the steps of training
 PASSES_NS = f"regions.{EVALUATION}.ns"
-"""time of forward passes without gradients between the steps of training"""
-MAX_RANK = 1 << 30
+_MAX_RANK = 1 << 30
 _COLUMNS = ("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled")
 
 
@@ -163,18 +162,18 @@ class StepLog(ArrayRecord):
     start_ns: Int64s
     end_ns: Int64s
     dur_ns: Int64s
+    #: time between the device's ends of two steps, MISSING where it was not measured
     device_ns: Int64s
-    """time between the device's ends of two steps, MISSING where it was not measured"""
     profiled: npt.NDArray[np.bool_]
     phase: tuple[str, ...]
+    #: every other number by its path (`regions.forward_pass.ns`, `memory.allocated_bytes`); NaN where there is none
     numbers: dict[str, npt.NDArray[np.float64]]
-    """every other number by its path (`regions.forward_pass.ns`, `memory.allocated_bytes`); NaN where there is none"""
+    #: lines in the middle that are no steps; a cut last line is not among them
     lost_lines: int = 0
-    """lines in the middle that are no steps; a cut last line is not among them"""
+    #: lines of a step that came before
     repeated_lines: int = 0
-    """lines of a step that came before"""
+    #: numbers under more names than steps can fill
     left_out_values: int = 0
-    """numbers under more names than steps can fill"""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -188,7 +187,7 @@ class StepLog(ArrayRecord):
         """Return which steps ran without the profiler (its own warm-up included) and not right after it."""
         disturbed = self.profiled | (np.array(self.phase, str) == WARMUP)
         near = disturbed.copy()
-        for k in range(1, SETTLING_STEPS + 1):
+        for k in range(1, _SETTLING_STEPS + 1):
             near[k:] |= disturbed[:-k]
         return ~near
 
@@ -197,20 +196,20 @@ class StepLog(ArrayRecord):
 class UnprofiledStep:
     """The step's time without the profiler."""
 
+    #: median over ranks of each rank's median
     median_ns: int
-    """median over ranks of each rank's median"""
+    #: mean over ranks of each rank's mean
     mean_ns: int
-    """mean over ranks of each rank's mean"""
+    #: share of steps over 1.5 times the median, 0 where those are rare: else the mean is the step, not the median
     long_share: float
-    """share of steps over 1.5 times the median, 0 where those are rare: else the mean is the step, not the median"""
+    #: robust standard deviation over all steps that count
     sigma_ns: int
-    """robust standard deviation over all steps that count"""
+    #: of the ranks' medians
     over_ranks_ns: Spread
-    """of the ranks' medians"""
+    #: steps that count, on the rank with the fewest
     num_steps: int
-    """steps that count, on the rank with the fewest"""
+    #: left out at the start, on the rank with the most
     warm_up_steps: int
-    """left out at the start, on the rank with the most"""
 
     @property
     def uneven(self) -> str | None:
@@ -239,12 +238,12 @@ def step_logs(folder: str | Path) -> tuple[StepLog, ...]:
 def readable_step_logs(folder: str | Path) -> tuple[tuple[StepLog, ...], list[str]]:
     """Return the step logs of a run folder that can be read, and a line for each loss."""
     logs, lines = [], []
-    for path in sorted(p for p in Path(folder).glob(f"*{ENDING}") if rank_of(p.name) is not None):
+    for path in sorted(p for p in Path(folder).glob(f"*{_ENDING}") if rank_of(p.name) is not None):
         try:
             logs.append(read_step_log(path))
         except InputError as error:
             lines.append(f"left out: {error}")
-    return tuple(logs), [*lines, *step_log_warnings(logs)]
+    return tuple(logs), [*lines, *_step_log_warnings(logs)]
 
 
 def read_step_log(path: str | Path) -> StepLog:
@@ -256,7 +255,9 @@ def read_step_log(path: str | Path) -> StepLog:
         raise InputError(f"{path}: cannot read the step log: {e.strerror}; check the path") from e
     rank = header.get("rank")
     named = rank_of(path.name)
-    known = rank if isinstance(rank, int) and is_count(rank) and rank <= MAX_RANK else named if named is not None else 0
+    known = (
+        rank if isinstance(rank, int) and is_count(rank) and rank <= _MAX_RANK else named if named is not None else 0
+    )
     return _log(columns, rank=int(known or 0), header=header, lost_lines=lost)
 
 
@@ -270,8 +271,7 @@ def step_log_of(
     return _log(columns, rank=rank, header=header or {}, lost_lines=lost_lines)
 
 
-def step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
-    """Return a line for every kind of loss in a log."""
+def _step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
     kinds = (
         ("lost_lines", "lines of the step log that are no steps are left out"),
         ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
@@ -322,14 +322,12 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
 
 
 def _settled(log: StepLog) -> tuple[Int64s, int]:
-    """Return the durations of unprofiled steps after warm-up, and how many steps the warm-up took."""
     unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
     first = slow_start(unprofiled)
     return unprofiled[first:], first
 
 
 def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], StepColumns, int]:
-    """Return the header, the steps, and how many lines were neither."""
     header: dict[str, Any] = {}
     steps = StepColumns()
     lost = 0

@@ -52,8 +52,8 @@ _ANY = re.compile(r"^(execute_(\d|context|new)|step\[|(\[Executor\]\s*)?_forward
 class ServingStep:
     """One step of a serving engine. None: the name does not say."""
 
+    #: prefill, decode, or mixed where a step did both
     kind: str
-    """prefill, decode, or mixed where a step did both"""
     prefill_requests: int | None
     prefill_tokens: int | None
     decode_requests: int | None
@@ -125,16 +125,16 @@ class Steps(ArrayRecord):
     number: Int64s
     start_ns: Int64s
     end_ns: Int64s
+    #: what the ranges are called, without their numbers
     named: str = PROFILER_STEP
-    """what the ranges are called, without their numbers"""
+    #: whether their names give the numbers; if not they count from 0
     numbered: bool = True
-    """whether their names give the numbers; if not they count from 0"""
+    #: what tells them where no range names them, in words
     told_by: str = ""
-    """what tells them where no range names them, in words"""
+    #: whether they are one stretch of work, because nothing tells steps
     is_window: bool = False
-    """whether they are one stretch of work, because nothing tells steps"""
+    #: where each is a round of several: the steps that were recorded (`step_search/rounds.py`)
     in_rounds: "Steps | None" = None
-    """where each is a round of several: the steps that were recorded (`step_search/rounds.py`)"""
 
     def __len__(self) -> int:
         return len(self.number)
@@ -192,7 +192,6 @@ def unnamed_steps(start: Int64s, end: Int64s, told_by: str, *, is_window: bool =
 
 
 def _first_unfinished(trace: Trace) -> int | None:
-    """Return the number of the step that a recording by stepscope ended in, None where its header does not say."""
     said = trace.header.get("stepscope")
     last = said.get("last_step") if isinstance(said, dict) else None
     return last if isinstance(last, int) else None
@@ -246,12 +245,10 @@ def _loop_name(name: str) -> str | None:
 
 
 def _served_name(name: str) -> str | None:
-    """Return the engine's way of naming steps: what comes before the first number or bracket."""
     return re.split(r"[\d\[]", name, maxsplit=1)[0] if serving_step(name) is not None else None
 
 
 def _engines_own(trace: Trace, ranges: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Return the ranges of the engine proper where there are such: other tools put theirs around them."""
     own = rows_named(trace, ranges, lambda s: s.startswith("step[") and serving_step(s) is not None)
     return own if len(own) else ranges
 

@@ -41,8 +41,8 @@ _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$")
 _FEWEST = 2
 _MAX_OPTIMIZERS = 4
+# of the operators between two optimizer steps may differ from those one pattern later
 _ALIKE = 0.05
-"""of the operators between two optimizer steps may differ from those one pattern later"""
 
 
 def steps_between_marks(trace: Trace, kinds: Kinds) -> tuple[Int64s, Int64s, str] | None:
@@ -64,7 +64,6 @@ def steps_between_marks(trace: Trace, kinds: Kinds) -> tuple[Int64s, Int64s, str
 
 
 def _spans(trace: Trace, rows: npt.NDArray[np.intp]) -> Int64s:
-    """Return start and end of outermost ranges, by start."""
     start = trace["ts_ns"][rows]
     both = np.stack((start, start + trace["dur_ns"][rows]), axis=1)[np.argsort(start, kind="stable")]
     if not len(both):
@@ -74,13 +73,11 @@ def _spans(trace: Trace, rows: npt.NDArray[np.intp]) -> Int64s:
 
 
 def _one_per_step(begins: Int64s, ends: Int64s) -> bool:
-    """Return whether exactly one optimizer step lies between two batches, but for the edges of the trace."""
     between = np.diff(np.searchsorted(ends, begins))
     return bool((between == 1).all())
 
 
 def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
-    """Return the end of the last optimizer of each step."""
     ops = np.flatnonzero(kinds == EventKind.HOST_OP)
     backward = np.sort(trace["ts_ns"][rows_named(trace, ops, lambda s: bool(_ENGINE.search(s)))])
     passed = np.searchsorted(backward, optimizer[:, 0])
@@ -91,7 +88,6 @@ def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
 
 
 def _pattern_length(count: npt.NDArray[np.intp]) -> int:
-    """Return after how many optimizer steps the same number of operators comes again, 1 where it always does."""
     for length in range(1, _MAX_OPTIMIZERS + 1):
         if len(count) < 2 * length:
             break
@@ -110,20 +106,20 @@ def _pattern_length(count: npt.NDArray[np.intp]) -> int:
 # Of all anchors the most frequent one with pieces as alike as the best has the shortest period. The confidence is how
 # alike the least alike piece is. Any anchor would do; the one before which the device idles longest begins the step.
 
-MIN_STEPS = 2
-"""whole ones; fewer repetitions may be chance"""
-MIN_CONFIDENCE = 0.9
+# whole ones; fewer repetitions may be chance
+_MIN_STEPS = 2
+_MIN_CONFIDENCE = 0.9
 _NEARLY_BEST = 0.02
+# in a step: a loop over a handful of kernels is a benchmark, not a step
 _MIN_KERNELS = 5
-"""in a step: a loop over a handful of kernels is a benchmark, not a step"""
 _MAX_KERNELS = 400_000
 _MAX_NAMES = 4_000
+# pieces times names that are compared for one anchor
 _MAX_CELLS = 1_000_000
-"""pieces times names that are compared for one anchor"""
+# of the kernels before the first and after the last anchor must belong to a usual step
 _MIN_FITTING = 0.98
-"""of the kernels before the first and after the last anchor must belong to a usual step"""
+# of the launched kernels must lie in the steps found
 _MIN_COVERED = 0.6
-"""of the launched kernels must lie in the steps found"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,14 +128,14 @@ class Period(ArrayRecord):
 
     start_ns: Int64s
     end_ns: Int64s
+    #: 0 to 1: how alike the kernels of the step are that is least like the others
     confidence: float
-    """0 to 1: how alike the kernels of the step are that is least like the others"""
 
 
 def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats."""
     rows = np.flatnonzero((work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
-    if not MIN_STEPS * _MIN_KERNELS <= len(rows) <= _MAX_KERNELS:
+    if not _MIN_STEPS * _MIN_KERNELS <= len(rows) <= _MAX_KERNELS:
         return None
     asked = trace["ts_ns"][work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], asked))
@@ -156,22 +152,21 @@ def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     alike = [(at, score) for at, score in near if len(at) == most]
     at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
     begins = asked[at]
-    if score < MIN_CONFIDENCE or not (np.diff(begins) > 0).all():
+    if score < _MIN_CONFIDENCE or not (np.diff(begins) > 0).all():
         return None
     return Period(begins[:-1], begins[1:], round(score, 3))
 
 
 def _anchors(code: npt.NDArray[np.intp], names: int) -> list[tuple[npt.NDArray[np.intp], float]]:
-    """Return the positions of kernels that may begin steps, with how alike the pieces between them are."""
     by_name = np.argsort(code, kind="stable")
     cuts = np.searchsorted(code[by_name], np.arange(names + 1))
     out = []
     for name in range(names):
         at = np.sort(by_name[cuts[name] : cuts[name + 1]])
-        if len(at) <= MIN_STEPS or at[-1] - at[0] < _MIN_COVERED * len(code):
+        if len(at) <= _MIN_STEPS or at[-1] - at[0] < _MIN_COVERED * len(code):
             continue
         length = np.diff(at)
-        if length.min() < max(_MIN_KERNELS, MIN_CONFIDENCE * length.max()) or len(at) * names > _MAX_CELLS:
+        if length.min() < max(_MIN_KERNELS, _MIN_CONFIDENCE * length.max()) or len(at) * names > _MAX_CELLS:
             continue
         out.append((at, _likeness(code, at, names)))
     return out
@@ -195,14 +190,13 @@ def _likeness(code: npt.NDArray[np.intp], at: npt.NDArray[np.intp], names: int) 
 
 
 def _idle_before(work: DeviceWork, rows: Int64s, at: npt.NDArray[np.intp]) -> float:
-    """Return how long the device usually idles before these kernels."""
     reach = np.maximum.accumulate(work.end_ns[rows])
     inner = at[at > 0]
     return median(np.maximum(work.start_ns[rows[inner]] - reach[inner - 1], 0)) if len(inner) else 0.0
 
 
-MAX_ITEMS = 60_000
-"""of device work and collectives on all ranks: a longer window is no stretch"""
+# of device work and collectives on all ranks: a longer window is no stretch
+_MAX_ITEMS = 60_000
 
 
 def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
@@ -213,12 +207,11 @@ def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
         found = [_as_far_as_known(rank, tell(rank)) for rank in ranks]
         steps = [one for one in found if one is not None]
         if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
-            return [with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
+            return [_with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
     return list(ranks)
 
 
 def _as_far_as_known(rank: Rank, steps: Steps | None) -> Steps | None:
-    """Return the steps of a rank, of one that was cut off those whose device work is there; None where none is."""
     if steps is None or not rank.trace.quality.truncated:
         return steps
     launches = rank.work.launch_row[rank.work.launch_row >= 0]
@@ -265,13 +258,11 @@ def _begin_ns(rank: Rank, first_ns: int) -> int:
 
 
 def _ways(ranks: Sequence[Rank]) -> tuple[Callable[[Rank], Steps | None], ...]:
-    """Return how steps may be told, the best way first."""
-    is_short = sum(len(rank.work) or len(rank.collectives) for rank in ranks) <= MAX_ITEMS
+    is_short = sum(len(rank.work) or len(rank.collectives) for rank in ranks) <= _MAX_ITEMS
     return (_marked, _periodic, _whole) if is_short else (_marked, _periodic)
 
 
-def with_steps(rank: Rank, steps: Steps) -> Rank:
-    """Return the rank with everything that belongs to a step put into these."""
+def _with_steps(rank: Rank, steps: Steps) -> Rank:
     work, joins = device_work(rank.trace, rank.kinds, steps)
     return replace(rank, steps=steps, work=work, joins=joins, collectives=_in_steps(rank, steps))
 
@@ -296,13 +287,13 @@ def _in_steps(rank: Rank, steps: Steps) -> Collectives:
 # the
 # round does. Rounds are counted from 0 in the log, and those of the window by the same numbers.
 
-MAX_STEPS = round(1 / OFTEN)
-"""of a round: what comes more seldom recurs in some steps, and is told apart from the ordinary one"""
+# of a round: what comes more seldom recurs in some steps, and is told apart from the ordinary one
+_MAX_STEPS = round(1 / OFTEN)
 _MIN_ROUNDS = 4
+# of the time of all steps: passes that take less do not make a step another one
 _MIN_SHARE = 0.1
-"""of the time of all steps: passes that take less do not make a step another one"""
+# numbers that are no sums over time
 _LEVELS = "memory."
-"""numbers that are no sums over time"""
 _IN_STEPS = ("tokens_per_step", "samples_per_step")
 _OF_ONE_STEP = (
     "flops_per_step",
@@ -317,10 +308,10 @@ _OF_ONE_STEP = (
 class Rounds:
     """Which steps of the optimizer are one round."""
 
+    #: steps of the optimizer
     size: int
-    """steps of the optimizer"""
+    #: number of the step that the first round begins with
     first: int
-    """number of the step that the first round begins with"""
 
     def of(self, number: Int64s) -> Int64s:
         """Return the round of each step, negative before the first.
@@ -354,11 +345,10 @@ def in_rounds(
     )
     joined = tuple(_log_in_rounds(log, rounds) for log in logs)
     described = _description_in_rounds(description, rounds, joined)
-    return [with_steps(r, s) for r, s in zip(ranks, steps, strict=True) if s is not None], joined, described, [line]
+    return [_with_steps(r, s) for r, s in zip(ranks, steps, strict=True) if s is not None], joined, described, [line]
 
 
 def _rounds(log: StepLog) -> Rounds | None:
-    """Return the rounds of one rank, None where passes without gradients are rare, irregular or short."""
     passes = np.nan_to_num(log.column(PASSES_NS))
     begins = log.step[passes > 0]
     if len(begins) < _MIN_ROUNDS or (np.diff(log.step) != 1).any():
@@ -366,13 +356,12 @@ def _rounds(log: StepLog) -> Rounds | None:
     size, first, last = int(begins[1] - begins[0]), int(begins[0]), int(log.step[-1])
     is_regular = (np.diff(begins) == size).all() and last - begins[-1] < size
     is_so_from_the_start = first - log.step[0] <= 2 * size  # before the recorder knows the loop's modules
-    if not (1 < size <= MAX_STEPS and is_regular and is_so_from_the_start):
+    if not (1 < size <= _MAX_STEPS and is_regular and is_so_from_the_start):
         return None
     return Rounds(size, first) if passes.sum() >= _MIN_SHARE * log.dur_ns.sum() else None
 
 
 def _steps_in_rounds(steps: Steps, rounds: Rounds) -> Steps | None:
-    """Return the whole rounds of a window, None where there are none or the steps are not the recorder's."""
     if not (steps.by_profiler and steps.numbered):
         return None
     each = rounds.whole(steps.number)
@@ -385,7 +374,6 @@ def _steps_in_rounds(steps: Steps, rounds: Rounds) -> Steps | None:
 
 
 def _log_in_rounds(log: StepLog, rounds: Rounds) -> StepLog:
-    """Return a log with a line for each whole round: times and counts are summed, levels are the last step's."""
     each = rounds.whole(log.step)
     first, last = each[:, 0], each[:, -1]
     device_ns = log.device_ns[each]
@@ -406,12 +394,10 @@ def _log_in_rounds(log: StepLog, rounds: Rounds) -> StepLog:
 
 
 def _summed(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the sum of each row's known values, NaN where none is."""
     return np.where(np.isnan(values).all(axis=1), np.nan, np.nansum(values, axis=1))
 
 
 def _description_in_rounds(description: dict[str, Any], rounds: Rounds, logs: Sequence[StepLog]) -> dict[str, Any]:
-    """Return what is said of a step, said of a round; what was counted or compared in single steps is not known."""
     step = unprofiled_step(logs)
     out = {name: value for name, value in description.items() if name not in _OF_ONE_STEP}
     for name in _IN_STEPS:

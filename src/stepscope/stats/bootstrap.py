@@ -33,16 +33,16 @@ from stepscope.stats.intervals import (
 )
 from stepscope.stats.robust import median, quantiles
 
+# one number for each row
 Statistic = Callable[[Floats], Floats]
-"""one number for each row"""
 _TRIM = 0.25
 _DRAWS = 1999
 _MIN_DRAWS = 199
 _MAX_DRAWN = 2_000_000
 _MAX_STEPS = 10_000
 _ROUNDS = 8
+# beyond them the draws are too few, or too near to each other, to show a shape
 _LEVELS = 0.005, 0.5
-"""beyond them the draws are too few, or too near to each other, to show a shape"""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Difference:
     a: float
     b: float
     low: float
+    #: 95 % interval of b - a
     high: float
-    """95 % interval of b - a"""
+    #: how likely chance alone gives as large a difference
     p_value: float | None
-    """how likely chance alone gives as large a difference"""
+    #: smallest difference that would be found in four of five such comparisons
     detectable: float | None
-    """smallest difference that would be found in four of five such comparisons"""
 
     @property
     def change(self) -> float:
@@ -123,7 +123,7 @@ def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
     if min(len(x), len(y)) < 2:
         return Difference(float(x.mean()), float(y.mean()), nan, nan, None, None)
     variances = [float(v.var(ddof=1)) / len(v) for v in (x, y)]
-    df = welch(variances, [len(x) - 1, len(y) - 1])
+    df = _welch(variances, [len(x) - 1, len(y) - 1])
     return _difference_of(float(x.mean()), float(y.mean()), None, [(float(np.sqrt(sum(variances))), df)])
 
 
@@ -146,16 +146,13 @@ def same(a: float, b: float) -> bool:
     return abs(b - a) <= 1e-9 * max(abs(a), abs(b))
 
 
-def welch(variances: Sequence[float], df: Sequence[float]) -> float:
-    """Return the degrees of freedom of a sum of variances."""
+def _welch(variances: Sequence[float], df: Sequence[float]) -> float:
     whole = sum(v * v / d for v, d in zip(variances, df, strict=True))
     return sum(variances) ** 2 / whole if whole else float(sum(df))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _BootstrapRun(ArrayRecord):
-    """One run: its value, what it might have been, and how well it is known."""
-
     value: float
     draws: Floats
     se: float
@@ -175,10 +172,9 @@ def _unknown(side: Sequence[_BootstrapRun]) -> bool:
 
 
 def _subtracted(b: _BootstrapRun, a: _BootstrapRun) -> _BootstrapRun:
-    """Return b - a as one run."""
     count = min(len(a.draws), len(b.draws))
     variances = [a.se**2, b.se**2]
-    df = welch(variances, [a.df, b.df])
+    df = _welch(variances, [a.df, b.df])
     return _BootstrapRun(b.value - a.value, b.draws[:count] - a.draws[:count], float(np.sqrt(sum(variances))), df)
 
 
@@ -206,7 +202,6 @@ def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _B
 
 
 def _blocks(n: int, length: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return rows of n indices (10,000 at most), each made of blocks that go round from the end to the start."""
     most = min(n, _MAX_STEPS)
     count = int(np.clip(_MAX_DRAWN // most, _MIN_DRAWS, _DRAWS))
     starts = rng.integers(0, n, (count, -(-most // length)))
@@ -214,7 +209,6 @@ def _blocks(n: int, length: int, rng: np.random.Generator) -> npt.NDArray[np.int
 
 
 def _over_runs(runs: Sequence[_BootstrapRun], rng: np.random.Generator) -> Floats:
-    """Return draws of a side: runs with replacement, of each one draw."""
     count = min(len(run.draws) for run in runs)
     if len(runs) == 1:
         return runs[0].draws[:count]
@@ -224,10 +218,9 @@ def _over_runs(runs: Sequence[_BootstrapRun], rng: np.random.Generator) -> Float
 
 
 def _errors(sides: Sequence[Sequence[_BootstrapRun]]) -> list[tuple[float, float]]:
-    """Return standard errors with their degrees of freedom; the one that gives the wider interval counts."""
     variances = [float(np.sum([r.se**2 for r in runs])) / len(runs) ** 2 for runs in sides]
-    df = [welch([r.se**2 for r in runs], [r.df for r in runs]) for runs in sides]
-    errors = [(float(np.sqrt(sum(variances))), welch(variances, df))]
+    df = [_welch([r.se**2 for r in runs], [r.df for r in runs]) for runs in sides]
+    errors = [(float(np.sqrt(sum(variances))), _welch(variances, df))]
     several = sum(len(runs) - 1 for runs in sides)
     if several:
         off = sum(float(np.var([r.value for r in runs])) * len(runs) for runs in sides) / several
@@ -236,7 +229,6 @@ def _errors(sides: Sequence[Sequence[_BootstrapRun]]) -> list[tuple[float, float
 
 
 def _difference_of(a: float, b: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> Difference:
-    """Return the difference with its interval, and how likely it is by chance."""
     se, df = _widest(errors)
     if not se:
         return Difference(a, b, b - a, b - a, float(same(a, b)), 0.0)
@@ -245,7 +237,6 @@ def _difference_of(a: float, b: float, shape: Floats | None, errors: Sequence[tu
 
 
 def _interval(middle: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the interval around a value: of this shape, as wide as the wider of the errors demands."""
     se, df = _widest(errors)
     width = se * t_quantile(CONFIDENCE, df)
     below, above = _skew(shape, 1 - CONFIDENCE)
@@ -257,7 +248,6 @@ def _widest(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _skew(shape: Floats | None, p: float) -> tuple[float, float]:
-    """Return how far the draws reach down and up at this level, against a normal distribution as wide."""
     spread = 0.0 if shape is None else float(shape.std())
     if shape is None or not spread:
         return 1.0, 1.0
@@ -266,7 +256,6 @@ def _skew(shape: Floats | None, p: float) -> tuple[float, float]:
 
 
 def _p_value(change: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> float:
-    """Return the level at which the interval just meets 0."""
     p = 1 - CONFIDENCE
     for _ in range(_ROUNDS):
         side = _skew(shape, min(max(p, _LEVELS[0]), _LEVELS[1]))[change < 0]

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 _Kind = TypeVar("_Kind", bound=np.generic)
 
+# slots for each value up to which a table of all possible values is quicker than sorting them
 _MAX_SPREAD = 32
-"""slots for each value up to which a table of all possible values is quicker than sorting them"""
+# values that are quicker compared with one by one
 _FEW = 8
-"""values that are quicker compared with one by one"""
 
 
 def distinct(values: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 # Student's t distribution: how far may the mean of few samples lie from the truth by chance?
 
 _MAX_TERMS = 300
+# degrees of freedom from which on t is the normal distribution to five digits
 _LIKE_NORMAL = 1e5
-"""degrees of freedom from which on t is the normal distribution to five digits"""
 
 
 @cache
@@ -59,7 +59,6 @@ def t_quantile(confidence: float, df: float) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float = 0.5) -> float:
-    """Return the regularised incomplete beta function by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x))
@@ -91,8 +90,8 @@ def detectable(se: float, df: float, *, confidence: float = 0.95, power: float =
 
 
 Floats = npt.NDArray[np.float64]
+# fewer say nothing of how they vary
 MIN_SAMPLES = 3
-"""fewer say nothing of how they vary"""
 CONFIDENCE = 0.95
 _MAX_LAG = 0.95
 _INDEPENDENT = 4

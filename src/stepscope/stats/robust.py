@@ -37,7 +37,7 @@ def medians(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isnan(rows).any(axis=-1), np.nan, middle)
 
 
-def medians_between(values: npt.NDArray[np.float64], cuts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _medians_between(values: npt.NDArray[np.float64], cuts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the median of the values between each cut and the next, at least one, NaN where one of them is.
 
     >>> medians_between(np.array([3.0, 1.0, 2.0, 4.0, 5.0]), np.array([0, 3, 5])).tolist()
@@ -93,8 +93,8 @@ class Centre:
     """Where a series lies, and how well independent values tell it."""
 
     value: float
+    #: standard error
     error: float
-    """standard error"""
 
 
 def centre(values: npt.ArrayLike) -> Centre:
@@ -134,7 +134,6 @@ def medians_without_each(rows: Floats) -> Floats:
     low, high = (n - 1) // 2, n // 2
 
     def without(k: int) -> Floats:
-        """Return the k-th value of the others: one further where the row itself comes before it."""
         return np.where(place <= k, ordered[k + 1], ordered[k])
 
     return (without(low) + without(high)) / 2
@@ -152,7 +151,7 @@ def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
     """
     if len(x) > _MAX_POINTS:
         cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(int)
-        x, y = medians_between(x, cuts), medians_between(y, cuts)
+        x, y = _medians_between(x, cuts), _medians_between(y, cuts)
     i, j = np.triu_indices(len(x), 1)
     run = x[j] - x[i]
     keep = run != 0
@@ -188,12 +187,12 @@ def spread(values: npt.ArrayLike) -> Spread | None:
 class Trend:
     """How a series moves: the median slope, its 95 % interval, and how likely chance alone gives as much."""
 
+    #: per unit of x
     slope: float
-    """per unit of x"""
     low: float
     high: float
+    #: two-sided Mann-Kendall, widened for positive autocorrelation
     p_value: float
-    """two-sided Mann-Kendall, widened for positive autocorrelation"""
 
 
 def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | None:
@@ -260,18 +259,16 @@ def _chunk_medians(x: Floats, y: Floats, chunks: int) -> tuple[Floats, Floats]:
     if len(x) <= chunks:
         return x, y
     cuts = np.linspace(0, len(x), chunks + 1).astype(int)
-    return medians_between(x, cuts), medians_between(y, cuts)
+    return _medians_between(x, cuts), _medians_between(y, cuts)
 
 
 def _kendall_variance(y: Floats) -> float:
-    """Return the variance of Kendall's score without a trend, ties taken out."""
     n = len(y)
     _, ties = np.unique(y, return_counts=True)
     return float(n * (n - 1) * (2 * n + 5) - (ties * (ties - 1) * (2 * ties + 5)).sum()) / 18
 
 
 def _inflation(residuals: Floats) -> float:
-    """Return by how much autocorrelation widens the variance of the score."""
     r = residuals - residuals.mean()
     power = float((r * r).sum())
     lag = float((r[1:] * r[:-1]).sum()) / power if power else 0.0

@@ -67,7 +67,6 @@ def _idle(account: Account) -> Iterable[Row]:
 
 
 def _by_step(account: Account, names: tuple[str, ...], times: Callable[[Any], Any]) -> Iterable[Row]:
-    """Yield a row per rank, step and name."""
     for view in account.ranks:
         rank, budget = view.rank, view.budget
         time_ns = times(budget) if budget is not None else None
@@ -84,7 +83,6 @@ def _memory(account: Account) -> Iterable[Row]:
 
 
 def _fields(name: str, rows: Iterable[Any]) -> Iterable[Row]:
-    """Yield dataclasses as rows: the columns are named as their fields are."""
     columns = [column.name for column in TABLES[name].columns]
     for row in rows:
         yield tuple(getattr(row, column) for column in columns)
@@ -148,7 +146,7 @@ _OF_ACCOUNT: dict[str, Callable[[Account], Iterable[Row]]] = {
 }
 _OF_FINDINGS: dict[str, Callable[[Diagnosis], Iterable[Row]]] = {"findings": _findings, "evidence": _evidence}
 
-ACCOUNT_TABLES = (*_OF_ACCOUNT, *_OF_FINDINGS)
-"""tables that need the account of the run"""
+# tables that need the account of the run
+_ACCOUNT_TABLES = (*_OF_ACCOUNT, *_OF_FINDINGS)
+# tables that need the findings too
 NEED_FINDINGS = tuple(_OF_FINDINGS)
-"""tables that need the findings too"""

@@ -19,20 +19,20 @@ from stepscope.trusted_file import is_trusted_file, write_trusted_file
 if TYPE_CHECKING:
     from stepscope.tables.table import Table
 
+# A longer table is made from the traces' own cache about as fast as it is read again.
 MAX_ROWS = 4_000_000
-"""A longer table is made from the traces' own cache about as fast as it is read again."""
 
 
 @dataclass(frozen=True)
 class KeptTables:
     """What was kept of a run for queries."""
 
+    #: a rank could not be read
     is_partial: bool
-    """a rank could not be read"""
+    #: what of the run was not read
     warnings: tuple[str, ...]
-    """what of the run was not read"""
+    #: Parquet, by the name of the table
     files: Mapping[str, Path]
-    """Parquet, by the name of the table"""
 
 
 def found_tables(place: KeptPlace, names: Iterable[str]) -> KeptTables | None:

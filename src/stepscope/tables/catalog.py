@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # Texts of several ranks as numbers into one list, each distinct text once.
 
-UNNAMED = "?"
-"""stands for an event without the text"""
+# stands for an event without the text
+_UNNAMED = "?"
 
 
 class StringTable:
@@ -53,7 +53,7 @@ class StringTable:
         """Return the numbers of string ids."""
         used, back = numbered(ids)
         texts = [trace.text(i) for i in used.tolist()]
-        return np.array([self.place(UNNAMED if t is None else t) for t in texts], np.int32)[back]
+        return np.array([self.place(_UNNAMED if t is None else t) for t in texts], np.int32)[back]
 
     def process_ids(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the numbers of `pid` or `tid` values as people read them."""
@@ -67,22 +67,20 @@ class StringTable:
 
 Numbers = npt.NDArray[Any]
 _KINDS = tuple(kind.name.lower() for kind in EventKind)
+# in columns of numbers under construction: nothing is known
 _ABSENT = np.iinfo(np.int64).min
-"""in columns of numbers under construction: nothing is known"""
+# the same in those of texts
 _NO_TEXT = -1
-"""the same in those of texts"""
 
 
-def events(shared: AlignedRun) -> Table:
-    """Return every event of the traces but flows and metadata."""
+def _events(shared: AlignedRun) -> Table:
     texts, threads = StringTable(), StringTable()
     parts = [_events_of(shared, i, texts, threads) for i in range(len(shared.run.ranks))]
     return _joined("events", parts, {"kind": _KINDS, "category": texts.listed, "name": texts.listed,
                                      "process": threads.listed, "thread": threads.listed})  # fmt: skip
 
 
-def device_work(shared: AlignedRun) -> Table:
-    """Return every kernel, copy and set."""
+def _device_work(shared: AlignedRun) -> Table:
     texts = StringTable()
     parts = [_work_of(shared, i, texts) for i in range(len(shared.run.ranks))]
     return _joined("device_work", parts, {"kind": _KINDS, "name": texts.listed, "operator": texts.listed})
@@ -101,8 +99,7 @@ def steps(shared: AlignedRun) -> Table:
     return _joined("steps", [_steps_of(shared, i) for i in range(len(shared.run.ranks))], {})
 
 
-def step_log(logs: Sequence[StepLog]) -> Table:
-    """Return every step of the step logs."""
+def _step_log(logs: Sequence[StepLog]) -> Table:
     phases = StringTable()
     parts = [
         {
@@ -119,8 +116,7 @@ def step_log(logs: Sequence[StepLog]) -> Table:
     return _joined("step_log", parts, {"phase": phases.listed})
 
 
-def step_values(logs: Sequence[StepLog]) -> Table:
-    """Return the other numbers of the step logs."""
+def _step_values(logs: Sequence[StepLog]) -> Table:
     names = StringTable()
     parts = []
     for log in logs:
@@ -207,7 +203,6 @@ def _collectives_of(
 
 
 def _matches(shared: AlignedRun) -> tuple[list[Int64s], Int64s]:
-    """Return the match of each collective of each rank (the last of several), and who came last to each match."""
     matches = shared.matches
     match = [np.full(len(rank.collectives), _ABSENT, np.int64) for rank in shared.run.ranks]
     for i, mine in enumerate(match):
@@ -258,7 +253,6 @@ def _of_all_ranks(parts: Sequence[Numbers]) -> Numbers:
 
 
 def _joined(name: str, parts: Sequence[dict[str, Numbers]], texts: dict[str, Sequence[str]]) -> Table:
-    """Return the parts of all ranks as one table."""
     schema = TABLES[name]
     columns: dict[str, Cells | Numbers] = {}
     for column in schema.columns:
@@ -272,8 +266,8 @@ def _joined(name: str, parts: Sequence[dict[str, Numbers]], texts: dict[str, Seq
     return table_of(schema, columns)
 
 
-_OF_TRACES = {"events": events, "device_work": device_work, "collectives": collectives, "steps": steps}
-_OF_LOGS = {"step_log": step_log, "step_values": step_values}
+_OF_TRACES = {"events": _events, "device_work": _device_work, "collectives": collectives, "steps": steps}
+_OF_LOGS = {"step_log": _step_log, "step_values": _step_values}
 
 
 class LogTables:

@@ -11,12 +11,12 @@ class Column:
     """One column of a table."""
 
     name: str
+    #: int64, float64, bool or text
     dtype: str
-    """int64, float64, bool or text"""
     unit: str
     meaning: str
+    #: whether it may be empty: unknown, or not of this row
     null: bool = False
-    """whether it may be empty: unknown, or not of this row"""
 
 
 @dataclass(frozen=True)
@@ -413,5 +413,5 @@ _TABLES = (
     TableSchema("warnings", "what to know before trusting the numbers", (_text("warning", "one line"),)),
 )
 
+# all tables by name
 TABLES = {table.name: table for table in _TABLES}
-"""all tables by name"""

@@ -26,11 +26,11 @@ _CONFIG = {
 }
 _CLOSED = ("SET enable_external_access = false", "SET lock_configuration = true")
 _TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "bool": "BOOLEAN", "text": "VARCHAR"}
+# in a path: DuckDB would look for files that fit
 _PATTERN = frozenset("*?[\\")
-"""in a path: DuckDB would look for files that fit"""
 _ROWS_AT_ONCE = 10_000
+# of a Parquet file; rows of a run differ at least in their times
 _MAX_ROWS_PER_BYTE = 8
-"""of a Parquet file; rows of a run differ at least in their times"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ def named_tables(sql: str) -> list[str]:
 
 
 def _is_read(connection: Any, name: str, path: Path) -> bool:
-    """Return whether a file holds the columns of the table, which can then be queried and not changed."""
     if _PATTERN & set(str(path)):
         return False
     query = "SELECT sum(row_group_num_rows) FROM parquet_metadata($1) WHERE column_id = 0"
@@ -117,7 +116,6 @@ def _rows(duckdb: Any, connection: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _why(error: Exception) -> str:
-    """Return DuckDB's message on one line, without the query and its pointer."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(line for line in lines[:2] if not line.startswith(("LINE ", "^")))
     return f"the query failed: {said}; `stepscope sql --tables` lists the tables and their columns"

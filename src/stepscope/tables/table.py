@@ -23,12 +23,12 @@ _NUMPY = {"int64": np.int64, "float64": np.float64, "bool": np.bool_, "text": np
 class Cells(ArrayRecord):
     """The values of one column."""
 
+    #: numbers; for a text its place in `texts`
     values: npt.NDArray[Any]
-    """numbers; for a text its place in `texts`"""
+    #: the distinct texts; None for a column of numbers
     texts: tuple[str, ...] | None = None
-    """the distinct texts; None for a column of numbers"""
+    #: where nothing is known; None where every row has a value
     missing: npt.NDArray[np.bool_] | None = None
-    """where nothing is known; None where every row has a value"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,7 +47,6 @@ class Table(ArrayRecord):
         return tuple(column.name for column in self.schema.columns)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return one column: numbers, masked where some are unknown, or texts as objects with None."""
         if name not in self.cells:
             raise UsageError(f"{self.schema.name} has no column {name!r}; use {', '.join(self.columns)}")
         cells = self.cells[name]
@@ -57,7 +56,6 @@ class Table(ArrayRecord):
         return cells.values if cells.missing is None else np.ma.MaskedArray(cells.values, cells.missing)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Return the table for any library that speaks Arrow: `polars.DataFrame(table)`, `duckdb.sql(...)`, ..."""
         return self.arrow().__arrow_c_stream__(requested_schema)
 
     def to_pandas(self) -> Any:
@@ -135,7 +133,6 @@ def _typed(column: Column, given: Cells | npt.NDArray[Any]) -> Cells:
 
 
 def _arrow_array(pa: Any, cells: Cells) -> Any:
-    """Return a column as an Arrow array over the same memory; `pa.array` would import pandas to ask what it is."""
     kind = pa.from_numpy_dtype(cells.values.dtype)
     values = _bits(cells.values) if cells.values.dtype == np.bool_ else np.ascontiguousarray(cells.values)
     there = None if cells.missing is None else pa.py_buffer(_bits(~cells.missing))
@@ -178,7 +175,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _ROWS_AT_ONCE = 50_000
 
 
-def safe_text(text: str) -> str:
+def _safe_text(text: str) -> str:
     """Return a text that a spreadsheet shows as it is; what would begin a formula gets a quote before it.
 
     >>> safe_text("=cmd()"), safe_text("aten::mm")
@@ -198,11 +195,10 @@ def table_csv(table: Table) -> Iterator[bytes]:
 
 def answer_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return the answer to a query as CSV."""
-    return _lines([[safe_text(name) for name in columns], *([_cell(value) for value in row] for row in rows)])
+    return _lines([[_safe_text(name) for name in columns], *([_cell(value) for value in row] for row in rows)])
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows, whose texts are safe already, as lines."""
     out = io.StringIO()
     csv.writer(out).writerows(rows)  # lines end in CR LF, so that a CR in a name is quoted
     return out.getvalue()
@@ -211,14 +207,13 @@ def _lines(rows: Iterable[Sequence[Any]]) -> str:
 def _cell(value: Any) -> Any:
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
-    return safe_text(str(value).lower() if isinstance(value, bool) else str(value))
+    return _safe_text(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def _cells(cells: Cells) -> list[Any]:
-    """Return a column's values as they are written; each distinct text is made safe once."""
     listed = cells.values.tolist()
     if cells.texts is not None:
-        safe = [safe_text(text) for text in cells.texts]
+        safe = [_safe_text(text) for text in cells.texts]
         listed = [safe[i] for i in listed] if safe else [""] * len(listed)
     elif cells.values.dtype == bool:
         listed = [("false", "true")[value] for value in listed]

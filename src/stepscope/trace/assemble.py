@@ -26,8 +26,8 @@ _SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s*([,:])\s*|\s+')
 _BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 _PLAIN, _JSON = TextFlags(0), TextFlags.JSON
-ELLIPSIS = "…"
-REPLACEMENT = "\ufffd"
+_ELLIPSIS = "…"
+_REPLACEMENT = "\ufffd"
 
 
 class DecodedTexts(NamedTuple):
@@ -38,7 +38,7 @@ class DecodedTexts(NamedTuple):
     shortened: set[str]
 
 
-def decode_all(texts: Iterable[Text]) -> DecodedTexts:
+def _decode_all(texts: Iterable[Text]) -> DecodedTexts:
     """Return the strings of the scanner's texts in their order: the content of a JSON string, or the JSON text of
     another value in one spelling.
     """
@@ -63,27 +63,25 @@ def decode_all(texts: Iterable[Text]) -> DecodedTexts:
 
 
 def _cleaned(text: str, flags: TextFlags, is_sound: bool) -> tuple[str, bool]:
-    """Return a text that has any flags as it is meant, and whether nothing of it had to be replaced."""
-    clean = _CONTROL.sub(REPLACEMENT, text) if TextFlags.FIXED in flags else text
+    clean = _CONTROL.sub(_REPLACEMENT, text) if TextFlags.FIXED in flags else text
     is_sound = is_sound and clean == text
     if TextFlags.JSON in flags:
         clean = _one_spelling(clean)
     elif TextFlags.ESCAPED in flags:
         clean, bad_escapes = _unescaped(clean)
         is_sound = is_sound and not bad_escapes
-    return clean.rstrip(REPLACEMENT) + ELLIPSIS if TextFlags.SHORTENED in flags else clean, is_sound
+    return clean.rstrip(_REPLACEMENT) + _ELLIPSIS if TextFlags.SHORTENED in flags else clean, is_sound
 
 
 def _unescaped(text: str) -> tuple[str, bool]:
     text = _BARE_QUOTE.sub(lambda m: '\\"' if m.group() == '"' else m.group(), text)
     sound = _BAD_ESCAPE.sub(lambda m: m.group() if len(m.group()) > 1 else "\\\\", text)
     plain = json.loads(f'"{sound}"', strict=False)
-    whole = _SURROGATE.sub(REPLACEMENT, plain)
+    whole = _SURROGATE.sub(_REPLACEMENT, plain)
     return whole, sound != text or whole != plain
 
 
 def _one_spelling(text: str) -> str:
-    """Return a JSON text with `, ` and `: ` between its parts and no other white space outside strings."""
     if "\n" not in text and "," not in text.replace(", ", ""):
         return text
     if "\\" not in text and text.count('"') % 2 == 0:
@@ -95,8 +93,8 @@ def _one_spelling(text: str) -> str:
 
 Ids = npt.NDArray[np.int64]
 _FIRST_CAPACITY = 1 << 14
+# events that may have the same argument before its array has to grow
 _MANY = 1 << 18
-"""events that may have the same argument before its array has to grow"""
 _TYPICAL_EVENT_BYTES = 200
 _COPIED_BYTES = 1 << 20
 _OWN_PAGES_BYTES = 1 << 16
@@ -107,8 +105,6 @@ _ID_COLUMNS = ("pid", "tid")
 
 
 class _GrowingArray:
-    """An array that grows at its end; one of 32 bits takes 64 from the first number on that needs them."""
-
     def __init__(self, dtype: str, capacity: int) -> None:
         self._room = _reserved(capacity, np.dtype(dtype))
         self.length = 0
@@ -156,8 +152,6 @@ def _reserved(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 class _Segment(NamedTuple):
-    """Rows that came from one scanner: up to which length each column was filled."""
-
     scanner: int
     dense_end: int
     sparse_ends: list[int]
@@ -167,7 +161,6 @@ class Columns:
     """The columns of a file as its blocks fill them, string numbers still those of the scanner they came from."""
 
     def __init__(self, raw_bytes: int, share: Share) -> None:
-        """Make room for the events of a file of about `raw_bytes`; what they fill is taken from the file's share."""
         self._share = share
         capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
         dtypes = ["int32" if number == _OFFSET else column.dtype for number, column in enumerate(DENSE)]
@@ -243,7 +236,7 @@ class Strings:
         self.of: list[Ids | None] = []
         for scanner in scanners:
             share.take(BYTES_PER_TEXT * scanner.num_texts())
-            decoded = decode_all(scanner.texts())
+            decoded = _decode_all(scanner.texts())
             self.of.append(_added(ids, decoded.texts))
             bad |= decoded.replaced
             short |= decoded.shortened
@@ -252,7 +245,6 @@ class Strings:
 
 
 def _added(ids: dict[str, int], texts: list[str]) -> Ids | None:
-    """Return the numbers of the texts among all, those that are new added; None where each has its own place."""
     if not ids:
         ids.update(zip(texts, range(len(texts)), strict=True))
         if len(ids) == len(texts):
@@ -272,14 +264,12 @@ def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
 
 
 def _fit_32_bits(values: Ids) -> bool:
-    """Return whether all of some numbers do; next to all are not negative, which one pass over their bits tells."""
     if 0 <= int(np.bitwise_or.reduce(values)) < _SIGN_OF_32_BITS:
         return True
     return int(values.min()) >= -_SIGN_OF_32_BITS and int(values.max()) < _SIGN_OF_32_BITS
 
 
 def _floats(rows: npt.NDArray[Any], ids: npt.NDArray[np.int32], strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
-    """Return the bits of the numbers that the texts hold; those that hold none are left out."""
     used = np.zeros(len(strings), np.bool_)
     used[ids] = True
     of_string = np.full(len(strings), np.nan)

@@ -11,12 +11,12 @@ from threading import Lock
 
 from stepscope.errors import InputError
 
-FREE_BYTES = 256 << 20
-BYTES_PER_INPUT_BYTE = 20
+_FREE_BYTES = 256 << 20
+_BYTES_PER_INPUT_BYTE = 20
+# of a distinct string: in the scanner, as bytes, as text, and in the table of strings
 BYTES_PER_TEXT = 300
-"""of a distinct string: in the scanner, as bytes, as text, and in the table of strings"""
+# bytes in memory of a byte of JSON at worst, a list of small objects
 JSON_FACTOR = 32
-"""bytes in memory of a byte of JSON at worst, a list of small objects"""
 
 
 class OverBudget(InputError):
@@ -27,7 +27,7 @@ class Budget:
     """The memory that the tables of one input may take together; shared by all threads that read it."""
 
     def __init__(self, input_bytes: int) -> None:
-        self.limit_bytes = max(FREE_BYTES, BYTES_PER_INPUT_BYTE * input_bytes)
+        self.limit_bytes = max(_FREE_BYTES, _BYTES_PER_INPUT_BYTE * input_bytes)
         self._used_bytes = 0
         self._lock = Lock()
 
@@ -73,13 +73,13 @@ class Share:
 # system,
 # which clears it, costs as much as filling it.
 
-WORTH_RETURNING_BYTES = 32 << 20
-"""of raw text"""
+# of raw text
+_WORTH_RETURNING_BYTES = 32 << 20
 _KEPT_BYTES = 64 << 20
+# the most that glibc takes
 _MAX_IN_HEAP_BYTES = 32 << 20
-"""the most that glibc takes"""
+# of `mallopt` in glibc's malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""of `mallopt` in glibc's malloc.h"""
 
 _is_kept = False
 
@@ -100,6 +100,6 @@ def keep_freed() -> None:
 
 def return_freed(raw_bytes: int) -> None:
     """Return to the system what reading so many bytes left behind, unless it is kept. Only glibc can."""
-    if raw_bytes >= WORTH_RETURNING_BYTES and not _is_kept:
+    if raw_bytes >= _WORTH_RETURNING_BYTES and not _is_kept:
         with suppress(AttributeError, OSError, TypeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -47,8 +47,7 @@ _MAX_COUNT = 1 << 53
 _DTYPES = {ArgKind.TEXT: (np.int32,), ArgKind.INT: (np.int32, np.int64), ArgKind.FLOAT: (np.int64,)}
 
 
-def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[str, SparseColumn]) -> bool:
-    """Return whether all columns have their dtypes and lengths, and every id, row and time is within its range."""
+def _is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[str, SparseColumn]) -> bool:
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         return False
     count = len(columns["ts_ns"])
@@ -67,8 +66,7 @@ def _dtypes(column: DenseColumn) -> tuple[np.dtype[Any], ...]:
     return (dtype, np.dtype(np.int32)) if column.name == "offset" else (dtype,)
 
 
-def sound_quality(found: dict[str, Any]) -> Quality | None:
-    """Return the account of damage in a description, None where it is none."""
+def _sound_quality(found: dict[str, Any]) -> Quality | None:
     said = Quality(**(found | {"notes": tuple(found["notes"])}))
     offset = said.first_bad_offset
     counts = [getattr(said, f.name) for f in fields(Quality) if f.type is int] + ([] if offset is None else [offset])
@@ -95,7 +93,6 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
 
 
 def _are_rows(rows: npt.NDArray[Any], count: int) -> bool:
-    """Return whether they are rows of the table and ascend."""
     return rows.dtype.kind in "iu" and bool((rows[1:] > rows[:-1]).all()) and _within(rows, 0, count - 1)
 
 
@@ -112,14 +109,14 @@ def _within(values: npt.NDArray[Any], low: int, high: int) -> bool:
     return not len(values) or (low <= int(values.min()) and int(values.max()) <= high)
 
 
-MAX_CACHE_BYTES = 1 << 42
-"""it is mapped, not read"""
+# it is mapped, not read
+_MAX_CACHE_BYTES = 1 << 42
 
 _MAGIC = b"stepscope columns 2\n"
 _ALIGNMENT = 64
 _Array = npt.NDArray[Any]
+# takes a file's path and what makes it
 WriteLater = Callable[[Path, Callable[[], None]], None]
-"""takes a file's path and what makes it"""
 
 
 def read_cached(
@@ -217,9 +214,8 @@ def _arrays(trace: Trace) -> dict[str, _Array]:
 
 
 def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
-    """Return the cached table, or None where the file is not exactly what was stored for this key."""
     try:
-        with open_trusted_file(target, max_bytes=MAX_CACHE_BYTES) as f:
+        with open_trusted_file(target, max_bytes=_MAX_CACHE_BYTES) as f:
             data: _Array = np.memmap(f, np.uint8, mode="r").view(np.ndarray)
         magic, length, checksum = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
         text = data[_PREFIX.size : _PREFIX.size + length].tobytes()
@@ -246,15 +242,14 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
         if f"rows/{c.name}" in arrays
     }
     header, raw_bytes = description["header"], description["raw_bytes"]
-    sound = isinstance(header, dict) and isinstance(raw_bytes, int) and is_sound(strings, columns, args)
-    quality = sound_quality(description["quality"])
+    sound = isinstance(header, dict) and isinstance(raw_bytes, int) and _is_sound(strings, columns, args)
+    quality = _sound_quality(description["quality"])
     if not sound or quality is None:
         return None
     return Trace(str(path), raw_bytes, header, strings, columns, args, quality, from_cache=True)
 
 
 def _columns(content: _Array, layout: dict[str, dict[str, Any]]) -> dict[str, _Array]:
-    """Return the columns by name; those that lie at the same place are one array."""
     known: dict[tuple[int, str, int], _Array] = {}
     columns = {}
     for name, where in layout.items():

@@ -8,8 +8,8 @@ from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.digest import Digest, digest_of
 from stepscope.side_file import open_side_file
 
+# Smaller traces are parsed faster than a cache is worth.
 MIN_RAW_BYTES = 32 << 20
-"""Smaller traces are parsed faster than a cache is worth."""
 
 
 def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "columns") -> Path:
@@ -25,15 +25,15 @@ def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "c
 # The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart. Standard
 # library only: a report that was kept is found before anything heavy is imported.
 
-MAX_FILE_BYTES = 1 << 42
-SAMPLE_BYTES = 1 << 14
-NUM_SAMPLES = 32
+_MAX_FILE_BYTES = 1 << 42
+_SAMPLE_BYTES = 1 << 14
+_NUM_SAMPLES = 32
 
 
 def content_key(path: Path) -> dict[str, Any] | None:
     """Return size, times and sampled content of a file, None where it cannot be read."""
     try:
-        with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
+        with open_side_file(path, max_bytes=_MAX_FILE_BYTES) as f:
             status = os.fstat(f.fileno())
             content = _sampled(f, status.st_size)
     except OSError:
@@ -55,10 +55,9 @@ def _size_and_times(status: os.stat_result) -> dict[str, Any]:
 
 
 def _sampled(f: IO[bytes], size: int) -> str:
-    """Return a digest of the head, the tail and blocks between them, all of it where the file is small."""
     digest = Digest()
-    last = max(size - SAMPLE_BYTES, 0)
-    for at in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
+    last = max(size - _SAMPLE_BYTES, 0)
+    for at in sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)}):
         f.seek(at)
-        digest.add(f.read(SAMPLE_BYTES))
+        digest.add(f.read(_SAMPLE_BYTES))
     return digest.text()

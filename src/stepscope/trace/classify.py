@@ -36,8 +36,7 @@ def labels(trace: Trace, name: str) -> dict[tuple[int, int], str]:
     return {(pid, tid): trace.strings[i] for pid, tid, i in keys if i != NO_STRING}
 
 
-def uncategorised_device_rows(trace: Trace) -> npt.NDArray[np.intp]:
-    """Return the rows without a category that lie on a device's own threads."""
+def _uncategorised_device_rows(trace: Trace) -> npt.NDArray[np.intp]:
     open_rows = np.flatnonzero((trace["cat"] == NO_STRING) & (trace["ph"] == ord("X")))
     if not len(open_rows):
         return open_rows
@@ -54,33 +53,33 @@ class EventKind(IntEnum):
     """What an event is."""
 
     OTHER = 0
+    #: device kernel that is not communication
     KERNEL = 1
-    """device kernel that is not communication"""
+    #: device kernel that only communicates
     COMM_KERNEL = 2
-    """device kernel that only communicates"""
+    #: device memory copy
     COPY = 3
-    """device memory copy"""
+    #: device memory set
     SET = 4
-    """device memory set"""
+    #: host call into the device's runtime or driver: launches, copies, synchronisation
     RUNTIME = 5
-    """host call into the device's runtime or driver: launches, copies, synchronisation"""
+    #: operator on the host (aten::mm, autograd nodes, record_param_comms)
     HOST_OP = 6
-    """operator on the host (aten::mm, autograd nodes, record_param_comms)"""
+    #: user's or framework's range on the host (ProfilerStep#, record_function)
     ANNOTATION = 7
-    """user's or framework's range on the host (ProfilerStep#, record_function)"""
+    #: the device's share of a host range
     DEVICE_ANNOTATION = 8
-    """the device's share of a host range"""
+    #: python frame
     PYTHON = 9
-    """python frame"""
+    #: allocation or free
     MEMORY = 10
-    """allocation or free"""
     FLOW = 11
+    #: names of processes and threads
     META = 12
-    """names of processes and threads"""
+    #: the profiler's own time
     OVERHEAD = 13
-    """the profiler's own time"""
+    #: synchronisation as the device saw it (stream waits, event records)
     DEVICE_SYNC = 14
-    """synchronisation as the device saw it (stream waits, event records)"""
 
 
 Kinds = npt.NDArray[np.uint8]
@@ -128,21 +127,21 @@ COMMUNICATION = re.compile(
     r"|multimem_|(one|two)_shot_all_?reduce|symm_mem::|cross_device_reduce|quick_all_?reduce|userbuffers_",
     re.IGNORECASE,
 )
+# of which every name has one that the pattern matches; to look for these takes a fraction of its time
 _COMMUNICATES = (
     "ccl", "nvshmem", "hcom_", "ep::", "node", "multimem_", "_shot_all", "symm_mem::", "cross_device_reduce",
     "quick_all", "userbuffers_",
 )  # fmt: skip
-"""of which every name has one that the pattern matches; to look for these takes a fraction of its time"""
 
 # What devices other than GPUs call moving data and waiting for each other.
 _DMA = re.compile(r"^dma_request$|^MEMCPY_ASYNC$|^SDMA", re.IGNORECASE)
 _DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[_ ](Wait|Record)$", re.IGNORECASE)
+# ranges of PyTorch's own that once had the category of operators
 _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
-"""ranges of PyTorch's own that once had the category of operators"""
 
 _MEMORY_EVENT = "[memory]"
+# that are quicker looked for among all rows than in those of some kinds
 _FEW_NAMES = 8
-"""that are quicker looked for among all rows than in those of some kinds"""
 
 
 def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]:
@@ -155,8 +154,6 @@ def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Classified(ArrayRecord):
-    """The kind of every row, and what that says of the names."""
-
     kinds: Kinds
     named: npt.NDArray[np.bool_]
 
@@ -178,7 +175,7 @@ def _classified(trace: Trace) -> _Classified:
     filed = (ph == ord("X")) | of_kinds(kinds, (EventKind.MEMORY, EventKind.FLOW))
     kinds *= filed  # all else is OTHER, which is 0
     kinds[ph == ord("M")] = EventKind.META
-    kinds[uncategorised_device_rows(trace)] = EventKind.KERNEL
+    kinds[_uncategorised_device_rows(trace)] = EventKind.KERNEL
     return _by_name(trace, kinds)
 
 
@@ -221,8 +218,8 @@ def _device_kind(name: str) -> EventKind:
     return EventKind.COPY if _DMA.match(name) else EventKind.KERNEL
 
 
+# what names decide in which category
 _RULES = {EventKind.MEMORY: _memory_kind, EventKind.HOST_OP: _host_kind, EventKind.KERNEL: _device_kind}
-"""what names decide in which category"""
 
 
 def by_string(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
@@ -270,7 +267,6 @@ def codes_of_names(trace: Trace, rule: Callable[[str], int], wanted: Sequence[Ev
 
 
 def _kind_and_name(trace: Trace, kinds: Kinds) -> npt.NDArray[np.intp]:
-    """Return each row's place in such a table."""
     place = kinds * np.int32(len(trace.strings) + 1)
     place += trace["name"]
     place -= NO_STRING
@@ -278,7 +274,6 @@ def _kind_and_name(trace: Trace, kinds: Kinds) -> npt.NDArray[np.intp]:
 
 
 def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
-    """Return `rule(text)` of every string that `ids` hold, 0 for the others and, in a last slot, for no string."""
     strings = trace.strings
     used = np.zeros(len(strings) + 1, bool)
     used[ids.astype(np.intp)] = True  # NO_STRING is -1: the extra last slot, which stays 0

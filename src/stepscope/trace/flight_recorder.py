@@ -18,9 +18,9 @@ from stepscope.errors import InputError
 from stepscope.side_file import open_side_file, parsed_json, read_side_file, side_file_lines
 from stepscope.trace.pickles import read_pickled
 
-WHAT = "flight recorder dump"
-MAX_ENTRIES = 100_000
-MAX_JSON_BYTES = 256 << 20
+_WHAT = "flight recorder dump"
+_MAX_ENTRIES = 100_000
+_MAX_JSON_BYTES = 256 << 20
 _MAX_FRAMES = 64
 _MAX_GROUPS = 10_000
 _MAX_TENSORS = 4_096
@@ -50,28 +50,28 @@ class FlightEntry:
     """One collective, or one send or receive, as its rank noted it."""
 
     record_id: int
+    #: name of the group
     group: str
-    """name of the group"""
     group_desc: str
+    #: number of the collective in its group, of the send or receive where it is one; from 1
     seq: int
-    """number of the collective in its group, of the send or receive where it is one; from 1"""
     is_p2p: bool
+    #: as the recorder names it: `nccl:all_reduce`
     named: str
-    """as the recorder names it: `nccl:all_reduce`"""
     op: str
+    #: from and to, of a send or receive, as ranks of the group
     peers: tuple[int, int] | None
-    """from and to, of a send or receive, as ranks of the group"""
     created_ns: int | None
+    #: `scheduled`, `started` or `completed`, as last seen by the rank's watchdog
     state: str
-    """`scheduled`, `started` or `completed`, as last seen by the rank's watchdog"""
     completed: bool
     input_sizes: tuple[tuple[int, ...], ...]
     output_sizes: tuple[tuple[int, ...], ...]
     input_dtypes: tuple[str, ...]
     duration_ms: float | None
     timeout_ms: int | None
+    #: innermost first; empty where stacks were not recorded
     stack: tuple[Frame, ...]
-    """innermost first; empty where stacks were not recorded"""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class FlightGroup:
 
     name: str
     desc: str
+    #: None where the dump does not list them, as gloo's does not
     ranks: tuple[int, ...] | None
-    """None where the dump does not list them, as gloo's does not"""
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,27 @@ class FlightDump:
     """What one rank's flight recorder held."""
 
     path: str
+    #: None where neither the file nor its name says it
     rank: int | None
-    """None where neither the file nor its name says it"""
     version: str | None
+    #: version of NCCL
     library: str | None
-    """version of NCCL"""
     groups: dict[str, FlightGroup]
+    #: oldest first
     entries: tuple[FlightEntry, ...]
-    """oldest first"""
+    #: the oldest entries were overwritten
     overrun: bool
-    """the oldest entries were overwritten"""
 
 
 def read_flight_dump(path: Path) -> FlightDump:
     """Return the dump in a file; an `InputError` where it holds none."""
     found = _read(path)
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
-        raise InputError(f"{path} is no {WHAT}: it holds no list of entries; give the files that torch dumped")
+        raise InputError(f"{path} is no {_WHAT}: it holds no list of entries; give the files that torch dumped")
     groups = _groups(found)
-    entries = [e for e in (_entry(raw, groups) for raw in found["entries"][:MAX_ENTRIES]) if e is not None]
+    entries = [e for e in (_entry(raw, groups) for raw in found["entries"][:_MAX_ENTRIES]) if e is not None]
     if found["entries"] and not entries:
-        raise InputError(f"{path} is no {WHAT}: none of its entries has a group, a number and a name")
+        raise InputError(f"{path} is no {_WHAT}: none of its entries has a group, a number and a name")
     entries.sort(key=lambda e: e.record_id)
     return FlightDump(
         path=str(path),
@@ -132,11 +132,10 @@ def rank_in(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def reduced(found: Any) -> Any:
-    """Return the known fields of a dump, so that JSON can hold them."""
+def _reduced(found: Any) -> Any:
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
         return None
-    entries = [e for e in found["entries"][:MAX_ENTRIES] if isinstance(e, dict)]
+    entries = [e for e in found["entries"][:_MAX_ENTRIES] if isinstance(e, dict)]
     kept = {name: found.get(name) for name in ("version", "comm_lib_version", "nccl_version", "pg_config", "rank")}
     return {**kept, "entries": [{name: e[name] for name in _FIELDS if name in e} for e in entries]}
 
@@ -146,22 +145,21 @@ def _read(path: Path) -> Any:
         with open_side_file(path, max_bytes=1 << 40) as f:
             first = f.read(64).lstrip()[:1]
         if first != b"{":
-            return read_pickled(path, reduced, what=WHAT)
-        return _json_lines(path) or parsed_json(read_side_file(path, max_bytes=MAX_JSON_BYTES)).value
+            return read_pickled(path, _reduced, what=_WHAT)
+        return _json_lines(path) or parsed_json(read_side_file(path, max_bytes=_MAX_JSON_BYTES)).value
     except ValueError as error:
-        raise InputError(f"{path} is no {WHAT}: it is damaged or no JSON; give the files that torch dumped") from error
+        raise InputError(f"{path} is no {_WHAT}: it is damaged or no JSON; give the files that torch dumped") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; give the files that torch dumped") from error
 
 
 def _json_lines(path: Path) -> Any:
-    """Return the recorder's lines as one dump, None where the file is one JSON object."""
-    lines = side_file_lines(path, max_bytes=MAX_JSON_BYTES)
+    lines = side_file_lines(path, max_bytes=_MAX_JSON_BYTES)
     header = json_object(next(lines, b""))
     if header is None or "entries" in header or "process_groups" not in header:
         lines.close()
         return None
-    entries = (json_object(line) for line in islice(lines, MAX_ENTRIES))
+    entries = (json_object(line) for line in islice(lines, _MAX_ENTRIES))
     return {**header, "entries": [e for e in entries if e is not None]}
 
 
@@ -179,7 +177,6 @@ def _groups(found: dict[str, Any]) -> dict[str, FlightGroup]:
 
 
 def _ranks(said: Any) -> tuple[int, ...] | None:
-    """Return the ranks of a group, given as a list or as its text; None where there are none."""
     if isinstance(said, str):
         try:
             said = parsed_json(said[: 1 << 20]).value
@@ -228,7 +225,6 @@ def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
 
 
 def _group_of(raw: dict[str, Any]) -> tuple[str | None, str]:
-    """Return name and description of an entry's group; old versions give a number only."""
     said = raw.get("process_group")
     if isinstance(said, list | tuple) and said:
         return _text(said[0]), _text(said[1]) if len(said) > 1 else ""

@@ -23,16 +23,16 @@ from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.table import ARGS, NONE_NS, ArgKind, Int64s, SparseColumn
 
+# ends and differences of times within these stay within 64 bits; the last time is in the year 2116
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
-"""ends and differences of times within these stay within 64 bits; the last time is in the year 2116"""
-MIN_GAP_NS = 60_000_000_000
-MAX_STRAY_SHARE = 0.02
-MAX_STRAY_EVENTS = 3
-"""stray in a file of any size"""
+_MIN_GAP_NS = 60_000_000_000
+_MAX_STRAY_SHARE = 0.02
+# stray in a file of any size
+_MAX_STRAY_EVENTS = 3
 _COVERED_BY = 2
 _MAX_CELLS = 1 << 20
+# of so many events one is looked at first, which is enough in next to all files
 _SAMPLE = 64
-"""of so many events one is looked at first, which is enough in next to all files"""
 _TIMED, _METADATA = ord("X"), ord("M")
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -63,12 +63,11 @@ def drop_implausible(columns: Columns, args: dict[str, SparseColumn], *, base_ns
 
 
 def _is_one_short_window(columns: Columns, base_ns: int) -> bool:
-    """Return whether all times lie so close together that there is no gap, as in next to all files: in four passes."""
     ts, dur = columns["ts_ns"], columns["dur_ns"]
     if not len(ts):
         return False
     end = int(ts.max()) + max(int(dur.max()), 0)
-    start = end - MIN_GAP_NS
+    start = end - _MIN_GAP_NS
     if base_ns + start < MIN_TIME_NS or base_ns + end >= MAX_TIME_NS:
         return False
     return np.count_nonzero(ts < start) == np.count_nonzero(ts == NONE_NS)
@@ -84,7 +83,6 @@ def _add_base(columns: Columns, base_ns: int) -> None:
 def _without_far_times(
     columns: Columns, args: dict[str, SparseColumn], base_ns: int
 ) -> tuple[Columns, dict[str, SparseColumn], tuple[str, ...]]:
-    """Return the table with the base time added, without times far from the others, and what is to be said of it."""
     within = _within_64_bits(columns, base_ns)
     timed = columns["ts_ns"] != NONE_NS
     fits = 2 * np.count_nonzero(within & timed) >= np.count_nonzero(timed)
@@ -104,14 +102,12 @@ def _without_far_times(
 
 
 def _within_64_bits(columns: Columns, base_ns: int) -> Bools:
-    """Return which events have times that can be added and subtracted; an event without times has."""
     ts, dur = columns["ts_ns"], columns["dur_ns"]
     timed = (ts >= MIN_TIME_NS - base_ns) & (ts < MAX_TIME_NS - base_ns) | (ts == NONE_NS)
     return timed & (dur < MAX_DURATION_NS)
 
 
 def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
-    """Return which events are not stray, and by how much times jump where many lie behind a gap, 0 where none do."""
     ts, dur, ph = columns["ts_ns"], columns["dur_ns"], columns["ph"]
     all_near = np.ones(len(ts), bool)
     timed = np.flatnonzero(ph == _TIMED)
@@ -123,7 +119,7 @@ def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
     if _may_have_gap(start, end):
         stray, low, high, jump_ns = _stray(start, end)
         all_near[timed[stray]] = False
-    far = MIN_GAP_NS + high - low
+    far = _MIN_GAP_NS + high - low
     # What has no duration (memory, flows) is judged by the window that the others span.
     other = (ph != _TIMED) & (ph != _METADATA) & (ts != NONE_NS)
     all_near[other & ((ts < low - far) | (ts > high + far))] = False
@@ -136,14 +132,14 @@ def _may_have_gap(start: Int64s, end: Int64s) -> bool:
     A gap longer than two cells of the time axis leaves one of them empty.
     """
     low, high = int(start.min()), int(end.max())
-    cells = 2 * (high - low) // MIN_GAP_NS + 1
-    if high - low <= MIN_GAP_NS:
+    cells = 2 * (high - low) // _MIN_GAP_NS + 1
+    if high - low <= _MIN_GAP_NS:
         return False
     if cells > _MAX_CELLS:
         return True
     is_used = np.zeros(cells, bool)
     for moments in (start[::_SAMPLE], end[::_SAMPLE], start, end):
-        is_used[(moments - low) // (MIN_GAP_NS // 2)] = True
+        is_used[(moments - low) // (_MIN_GAP_NS // 2)] = True
         if is_used.all():
             return False
     return True
@@ -159,17 +155,17 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     order = np.lexsort((-change, moment))
     moment, event, open_after = moment[order], event[order], np.cumsum(change[order])
     gap = np.diff(moment)
-    cuts = np.flatnonzero((gap > MIN_GAP_NS) & (open_after[:-1] < _COVERED_BY))
+    cuts = np.flatnonzero((gap > _MIN_GAP_NS) & (open_after[:-1] < _COVERED_BY))
     cluster = np.searchsorted(cuts, np.arange(len(moment)), side="left")
     members = np.bincount(cluster)
     main = int(members.argmax())
     first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
     low, high = int(moment[first]), int(moment[last])
-    few = members <= max(2 * MAX_STRAY_EVENTS, MAX_STRAY_SHARE * len(moment))
+    few = members <= max(2 * _MAX_STRAY_EVENTS, _MAX_STRAY_SHARE * len(moment))
     few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
     begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
     away = np.maximum(begins - high, low - ends)
-    far = away > max(MIN_GAP_NS, high - low)
+    far = away > max(_MIN_GAP_NS, high - low)
     # A clock that was set leaves whole stretches on either side, none of them few.
     jump_ns = int(away[far & ~few].max(initial=0))
     stray = np.zeros(len(start), bool)
@@ -179,7 +175,6 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
 
 
 def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
-    """Return the rows to keep, numbered through again."""
     if keep.all():
         return columns, args
     number = np.cumsum(keep) - 1
@@ -193,13 +188,11 @@ def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple
 
 
 def _narrow(arg: SparseColumn, low: int, high: int) -> SparseColumn:
-    """Return the same numbers in 32 bits where they fit: next to all do, and tables are most of what is kept."""
     fits = low >= -(1 << 31) and high < 1 << 31
     return SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False)) if fits else arg
 
 
 def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], int, list[str]]:
-    """Return the arguments within the schema's ranges, how many are not, and a line for each field that has such."""
     out, bad, named = dict(args), 0, []
     for column in ARGS:
         arg = args.get(column.name)

@@ -12,11 +12,19 @@ from stepscope.errors import InputError
 from stepscope.trace.flight_recorder import Frame
 from stepscope.trace.pickles import read_pickled
 
-WHAT = "CUDA memory snapshot"
-ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
-ALLOC, FREE, FREED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(len(ACTIONS))
-ACTIVE = "active_allocated"
-MAX_EVENTS = 5_000_000
+_WHAT = "CUDA memory snapshot"
+_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+)
+ALLOC, FREE, FREED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(len(_ACTIONS))
+_ACTIVE = "active_allocated"
+_MAX_EVENTS = 5_000_000
 _MAX_FRAMES = 128
 _MAX_TEXT = 400
 _INT64 = range(-(2**63), 2**63)
@@ -28,8 +36,8 @@ class SnapshotBlock:
 
     address: int
     size_bytes: int
+    #: held by a tensor; else free, or waiting for a stream
     allocated: bool
-    """held by a tensor; else free, or waiting for a stream"""
     stack: int
 
 
@@ -42,8 +50,8 @@ class Segment:
     allocated_bytes: int
     stream: int
     small: bool
+    #: belongs to a pool of its own, such as a CUDA graph's
     private: bool
-    """belongs to a pool of its own, such as a CUDA graph's"""
     blocks: tuple[SnapshotBlock, ...]
 
 
@@ -65,17 +73,17 @@ class MemorySnapshot:
     segments: tuple[Segment, ...]
     action: tuple[int, ...]
     address: tuple[int, ...]
+    #: as asked for; blocks are larger
     size_bytes: tuple[int, ...]
-    """as asked for; blocks are larger"""
     time_us: tuple[int, ...]
     stack: tuple[int, ...]
+    #: innermost frame first
     stacks: tuple[tuple[int, ...], ...]
-    """innermost frame first"""
     frames: tuple[Frame, ...]
     annotations: tuple[Annotation, ...]
     expandable: bool
+    #: that could not be read
     lost_events: int
-    """that could not be read"""
 
     @property
     def allocated_bytes(self) -> int:
@@ -90,9 +98,9 @@ class MemorySnapshot:
 
 def read_memory_snapshot(path: Path) -> MemorySnapshot:
     """Return the device of a snapshot that has most events; an `InputError` where the file holds none."""
-    found = read_pickled(path, snapshot_columns, what=WHAT)
+    found = read_pickled(path, _snapshot_columns, what=_WHAT)
     if found is None:
-        raise InputError(f"{path} is no {WHAT}: it has no segments; give what torch.cuda.memory._dump_snapshot wrote")
+        raise InputError(f"{path} is no {_WHAT}: it has no segments; give what torch.cuda.memory._dump_snapshot wrote")
     events = found["events"]
     return MemorySnapshot(
         path=str(path),
@@ -114,8 +122,7 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
     )
 
 
-def snapshot_columns(found: Any) -> dict[str, Any] | None:
-    """Return the plain data of a snapshot as columns that JSON can hold, None where it is no snapshot."""
+def _snapshot_columns(found: Any) -> dict[str, Any] | None:
     if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
         return None
     traces = found.get("device_traces")
@@ -141,8 +148,6 @@ def snapshot_columns(found: Any) -> dict[str, Any] | None:
 
 
 class _InternedFrames:
-    """Distinct frames and stacks; a list of frames that many events share is looked at once."""
-
     def __init__(self) -> None:
         self.frames: list[list[Any]] = []
         self.stacks: list[list[int]] = []
@@ -151,7 +156,6 @@ class _InternedFrames:
         self._seen: dict[int, int] = {}
 
     def stack(self, frames: Any) -> int:
-        """Return the number of a stack, -1 for none."""
         if not isinstance(frames, list) or not frames:
             return -1
         known = self._seen.get(id(frames))
@@ -172,10 +176,10 @@ class _InternedFrames:
 
 
 def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]], int]:
-    codes = {name: code for code, name in enumerate(ACTIONS)}
+    codes = {name: code for code, name in enumerate(_ACTIONS)}
     columns: list[list[int]] = [[], [], [], [], []]
-    lost = max(0, len(trace) - MAX_EVENTS)
-    for event in trace[:MAX_EVENTS]:
+    lost = max(0, len(trace) - _MAX_EVENTS)
+    for event in trace[:_MAX_EVENTS]:
         action = event.get("action") if isinstance(event, dict) else None
         code = codes.get(action) if isinstance(action, str) else None
         if code is None:
@@ -203,7 +207,7 @@ def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None
             return None
         given = _whole(block.get("address"))
         at = at if given is None else given
-        blocks.append([at, length, block.get("state") == ACTIVE, interned.stack(block.get("frames"))])
+        blocks.append([at, length, block.get("state") == _ACTIVE, interned.stack(block.get("frames"))])
         at += length
     private = isinstance(pool, list | tuple) and any(pool)
     used = _whole(raw.get("allocated_size")) or 0
@@ -211,7 +215,7 @@ def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None
 
 
 def _annotations(found: Any, device: int) -> list[list[Any]]:
-    listed = found[:MAX_EVENTS] if isinstance(found, list) else []
+    listed = found[:_MAX_EVENTS] if isinstance(found, list) else []
     return [
         [_text(a.get("name")), a.get("stage") == "START", _whole(a.get("time_us")) or 0]
         for a in listed

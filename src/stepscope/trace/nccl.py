@@ -28,41 +28,41 @@ _WHO = re.compile(r"([\w.-]{1,128}):(\d{1,12}):\d{1,12} \[\d{1,4}\](?: ([\w./+-]
 _LEVELS = (b"INFO", b"WARN", b"TRACE", b"ABORT", b"ERROR")
 _MAX_PREFIX = 400
 _MAX_TEXT = 2000
-VERSION = re.compile(r"NCCL version (\S{1,64})")
-CHANNELS = re.compile(r"(\d{1,9}) coll channels")
-VIA = re.compile(r"\bvia ([A-Za-z0-9]{1,32}(?:/[A-Za-z0-9]{1,32}){0,4})")
-NETWORK = re.compile(r"Using network (\S{1,64})")
-SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set by environment to (\S{1,100}?)\.?$")
-TOPOLOGY = re.compile(r"=== System : maxBw (\d{1,9}(?:\.\d{1,9})?) totalBw (\d{1,9}(?:\.\d{1,9})?) ===")
-NODES = re.compile(r"\brank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9}) localRanks (\d{1,9})")
-INIT = re.compile(
+_VERSION = re.compile(r"NCCL version (\S{1,64})")
+_CHANNELS = re.compile(r"(\d{1,9}) coll channels")
+_VIA = re.compile(r"\bvia ([A-Za-z0-9]{1,32}(?:/[A-Za-z0-9]{1,32}){0,4})")
+_NETWORK = re.compile(r"Using network (\S{1,64})")
+_SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set by environment to (\S{1,100}?)\.?$")
+_TOPOLOGY = re.compile(r"=== System : maxBw (\d{1,9}(?:\.\d{1,9})?) totalBw (\d{1,9}(?:\.\d{1,9})?) ===")
+_NODES = re.compile(r"\brank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9}) localRanks (\d{1,9})")
+_INIT = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,9}) n[rR]anks (\d{1,9}) cudaDev (\d{1,4})(?: nvmlDev \d{1,4})? "
     r"busId ([0-9a-f]{1,12})(?: commId (0x[0-9a-f]{1,16}))? - Init COMPLETE"
 )
-TIMINGS = re.compile(r"Init timings\b.{0,80}?rank (\d{1,9}) nranks (\d{1,9}) total (\d{1,9}\.\d{1,9}) \((.{0,400})")
-TIMING = re.compile(r"([a-z_]{1,32}) (\d{1,9}\.\d{1,9})")
-COLLECTIVE = re.compile(
+_TIMINGS = re.compile(r"Init timings\b.{0,80}?rank (\d{1,9}) nranks (\d{1,9}) total (\d{1,9}\.\d{1,9}) \((.{0,400})")
+_TIMING = re.compile(r"([a-z_]{1,32}) (\d{1,9}\.\d{1,9})")
+_COLLECTIVE = re.compile(
     r"(?P<op>[A-Z][A-Za-z]{1,31}): opCount (?P<number>[0-9a-f]{1,16}) sendbuff \S{1,32} recvbuff \S{1,32} "
     r"count (?P<count>\d{1,18}) datatype (?P<type>\d{1,3}) op \d{1,4} root -?\d{1,9} "
     r"comm (?P<comm>\S{1,32})(?: \[nranks=(?P<ranks>\d{1,9})\])?"
 )
-TUNING = re.compile(
+_TUNING = re.compile(
     r"(?:(?P<op>[A-Z][A-Za-z]{1,31}): )?(?P<bytes>\d{1,18}) Bytes -> Algo (?P<algo>[A-Z_a-z0-9+]{1,24}) "
     r"proto (?P<proto>[A-Z_a-z0-9]{1,24})"
     r"(?: time (?P<time>\d{1,12}(?:\.\d{1,9})?)| channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
 )
-RING = re.compile(r"^Ring \d{1,4} : ")
-LINK = re.compile(
+_RING = re.compile(r"^Ring \d{1,4} : ")
+_LINK = re.compile(
     r"\+ (?P<kind>NVL|PCI|NET|SYS|C2C|LOC)\[(?P<bw>\d{1,9}(?:\.\d{1,9})?)\] - (?P<to>GPU|NVS|NIC|NET|CPU|PCI)/"
 )
-INTERFACE = re.compile(r"NET/(Socket|IB)\s*: Using (.{1,300})")
-NO_DEVICE = re.compile(r"NET/IB : No device found|Failed to initialize NET plugin IB")
+_INTERFACE = re.compile(r"NET/(Socket|IB)\s*: Using (.{1,300})")
+_NO_DEVICE = re.compile(r"NET/IB : No device found|Failed to initialize NET plugin IB")
 
-ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""NCCL up to 2.23 writes their numbers (src/include/nccl_common.h of NCCL 2.20 to 2.28)"""
-TYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
-"""by ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, fp8 e4m3, fp8 e5m2"""
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+# NCCL up to 2.23 writes their numbers (src/include/nccl_common.h of NCCL 2.20 to 2.28)
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+# by ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, fp8 e4m3, fp8 e5m2
+_TYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 
 
 class LogLine(NamedTuple):
@@ -72,12 +72,11 @@ class LogLine(NamedTuple):
     pid: int
     level: str
     text: str
+    #: `file:line` of a warning
     where: str | None
-    """`file:line` of a warning"""
 
 
-def log_line(raw: bytes) -> LogLine | None:
-    """Return a line of NCCL's log, None for any other line: a job prints much else into the same file."""
+def _log_line(raw: bytes) -> LogLine | None:
     at = raw.find(b" NCCL ", 0, 4096)
     if at < 0:
         return None
@@ -91,23 +90,19 @@ def log_line(raw: bytes) -> LogLine | None:
 
 @lru_cache(maxsize=4096)
 def _who(prefix: bytes) -> tuple[str, int, str | None] | None:
-    """Return host, process and place in the source of what stands before `NCCL`; many lines have the same."""
     found = _WHO.search(prefix.decode(errors="replace"))
     return (found[1], int(found[2]), found[3]) if found else None
 
 
-def algorithm_name(said: str) -> str:
-    """Return `RING` for `RING` and for `1`, its number in old versions."""
-    return ALGORITHMS[int(said)] if said.isdigit() and int(said) < len(ALGORITHMS) else said.upper()
+def _algorithm_name(said: str) -> str:
+    return _ALGORITHMS[int(said)] if said.isdigit() and int(said) < len(_ALGORITHMS) else said.upper()
 
 
-def protocol_name(said: str) -> str:
-    """Return `LL128` for `LL128` and for `1`."""
-    return PROTOCOLS[int(said)] if said.isdigit() and int(said) < len(PROTOCOLS) else said.upper()
+def _protocol_name(said: str) -> str:
+    return _PROTOCOLS[int(said)] if said.isdigit() and int(said) < len(_PROTOCOLS) else said.upper()
 
 
-def transport_name(path: str) -> str:
-    """Return how a connection is made, without the device's number: `NET/IB/GDRDMA` for `NET/IB/0/GDRDMA`."""
+def _transport_name(path: str) -> str:
     parts = [part for part in path.split("/") if not part.isdigit()]
     if parts[:1] == ["NET"] and parts[-1].startswith("GDRDMA"):
         return "/".join((*parts[:2], "GDRDMA"))
@@ -122,14 +117,14 @@ def transport_name(path: str) -> str:
 class Communicator:
     """One communicator that a rank made."""
 
+    #: the same on all ranks; None before 2.19
     id: str | None
-    """the same on all ranks; None before 2.19"""
     rank: int
     num_ranks: int
     device: int
     bus_id: str
+    #: how long its making took, None where that is not logged (before 2.19)
     init_s: float | None
-    """how long its making took, None where that is not logged (before 2.19)"""
     init_parts_s: dict[str, float]
 
 
@@ -137,13 +132,13 @@ class Communicator:
 class Choice:
     """What NCCL chose for an operation of a size."""
 
+    #: None where the log does not say (2.20 to 2.22) and no single operation has that size
     op: str | None
-    """None where the log does not say (2.20 to 2.22) and no single operation has that size"""
     size_bytes: int
     algorithm: str
     protocol: str
+    #: None before 2.24
     channels: int | None
-    """None before 2.24"""
     count: int
 
 
@@ -152,8 +147,8 @@ class LoggedCollective:
     """Calls of one operation and size."""
 
     op: str
+    #: full buffer; None for a type that is not known
     size_bytes: int | None
-    """full buffer; None for a type that is not known"""
     num_ranks: int | None
     count: int
 
@@ -165,24 +160,24 @@ class NcclLog:
     rank: int
     version: str | None
     channels: int | None
+    #: connections by how they are made: P2P/CUMEM, SHM/direct, NET/Socket, NET/IB/GDRDMA, ...
     transports: dict[str, int]
-    """connections by how they are made: P2P/CUMEM, SHM/direct, NET/Socket, NET/IB/GDRDMA, ..."""
     network: str | None
     warnings: tuple[str, ...]
     host: str | None = None
     num_ranks: int | None = None
     num_nodes: int | None = None
     local_ranks: int | None = None
+    #: by NCCL's own model of the topology
     max_bw_gb_per_s: float | None = None
-    """by NCCL's own model of the topology"""
     total_bw_gb_per_s: float | None = None
+    #: the widest link of each kind in the topology: NVL, PCI, NET, ..., in GB/s
     links: dict[str, float] = field(default_factory=dict)
-    """the widest link of each kind in the topology: NVL, PCI, NET, ..., in GB/s"""
     interfaces: tuple[str, ...] = ()
+    #: NCCL looked for InfiniBand and found none that it could use
     infiniband_missing: bool = False
-    """NCCL looked for InfiniBand and found none that it could use"""
+    #: variables of the environment that NCCL took
     settings: dict[str, str] = field(default_factory=dict)
-    """variables of the environment that NCCL took"""
     communicators: tuple[Communicator, ...] = ()
     num_rings: int | None = None
     choices: tuple[Choice, ...] = ()
@@ -196,7 +191,7 @@ class NcclLog:
 #  "coll_perf": {"coll": "AllReduce", "coll_sn": 1407, "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,
 #                "coll_algobw_gbs": 277.21, "coll_busbw_gbs": 485.11}}
 
-MAX_KINDS = 2_000
+_MAX_KINDS = 2_000
 _INSPECTOR_MAX_TEXT = 200
 _AMOUNTS = ("msg_size_bytes", "exec_time_us", "busbw_gbs")
 
@@ -212,8 +207,8 @@ class InspectedOperation:
     count: int
     size_bytes: int
     time_ns: int
+    #: bus bandwidth weighted with time, in GB/s x ns
     busbw_time_sum: float
-    """bus bandwidth weighted with time, in GB/s x ns"""
     best_busbw_gb_per_s: float | None
 
     @property
@@ -247,7 +242,7 @@ def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], i
         key = (one.rank, one.op, one.group)
         before = sums.get(key)
         if before is None:
-            if len(sums) < MAX_KINDS:
+            if len(sums) < _MAX_KINDS:
                 sums[key] = one
             continue
         best = [b for b in (before.best_busbw_gb_per_s, one.best_busbw_gb_per_s) if b is not None]
@@ -291,22 +286,22 @@ def _amount(found: Any) -> float | None:
     return float(found) if is_number(found, low=0) else None
 
 
-MAX_WARNINGS = 20
-LOG_MAX_KINDS = 64
-"""of transports, links and settings"""
-MAX_SIZES = 4_000
-"""operations and sizes that are told apart"""
-MAX_PROCESSES = 1_000
-MAX_COMMUNICATORS = 200
+_MAX_WARNINGS = 20
+# of transports, links and settings
+_LOG_MAX_KINDS = 64
+# operations and sizes that are told apart
+_MAX_SIZES = 4_000
+_MAX_PROCESSES = 1_000
+_MAX_COMMUNICATORS = 200
 
-K = TypeVar("K")
+_K = TypeVar("K")
 
 
 def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
     """Return what the lines of one rank's log say; of what is said twice the first counts."""
     collected = _ProcessLog()
     for raw in raw_lines:
-        line = log_line(raw)
+        line = _log_line(raw)
         if line is not None:
             collected.take(line)
         elif b"NCCL" in raw or b" via " in raw or b"coll channels" in raw:
@@ -318,11 +313,11 @@ def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
     """Return what a log of several processes says, one for each process that says its rank, by rank."""
     by_process: dict[tuple[str, int], _ProcessLog] = {}
     for raw in raw_lines:
-        line = log_line(raw)
+        line = _log_line(raw)
         if line is None:
             continue
         key = (line.host, line.pid)
-        if key in by_process or len(by_process) < MAX_PROCESSES:
+        if key in by_process or len(by_process) < _MAX_PROCESSES:
             by_process.setdefault(key, _ProcessLog()).take(line)
     known = [(c.rank_of_world(), c) for c in by_process.values()]
     ranked = sorted(((r, c) for r, c in known if r is not None), key=lambda pair: pair[0])
@@ -333,8 +328,6 @@ def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
 
 
 class _ProcessLog:
-    """What has been read so far of one process."""
-
     def __init__(self) -> None:
         self.version: str | None = None
         self.host: str | None = None
@@ -357,13 +350,12 @@ class _ProcessLog:
         self.ranks_of: dict[str, int] = {}
 
     def take(self, line: LogLine) -> None:
-        """Keep what one line says."""
         self.num_lines += 1
         text = line.text
         self.host = self.host or line.host or None
         if line.level == "WARN" or "NCCL WARN " in text:
             said = text.partition("NCCL WARN ")[2] or text
-            if len(self.warnings) < MAX_WARNINGS:
+            if len(self.warnings) < _MAX_WARNINGS:
                 self.warnings[said[:400].strip()] = None
         elif "opCount" in text:
             self._collective(text)
@@ -375,13 +367,11 @@ class _ProcessLog:
             self._rest(text)
 
     def rank_of_world(self) -> int | None:
-        """Return the rank in the largest communicator, None where the log names none."""
         if self.communicators:
             return max(self.communicators.values(), key=lambda c: c.num_ranks).rank
         return self.nodes[0] if self.nodes else None
 
     def log(self, rank: int) -> NcclLog:
-        """Return it all."""
         world = max((c.num_ranks for c in self.communicators.values()), default=None)
         return NcclLog(
             rank=rank,
@@ -408,70 +398,69 @@ class _ProcessLog:
         )
 
     def _collective(self, text: str) -> None:
-        found = COLLECTIVE.search(text)
+        found = _COLLECTIVE.search(text)
         if found is None:
             return
         op, kind = op_name(found["op"]), int(found["type"])
         ranks = int(found["ranks"]) if found["ranks"] else self.ranks_of.get(found["comm"])
-        size = int(found["count"]) * TYPE_BYTES[kind] if kind < len(TYPE_BYTES) else None
+        size = int(found["count"]) * _TYPE_BYTES[kind] if kind < len(_TYPE_BYTES) else None
         if size is not None and op in (ALL_GATHER, REDUCE_SCATTER):
             size = size * ranks if ranks else None  # the count is one rank's share
-        _count(self.collectives, (op, size, ranks), MAX_SIZES)
+        _count(self.collectives, (op, size, ranks), _MAX_SIZES)
 
     def _choice(self, text: str) -> None:
-        found = TUNING.search(text)
+        found = _TUNING.search(text)
         if found is None:
             return
         channels = int(found["high"]) - int(found["low"]) + 1 if found["high"] is not None else None
         op = op_name(found["op"]) if found["op"] else None
-        names = (algorithm_name(found["algo"]), protocol_name(found["proto"]))
-        _count(self.choices, (op, int(found["bytes"]), *names, channels), MAX_SIZES)
+        names = (_algorithm_name(found["algo"]), _protocol_name(found["proto"]))
+        _count(self.choices, (op, int(found["bytes"]), *names, channels), _MAX_SIZES)
 
     def _transport(self, text: str) -> None:
-        for path in VIA.findall(text):
-            _count(self.transports, transport_name(path), LOG_MAX_KINDS)
+        for path in _VIA.findall(text):
+            _count(self.transports, _transport_name(path), _LOG_MAX_KINDS)
 
     def _rest(self, text: str) -> None:
-        if self.version is None and (found := VERSION.search(text)):
+        if self.version is None and (found := _VERSION.search(text)):
             self.version = found[1]
-        elif self.channels is None and (found := CHANNELS.search(text)):
+        elif self.channels is None and (found := _CHANNELS.search(text)):
             self.channels = int(found[1])
-        elif self.network is None and (found := NETWORK.search(text)):
+        elif self.network is None and (found := _NETWORK.search(text)):
             self.network = found[1]
-        elif found := INIT.search(text):
+        elif found := _INIT.search(text):
             self._communicator(*found.groups())
-        elif found := TIMINGS.search(text):
-            parts = {name: float(seconds) for name, seconds in TIMING.findall(found[4])[:LOG_MAX_KINDS]}
+        elif found := _TIMINGS.search(text):
+            parts = {name: float(seconds) for name, seconds in _TIMING.findall(found[4])[:_LOG_MAX_KINDS]}
             waiting = self.timings.setdefault((int(found[1]), int(found[2])), [])
-            if len(waiting) < MAX_COMMUNICATORS:
+            if len(waiting) < _MAX_COMMUNICATORS:
                 waiting.append((float(found[3]), parts))
-        elif found := TOPOLOGY.search(text):
+        elif found := _TOPOLOGY.search(text):
             self.bandwidth = self.bandwidth or (float(found[1]), float(found[2]))
-        elif found := NODES.search(text):
+        elif found := _NODES.search(text):
             nodes = tuple(map(int, found.groups()))
             if self.nodes is None or nodes[1] > self.nodes[1]:
                 self.nodes = (nodes[0], nodes[1], nodes[2], nodes[3])
-        elif found := SETTING.search(text):
-            if len(self.settings) < LOG_MAX_KINDS:
+        elif found := _SETTING.search(text):
+            if len(self.settings) < _LOG_MAX_KINDS:
                 self.settings[found[1]] = found[2]
-        elif found := LINK.search(text):
+        elif found := _LINK.search(text):
             self.links[found["kind"]] = max(self.links.get(found["kind"], 0.0), float(found["bw"]))
-        elif found := INTERFACE.search(text):
-            if len(self.interfaces) < LOG_MAX_KINDS:
+        elif found := _INTERFACE.search(text):
+            if len(self.interfaces) < _LOG_MAX_KINDS:
                 self.interfaces[f"{found[1]}: {found[2].strip()}"] = None
-        elif RING.match(text):
+        elif _RING.match(text):
             self.num_rings += 1
-        if NO_DEVICE.search(text):
+        if _NO_DEVICE.search(text):
             self.infiniband_missing = True
 
     def _communicator(self, comm: str, rank: str, ranks: str, device: str, bus_id: str, comm_id: str | None) -> None:
-        if len(self.communicators) < MAX_COMMUNICATORS:
+        if len(self.communicators) < _MAX_COMMUNICATORS:
             self.ranks_of[comm] = int(ranks)
             made = Communicator(comm_id, int(rank), int(ranks), int(device), bus_id, None, {})
             self.communicators.setdefault(comm_id or comm, made)
 
     def _timed_communicators(self) -> Iterable[Communicator]:
-        """Yield communicators with the times of their making, which are logged right after each."""
         left = {key: list(times) for key, times in self.timings.items()}
         for c in self.communicators.values():
             times = left.get((c.rank, c.num_ranks))
@@ -489,7 +478,6 @@ class _ProcessLog:
             yield Choice(named, size, algorithm, protocol, channels, count)
 
 
-def _count(counter: Counter[K], key: K, most: int) -> None:
-    """Count one more of a kind, as long as there are not too many kinds."""
+def _count(counter: Counter[_K], key: _K, most: int) -> None:
     if key in counter or len(counter) < most:
         counter[key] += 1

@@ -28,8 +28,8 @@ from stepscope.units import printable
 # SM use         sm__throughput.avg.pct_of_peak_sustained_elapsed             Compute (SM) Throughput, SOL SM
 # stalls         smsp__average_warps_issue_stalled_<reason>_per_issue_active.ratio, and the sampled ones
 
-MAX_PERCENT = 1000.0
-"""some percentages of peak go past 100 by a little; none by as much"""
+# some percentages of peak go past 100 by a little; none by as much
+_MAX_PERCENT = 1000.0
 _MAX_BYTES = 1 << 60
 _MAX_NS = 1 << 60
 
@@ -61,8 +61,8 @@ _STALL = re.compile(
     r"^smsp__(?:average_warps_issue_stalled_(\w{1,40}?)_per_issue_active\.ratio"
     r"|average_warp_latency_issue_stalled_(\w{1,40}?)\.ratio|pcsamp_warps_issue_stalled_(\w{1,40}?)(?:\.sum)?)$"
 )
+# a warp that issued, or could have, is not stalled
 _NO_STALL = {"selected", "not_selected", "selected_not_issued"}
-"""a warp that issued, or could have, is not stalled"""
 _NS = {
     **dict.fromkeys(("ns", "nsecond", "nanosecond", ""), 1.0),
     **dict.fromkeys(("us", "usecond", "microsecond"), 1e3),
@@ -83,34 +83,32 @@ class KernelMetrics:
     device: int | None
     duration_ns: float | None
     occupancy_pct: float | None
+    #: of the peak of the busiest unit of the multiprocessors
     sm_pct: float | None
-    """of the peak of the busiest unit of the multiprocessors"""
+    #: of the peak of the busiest part of the memory system
     memory_pct: float | None
-    """of the peak of the busiest part of the memory system"""
     dram_pct: float | None
+    #: of the tensor pipe's peak
     tensor_pct: float | None
-    """of the tensor pipe's peak"""
     dram_bytes: float | None
+    #: reasons why warps waited, with their share, the most frequent first
     stalls: tuple[tuple[str, float], ...]
-    """reasons why warps waited, with their share, the most frequent first"""
 
 
 _READ = frozenset((*_OCCUPANCY, *_DRAM, *_SM, *_MEMORY, *_DURATION, *_BYTES, *_BYTES_PARTS))
 
 
-def is_read(metric: str) -> bool:
-    """Return whether a metric is one that is read here; a full set has a thousand others."""
+def _is_read(metric: str) -> bool:
     return metric in _READ or bool(_TENSOR.match(metric) or _STALL.match(metric))
 
 
-def kernel_metrics(
+def _kernel_metrics(
     name: str,
     grid: tuple[int, ...] | None,
     block: tuple[int, ...] | None,
     device: int | None,
     values: Mapping[str, tuple[float, str]],
 ) -> tuple[KernelMetrics, int]:
-    """Return what the metrics of a launch say, by name with value and unit, and how many of them cannot be."""
     bad: list[str] = []
     tensor = [value for metric, (value, _) in values.items() if _TENSOR.match(metric)]
     sums = [_size(values, metric, bad) for metric in _BYTES_PARTS]
@@ -126,7 +124,7 @@ def kernel_metrics(
         sm_pct=_percent(values, _SM, bad),
         memory_pct=_percent(values, _MEMORY, bad),
         dram_pct=_percent(values, _DRAM, bad),
-        tensor_pct=_checked(max(tensor), MAX_PERCENT, "tensor", bad) if tensor else None,
+        tensor_pct=_checked(max(tensor), _MAX_PERCENT, "tensor", bad) if tensor else None,
         dram_bytes=whole if whole is not None else parts,
         stalls=_stalls(values),
     )
@@ -137,7 +135,7 @@ def _percent(values: Mapping[str, tuple[float, str]], names: tuple[str, ...], ba
     for name in names:
         value, unit = values.get(name, (None, ""))
         if value is not None and unit.strip() in ("%", ""):  # `Memory Throughput` is also bytes per second
-            return _checked(value, MAX_PERCENT, name, bad)
+            return _checked(value, _MAX_PERCENT, name, bad)
     return None
 
 
@@ -159,7 +157,6 @@ def _size(values: Mapping[str, tuple[float, str]], name: str, bad: list[str]) ->
 
 
 def _stalls(values: Mapping[str, tuple[float, str]]) -> tuple[tuple[str, float], ...]:
-    """Return the reasons of one family of metrics; they are not to be added to those of another."""
     families: list[dict[str, float]] = [{}, {}, {}]
     for metric, (value, _) in values.items():
         found = _STALL.match(metric)
@@ -186,7 +183,7 @@ def _checked(value: float, most: float, name: str, bad: list[str]) -> float | No
 # 1.234,5   1234,5   1 234,5        the comma is
 # 1,234                             either: the other numbers of the file tell
 
-MAX_CHARACTERS = 64
+_MAX_CHARACTERS = 64
 _NUMERAL = re.compile(r"^[+-]?[\d.,'\s\u00a0\u202f]+(?:[eE][+-]?\d{1,3})?$")
 _GROUPS = re.compile(r"['\s\u00a0\u202f]")
 
@@ -213,7 +210,7 @@ def number(text: str, mark: str) -> float | None:
     (1234.5, 1234.5, None, None)
     """
     plain = text.strip()
-    if len(plain) > MAX_CHARACTERS or not _NUMERAL.match(plain):
+    if len(plain) > _MAX_CHARACTERS or not _NUMERAL.match(plain):
         return None
     plain = _GROUPS.sub("", plain).replace("," if mark == "." else ".", "")
     try:
@@ -224,9 +221,8 @@ def number(text: str, mark: str) -> float | None:
 
 
 def _mark(text: str) -> str | None:
-    """Return the decimal mark that one number must have, None where it could be either."""
     plain = text.strip()
-    if len(plain) > MAX_CHARACTERS or not _NUMERAL.match(plain):
+    if len(plain) > _MAX_CHARACTERS or not _NUMERAL.match(plain):
         return None
     plain = re.split(r"[eE]", _GROUPS.sub("", plain))[0]
     points, commas = plain.count("."), plain.count(",")
@@ -241,8 +237,8 @@ def _mark(text: str) -> str | None:
 
 
 MAX_BYTES = 1 << 30
-MAX_LAUNCHES = 200_000
-MAX_FIELD = 1 << 20
+_MAX_LAUNCHES = 200_000
+_MAX_FIELD = 1 << 20
 _ID, _NAME, _METRIC, _UNIT, _VALUE = "ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
 _DETAILS = ("Block Size", "Grid Size", "Device", "Process ID")
 _NO_METRIC = {
@@ -258,8 +254,8 @@ class _Launch:
     grid: tuple[int, ...] | None
     block: tuple[int, ...] | None
     device: int | None
+    #: `(number as written, unit)` by metric
     values: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """`(number as written, unit)` by metric"""
 
 
 @dataclass(frozen=True)
@@ -268,8 +264,8 @@ class NcuFile:
 
     path: Path
     launches: tuple[KernelMetrics, ...]
+    #: values that are no numbers, or numbers that cannot be
     unusable: int
-    """values that are no numbers, or numbers that cannot be"""
 
 
 def is_ncu_csv(start: bytes) -> bool:
@@ -303,7 +299,7 @@ def read_ncu_csv(path: Path) -> NcuFile:
                 unusable += 1
             else:
                 values[metric] = value, unit
-        metrics, bad = kernel_metrics(launch.name, launch.grid, launch.block, launch.device, values)
+        metrics, bad = _kernel_metrics(launch.name, launch.grid, launch.block, launch.device, values)
         unusable += bad
         out.append(metrics)
     return NcuFile(path, tuple(out), unusable)
@@ -329,7 +325,7 @@ def _launches(lines: Iterator[str], marks: set[str]) -> list[_Launch] | None:
             break
     if header is None:
         return None
-    csv.field_size_limit(MAX_FIELD)
+    csv.field_size_limit(_MAX_FIELD)
     rows = csv.reader(line for line in lines if not line.startswith("=="))
     at = {name: i for i, name in reversed(list(enumerate(header)))}
     return _long(rows, at, marks) if _METRIC in at and _VALUE in at else _wide(rows, header, at, marks)
@@ -342,19 +338,19 @@ def _long(rows: Iterator[list[str]], at: dict[str, int], marks: set[str]) -> lis
             continue
         key = row[at[_ID]], _cell(row, at, "Process ID")
         if key not in launches:
-            if len(launches) == MAX_LAUNCHES:
+            if len(launches) == _MAX_LAUNCHES:
                 break
             launches[key] = _launch(row, at)
         marks.add(marks_of(row[at[_VALUE]]))
         metric = row[at[_METRIC]]
-        if is_read(metric):
+        if _is_read(metric):
             _keep(launches[key], metric, row[at[_VALUE]], _cell(row, at, _UNIT))
     return list(launches.values())
 
 
 def _wide(rows: Iterator[list[str]], header: list[str], at: dict[str, int], marks: set[str]) -> list[_Launch]:
     numbers = [i for i, name in enumerate(header) if name not in _NO_METRIC]
-    columns = [i for i in numbers if is_read(header[i])]
+    columns = [i for i in numbers if _is_read(header[i])]
     launches: list[_Launch] = []
     units: list[str] = []
     for row in rows:
@@ -363,7 +359,7 @@ def _wide(rows: Iterator[list[str]], header: list[str], at: dict[str, int], mark
         if not row[at[_ID]].strip():
             units = row
             continue
-        if len(launches) == MAX_LAUNCHES:
+        if len(launches) == _MAX_LAUNCHES:
             break
         launch = _launch(row, at)
         marks.update(marks_of(row[i]) for i in numbers)
@@ -375,7 +371,6 @@ def _wide(rows: Iterator[list[str]], header: list[str], at: dict[str, int], mark
 
 
 def _keep(launch: _Launch, metric: str, text: str, unit: str) -> None:
-    """Note a metric; of two with one name the percentage (`Memory Throughput` is also bytes per second)."""
     if metric not in launch.values or (unit == "%" and launch.values[metric][1] != "%"):
         launch.values[metric] = text, unit
 
@@ -391,6 +386,5 @@ def _cell(row: list[str], at: dict[str, int], name: str) -> str:
 
 
 def _sizes(text: str) -> tuple[int, ...] | None:
-    """Return the numbers of `(128, 1, 1)`."""
     found = tuple(int(part) for part in _SIZES.findall(text[:100]))
     return found or None

@@ -49,6 +49,7 @@ from stepscope.trace.table import Quality, Trace
 _MAX_EPOCH_NS = 1 << 62
 _MAX_DEVICES = 1024
 _MAX_RANKS = 1 << 20
+# columns of TARGET_INFO_GPU and what Kineto's `deviceProperties` call them; a later one overwrites an earlier
 _DEVICE_FIELDS = (
     ("id", "id"),
     ("cuDevice", "id"),
@@ -57,23 +58,21 @@ _DEVICE_FIELDS = (
     ("computeMajor", "computeMajor"),
     ("computeMinor", "computeMinor"),
 )
-"""columns of TARGET_INFO_GPU and what Kineto's `deviceProperties` call them; a later one overwrites an earlier"""
 
 
 @dataclass(frozen=True)
 class Session:
     """What holds for all processes of an export."""
 
+    #: to be added to all times
     base_ns: int
-    """to be added to all times"""
     notes: tuple[str, ...]
     header: dict[str, Any]
+    #: rank and world size of the command that was recorded
     environment_rank: tuple[int, int | None] | None
-    """rank and world size of the command that was recorded"""
 
 
-def session_of(db: Database) -> Session:
-    """Return what an export says of its recording."""
+def _session_of(db: Database) -> Session:
     base_ns, notes = _wall_clock(db)
     header: dict[str, Any] = {"nsight": _versions(db)}
     devices = _devices(db)
@@ -85,10 +84,9 @@ def session_of(db: Database) -> Session:
     return Session(base_ns, notes, header, _environment_rank(db))
 
 
-def rank_header(
+def _rank_header(
     session: Session, process: int, made: dict[int, list[NcclCall]], *, is_only: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the header of one process with its rank where it is known, and a line where two sources disagree."""
     by_nccl = world_of(made.get(process, ()))
     said = session.environment_rank if is_only else None
     rank, world = by_nccl or said or (None, None)
@@ -104,7 +102,6 @@ def rank_header(
 
 
 def _groups(made: dict[int, list[NcclCall]]) -> list[dict[str, Any]]:
-    """Return the communicators as process groups; their ranks where all of them are processes of this export."""
     world = {process: world_of(calls) for process, calls in made.items()}
     members: dict[int, dict[int, int | None]] = {}
     sizes: dict[int, int] = {}
@@ -139,14 +136,12 @@ def _wall_clock(db: Database) -> tuple[int, tuple[str, ...]]:
 
 
 def _first(db: Database, table: str, columns: Sequence[str]) -> dict[str, int]:
-    """Return the integers of a table's first row."""
     for chunk in db.chunks(table, columns):
         return {name: chunk[name][0] for name in columns if type(chunk[name][0]) is int}
     return {}
 
 
 def _versions(db: Database) -> dict[str, str]:
-    """Return product and schema version of the export."""
     wanted = {"EXPORT_SCHEMA_VERSION": "schema", "EXPORT_PRODUCT_VERSION": "version"}
     found = {}
     for chunk in db.chunks("META_DATA_EXPORT", ("name", "value")):
@@ -177,7 +172,6 @@ def _system(db: Database, wanted: str) -> str | None:
 
 
 def _environment_rank(db: Database) -> tuple[int, int | None] | None:
-    """Return RANK and WORLD_SIZE of the command. Nothing else of its environment is looked at: it holds secrets."""
     found: dict[str, int] = {}
     for chunk in db.chunks("META_DATA_CAPTURE", ("name", "value")):
         for raw, value in zip(chunk["name"], chunk["value"], strict=True):
@@ -194,7 +188,7 @@ def _environment_rank(db: Database) -> tuple[int, int | None] | None:
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-NO_DEVICE = "no process in it used a device; record with nsys profile --trace=cuda,nvtx"
+_NO_DEVICE = "no process in it used a device; record with nsys profile --trace=cuda,nvtx"
 
 
 def read_nsys(
@@ -211,7 +205,7 @@ def read_nsys(
     """
     size = Stream(Path(path)).size
     share = (budget or Budget(size)).share()
-    with opened_export(path) as db:
+    with _opened_export(path) as db:
         try:
             return _read(db, size, share, progress, str(named or path))
         except OverBudget:
@@ -220,8 +214,7 @@ def read_nsys(
 
 
 @contextmanager
-def opened_export(path: str | Path) -> Iterator[Database]:
-    """Open an export; a `TraceError` where it is none, is damaged, or holds more than fits."""
+def _opened_export(path: str | Path) -> Iterator[Database]:
     try:
         with Database(Path(path)) as db:
             if not any(db.has(table) for table in _TABLES) or not db.has("StringIds"):
@@ -248,15 +241,14 @@ def _read(
         read += len(rows.process)
         if progress:
             progress(size * min(read, total) // total)
-    session = session_of(db)
+    session = _session_of(db)
     traces = _traces(db, named, size, texts, events, communicators, session)
     if not traces:
-        raise TraceError(f"{db.path}: {NO_DEVICE}")
+        raise TraceError(f"{db.path}: {_NO_DEVICE}")
     return traces
 
 
 def _all_rows(db: Database, texts: Texts, events: Events, communicators: Communicators) -> Iterator[Rows]:
-    """Yield the rows of all tables, the host's first: they tell whose the device's are where it does not say."""
     yield from call_rows(db, texts)
     yield from range_rows(db, texts, payload_schemas(db), communicators)
     for table in OVERHEADS:
@@ -283,7 +275,7 @@ def _traces(
         found.append((int(devices[often.argmax()]), process, columns, args, counts))
     traces = []
     for _, process, columns, args, counts in sorted(found, key=lambda one: one[:2]):
-        header, conflict = rank_header(session, process, communicators.made, is_only=len(found) == 1)
+        header, conflict = _rank_header(session, process, communicators.made, is_only=len(found) == 1)
         table = drop_implausible(columns, args, base_ns=session.base_ns)
         quality = Quality(
             bad_text=bad_text,
@@ -339,16 +331,16 @@ _OVERVIEW_TABLES = (CALLS, *OVERHEADS, RANGES, *_ON_DEVICE)
 class Overview:
     """What a look into an export found."""
 
+    #: launches of CUDA graphs that were recorded as a whole count as one each
     num_kernels: int
-    """launches of CUDA graphs that were recorded as a whole count as one each"""
+    #: of each process that used a device, as in its `Trace`
     headers: tuple[dict[str, Any], ...]
-    """of each process that used a device, as in its `Trace`"""
 
 
 def overview(path: str | Path, *, progress: Callable[[int], None] | None = None) -> Overview:
     """Return what an export holds; `progress` is told about how many bytes were read. Raises as `read_nsys` does."""
     size = Stream(Path(path)).size
-    with opened_export(path) as db:
+    with _opened_export(path) as db:
         told = _Told(progress, size, max(sum(db.num_rows(table) for table in _OVERVIEW_TABLES), 1))
         communicators = Communicators()
         hosts = _host_processes(db, told)
@@ -358,16 +350,14 @@ def overview(path: str | Path, *, progress: Callable[[int], None] | None = None)
         told.add(db.num_rows(RANGES))
         kernels, used = _device_work(db, texts, hosts.pop() if len(hosts) == 1 else None, told)
         if not used:
-            raise TraceError(f"{db.path}: {NO_DEVICE}")
-        session = session_of(db)
+            raise TraceError(f"{db.path}: {_NO_DEVICE}")
+        session = _session_of(db)
     made = communicators.made
-    headers = [rank_header(session, process, made, is_only=len(used) == 1)[0] for process in sorted(used)]
+    headers = [_rank_header(session, process, made, is_only=len(used) == 1)[0] for process in sorted(used)]
     return Overview(kernels, tuple(headers))
 
 
 class _Told:
-    """Rows read so far, told as bytes of the file."""
-
     def __init__(self, progress: Callable[[int], None] | None, size: int, total: int) -> None:
         self._progress, self._size, self._total, self._read = progress, size, total, 0
 
@@ -378,7 +368,6 @@ class _Told:
 
 
 def _host_processes(db: Database, told: _Told) -> set[int]:
-    """Return the processes whose calls were recorded."""
     found: set[int] = set()
     for table in (CALLS, *OVERHEADS):
         for chunk in db.chunks(table, ("globalTid",)):
@@ -389,7 +378,6 @@ def _host_processes(db: Database, told: _Told) -> set[int]:
 
 
 def _device_work(db: Database, texts: Texts, only_process: int | None, told: _Told) -> tuple[int, set[int]]:
-    """Return how many kernels there are and the processes that used a device."""
     number, used = 0, set[int]()
     for table in _ON_DEVICE:
         for rows in device_rows(db, table, texts, only_process=only_process):

@@ -32,12 +32,12 @@ from stepscope.trace.table import ARGS, DENSE, Int64s, SparseColumn
 # in
 # place; what is the same for every row of a database (`ph`, `offset`) is kept once.
 
+# columns of one value: all events have a duration, and are rows of a database rather than places in a text
 _SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
-"""columns of one value: all events have a duration, and are rows of a database rather than places in a text"""
 _BYTES_PER_ARG = 12
 _BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE if column.name not in _SAME_FOR_ALL)
+# values at most; a large block goes back to the system once it is joined, many small ones between others do not
 _BLOCK = 1 << 17
-"""values at most; a large block goes back to the system once it is joined, many small ones between others do not"""
 
 
 class Texts:
@@ -77,8 +77,8 @@ class Rows(ArrayRecord):
     tid: Int64s
     start_ns: Int64s
     end_ns: Int64s
+    #: whether both times are numbers
     timed: Bools
-    """whether both times are numbers"""
     args: dict[str, tuple[Int64s, Bools]] = field(default_factory=dict)
 
 
@@ -88,8 +88,8 @@ class Growing:
     def __init__(self, dtype: str) -> None:
         self._dtype = np.dtype(dtype)
         self._blocks: list[npt.NDArray[Any]] = []
+        # of the last block
         self._used = 0
-        """of the last block"""
         self.length = 0
 
     def add(self, values: npt.NDArray[Any]) -> None:
@@ -119,12 +119,10 @@ class Growing:
 
 
 class _Process:
-    """The table of one process while it grows."""
-
     def __init__(self) -> None:
         self.dense = {c.name: Growing(c.dtype) for c in DENSE if c.name not in _SAME_FOR_ALL}
+        # rows and values
         self.args: dict[str, tuple[Growing, Growing]] = {}
-        """rows and values"""
         self.length = 0
         self.counts: dict[str, int] = {}
 
@@ -231,8 +229,8 @@ class TorchRange:
 
     name: str
     is_operator: bool
+    #: shapes of the inputs, as JSON
     sizes: str | None
-    """shapes of the inputs, as JSON"""
 
 
 def without_numbers(text: str) -> tuple[str, int | None]:
@@ -259,7 +257,6 @@ def torch_range(plain: str) -> TorchRange:
 
 
 def _without(text: str, what: str) -> tuple[str, str]:
-    """Return a text without `, op_id = 12`, and the digits; the text as it is where no digits follow."""
     at = text.find(what)
     if at < 0:
         return text, ""
@@ -367,7 +364,6 @@ def world_of(calls: Iterable[NcclCall]) -> tuple[int, int] | None:
 
 
 def _bytes(data: object) -> bytes | None:
-    """Return a payload: a blob as it is, or its hexadecimal text, as exporters have written both."""
     if not isinstance(data, bytes):
         return None
     text = data[2:] if data[:2] in (b"0x", b"0X") else data
@@ -387,11 +383,11 @@ KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
-SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
-DEVICE_TABLES = (KERNELS, GRAPHS, COPIES, SETS, SYNCS)
+_SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+DEVICE_TABLES = (KERNELS, GRAPHS, COPIES, SETS, _SYNCS)
 
+# a serialised id holds machine, process and thread; below this bit is the thread
 PID_SHIFT = 24
-"""a serialised id holds machine, process and thread; below this bit is the thread"""
 _WHERE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
 _KERNEL_COLUMNS = (
     *_WHERE, "demangledName", "shortName", "mangledName", "registersPerThread", "gridX", "gridY", "gridZ", "blockX",
@@ -413,7 +409,7 @@ def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | N
         GRAPHS: ("graphId",),
         COPIES: ("bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"),
         SETS: ("bytes", "memKind", "graphNodeId"),
-        SYNCS: ("syncType", "eventId"),
+        _SYNCS: ("syncType", "eventId"),
     }[table]
     for chunk in db.chunks(table, (*_WHERE, *more)):
         rows = _placed(chunk, only_process)
@@ -440,8 +436,7 @@ def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | N
         yield rows
 
 
-def text_ids(db: Database, texts: Texts, ids: Sequence[Any], *, otherwise: Int64s | None = None) -> Int64s:
-    """Return the numbers of the texts that a column's ids stand for, `otherwise` (-1) where there is none."""
+def _text_ids(db: Database, texts: Texts, ids: Sequence[Any], *, otherwise: Int64s | None = None) -> Int64s:
     values, known = integers(ids)
     out = np.full(len(values), -1, np.int64) if otherwise is None else otherwise
     unique, back = np.unique(values[known], return_inverse=True)
@@ -453,12 +448,10 @@ def text_ids(db: Database, texts: Texts, ids: Sequence[Any], *, otherwise: Int64
 
 
 def _spelt(name: str) -> str:
-    """Return a kernel's name with the compiler's `<unnamed>` as Kineto spells it."""
     return name.replace("<unnamed>", "(anonymous namespace)") if "<unnamed>" in name else name
 
 
 def _placed(chunk: dict[str, Sequence[Any]], only_process: int | None) -> Rows:
-    """Return rows with times, device, stream and process; their names are still to come."""
     start, has_start = integers(chunk["start"])
     end, has_end = integers(chunk["end"])
     device, has_device = integers(chunk["deviceId"], missing=-1)
@@ -494,7 +487,7 @@ def _add_kernels(rows: Rows, chunk: dict[str, Sequence[Any]], db: Database, text
     rows.cat = np.full(number, texts.id("kernel"), np.int32)
     name = np.full(number, texts.id(_UNKNOWN_KERNEL), np.int64)
     for column in ("mangledName", "shortName", "demangledName"):  # the last that is there is the best
-        name = text_ids(db, texts, chunk[column], otherwise=name)
+        name = _text_ids(db, texts, chunk[column], otherwise=name)
     rows.name = name.astype(np.int32)
     rows.args["registers"] = integers(chunk["registersPerThread"])
     static, has_static = integers(chunk["staticSharedMemory"])
@@ -506,7 +499,6 @@ def _add_kernels(rows: Rows, chunk: dict[str, Sequence[Any]], db: Database, text
 
 
 def _sizes(*axes: tuple[Int64s, Bools], texts: Texts) -> tuple[Int64s, Bools]:
-    """Return three sizes as one text, `[4, 1, 1]`."""
     sizes = np.stack([values for values, _ in axes], axis=1)
     unique, back = np.unique(sizes, axis=0, return_inverse=True)
     ids = np.array([texts.id(str(row)) for row in unique.tolist()], np.int64)
@@ -542,18 +534,18 @@ OVERHEADS = ("CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD")
 _THREAD = (1 << PID_SHIFT) - 1
 _VERSION = re.compile(r"(?:_v\d{3,6})?(?:_pts?z|_ptds)?$")
 _DRIVER = re.compile(r"^cu[A-Z]")
+# push/pop and start/end, of programs and of imported files
 _RANGE_TYPES = (59, 60, 70, 71)
-"""push/pop and start/end, of programs and of imported files"""
 _COMMUNICATES = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|Bcast|Reduce|Gather|Scatter|Send|Recv)\w*$",
     re.IGNORECASE,
 )
+# whether NCCL's count is of one rank's part: of what is received, of what is sent
 _NCCL_SIZE = {"all_gather": (1, 0), "reduce_scatter": (0, 1), "all_to_all": (0, 0)}
-"""whether NCCL's count is of one rank's part: of what is received, of what is sent"""
 _BYTE = "Byte"
 _MAX_COMMUNICATORS = 100_000
+# first text of NCCL's ranges, and the first that is none any more
 _NCCL_TEXTS = "nccl", "nccm"
-"""first text of NCCL's ranges, and the first that is none any more"""
 _MAX_NCCL_TEXTS = 500
 
 
@@ -577,7 +569,7 @@ def call_rows(db: Database, texts: Texts) -> Iterator[Rows]:
     names: dict[int, tuple[int, int]] = {}
     for chunk in db.chunks(CALLS, ("start", "end", "globalTid", "correlationId", "nameId")):
         rows = _on_threads(chunk)
-        raw = text_ids(db, texts, chunk["nameId"], otherwise=np.full(len(rows.process), texts.id("?"), np.int64))
+        raw = _text_ids(db, texts, chunk["nameId"], otherwise=np.full(len(rows.process), texts.id("?"), np.int64))
         for i in np.unique(raw).tolist():
             if i not in names:
                 names[i] = _call_name(texts, i)
@@ -592,7 +584,7 @@ def overhead_rows(db: Database, table: str, texts: Texts) -> Iterator[Rows]:
         rows = _on_threads(chunk)
         rows.cat = np.full(len(rows.process), texts.id("overhead"), np.int32)
         unnamed = np.full(len(rows.process), texts.id("Nsight Systems"), np.int64)
-        rows.name = text_ids(db, texts, chunk["nameId"], otherwise=unnamed).astype(np.int32)
+        rows.name = _text_ids(db, texts, chunk["nameId"], otherwise=unnamed).astype(np.int32)
         yield rows
 
 
@@ -689,14 +681,11 @@ def _ranges(
 
 
 class _CommColumns:
-    """Arguments of NCCL's calls, as `record_param_comms` of Kineto has them."""
-
     def __init__(self, number: int) -> None:
         self._number = number
         self._values: dict[str, dict[int, int]] = {}
 
     def set(self, i: int, name: str, call: NcclCall | None, ranks: int | None, texts: Texts) -> None:
-        """Note one call."""
         op = op_name(name)
         self._put("collective", i, texts.id(name))
         if call is None:
@@ -714,7 +703,6 @@ class _CommColumns:
             self._put("dst_rank" if op == "send" else "src_rank", i, call.peer)
 
     def args(self) -> dict[str, tuple[Int64s, Bools]]:
-        """Return the columns that any call has."""
         out = {}
         for name, of in self._values.items():
             values, known = np.zeros(self._number, np.int64), np.zeros(self._number, bool)
@@ -752,7 +740,6 @@ def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
 
 
 def _call_name(texts: Texts, number: int) -> tuple[int, int]:
-    """Return name and category of a call."""
     name = _VERSION.sub("", texts.text(number), count=1)
     return texts.id(name), texts.id("cuda_driver" if _DRIVER.match(name) else "cuda_runtime")
 

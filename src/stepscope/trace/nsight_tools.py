@@ -18,9 +18,9 @@ from stepscope.trace.streams import Stream
 from stepscope.trusted_file import is_trusted_file, make_trusted_folder
 from stepscope.units import printable
 
-MAX_SECONDS = 3600
+_MAX_SECONDS = 3600
+# characters of what a program says that are shown
 _SAID = 200
-"""characters of what a program says that are shown"""
 _NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _BY_HAND = {
     "nsys": "nsys export --type=sqlite --include-blobs=true {}",
@@ -51,7 +51,6 @@ def exported_metrics(path: Path) -> Path:
 
 
 def _place(path: Path, folder: Path, ending: str, *, keep: bool) -> Path:
-    """Return where the export of a report lies: another file under its name has another place."""
     status = Stream(path).path.stat()
     key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode(errors="surrogateescape")
     return _writable(folder, keep=keep) / f"{path.name}.{digest_of(key, 12)}.{ending}"
@@ -87,7 +86,6 @@ def require_tool(tool: str, path: Path) -> str:
 
 
 def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
-    """Return what a program wrote on its standard output."""
     import subprocess  # only where there is one to run
 
     program = require_tool(tool, path)
@@ -97,13 +95,13 @@ def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
             [program, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=MAX_SECONDS,
+            timeout=_MAX_SECONDS,
             cwd=folder,
             env={**os.environ, "LC_ALL": "C"},
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise TraceError(f"{shown}: {tool} took more than {MAX_SECONDS} s; run {by_hand}") from error
+        raise TraceError(f"{shown}: {tool} took more than {_MAX_SECONDS} s; run {by_hand}") from error
     except OSError as error:
         raise TraceError(f"{shown}: {tool} cannot be started: {error.strerror}; run {by_hand}") from error
     if done.returncode:
@@ -118,7 +116,6 @@ def _require(out: Path, tool: str, path: Path) -> None:
 
 
 def _writable(folder: Path, *, keep: bool) -> Path:
-    """Return a folder for exports: this one, or one among the temporary files."""
     if keep:
         try:
             if make_trusted_folder(folder) and os.access(folder, os.W_OK):

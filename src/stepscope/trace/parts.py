@@ -18,8 +18,8 @@ from stepscope.trace.table import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKin
 
 _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
+# as `offset`: the event is not in the file that the joined trace names
 _ELSEWHERE = -1
-"""as `offset`: the event is not in the file that the joined trace names"""
 
 
 def trace_id(trace: Trace) -> str | None:
@@ -108,7 +108,6 @@ def events_at(path: str | Path, offsets: Sequence[int]) -> list[dict[str, Any] |
 
 
 def _texts(chunks: Iterator[bytes], offsets: list[int]) -> Iterator[bytes]:
-    """Yield from each of the ascending offsets as much text as an event may take."""
     window, start = bytearray(), 0
     for offset in offsets:
         while start + len(window) < offset + _MAX_EVENT_BYTES and (chunk := next(chunks, None)):

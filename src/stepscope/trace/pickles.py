@@ -26,9 +26,9 @@ from stepscope.errors import InputError
 from stepscope.side_file import RefusedFile, open_side_file, read_side_file, read_side_text
 from stepscope.units import readable_bytes
 
-MAX_DEPTH = 64
-MAX_NUMBER_BYTES = 9
-"""of an integer: 64 bits, and the sign of those without one"""
+_MAX_DEPTH = 64
+# of an integer: 64 bits, and the sign of those without one
+_MAX_NUMBER_BYTES = 9
 _INT32 = struct.Struct("<i")
 _UINT16 = struct.Struct("<H")
 _UINT32 = struct.Struct("<I")
@@ -79,8 +79,6 @@ def plain_data(pickled: bytes) -> Any:
 
 
 class _Reader:
-    """The stack, the memo and the place of one reading."""
-
     def __init__(self, pickled: bytes) -> None:
         self.data = pickled
         self.at = 0
@@ -90,7 +88,6 @@ class _Reader:
         self.shares_containers = False
 
     def read(self) -> Any:
-        """Return what is on the stack at STOP. The seven opcodes that most of a dump consists of are done in place."""
         data, act, stack, marks, memo = self.data, _ACTIONS, self.stack, self.marks, self.memo
         if data[:1] != b"\x80":
             raise NotPlainData("no pickle of protocol 2 or later")
@@ -120,7 +117,6 @@ class _Reader:
                 action(self)
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes; an `IndexError` where there are fewer."""
         end = self.at + count
         if end > len(self.data):
             raise IndexError
@@ -129,49 +125,41 @@ class _Reader:
         return found
 
     def unsigned(self, width: struct.Struct) -> int:
-        """Return the next number of that width."""
         found: int = width.unpack_from(self.data, self.at)[0]
         self.at += width.size
         return found
 
     def byte(self) -> int:
-        """Return the next byte."""
         self.at += 1
         return self.data[self.at - 1]
 
     def push(self, value: Any) -> None:
-        """Put a value on the stack."""
         self.stack.append(value)
 
     def since_mark(self) -> list[Any]:
-        """Take the values above the last mark off the stack."""
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
         return items
 
     def container(self, kind: type) -> Any:
-        """Return the container on top of the stack, which must lie above the last mark."""
         floor = self.marks[-1] if self.marks else 0
         if len(self.stack) <= floor or type(self.stack[-1]) is not kind:
             raise NotPlainData(f"items for a {kind.__name__} that is not there, at byte {self.at:,}")
         return self.stack[-1]
 
     def pop(self) -> Any:
-        """Take the top of the stack, which must lie above the last mark."""
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
             raise IndexError
         return self.stack.pop()
 
     def drop(self) -> None:
-        """Take the top off the stack, or the last mark where nothing lies above it."""
         if self.marks and len(self.stack) == self.marks[-1]:
             self.marks.pop()
         else:
             self.pop()
 
     def remember(self, index: int) -> None:
-        """Keep the top of the stack under a number."""
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
             raise IndexError
         if index > len(self.data):
@@ -179,7 +167,6 @@ class _Reader:
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
-        """Put what was kept under a number on the stack."""
         if index not in self.memo:
             raise NotPlainData(f"a reference to value {index:,}, which is not there, at byte {self.at:,}")
         value = self.memo[index]
@@ -196,7 +183,6 @@ def _why_refused(opcode: int, at: int) -> str:
 
 
 def _refuse_circles(value: Any) -> None:
-    """Raise where a container contains itself or values lie too deep; shared ones are looked at once."""
     open_now: set[int] = set()
     depth_below: dict[int, int] = {}
     path: list[tuple[Any, Any, int]] = []  # container, what of it is left, how deep it is below so far
@@ -204,8 +190,8 @@ def _refuse_circles(value: Any) -> None:
     def enter(container: Any) -> None:
         if id(container) in open_now:
             raise NotPlainData("a list that contains itself")
-        if len(path) >= MAX_DEPTH:
-            raise NotPlainData(f"values nested more than {MAX_DEPTH} deep")
+        if len(path) >= _MAX_DEPTH:
+            raise NotPlainData(f"values nested more than {_MAX_DEPTH} deep")
         open_now.add(id(container))
         items = container.values() if type(container) is dict else container
         path.append((container, (item for item in items if isinstance(item, _CONTAINERS)), 1))
@@ -225,8 +211,8 @@ def _refuse_circles(value: Any) -> None:
             enter(item)
         else:
             depth = max(depth, depth_below[id(item)] + 1)
-            if len(path) + depth > MAX_DEPTH + 1:
-                raise NotPlainData(f"values nested more than {MAX_DEPTH} deep")
+            if len(path) + depth > _MAX_DEPTH + 1:
+                raise NotPlainData(f"values nested more than {_MAX_DEPTH} deep")
             path[-1] = (container, left, depth)
 
 
@@ -241,7 +227,7 @@ def _frame(r: _Reader) -> None:
 
 
 def _number(r: _Reader, size: int) -> None:
-    if size > MAX_NUMBER_BYTES:
+    if size > _MAX_NUMBER_BYTES:
         raise NotPlainData(f"a number of {size:,} bytes, at byte {r.at:,}")
     r.push(int.from_bytes(r.take(size), "little", signed=True))
 
@@ -271,7 +257,6 @@ def _set_items(r: _Reader) -> None:
 
 
 def _key(r: _Reader, key: Any) -> Any:
-    """Return a key that hashes quickly whoever chose it: a text, a number or None."""
     if key is not None and not isinstance(key, str | int):
         raise NotPlainData(f"a key that is neither a text nor a whole number, at byte {r.at:,}")
     return key
@@ -337,17 +322,17 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 # numbers
 # and texts, as JSON. Where the limit is reached the other process ends, and this one says so in a sentence.
 
-MAX_PICKLE_BYTES = 1 << 30
-"""after gzip is taken off"""
-MIN_APART_BYTES = 16 << 20
+# after gzip is taken off
+_MAX_PICKLE_BYTES = 1 << 30
+_MIN_APART_BYTES = 16 << 20
+# a dict of three fields takes 232 bytes in memory and about 20 in a pickle
 _MEMORY_PER_BYTE = 32
-"""a dict of three fields takes 232 bytes in memory and about 20 in a pickle"""
 _MIN_MEMORY_BYTES = 1 << 30
 _SECONDS_PER_MB = 5
 _MIN_SECONDS = 60
 _GZIP = b"\x1f\x8b"
+# plain data to something that JSON can hold
 Reader = Callable[[Any], Any]
-"""plain data to something that JSON can hold"""
 
 
 def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
@@ -357,7 +342,7 @@ def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
     """
     try:
         size_bytes = _size_of(path)
-        if size_bytes >= MIN_APART_BYTES:
+        if size_bytes >= _MIN_APART_BYTES:
             return _read_apart(path, reader, size_bytes=size_bytes, what=what)
         return reader(plain_data(_content(path)))
     except NotPlainData as error:
@@ -369,32 +354,30 @@ def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
         raise InputError(f"cannot read {path}: {error.strerror or error}; check that it is there") from error
 
 
-def is_gzip(path: Path) -> bool:
-    """Return whether a file begins as gzip does."""
-    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as f:
+def _is_gzip(path: Path) -> bool:
+    with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as f:
         return f.read(2) == _GZIP
 
 
 def _size_of(path: Path) -> int:
-    """Return the bytes of the pickle, of a packed one as far as it takes to know that it is large."""
-    if not is_gzip(path):
+    if not _is_gzip(path):
         return path.stat().st_size
-    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+    with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
         size_bytes = 0
-        while size_bytes <= MAX_PICKLE_BYTES and (piece := f.read(1 << 20)):
+        while size_bytes <= _MAX_PICKLE_BYTES and (piece := f.read(1 << 20)):
             size_bytes += len(piece)
-    if size_bytes > MAX_PICKLE_BYTES:
-        raise NotPlainData(f"more than {readable_bytes(MAX_PICKLE_BYTES)} once unpacked")
+    if size_bytes > _MAX_PICKLE_BYTES:
+        raise NotPlainData(f"more than {readable_bytes(_MAX_PICKLE_BYTES)} once unpacked")
     return size_bytes
 
 
 def _content(path: Path) -> bytes:
-    if not is_gzip(path):
-        return read_side_file(path, max_bytes=MAX_PICKLE_BYTES)
-    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
-        content = f.read(MAX_PICKLE_BYTES + 1)
-    if len(content) > MAX_PICKLE_BYTES:
-        raise NotPlainData(f"more than {readable_bytes(MAX_PICKLE_BYTES)} once unpacked")
+    if not _is_gzip(path):
+        return read_side_file(path, max_bytes=_MAX_PICKLE_BYTES)
+    with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+        content = f.read(_MAX_PICKLE_BYTES + 1)
+    if len(content) > _MAX_PICKLE_BYTES:
+        raise NotPlainData(f"more than {readable_bytes(_MAX_PICKLE_BYTES)} once unpacked")
     return content
 
 
@@ -424,7 +407,6 @@ def _read_apart(path: Path, reader: Reader, *, size_bytes: int, what: str) -> An
 
 
 def _main(reader: str, path: str, limit_bytes: str) -> int:
-    """Write what a reader makes of a file, or why it makes nothing, as JSON to whoever started this process."""
     from importlib import import_module
 
     module, _, name = reader.partition(":")
@@ -441,7 +423,6 @@ def _main(reader: str, path: str, limit_bytes: str) -> int:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Let this process have no more memory than that beyond what it has mapped, where the system can say so."""
     try:
         import resource
     except ImportError:  # no such limits on this system

@@ -34,9 +34,9 @@ from stepscope.trace.table import Quality, Trace
 # Both parts are small and are read by the standard library; where they are damaged, the fields that matter most are
 # picked out one by one.
 
-MAX_HEADER_BYTES = 4 << 20
-MAX_TAIL_BYTES = 4 << 20
-"""Twenty groups of 1,024 ranks each, at six characters a rank, are 120 kB."""
+_MAX_HEADER_BYTES = 4 << 20
+# Twenty groups of 1,024 ranks each, at six characters a rank, are 120 kB.
+_MAX_TAIL_BYTES = 4 << 20
 _MAX_CANDIDATES = 16
 
 _BOM = b"\xef\xbb\xbf"
@@ -56,7 +56,7 @@ class Head:
     notes: tuple[str, ...]
 
 
-def read_head(data: bytes, *, complete: bool) -> Head | None:
+def _read_head(data: bytes, *, complete: bool) -> Head | None:
     """Return the head of a file that begins with `data`, or None as long as it has no array of events.
 
     `complete` says that nothing follows: then a damaged head is taken as it is.
@@ -73,14 +73,13 @@ def read_head(data: bytes, *, complete: bool) -> Head | None:
         candidates.append(found)
         if len(candidates) == _MAX_CANDIDATES:
             break
-    if not candidates or not (complete or len(data) >= MAX_HEADER_BYTES):
+    if not candidates or not (complete or len(data) >= _MAX_HEADER_BYTES):
         return None
     salvaged = _salvaged(data[: candidates[0].start()])
     return Head(salvaged, candidates[0].end(), False, (*notes, "the fields before the events are damaged"))
 
 
-def read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tuple[str, ...]]:
-    """Return the fields after the events, whether the file ends properly, and notes on what it ends with."""
+def _read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tuple[str, ...]]:
     text = data.decode(errors="replace").strip().strip("\0").strip()
     if top_array:
         return {}, True, ("bytes after the events are ignored",) if text else ()
@@ -97,7 +96,6 @@ def read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tu
 
 
 def _object(data: bytes) -> ParsedJson | None:
-    """Return the object that is still open at the end of `data`, or None if it is no object."""
     try:
         text = data.rstrip().removesuffix(b",").decode(errors="replace") + "}"
         parsed = usable(json.loads(text, strict=False))
@@ -131,15 +129,14 @@ _KEY = b'"traceEvents"'
 _SECOND_TRACE_EVENTS = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|\Z)|\Z)')
 _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
+# before a second key, in which the object that holds it began
 _KEPT_BYTES = 1 << 20
-"""before a second key, in which the object that holds it began"""
 _TAR_MAGIC_AT = 257
 _ARCHIVES = ((_TAR_MAGIC_AT, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
 _UNPACK = {"tar": "tar -xf", "zip": "unzip"}
 
 
-def refuse_archive(path: Path, data: bytes) -> None:
-    """Raise where the first bytes of a file, unpacked, are those of an archive."""
+def _refuse_archive(path: Path, data: bytes) -> None:
     for at, magic, kind in _ARCHIVES:
         if data[at : at + len(magic)] == magic:
             raise TraceError(
@@ -181,7 +178,6 @@ class SecondTrace:
 
 
 def _second_trace(window: bytes, *, top_array: bool) -> int | None:
-    """Return where in some bytes a second trace begins, None where none does."""
     if top_array:
         found = _NEW_ARRAY.search(window)
         return found.start(1) if found else None
@@ -214,12 +210,12 @@ def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
 # otherwise
 # it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
 
-BLOCK_BYTES = 3 << 20
+_BLOCK_BYTES = 3 << 20
 _SEARCHED_BYTES = 1 << 16
 _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
 _MAX_TRIES = 64
+# blocks in flight beyond one per thread
 _AHEAD = 1
-"""blocks in flight beyond one per thread"""
 
 
 @dataclass(eq=False, repr=False)
@@ -227,21 +223,21 @@ class Events(ArrayRecord):
     """What the events of a file gave so far, before the strings are joined."""
 
     top_array: bool
+    #: where the next block begins in the file
     offset: int
-    """where the next block begins in the file"""
     columns: Columns
     scanners: list[Scanner] = field(default_factory=lambda: [Scanner()])
     counts: Counts = field(default_factory=Counts)
     first_bad_offset: int | None = None
+    #: what the block before left over
     rest: bytes = b""
-    """what the block before left over"""
     lost: bool = False
+    #: whether the last block held nothing but events: no end of the array, no damage
     clean: bool = True
-    """whether the last block held nothing but events: no end of the array, no damage"""
     ended: bool = False
     cut: bool = False
+    #: what follows the events, or what could not be read of them
     tail: bytearray = field(default_factory=bytearray)
-    """what follows the events, or what could not be read of them"""
 
     def flags(self, *, last: bool) -> Flags:
         """Return what a scanner has to know of the next block."""
@@ -276,7 +272,7 @@ class Events(ArrayRecord):
     def keep_tail(self, pieces: Iterable[Buffer]) -> None:
         """Keep what follows the events, within limits."""
         for piece in pieces:
-            self.tail += memoryview(piece)[: MAX_TAIL_BYTES + 1 - len(self.tail)]
+            self.tail += memoryview(piece)[: _MAX_TAIL_BYTES + 1 - len(self.tail)]
 
     def pass_over(self, pieces: Iterable[Buffer]) -> None:
         """Take over what follows the block in which the events ended."""
@@ -296,12 +292,12 @@ class Events(ArrayRecord):
             self.rest = b""
 
 
-def parse_in_turn(events: Events, fill: Filler, *, beside: bool, done: Callable[[Sequence[Buffer]], None]) -> None:
+def _parse_in_turn(events: Events, fill: Filler, *, beside: bool, done: Callable[[Sequence[Buffer]], None]) -> None:
     """Parse all that `fill` gives, where wanted while another thread fills the room for the block that follows.
 
     `done` is called after each block with it and the one before.
     """
-    scanner, size = events.scanners[0], BLOCK_BYTES
+    scanner, size = events.scanners[0], _BLOCK_BYTES
     with ThreadPoolExecutor(1) if beside and not scanner.memory_moves else nullcontext() as pool:
         before: Buffer = b""
         number, room = 0, scanner.room(0, size)
@@ -351,10 +347,9 @@ class Block:
         return sum(map(len, self.pieces))
 
 
-def parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done: Callable[[], None]) -> None:
-    """Parse all chunks on so many threads, while this one unpacks and cuts; `done` is called after each block."""
+def _parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done: Callable[[], None]) -> None:
     with ThreadPoolExecutor(threads) as pool:
-        for block, guess in _parsed_ahead(events, cut_blocks(chunks), pool, threads):
+        for block, guess in _parsed_ahead(events, _cut_blocks(chunks), pool, threads):
             if events.ended:
                 events.pass_over(block.pieces)
             elif guess is None or events.rest or events.lost:
@@ -374,7 +369,6 @@ Guess = Future[tuple[int, list[Rows], ParsedBlock]]
 def _parsed_ahead(
     events: Events, blocks: Iterator[Block], pool: ThreadPoolExecutor, threads: int
 ) -> Iterator[tuple[Block, Guess | None]]:
-    """Yield the blocks in order, each with its result in the making where it can be parsed ahead."""
     idle: SimpleQueue[int] = SimpleQueue()
     for _ in range(threads):
         idle.put(len(events.scanners))
@@ -401,12 +395,11 @@ def _parsed_ahead(
     yield from waiting
 
 
-def cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
-    """Yield the chunks in blocks of about BLOCK_BYTES, each up to its last separator."""
+def _cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
     pieces: list[Buffer] = []
     clean, size = True, 0
     for chunk in chunks:
-        if size >= BLOCK_BYTES:
+        if size >= _BLOCK_BYTES:
             cut = _last_separator(pieces[-1])
             rest = bytes(memoryview(pieces[-1])[cut:]) if cut else b""
             if cut:
@@ -419,7 +412,6 @@ def cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
 
 
 def _last_separator(chunk: Buffer) -> int:
-    """Return where the last event of a chunk that begins with its phase starts; 0 if the chunk's end shows none."""
     tail = bytes(memoryview(chunk)[-_SEARCHED_BYTES:])
     at = len(tail)
     for _ in range(_MAX_TRIES):
@@ -432,7 +424,7 @@ def _last_separator(chunk: Buffer) -> int:
     return 0
 
 
-CHUNK_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 18
 _MAGIC_BYTES = 512
 _XPLANE = ".xplane.pb"
 _MAX_BASE_NS = 1 << 62
@@ -476,14 +468,13 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
                 progress(stream.read_bytes)
 
         if threads == 1 or stream.packed:
-            parse_in_turn(events, following, beside=threads > 1, done=done)
+            _parse_in_turn(events, following, beside=threads > 1, done=done)
         else:
-            parse_ahead(events, second.watched(_chunks(following)), threads=threads, done=done)
+            _parse_ahead(events, second.watched(_chunks(following)), threads=threads, done=done)
     return _trace(stream, head, events, share)
 
 
 def _first_of(data: bytes, fill: Filler) -> Filler:
-    """Return what gives some bytes before all that `fill` gives."""
     left = memoryview(data)
 
     def filled(buffer: memoryview) -> int:
@@ -497,24 +488,23 @@ def _first_of(data: bytes, fill: Filler) -> Filler:
 
 
 def _chunks(fill: Filler) -> Iterator[Buffer]:
-    size = CHUNK_BYTES
-    while size == CHUNK_BYTES:
-        chunk = np.empty(CHUNK_BYTES, np.uint8).data
+    size = _CHUNK_BYTES
+    while size == _CHUNK_BYTES:
+        chunk = np.empty(_CHUNK_BYTES, np.uint8).data
         size = fill(chunk)
         yield chunk[:size]
 
 
 def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
-    """Return the file's head and all bytes read to find it; looks again each time the bytes have doubled."""
     data = bytearray()
     complete = False
-    while not complete and len(data) < MAX_HEADER_BYTES:
-        more = bytearray(max(CHUNK_BYTES, len(data)))
+    while not complete and len(data) < _MAX_HEADER_BYTES:
+        more = bytearray(max(_CHUNK_BYTES, len(data)))
         size = fill(memoryview(more))
         data += memoryview(more)[:size]
         complete = size < len(more)
-        refuse_archive(stream.path, bytes(data[:_MAGIC_BYTES]))
-        head = read_head(bytes(data), complete=complete)
+        _refuse_archive(stream.path, bytes(data[:_MAGIC_BYTES]))
+        head = _read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
     if stream.path.name.endswith(_XPLANE):
@@ -525,10 +515,10 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
 
 def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     share.take(JSON_FACTOR * len(events.tail))
-    fields, closed, notes = read_tail(bytes(events.tail), top_array=head.top_array)
+    fields, closed, notes = _read_tail(bytes(events.tail), top_array=head.top_array)
     truncated = stream.truncated or not events.ended or events.cut or not closed
-    if len(events.tail) > MAX_TAIL_BYTES:
-        notes = (*notes, f"more than {MAX_TAIL_BYTES >> 20} MB after the events are ignored")
+    if len(events.tail) > _MAX_TAIL_BYTES:
+        notes = (*notes, f"more than {_MAX_TAIL_BYTES >> 20} MB after the events are ignored")
     strings = Strings(events.scanners, share)
     events.scanners.clear()  # their memory, before the table needs some for a while
     columns = events.columns.dense(strings)
@@ -555,7 +545,6 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
 
 
 def _base_time(header: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """Return what is to be added to all times, and a note where the file gives no usable number."""
     base = header.get("baseTimeNanoseconds") or 0
     if isinstance(base, int) and not isinstance(base, bool) and abs(base) < _MAX_BASE_NS:
         return base, ()

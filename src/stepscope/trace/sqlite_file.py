@@ -35,7 +35,7 @@ from stepscope.units import printable
 _TABLE_LEAF, _INDEX_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR = 13, 10, 5, 2
 _FILE_HEADER_BYTES = 100
 _MIN_CELL_BYTES = 6  # with its offset; sqlite refuses pages with more cells
-BATCH_PAGES = 256
+_BATCH_PAGES = 256
 _VARINT_BYTES = 5  # 35 bits; a row of sqlite has at most 32
 _MULTIPLIED = "more rows than the file's bytes can hold"
 
@@ -61,8 +61,8 @@ class TablePages:
             while len(level):
                 self._claim_pages(level)
                 children = []
-                for at in range(0, len(level), BATCH_PAGES):
-                    batch = level[at : at + BATCH_PAGES]
+                for at in range(0, len(level), _BATCH_PAGES):
+                    batch = level[at : at + _BATCH_PAGES]
                     read = (os.pread(fd, page_bytes, (page - 1) * page_bytes) for page in batch.tolist())
                     pages = [page.ljust(page_bytes, b"\0") for page in read]  # the file may shrink meanwhile
                     children.append(self._children(_Batch(pages, page_bytes, has_first=1 in batch)))
@@ -78,7 +78,6 @@ class TablePages:
         self._claimed[pages] = True
 
     def _children(self, batch: "_Batch") -> _Int64s:
-        """Return the children of some pages and count the bytes of their rows."""
         found = [np.empty(0, np.int64)]
         kind = batch.number(batch.head, 1)
         for one in (_TABLE_LEAF, _INDEX_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR):
@@ -95,8 +94,6 @@ class TablePages:
 
 
 class _Batch:
-    """Some pages in a row."""
-
     def __init__(self, pages: list[bytes], page_bytes: int, *, has_first: bool) -> None:
         self._page_bytes = page_bytes
         # Cells may reach beyond the end of their page, one without a byte left of it.
@@ -105,7 +102,6 @@ class _Batch:
         self.head = self._start + (_FILE_HEADER_BYTES if has_first else 0)  # the first page is a root, so alone
 
     def cells(self, pages: npt.NDArray[np.intp], *, header_bytes: int) -> _Int64s:
-        """Return where the cells of some of the pages are."""
         count = self.number(self.head[pages] + 3, 2)
         if (count > self._page_bytes // _MIN_CELL_BYTES).any():
             raise sqlite3.DatabaseError(_MULTIPLIED)
@@ -117,14 +113,12 @@ class _Batch:
         return np.repeat(self._start[pages], count) + offset
 
     def number(self, at: _Int64s, num_bytes: int) -> _Int64s:
-        """Return the big-endian numbers at some places."""
         found = np.zeros(len(at), np.int64)
         for i in range(num_bytes):
             found = found << 8 | self._data[at + i]
         return found
 
     def varint(self, at: _Int64s) -> _Int64s:
-        """Return the numbers of 7 bits per byte at some places, longer ones than a row can have as 2**40."""
         found, unfinished = np.zeros(len(at), np.int64), np.arange(len(at))
         for i in range(_VARINT_BYTES):
             byte = self._data[at[unfinished] + i]
@@ -134,21 +128,21 @@ class _Batch:
         return found
 
 
-CHUNK_ROWS = 20_000
-MAX_VALUE_BYTES = 16 << 20
-MAX_TEXT = 65_536
-"""characters; longer texts are shortened, as in JSON traces"""
-MAX_TABLES = 10_000
+_CHUNK_ROWS = 20_000
+_MAX_VALUE_BYTES = 16 << 20
+# characters; longer texts are shortened, as in JSON traces
+_MAX_TEXT = 65_536
+_MAX_TABLES = 10_000
 _SCHEMA_ROOT = 1
 _IDS_AT_ONCE = 500
 _MAX_SAID = 200
+# characters of a column's default value, which rows repeat without having it
 _MAX_DEFAULT = 64
-"""characters of a column's default value, which rows repeat without having it"""
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
 _ALLOWED_FUNCTIONS = {"max", "min", "substr"}
 
+# sqlite names what is damaged in its message, and Python may fail to read that
 _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
-"""sqlite names what is damaged in its message, and Python may fail to read that"""
 
 Bools = npt.NDArray[np.bool_]
 
@@ -158,10 +152,10 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # ids of texts that were too long
         self.shortened: set[int] = set()
-        """ids of texts that were too long"""
+        # ids of texts that were no UTF-8
         self.replaced: set[int] = set()
-        """ids of texts that were no UTF-8"""
         self._columns: dict[str, frozenset[str]] = {}
         self._texts: dict[int, str | None] = {}
         self._roots: dict[str, int] = {}
@@ -224,7 +218,7 @@ class Database:
         listed = ", ".join(f'"{name}"' for name in there)
         condition = f" WHERE {where}" if where else ""
         cursor = self._db.execute(f'SELECT {listed} FROM "{table}" NOT INDEXED{condition}', values)
-        while rows := cursor.fetchmany(CHUNK_ROWS):
+        while rows := cursor.fetchmany(_CHUNK_ROWS):
             chunk: dict[str, Sequence[Any]] = dict.fromkeys(columns, (None,) * len(rows))
             chunk.update(zip(there, zip(*rows, strict=True), strict=True))
             yield chunk
@@ -258,21 +252,20 @@ class Database:
         except UnicodeDecodeError:
             plain = value.decode(errors="replace")
             self.replaced.add(mark)
-        if len(plain) > MAX_TEXT:
+        if len(plain) > _MAX_TEXT:
             self.shortened.add(mark)
-            return plain[:MAX_TEXT] + "…"
+            return plain[:_MAX_TEXT] + "…"
         return plain
 
     def _strings(self, ids: list[int]) -> dict[int, str | None]:
         if not {"id", "value"} <= self.columns("StringIds"):
             return {}
         marks = ", ".join("?" * len(ids))
-        query = f"SELECT id, substr(value, 1, {MAX_TEXT + 1}) FROM StringIds NOT INDEXED WHERE id IN ({marks})"
+        query = f"SELECT id, substr(value, 1, {_MAX_TEXT + 1}) FROM StringIds NOT INDEXED WHERE id IN ({marks})"
         return {i: self.text(value, i) for i, value in self._db.execute(query, ids)}
 
     def _plain_tables(self) -> dict[str, str]:
-        """Return what each name stands for: `table`, or in words something that is not read."""
-        listed = self._db.execute("SELECT name, type, sql, rootpage FROM sqlite_master").fetchmany(MAX_TABLES)
+        listed = self._db.execute("SELECT name, type, sql, rootpage FROM sqlite_master").fetchmany(_MAX_TABLES)
         found = {}
         for raw_name, raw_kind, raw_sql, root in listed:
             name, kind, sql = (self.text(value) or "" for value in (raw_name, raw_kind, raw_sql))
@@ -285,7 +278,6 @@ class Database:
         return found
 
     def _has_key(self) -> bool:
-        """Return whether texts are found by their id without reading all of them."""
         listed = self._db.execute('PRAGMA table_xinfo("StringIds")').fetchall()
         keys = [(self.text(row[1]), (self.text(row[2]) or "").upper()) for row in listed if row[5]]
         return keys == [("id", "INTEGER")]
@@ -302,7 +294,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None, check_same_thread=False
     )
     db.text_factory = bytes
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     for setting in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY"):
         db.execute(f"PRAGMA {setting}").fetchall()
     db.set_authorizer(_authorize)

@@ -19,17 +19,17 @@ from zlib_ng import gzip_ng, zlib_ng
 
 from stepscope.errors import TraceError
 
-COMPRESSED_CHUNK = 1 << 18
-TYPICAL_RATIO = 15
-MAX_RATIO = 300
-"""Real traces compress 15 to 30 times."""
-RATIO_FREE_BYTES = 64 << 20
+_COMPRESSED_CHUNK = 1 << 18
+_TYPICAL_RATIO = 15
+# Real traces compress 15 to 30 times.
+_MAX_RATIO = 300
+_RATIO_FREE_BYTES = 64 << 20
 
+# fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end
 Filler = Callable[[memoryview], int]
-"""fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end"""
 
+# of what is unpacked at once before damage, at most so much is lost with it
 _CAREFUL_BYTES = 1 << 14
-"""of what is unpacked at once before damage, at most so much is lost with it"""
 _GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -42,17 +42,17 @@ class Stream:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = _regular_size(path)
+        # compressed bytes read so far
         self.read_bytes = 0
-        """compressed bytes read so far"""
+        # uncompressed bytes given so far
         self.raw_bytes = 0
-        """uncompressed bytes given so far"""
         self.packed = False
         self.truncated = False
         self.notes: list[str] = []
 
     def expected_raw_bytes(self) -> int:
         """Return about how large the file is unpacked."""
-        return self.size * (TYPICAL_RATIO if self.packed else 1)
+        return self.size * (_TYPICAL_RATIO if self.packed else 1)
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the uncompressed content in pieces of `size` bytes; the last one, and some others, are shorter."""
@@ -91,7 +91,6 @@ class Stream:
             yield fill
 
     def _magic(self, f: IO[bytes]) -> bytes:
-        """Return the first bytes of a compressed file, none of another."""
         start = f.read(4)
         f.seek(0)
         found = next((magic for magic in (_GZIP, _ZSTD) if start.startswith(magic)), b"")
@@ -118,7 +117,6 @@ class Stream:
         return some
 
     def _inflated(self, f: Any) -> Filler:
-        """Return a filler for gzip. Where that is damaged, `_gunzipped` tells what can be had of the rest."""
         packed = _gzip_reader(f)
         careful: Filler | None = None
 
@@ -138,7 +136,6 @@ class Stream:
         return some
 
     def _inflated_again(self, f: IO[bytes]) -> Filler:
-        """Return a filler that goes on behind what was read so far."""
         f.seek(0)
         known, self.raw_bytes, self.read_bytes = self.raw_bytes, 0, 0
         chunks = self._gunzipped(f, _CAREFUL_BYTES)
@@ -152,7 +149,7 @@ class Stream:
         return lambda _: 0
 
     def _unzstd_into(self, f: IO[bytes]) -> Filler:
-        return _filler(self._unzstd(f, COMPRESSED_CHUNK))
+        return _filler(self._unzstd(f, _COMPRESSED_CHUNK))
 
     def _gunzipped(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         inflate: Any = zlib_ng.decompressobj(wbits=31)
@@ -180,7 +177,7 @@ class Stream:
 
         reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW).stream_reader(
             cast(IO[bytes], _CountingReader(f, self)),
-            read_size=COMPRESSED_CHUNK,
+            read_size=_COMPRESSED_CHUNK,
             read_across_frames=True,
             closefd=False,
         )
@@ -199,7 +196,7 @@ class Stream:
             yield chunk
 
     def _compressed(self, f: IO[bytes]) -> bytes:
-        data = f.read(COMPRESSED_CHUNK)
+        data = f.read(_COMPRESSED_CHUNK)
         self.read_bytes += len(data)
         return data
 
@@ -209,9 +206,9 @@ class Stream:
 
     def _check_ratio(self, more: int) -> None:
         total = self.raw_bytes + more
-        if total > RATIO_FREE_BYTES and total > MAX_RATIO * self.read_bytes:
+        if total > _RATIO_FREE_BYTES and total > _MAX_RATIO * self.read_bytes:
             raise TraceError(
-                f"{self.path}: unpacks to more than {MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
+                f"{self.path}: unpacks to more than {_MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
                 "like a decompression bomb: unpack it yourself if it is genuine"
             )
 
@@ -221,11 +218,10 @@ def _gzip_reader(f: IO[bytes]) -> Any:
     enough where a version of zlib-ng has no such reader, unpacks to an object of its own and copies that.
     """
     reader = getattr(gzip_ng, "_GzipReader", None)
-    return reader(f, COMPRESSED_CHUNK) if reader else gzip_ng.GzipNGFile(fileobj=f, mode="rb")
+    return reader(f, _COMPRESSED_CHUNK) if reader else gzip_ng.GzipNGFile(fileobj=f, mode="rb")
 
 
 def _filler(chunks: Iterator[bytes]) -> Filler:
-    """Return what fills buffers from chunks."""
     left = memoryview(b"")
 
     def some(buffer: memoryview) -> int:
@@ -240,8 +236,6 @@ def _filler(chunks: Iterator[bytes]) -> Filler:
 
 
 class _CountingReader:
-    """The compressed file, counting what is read of it."""
-
     def __init__(self, f: IO[bytes], stream: Stream) -> None:
         self._f, self._stream = f, stream
 

@@ -16,25 +16,25 @@ from stepscope.records import ArrayRecord
 # a value in every row. `ARGS` are sparse: two arrays `(row, value)` per key, rows ascending, because each kind of
 # event carries other arguments. Anything else in an event is read on demand through its byte offset.
 
+# In `ts_ns` and `dur_ns`: the event has no such field (metadata, flows, instants).
 NONE_NS = -(2**63)
-"""In `ts_ns` and `dur_ns`: the event has no such field (metadata, flows, instants)."""
 
+# `pid` and `tid` may be strings (`"Spans"`): then the value is `STRING_ID_BASE + string id`.
 STRING_ID_BASE = -(2**62)
-"""`pid` and `tid` may be strings (`"Spans"`): then the value is `STRING_ID_BASE + string id`."""
 
+# In `cat` and `name`: the event has no such field.
 NO_STRING = -1
-"""In `cat` and `name`: the event has no such field."""
 
 
 class ArgKind(Enum):
     """How an argument's value is stored in its column of integers."""
 
+    #: The integer itself; also from a string that holds one (`"7"`).
     INT = 0
-    """The integer itself; also from a string that holds one (`"7"`)."""
+    #: A string id. Strings by their content, anything else by its JSON text (`[[16384, 2048], []]`).
     TEXT = 1
-    """A string id. Strings by their content, anything else by its JSON text (`[[16384, 2048], []]`)."""
+    #: The bits of a float64.
     FLOAT = 2
-    """The bits of a float64."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class ArgColumn:
     unit: str
     meaning: str
     low: int = -(2**63)
+    #: what a value can be; one outside is left out and counted. Ids may be anything: no array is indexed by them
     high: int = 2**63 - 1
-    """what a value can be; one outside is left out and counted. Ids may be anything: no array is indexed by them"""
 
 
-MAX_SIZE = 1 << 48
-"""bytes or elements: no device, and no machine, holds as much"""
-MAX_RANK = 1 << 30
-MAX_GROUP_SIZE = 1 << 20
-MAX_DEVICE = 1 << 16
+# bytes or elements: no device, and no machine, holds as much
+_MAX_SIZE = 1 << 48
+_MAX_RANK = 1 << 30
+_MAX_GROUP_SIZE = 1 << 20
+_MAX_DEVICE = 1 << 16
 
 DENSE = (
     DenseColumn("ph", "uint8", "ASCII", "phase: X complete, i instant, s/t/f flow, M metadata, C counter"),
@@ -95,9 +95,9 @@ ARGS = (
         "joins a runtime call or device event to its host operator",
     ),
     ArgColumn("stream", ("stream",), _INT, "id", "device stream"),
-    ArgColumn("device", ("device",), _INT, "id", "device ordinal", low=-1, high=MAX_DEVICE),
+    ArgColumn("device", ("device",), _INT, "id", "device ordinal", low=-1, high=_MAX_DEVICE),
     ArgColumn("context", ("context",), _INT, "id", "device context"),
-    ArgColumn("bytes", ("bytes", "size"), _INT, "bytes", "size of a copy or set", low=-1, high=MAX_SIZE),
+    ArgColumn("bytes", ("bytes", "size"), _INT, "bytes", "size of a copy or set", low=-1, high=_MAX_SIZE),
     ArgColumn("cbid", ("cbid", "cid"), _INT, "id", "runtime or driver function number"),
     ArgColumn("ev_idx", ("Ev Idx", "Profiler Event Index"), _INT, "index", "host event's number in the profiler"),
     ArgColumn("python_id", ("Python id",), _INT, "id", "python frame"),
@@ -113,7 +113,7 @@ ARGS = (
         "elements",
         "elements sent by this rank",
         low=-1,
-        high=MAX_SIZE,
+        high=_MAX_SIZE,
     ),
     ArgColumn(
         "out_elems",
@@ -122,12 +122,12 @@ ARGS = (
         "elements",
         "elements received by this rank",
         low=-1,
-        high=MAX_SIZE,
+        high=_MAX_SIZE,
     ),
     ArgColumn("in_split", ("In split size",), _TEXT, "string id", "elements per peer sent (all-to-all)"),
     ArgColumn("out_split", ("Out split size",), _TEXT, "string id", "elements per peer received (all-to-all)"),
     ArgColumn("dtype", ("dtype",), _TEXT, "string id", "element type of the collective"),
-    ArgColumn("group_size", ("Group size",), _INT, "ranks", "ranks in the process group", low=-1, high=MAX_GROUP_SIZE),
+    ArgColumn("group_size", ("Group size",), _INT, "ranks", "ranks in the process group", low=-1, high=_MAX_GROUP_SIZE),
     ArgColumn("group_name", ("Process Group Name",), _TEXT, "string id", "process group"),
     ArgColumn(
         "group_desc", ("Process Group Description",), _TEXT, "string id", "what the group is for (default_pg, mesh_dp)"
@@ -140,7 +140,7 @@ ARGS = (
         "ranks of the group; long lists are shortened by the profiler",
     ),
     ArgColumn(
-        "group_start", ("Global rank start",), _INT, "rank", "first rank of a regular group", low=-1, high=MAX_RANK
+        "group_start", ("Global rank start",), _INT, "rank", "first rank of a regular group", low=-1, high=_MAX_RANK
     ),
     ArgColumn(
         "group_stride",
@@ -149,10 +149,12 @@ ARGS = (
         "ranks",
         "distance between the ranks of a regular group",
         low=-1,
-        high=MAX_RANK,
+        high=_MAX_RANK,
     ),
-    ArgColumn("src_rank", ("Src Rank",), _INT, "rank", "sender of a point-to-point operation", low=-1, high=MAX_RANK),
-    ArgColumn("dst_rank", ("Dst Rank",), _INT, "rank", "receiver of a point-to-point operation", low=-1, high=MAX_RANK),
+    ArgColumn("src_rank", ("Src Rank",), _INT, "rank", "sender of a point-to-point operation", low=-1, high=_MAX_RANK),
+    ArgColumn(
+        "dst_rank", ("Dst Rank",), _INT, "rank", "receiver of a point-to-point operation", low=-1, high=_MAX_RANK
+    ),
     ArgColumn("comm_seq", ("Seq", "seq"), _INT, "number", "collective's number in its group, where recorded"),
     ArgColumn(
         "is_async",
@@ -170,7 +172,7 @@ ARGS = (
     ArgColumn("grid", ("grid",), _TEXT, "string id", "kernel grid"),
     ArgColumn("block", ("block",), _TEXT, "string id", "kernel block"),
     ArgColumn("registers", ("registers per thread",), _INT, "registers", "registers per thread", low=-1, high=1 << 20),
-    ArgColumn("shared_bytes", ("shared memory",), _INT, "bytes", "shared memory per block", low=-1, high=MAX_SIZE),
+    ArgColumn("shared_bytes", ("shared memory",), _INT, "bytes", "shared memory per block", low=-1, high=_MAX_SIZE),
     ArgColumn("occupancy_pct", ("est. achieved occupancy %",), _FLOAT, "%", "estimated occupancy"),
     ArgColumn("graph_node", ("graph node id",), _INT, "id", "CUDA graph node, where recorded"),
     ArgColumn("wait_stream", ("wait_on_stream",), _INT, "id", "stream that a stream-wait waits for"),
@@ -191,7 +193,7 @@ ARGS = (
         "bytes",
         "device memory allocated after a memory event",
         low=-1,
-        high=MAX_SIZE,
+        high=_MAX_SIZE,
     ),
     ArgColumn(
         "total_reserved",
@@ -200,7 +202,7 @@ ARGS = (
         "bytes",
         "device memory reserved after a memory event",
         low=-1,
-        high=MAX_SIZE,
+        high=_MAX_SIZE,
     ),
     ArgColumn(
         "alloc_bytes",
@@ -208,11 +210,13 @@ ARGS = (
         _INT,
         "bytes",
         "size of a memory event; negative when freed",
-        low=-MAX_SIZE,
-        high=MAX_SIZE,
+        low=-_MAX_SIZE,
+        high=_MAX_SIZE,
     ),
     ArgColumn("alloc_addr", ("Addr",), _INT, "address", "address of a memory event"),
-    ArgColumn("alloc_device", ("Device Id",), _INT, "id", "device of a memory event; -1 host", low=-1, high=MAX_DEVICE),
+    ArgColumn(
+        "alloc_device", ("Device Id",), _INT, "id", "device of a memory event; -1 host", low=-1, high=_MAX_DEVICE
+    ),
     ArgColumn("alloc_device_type", ("Device Type",), _INT, "id", "0 host, 1 CUDA or HIP", low=-1, high=255),
     ArgColumn("label", ("name", "labels"), _TEXT, "string id", "process and thread names of metadata events"),
     ArgColumn("sort_index", ("sort_index",), _INT, "number", "display order of metadata events"),
@@ -220,8 +224,8 @@ ARGS = (
 
 
 Int64s = npt.NDArray[np.int64]
+# rows of a column for each row asked for, at which a dense copy of it pays
 _DENSE_FROM = 32
-"""rows of a column for each row asked for, at which a dense copy of it pays"""
 _SMALL = 1 << 31
 
 
@@ -230,8 +234,8 @@ class SparseColumn(ArrayRecord):
     """One argument: `values[i]` belongs to event row `rows[i]`; rows ascend."""
 
     rows: npt.NDArray[np.integer[Any]]
+    #: of a text its number; of a decimal number its bits as int64; all others in 32 bits where they fit
     values: npt.NDArray[np.integer[Any]]
-    """of a text its number; of a decimal number its bits as int64; all others in 32 bits where they fit"""
 
     def dense(self, num_rows: int, *, missing: int) -> Int64s:
         """Return one value per event row, `missing` where the event has none."""
@@ -264,24 +268,24 @@ class Quality:
     """What reading had to drop, fix or shorten. Every non-zero count becomes a warning."""
 
     truncated: bool = False
+    #: events that were no JSON and are lost
     malformed: int = 0
-    """events that were no JSON and are lost"""
+    #: events dropped for a ts or dur that is no finite number, out of range or missing where needed
     bad_time: int = 0
-    """events dropped for a ts or dur that is no finite number, out of range or missing where needed"""
     negative_duration: int = 0
+    #: events whose time cannot belong to the window that the others span, left out
     far_times: int = 0
-    """events whose time cannot belong to the window that the others span, left out"""
+    #: events that were read although their JSON was bad (bare quotes, control characters)
     repaired: int = 0
-    """events that were read although their JSON was bad (bare quotes, control characters)"""
+    #: distinct strings with invalid UTF-8, lone surrogates or bad escapes, replaced
     bad_text: int = 0
-    """distinct strings with invalid UTF-8, lone surrogates or bad escapes, replaced"""
+    #: distinct strings longer than the limit, shortened
     shortened: int = 0
-    """distinct strings longer than the limit, shortened"""
+    #: argument values of the wrong type or out of range, left out; `notes` names those out of range
     bad_args: int = 0
-    """argument values of the wrong type or out of range, left out; `notes` names those out of range"""
     first_bad_offset: int | None = None
+    #: anything else worth telling: byte-order mark, trailing garbage
     notes: tuple[str, ...] = ()
-    """anything else worth telling: byte-order mark, trailing garbage"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

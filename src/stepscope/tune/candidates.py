@@ -38,25 +38,25 @@ class Loader:
 class Job:
     """What decides which settings can matter."""
 
+    #: cpu, cuda or rocm
     device: str
-    """cpu, cuda or rocm"""
+    #: of this machine, that the job may use
     cores: int
-    """of this machine, that the job may use"""
     local_ranks: int
     backend: str | None
     has_ddp: bool
     loaders: tuple[Loader, ...] = ()
+    #: how often a loader began again after the first step
     loader_starts: int = 0
-    """how often a loader began again after the first step"""
     optimizer: str | None = None
+    #: the script asked for a fused or a foreach form itself
     optimizer_chosen: bool = False
-    """the script asked for a fused or a foreach form itself"""
     threads: int | None = None
     convolutions: bool = False
+    #: variables that matter for performance, as they were
     environment: Mapping[str, str] | None = None
-    """variables that matter for performance, as they were"""
+    #: torch brings its own allocator for the CPU here
     mimalloc: bool = False
-    """torch brings its own allocator for the CPU here"""
 
     @property
     def on_cuda(self) -> bool:
@@ -140,15 +140,15 @@ class Candidate:
     """One setting, or a few that belong together."""
 
     name: str
+    #: EQUAL, ROUNDING or INEXACT
     results: str
-    """EQUAL, ROUNDING or INEXACT"""
+    #: what to write in the script, or in front of the command
     keep: str
-    """what to write in the script, or in front of the command"""
+    #: in the job's processes
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """in the job's processes"""
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: finding ids that speak for it
     findings: tuple[str, ...] = ()
-    """finding ids that speak for it"""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,6 @@ def _every(job: Job, *, compiled: bool) -> Iterator[Candidate]:
 
 
 def _loading(job: Job) -> Iterator[Candidate]:
-    """Loaders of the script, all at once: nobody knows which of them is the one of the training loop."""
     alone = [loader for loader in job.loaders if loader.map_style and not loader.num_workers]
     at_work = [loader for loader in job.loaders if loader.num_workers]
     if alone:
@@ -234,7 +233,6 @@ def _loading(job: Job) -> Iterator[Candidate]:
 
 
 def _worker_counts(job: Job) -> list[int]:
-    """Return a few and, on a machine that has the cores, as many as each rank has: waiting for a disk takes no core."""
     return sorted({min(4, max(2, job.cores_per_rank)), min(_MAX_WORKERS, max(2, job.cores_per_rank))})
 
 

@@ -31,8 +31,8 @@ from stepscope.units import NS_PER_MS
 # device's
 # own times, since the host runs ahead of it.
 
+# measured, below which a trial says nothing
 MIN_STEPS = 5
-"""measured, below which a trial says nothing"""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Trial:
     """One run of the job; without a step time the reason is there."""
 
     step_ms: float | None
+    #: measured, on the rank with the fewest
     steps: int = 0
-    """measured, on the rank with the fewest"""
     losses: tuple[float | None, ...] = ()
+    #: sum, and sum of sizes
     parameters: tuple[float, float] | None = None
-    """sum, and sum of sizes"""
+    #: settings that changed anything in the job
     took: tuple[str, ...] = ()
-    """settings that changed anything in the job"""
     failed: str | None = None
 
 
@@ -70,7 +70,6 @@ def trial_in(folder: Path | None, *, warmup: int, ended: str | None = None) -> T
 
 
 def _mean_ns(log: StepLog, warmup: int) -> tuple[float, int]:
-    """Return the mean step of a rank and how many there are, 0 of them without any."""
     kept = (log.step >= warmup) & ~log.profiled
     device = log.device_ns[kept]
     times = device if len(device) and (device != MISSING).all() else log.dur_ns[kept]
@@ -103,8 +102,8 @@ def _number(value: Any) -> float | None:
 
 MAX_FALSE = 0.05
 MIN_ROUNDS = 3
-LOOKS = 2
-"""at a setting: after the rounds that were asked for, and after more of them"""
+# at a setting: after the rounds that were asked for, and after more of them
+_LOOKS = 2
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ class Gain:
     low: float
     high: float
     rounds: int
+    #: share by the median over rounds, which one disturbed round does not move
     typical: float
-    """share by the median over rounds, which one disturbed round does not move"""
 
     @property
     def beyond_chance(self) -> bool:
@@ -140,7 +139,7 @@ def gain(base_ms: Sequence[float], with_ms: Sequence[float], *, tried: int) -> G
     if len(ratios) < MIN_ROUNDS:
         return None
     middle = fmean(ratios)
-    width = t_quantile(1 - MAX_FALSE / (LOOKS * max(1, tried)), len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
+    width = t_quantile(1 - MAX_FALSE / (_LOOKS * max(1, tried)), len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
     typical = 1 - exp(median(ratios))
     return Gain(1 - exp(middle), 1 - exp(middle + width), 1 - exp(middle - width), len(ratios), typical)
 
@@ -156,16 +155,16 @@ def gain(base_ms: Sequence[float], with_ms: Sequence[float], *, tried: int) -> G
 # to
 # rounding. Inexact ones, which were asked for, may be a few percent off, and how far is told.
 
-ROUNDING_BOUND = 1e-3
-"""relative: what other orders of summation grow to in the first steps"""
-MAX_OWN = 1e-2
-"""by which the unchanged job may differ from itself: more is no rounding, but a seed that is not set"""
+# relative: what other orders of summation grow to in the first steps
+_ROUNDING_BOUND = 1e-3
+# by which the unchanged job may differ from itself: more is no rounding, but a seed that is not set
+_MAX_OWN = 1e-2
 _COMPARED = 16  # backwards
-INEXACT_BOUND = 0.05
-"""for settings that may change results: further off is another training"""
+# for settings that may change results: further off is another training
+_INEXACT_BOUND = 0.05
 _OWN_TIMES = 3.0
+# of the first loss: below that a loss is as good as 0, and its relative error says nothing
 _SMALL = 1e-3
-"""of the first loss: below that a loss is as good as 0, and its relative error says nothing"""
 
 
 @dataclass(frozen=True)
@@ -179,21 +178,21 @@ class Agreement:
 
 def agreement(trial: Trial, base: Sequence[Trial], *, results: str) -> Agreement:
     """Return whether a trial computes what the trials of the unchanged job do."""
-    own = max((a for other in base[1:] if (a := distance(other, base[0])) is not None), default=0.0)
-    if own > MAX_OWN:
+    own = max((a for other in base[1:] if (a := _distance(other, base[0])) is not None), default=0.0)
+    if own > _MAX_OWN:
         return Agreement(None, None, f"the unchanged job differs from itself by {own:.1e}: set its seeds")
-    apart = distance(trial, base[0])
+    apart = _distance(trial, base[0])
     if apart is None:
         return Agreement(None, None, "it left no loss and no parameters to compare")
     if results == INEXACT:
-        return Agreement(apart <= INEXACT_BOUND, apart, f"losses or parameters differ by {apart:.1e}")
-    bound = max(0.0 if results == EQUAL else ROUNDING_BOUND, min(MAX_OWN, _OWN_TIMES * own))
+        return Agreement(apart <= _INEXACT_BOUND, apart, f"losses or parameters differ by {apart:.1e}")
+    bound = max(0.0 if results == EQUAL else _ROUNDING_BOUND, min(_MAX_OWN, _OWN_TIMES * own))
     if apart <= bound:
         return Agreement(True, apart, "equal" if apart == 0 else f"equal within rounding ({apart:.0e})")
     return Agreement(False, apart, f"losses or parameters differ by {apart:.1e}")
 
 
-def distance(a: Trial, b: Trial) -> float | None:
+def _distance(a: Trial, b: Trial) -> float | None:
     """Return how far two trials are apart, relative; infinite where one is not finite, None without a number of both.
 
     Sums over the parameters are compared where both trials took the same number of steps.
@@ -218,7 +217,7 @@ def _apart(x: float | None, y: float | None, first: float | None) -> float:
 # changes results is given up at once.
 
 BASE = "as it is"
-GIVE_UP_AFTER = 2
+_GIVE_UP_AFTER = 2
 
 
 @dataclass(frozen=True)
@@ -241,8 +240,7 @@ def order_of(number: int, names: Sequence[str]) -> list[str]:
     return turned if number % 2 == 0 else turned[::-1]
 
 
-def why_out(candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial]) -> Out | None:
-    """Return why a setting is out after its trials so far, paired with those of the unchanged job; None to go on."""
+def _why_out(candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial]) -> Out | None:
     last, good = trials[-1], [t for t in base if t.failed is None]
     if last.failed is not None:
         return Out(last.failed)
@@ -251,14 +249,13 @@ def why_out(candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial]
     agrees = agreement(last, good, results=candidate.results)
     if agrees.agrees is False:
         return Out(f"changes results: {agrees.why}", agrees)
-    times = pairs(base, trials)
-    if len(times) == GIVE_UP_AFTER and fmean(log(b / a) for a, b in times) >= 0:
-        return Out(f"no gain in {GIVE_UP_AFTER} rounds", agrees)
+    times = _pairs(base, trials)
+    if len(times) == _GIVE_UP_AFTER and fmean(log(b / a) for a, b in times) >= 0:
+        return Out(f"no gain in {_GIVE_UP_AFTER} rounds", agrees)
     return None
 
 
-def pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """Return the step times without and with a setting of the rounds that have both."""
+def _pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, float]]:
     return [
         (a.step_ms, b.step_ms)
         for a, b in zip(base, trials, strict=False)
@@ -266,8 +263,7 @@ def pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, f
     ]
 
 
-def still_in(names: Sequence[str], out: Mapping[str, Out]) -> list[str]:
-    """Return the settings that were not given up."""
+def _still_in(names: Sequence[str], out: Mapping[str, Out]) -> list[str]:
     return [name for name in names if name not in out]
 
 
@@ -289,8 +285,8 @@ class JudgedSetting:
     step_ms: float | None
     gain: Gain | None
     agreement: Agreement | None
+    #: why it is not kept; None where it is
     why_not: str | None
-    """why it is not kept; None where it is"""
 
     @property
     def keeps(self) -> bool:
@@ -307,7 +303,7 @@ def judged(
     candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: Out | None = None
 ) -> JudgedSetting:
     """Return what came of a setting; `tried` is how many there were."""
-    times = pairs(base, trials)
+    times = _pairs(base, trials)
     found = gain([a for a, _ in times], [b for _, b in times], tried=tried)
     good, unchanged = ([t for t in some if t.failed is None] for some in (trials, base))
     agrees = _worst([agreement(t, unchanged, results=candidate.results) for t in good])
@@ -320,8 +316,7 @@ def judged(
     )
 
 
-def best(single: Sequence[JudgedSetting], both: JudgedSetting | None) -> JudgedSetting | None:
-    """Return what to keep: all together, else the best single one; None where nothing is worth it."""
+def _best(single: Sequence[JudgedSetting], both: JudgedSetting | None) -> JudgedSetting | None:
     kept = sorted((j for j in single if j.keeps and j.gain), key=lambda j: -(j.gain.share if j.gain else 0.0))
     if both is not None and both.keeps and both.gain and kept and kept[0].gain:
         return both if both.gain.share > kept[0].gain.share else kept[0]
@@ -334,7 +329,6 @@ def document(kept: JudgedSetting | None, rows: Sequence[JudgedSetting]) -> Mappi
 
 
 def _worst(found: Sequence[Agreement]) -> Agreement | None:
-    """Return the agreement of the trial that is furthest off."""
     order = {False: 0, None: 1, True: 2}
     return min(found, key=lambda a: (order[a.agrees], -(a.apart or 0.0)), default=None)
 
@@ -370,11 +364,11 @@ def _row(judged: JudgedSetting) -> dict[str, object]:
     }
 
 
+# rounds: fewer hardly narrow an interval that one disturbed round has widened
 _MIN_MORE = 6
-"""rounds: fewer hardly narrow an interval that one disturbed round has widened"""
 
+# takes what to say of it, and the setting: None for the unchanged job
 RunTrial = Callable[[str, Candidate | None], Trial]
-"""takes what to say of it, and the setting: None for the unchanged job"""
 
 
 @dataclass(frozen=True)
@@ -382,16 +376,16 @@ class Experiment:
     """What came of it."""
 
     settings: tuple[JudgedSetting, ...]
+    #: those worth keeping, together; None where there were not several
     combined: JudgedSetting | None
-    """those worth keeping, together; None where there were not several"""
     base: tuple[Trial, ...]
+    #: whether it was ended before all rounds had run
     stopped: bool = False
-    """whether it was ended before all rounds had run"""
 
     @property
     def keep(self) -> JudgedSetting | None:
         """Return what to keep, None for nothing."""
-        return best(self.settings, self.combined)
+        return _best(self.settings, self.combined)
 
 
 @dataclass
@@ -424,17 +418,15 @@ def experiment(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> Exp
 
 
 def _series(tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str) -> _Series:
-    """Return the trials of some rounds; one whose unchanged trial fails tells nothing and is left out by its pairs."""
     series = _Series(trials={c.name: [] for c in tried})
     _go_on(series, tried, run, rounds=rounds, what=what)
     return series
 
 
 def _go_on(series: _Series, tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str) -> None:
-    """Add rounds of some settings, all of which have been in every round so far; fewer where the user ends it."""
     by_name = {c.name: c for c in tried}
     for number in range(rounds):
-        names = still_in(list(by_name), series.out)
+        names = _still_in(list(by_name), series.out)
         if not names:
             break
         for name in order_of(number, names):
@@ -445,7 +437,7 @@ def _go_on(series: _Series, tried: Sequence[Candidate], run: RunTrial, *, rounds
                 return
             (series.base if name == BASE else series.trials[name]).append(trial)
         for name in names:
-            if (out := why_out(by_name[name], series.trials[name], series.base)) is not None:
+            if (out := _why_out(by_name[name], series.trials[name], series.base)) is not None:
                 series.out[name] = out
 
 

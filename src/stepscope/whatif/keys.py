@@ -17,6 +17,7 @@ class Setting:
     what: str
 
 
+# every key that `--set` knows
 SETTINGS = (
     Setting("straggler", "off|RANK,...", "late ranks, or these, as fast as the others' median"),
     Setting("load", "even", "the same work spread evenly over the ranks"),
@@ -42,4 +43,3 @@ SETTINGS = (
     Setting("experts", "even", "tokens routed evenly"),
     Setting("links", "even", "slow groups as fast as their siblings"),
 )
-"""every key that `--set` knows"""

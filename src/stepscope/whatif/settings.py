@@ -57,8 +57,8 @@ Mask = npt.NDArray[np.bool_]
 Masks = list[Mask]
 
 _TIMES = re.compile(r"^(\d+\.?\d*|\.\d+)x$")
+# parallel over these, collectives stand inside the passes: their results are needed at once
 _NOT_FREE = ("tp", "pp", "ep", "cp")
-"""parallel over these, collectives stand inside the passes: their results are needed at once"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,27 +87,25 @@ class SettingChange:
     """A setting as a change."""
 
     change: Change
+    #: relative error of the modelled change
     doubt: float = 0.15
-    """relative error of the modelled change"""
+    #: what a formula says it saves per step, where no replay can tell
     saving_ns: float = 0.0
-    """what a formula says it saves per step, where no replay can tell"""
     note: str | None = None
+    #: the time per step that it claims to remove
     limit_ns: float | None = None
-    """the time per step that it claims to remove"""
+    #: which time that is
     claim: str = ""
-    """which time that is"""
 
     @property
     def fix(self) -> Fix:
-        """Return the same without the note."""
         return Fix(self.change, self.doubt, self.saving_ns, self.limit_ns, self.claim)
 
 
 Maker = Callable[[SettingRequest], SettingChange]
 
 
-def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False) -> Maker:
-    """Return the maker of a setting that has one value."""
+def _only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False) -> Maker:
 
     def make(asked: SettingRequest) -> SettingChange:
         asked.check_value(word)
@@ -118,8 +116,7 @@ def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False
     return make
 
 
-def fix(word: str, finding: str) -> Maker:
-    """Return the maker of a setting that undoes a fault the rules know, for runs that do not show the fault."""
+def _fix(word: str, finding: str) -> Maker:
 
     def make(asked: SettingRequest) -> SettingChange:
         asked.check_value(word)
@@ -128,13 +125,11 @@ def fix(word: str, finding: str) -> Maker:
     return make
 
 
-def made_of(fix: Fix) -> SettingChange:
-    """Return a rule's fix as a setting."""
+def _made_of(fix: Fix) -> SettingChange:
     return SettingChange(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns, claim=fix.claim)
 
 
-def straggler(asked: SettingRequest) -> SettingChange:
-    """Return late ranks as fast as the median of the others: those found, or those named."""
+def _straggler(asked: SettingRequest) -> SettingChange:
     ranks = [r.rank for r in asked.account.run.ranks]
     if asked.value == "off":
         late = [s.rank for s in asked.account.stragglers]
@@ -149,28 +144,24 @@ def straggler(asked: SettingRequest) -> SettingChange:
     return SettingChange(lambda replay: straggler_off(replay, late))
 
 
-def network(asked: SettingRequest) -> SettingChange:
-    """Return every transfer faster."""
+def _network(asked: SettingRequest) -> SettingChange:
     speedup = _times(asked)
     return SettingChange(lambda replay: faster_network(replay, speedup))
 
 
-def fewer(asked: SettingRequest) -> SettingChange:
-    """Return every collective with a share of its bytes."""
+def _fewer(asked: SettingRequest) -> SettingChange:
     share = _times(asked)
     known = any((rank.collectives.full_bytes > 0).any() for rank in asked.account.run.ranks)
     note = None if known else f"{asked}: no collective's size was recorded (--shapes on gloo), so nothing changes"
     return SettingChange(lambda replay: fewer_bytes(replay, share), doubt=0.2, note=note)
 
 
-def overlap(asked: SettingRequest) -> SettingChange:
-    """Return gradients sent while backward runs."""
+def _overlap(asked: SettingRequest) -> SettingChange:
     asked.check_value("perfect")
     return SettingChange(perfectly_overlapped(_backward(asked)), doubt=0.3)
 
 
-def bucket_mb(asked: SettingRequest) -> SettingChange:
-    """Return gradients in buckets of one size: small ones merged, large ones split, each sent when it is ready."""
+def _bucket_mb(asked: SettingRequest) -> SettingChange:
     message_bytes = max(1, round(_number(asked) * 2**20))
     backward = _backward(asked)
 
@@ -181,8 +172,7 @@ def bucket_mb(asked: SettingRequest) -> SettingChange:
     return SettingChange(rebucketed, doubt=0.35)
 
 
-def copies(asked: SettingRequest) -> SettingChange:
-    """Return the run without copies between host and device, and without waiting for those to it."""
+def _copies(asked: SettingRequest) -> SettingChange:
     asked.check_value("hidden")
     _needs_device(asked)
     from stepscope.analyze.replay.changes import hidden_copies  # only for this setting
@@ -191,16 +181,14 @@ def copies(asked: SettingRequest) -> SettingChange:
     return SettingChange(lambda replay: hidden_copies(replay, moves))
 
 
-def recompute(asked: SettingRequest) -> SettingChange:
-    """Return the run without forward work repeated in backward."""
+def _recompute(asked: SettingRequest) -> SettingChange:
     asked.check_value("off")
     _needs_device(asked)
     again: Masks = [v.costs.recomputed & (v.rank.work.step >= 0) for v in asked.account.ranks]
     return SettingChange(lambda replay: without_work(replay, again))
 
 
-def kernel(asked: SettingRequest) -> SettingChange:
-    """Return the kernels of one family faster."""
+def _kernel(asked: SettingRequest) -> SettingChange:
     family, share = asked.key.removeprefix("kernel:"), 1 / _times(asked)
     _needs_device(asked)
     costs = [view.costs for view in asked.account.ranks]
@@ -214,8 +202,7 @@ def kernel(asked: SettingRequest) -> SettingChange:
     return SettingChange(lambda replay: faster_work(replay, chosen, share))
 
 
-def microbatches(asked: SettingRequest) -> SettingChange:
-    """Return another number of micro-batches at the same total work: a pipeline's bubble shrinks like 1/m."""
+def _microbatches(asked: SettingRequest) -> SettingChange:
     number = _number(asked)
     account, view = asked.account, asked.account.views.pipeline
     if not number.is_integer():
@@ -245,7 +232,6 @@ def _number(asked: SettingRequest) -> float:
 
 
 def _backward(asked: SettingRequest) -> Masks:
-    """Return the work of the backward pass, where collectives are of gradients alone."""
     _needs_device(asked)
     if asked.account.strategy.has(*_NOT_FREE):
         raise asked.error(
@@ -319,8 +305,7 @@ def without_owner(text: str) -> OwnerChange:
     return OwnerChange(f"{text} deleted", text, 0.0)
 
 
-def scaled_owner(text: str) -> OwnerChange:
-    """Return the change that `--scale OWNER=FACTOR` stands for."""
+def _scaled_owner(text: str) -> OwnerChange:
     found = _SCALE.match(text)
     if found is None or not float(found["factor"]) <= _MAX_FACTOR:
         raise UsageError(
@@ -354,13 +339,11 @@ def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int]
 
 
 def _limit_ns(account: Account, name: OwnerName, ranks: set[int]) -> float:
-    """Return all the time per step that an owner takes on the rank where it takes most."""
     each = zip(account.ownership, account.owner_sums, strict=True)
     return max((claimed_ns(o, s, name) for o, s in each if o is not None and s and o.rank.rank in ranks), default=0.0)
 
 
 def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_ranks: bool) -> str:
-    """Return what the prediction is of, and what it leaves out."""
     said = "deleted, not replaced by something better" if not change.factor else "taking another time"
     lines = [f"{change.owner}: the step with it {said}; what else that brings about is not in it"]
     if not all_ranks and any(part.collectives.any() for part in parts if part is not NO_PART):
@@ -374,32 +357,32 @@ def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_rank
 _FAR_OFF = 0.15
 
 
+# the change that each key of `SETTINGS` stands for
 MAKERS: dict[str, Maker] = {
-    "straggler": straggler,
-    "load": only("even", evenly_spread, doubt=0.3),
-    "overlap": overlap,
-    "network": network,
-    "bytes": fewer,
-    "bucket_mb": bucket_mb,
-    "data": only("instant", without_data_wait),
-    "sync": only("off", without_syncs, doubt=0.3, device=True),
-    "launch": only("graph", as_graph, doubt=0.2, device=True),
-    "stalls": only("off", without_stalls),
-    "allocator": only("off", without_allocator),
-    "copies": copies,
-    "recompute": recompute,
-    FAMILY: kernel,
-    "microbatches": microbatches,
-    "accumulation": fix("no_sync", "redundant-communication"),
-    "optimizer": fix("fused", "optimizer"),
-    "precision": fix("16bit", "precision"),
-    "attention": fix("fused", "memory-bound-attention"),
-    "kernels": fix("fused", "memory-bound-kernels"),
-    "scaler": fix("off", "mixed-precision-overhead"),
-    "experts": fix("even", "expert-imbalance"),
-    "links": fix("even", "slow-link"),
+    "straggler": _straggler,
+    "load": _only("even", evenly_spread, doubt=0.3),
+    "overlap": _overlap,
+    "network": _network,
+    "bytes": _fewer,
+    "bucket_mb": _bucket_mb,
+    "data": _only("instant", without_data_wait),
+    "sync": _only("off", without_syncs, doubt=0.3, device=True),
+    "launch": _only("graph", as_graph, doubt=0.2, device=True),
+    "stalls": _only("off", without_stalls),
+    "allocator": _only("off", without_allocator),
+    "copies": _copies,
+    "recompute": _recompute,
+    FAMILY: _kernel,
+    "microbatches": _microbatches,
+    "accumulation": _fix("no_sync", "redundant-communication"),
+    "optimizer": _fix("fused", "optimizer"),
+    "precision": _fix("16bit", "precision"),
+    "attention": _fix("fused", "memory-bound-attention"),
+    "kernels": _fix("fused", "memory-bound-kernels"),
+    "scaler": _fix("off", "mixed-precision-overhead"),
+    "experts": _fix("even", "expert-imbalance"),
+    "links": _fix("even", "slow-link"),
 }
-"""the change that each key of `SETTINGS` stands for"""
 
 
 @dataclass(frozen=True)
@@ -407,8 +390,8 @@ class Answer:
     """What the step would take with some settings."""
 
     prediction: Prediction
+    #: the step as it was measured: unprofiled where known
     measured_ns: float | None
-    """the step as it was measured: unprofiled where known"""
     notes: tuple[str, ...]
 
 
@@ -423,8 +406,8 @@ def what_if(
     """Return the predicted step with all these settings (`KEY=VALUE`) applied in order, then without some owners
     (`train.py:42`, `module:GLOB`) or with their time scaled (`OWNER=FACTOR`), on all ranks or on some.
     """
-    owners = [*map(without_owner, without), *map(scaled_owner, scale)]
-    made = [setting_of(account, text) for text in texts]
+    owners = [*map(without_owner, without), *map(_scaled_owner, scale)]
+    made = [_setting_of(account, text) for text in texts]
     made += [owner_setting(account, owner, ranks=ranks) for owner in owners]
     names = [*texts, *(owner.label for owner in owners)]
     if account.replay is None:
@@ -443,8 +426,7 @@ def what_if(
     return Answer(found, step_ns, tuple(notes))
 
 
-def setting_of(account: Account, text: str) -> SettingChange:
-    """Return the change that `KEY=VALUE` stands for; a `UsageError` that says what there is for anything else."""
+def _setting_of(account: Account, text: str) -> SettingChange:
     key, _, value = text.partition("=")
     name = FAMILY if key.startswith("kernel:") else key
     setting = next((s for s in SETTINGS if s.key == name), None)
@@ -457,17 +439,15 @@ def setting_of(account: Account, text: str) -> SettingChange:
     found = None
     if finding is not None:
         found = fix_of(account, finding)
-    return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else made_of(found)
+    return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else _made_of(found)
 
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:
-    """Return which ranks have no prediction of their own, and why."""
     missing = [r.rank for r in account.run.ranks if r.rank not in found.rank_step_ns]
     return [f"no prediction for rank {rank_ranges(missing)}: none of these steps was recorded there"] if missing else []
 
 
 def _far_off(replay: Replay, step_ns: float | None) -> list[str]:
-    """Return a warning where the replay without any change is far from the measured step."""
     off = replay.period_ns / step_ns - 1 if step_ns else 0.0
     if abs(off) < _FAR_OFF:
         return []

@@ -14,20 +14,20 @@ from stepscope.analyze.replay.saving import Fix, bounded, to_step
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.findings import Diagnosis
 
-MAX_FIXES = 8
-MAX_NODES = 1_500_000
-"""of all replays together: pairs are left out where they would take minutes"""
+_MAX_FIXES = 8
+# of all replays together: pairs are left out where they would take minutes
+_MAX_NODES = 1_500_000
 
 
 @dataclass(frozen=True)
 class SwitchedStep:
     """The step with some fixes made."""
 
+    #: indices into the findings
     fixes: tuple[int, ...]
-    """indices into the findings"""
     saving_ns: float
+    #: what the step consists of along its critical path, in order; sums to the predicted step
     path_ns: dict[str, float]
-    """what the step consists of along its critical path, in order; sums to the predicted step"""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Switches:
     """The step as it is, with each fix, and with each pair of them."""
 
     step_ns: float
+    #: which findings have a switch
     findings: tuple[int, ...]
-    """which findings have a switch"""
+    #: nothing made, then one fix each, then pairs
     states: tuple[SwitchedStep, ...]
-    """nothing made, then one fix each, then pairs"""
     has_pairs: bool
 
 
@@ -48,11 +48,11 @@ def switches(account: Account, diagnosis: Diagnosis) -> Switches | None:
     if replay is None or account.step is None or not account.step.step_ns:
         return None
     step_ns = account.step.step_ns
-    saves = [i for i, f in enumerate(diagnosis.findings) if f.alone_ns > 0 and _can(diagnosis.fixes[i])][:MAX_FIXES]
+    saves = [i for i, f in enumerate(diagnosis.findings) if f.alone_ns > 0 and _can(diagnosis.fixes[i])][:_MAX_FIXES]
     if not saves:
         return None
     pairs = list(combinations(saves, 2))
-    fits = len(replay.graph) * (len(saves) + len(pairs)) <= MAX_NODES
+    fits = len(replay.graph) * (len(saves) + len(pairs)) <= _MAX_NODES
     made = [_Made(replay, diagnosis.fixes[i], diagnosis.findings[i].alone_ns, step_ns) for i in saves]
     states = [SwitchedStep((), 0.0, _path(replay, step_ns))]
     states += [SwitchedStep((i,), one.alone_ns, one.path()) for i, one in zip(saves, made, strict=True)]
@@ -67,19 +67,15 @@ def _can(fix: Fix) -> bool:
 
 
 class _Made:
-    """The recorded run with one fix made, and what another saves on top of it."""
-
     def __init__(self, recorded: Replay, fix: Fix, alone_ns: float, step_ns: float) -> None:
         self.alone_ns = alone_ns
         self._recorded, self._fix, self._step_ns = recorded, fix, step_ns
         self._replay = _changed(recorded, fix)
 
     def path(self) -> dict[str, float]:
-        """Return what the step with this fix consists of."""
         return _path(self._replay, self._step_ns - self.alone_ns)
 
     def with_second(self, first: int, second: int, other: "_Made") -> SwitchedStep:
-        """Return the step with another fix made after this one: it saves what findings say it adds."""
         fix, both = other._fix, _changed(self._replay, other._fix)
         replayed = (self._replay.period_ns - both.period_ns) * to_step(self._recorded, self._step_ns)
         adds = max(0.0, bounded(replayed + fix.formula_ns, fix, step_ns=self._step_ns))
@@ -88,7 +84,6 @@ class _Made:
 
 
 def _changed(replay: Replay, fix: Fix) -> Replay:
-    """Return the replay with a fix made; unchanged where it cannot be replayed."""
     if fix.change is None:
         return replay
     try:
@@ -98,7 +93,6 @@ def _changed(replay: Replay, fix: Fix) -> Replay:
 
 
 def _path(replay: Replay, step_ns: float) -> dict[str, float]:
-    """Return what the critical path consists of, brought to a step of this length."""
     found = critical_path(replay)
     scale = step_ns / found.ns_per_step if found.ns_per_step else 0.0
     return {what: ns * scale for what, ns in sorted(found.what_ns.items(), key=lambda one: -one[1])}

@@ -29,8 +29,8 @@ from stepscope.trace.table import Int64s
 # nothing. Where programs differ too much to be laid side by side (stages of a pipeline), the late rank is shortened
 # evenly, part by part.
 
+# of the items of both ranks have a counterpart
 _SAME_PROGRAM = 0.75
-"""of the items of both ranks have a counterpart"""
 
 
 def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
@@ -47,7 +47,6 @@ def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
 
 
 def _like_peers(replay: Replay, late: int, peers: Sequence[int]) -> Program:
-    """Return the late rank's program with the times of its peers."""
     program, ranks = replay.programs[late], replay.shared.run.ranks
     host = _median_peer(replay.programs, peers, _host_ns)
     device = _median_peer(replay.programs, peers, compute_ns)
@@ -66,12 +65,10 @@ def _like_peers(replay: Replay, late: int, peers: Sequence[int]) -> Program:
 
 
 def _taken(values: Int64s, counterpart: Int64s) -> Int64s:
-    """Return a peer's values for the items of the late rank; 0 for those without a counterpart."""
     return np.where(counterpart >= 0, values[np.maximum(counterpart, 0)], 0)
 
 
 def _median_peer(programs: Sequence[Program], peers: Sequence[int], time_ns: Callable[[Program], float]) -> int:
-    """Return the peer in the middle by some time; of two in the middle the slower one."""
     return sorted(peers, key=lambda i: time_ns(programs[i]))[len(peers) // 2]
 
 
@@ -105,7 +102,6 @@ def _counterparts(rank: Rank, program: Program, other_rank: Rank, other: Program
 
 
 def _names(rank: Rank, program: Program) -> npt.NDArray[np.str_]:
-    """Return what each item is called."""
     if not rank.has_device:
         return rank.collectives.op[program.device_index].astype(str)
     name = rank.work.name[program.device_index]
@@ -114,7 +110,6 @@ def _names(rank: Rank, program: Program) -> npt.NDArray[np.str_]:
 
 
 def _nth(name: Int64s, step: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return rows `(step, name, how many of that name came before in the step)`."""
     group = step.astype(np.int64) * (int(name.max()) + 1) + name
     order = np.argsort(group, kind="stable")
     ordered = group[order]
@@ -126,7 +121,6 @@ def _nth(name: Int64s, step: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 
 
 def _shortened(program: Program, peers: Sequence[Program]) -> Program:
-    """Return a program shortened, part by part, to the median of its peers."""
     for name in (f.name for f in fields(HostParts)):
         usual, own = median([host_part_ns(p, name) for p in peers]), host_part_ns(program, name)
         if own > usual:
@@ -160,8 +154,8 @@ def host_part_scaled(program: Program, part: str, factor: float) -> Program:
 # the
 # same stop, wherever it shows: as a stall, as its own time, as waiting for the copies.
 
-MIN_COPIES = 8
-"""in a row: fewer are values that the loop reads"""
+# in a row: fewer are values that the loop reads
+_MIN_COPIES = 8
 
 
 def state_saves(rank: Rank, program: Program) -> npt.NDArray[np.bool_]:
@@ -173,7 +167,7 @@ def state_saves(rank: Rank, program: Program) -> npt.NDArray[np.bool_]:
     copies = (to_host & (work.kind == EventKind.COPY))[program.device_index]
     run = np.cumsum(~copies)  # copies in a row have the same number as the item before them
     count = np.bincount(run[copies], minlength=int(run.max()) + 1)
-    return copies & (count[run] >= MIN_COPIES)
+    return copies & (count[run] >= _MIN_COPIES)
 
 
 def save_ns(replay: Replay) -> float:
@@ -195,7 +189,6 @@ def without_state_saves(replay: Replay) -> Replay:
 
 
 def _without(program: Program, saves: npt.NDArray[np.bool_]) -> Program:
-    """Return a program whose chosen copies take nothing; the host waits neither for them nor before them."""
     by_save = (program.released_by != NOTHING) & saves[np.maximum(program.released_by, 0)]
     host = program.host
     tail = program.tail_released_by
@@ -214,8 +207,8 @@ Chosen = Sequence[npt.NDArray[np.bool_]]
 Change = Callable[[Replay], Replay]
 
 _OTHER_THAN_FACTOR = [f.name for f in fields(Replay) if f.name not in ("host_factor", "period_ns")]
+# the host's time for one step that is launched as a graph
 _GRAPH_LAUNCH_NS = 20_000
-"""the host's time for one step that is launched as a graph"""
 
 
 def at_any_factor(change: Change) -> Change:
@@ -302,11 +295,10 @@ def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArr
 
     Times are those of the recorded work: where an earlier change shortened it already, the same share is kept.
     """
-    return rebuilt(replay, programs_with_times(replay, chosen, times_ns))
+    return rebuilt(replay, _programs_with_times(replay, chosen, times_ns))
 
 
-def programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> list[Program]:
-    """Return the programs of `with_work_times`."""
+def _programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> list[Program]:
     programs = []
     for (program, mask), times, rank in zip(_per_program(replay, chosen), times_ns, _ranks(replay), strict=True):
         if not rank.has_device:
@@ -375,13 +367,11 @@ def evenly_spread(replay: Replay) -> Replay:
 
 
 def _compute_in_steps(program: Program, steps: int) -> npt.NDArray[np.float64]:
-    """Return what the work of a program takes in each step, communication aside."""
     computes = program.kind != EventKind.COMM_KERNEL
     return np.bincount(program.step[computes], program.duration_ns[computes], minlength=steps).astype(float)
 
 
 def _evenly_spread_hosts(replay: Replay) -> Replay:
-    """Return the same for ranks whose hosts compute."""
     own_ns = [host_part_ns(p, "own_ns") for p in replay.programs]
     mean_ns = float(np.mean(own_ns))
     pairs = zip(replay.programs, own_ns, strict=True)
@@ -393,7 +383,6 @@ def _ranks(replay: Replay) -> tuple[Rank, ...]:
 
 
 def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDArray[np.bool_]]]:
-    """Return each program with its items' share of a selection over device work; none on a rank without a device."""
     return [
         (p, mask[p.device_index] if rank.has_device else np.zeros(len(p), bool))
         for p, mask, rank in zip(replay.programs, chosen, _ranks(replay), strict=True)
@@ -421,7 +410,7 @@ def fused_chains(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[
 
     All three are given per rank over the rows of its DeviceWork.
     """
-    shorter = programs_with_times(replay, chosen, times_ns)
+    shorter = _programs_with_times(replay, chosen, times_ns)
     programs = []
     for program, mask, lead, rank in zip(shorter, chosen, leads, replay.shared.run.ranks, strict=True):
         if not rank.has_device:
@@ -473,7 +462,6 @@ def without_waits(replay: Replay) -> list[Program]:
 
 @once_per_record
 def _waiting_calls(rank: Rank) -> Int64s:
-    """Return the synchronising calls that make copies to the device, or lie in the operators that ask for them."""
     copies, calls = copies_to_device(rank), np.sort(blocking_calls(rank, synchronisations_only=True)[2])
     launches, operators = rank.work.launch_row[copies], rank.work.op_row[copies]
     mine = among(calls, distinct(launches)) | (enclosing(rank.trace, distinct(operators[operators >= 0]), calls) >= 0)

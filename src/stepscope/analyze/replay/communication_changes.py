@@ -34,8 +34,7 @@ from stepscope.trace.table import Int64s
 _HOOKS = "FSDP::"
 
 
-def unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
-    """Return for each item how much of the host's own time before it was spent in hooks of sharded units."""
+def _unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
     out = np.zeros(len(program))
     if not rank.has_device or not len(program):
         return out
@@ -55,11 +54,11 @@ _MOSTLY = 0.5
 GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 
 Mask = npt.NDArray[np.bool_]
+# `(program, operations, sizes, items) -> transfer times` of those items
 Transfers = Callable[[Program, Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
-"""`(program, operations, sizes, items) -> transfer times` of those items"""
 
 
-def transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]:
+def _transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]:
     """Return the fitted line of each operation the run used, by operation code.
 
     `bulk_only` leaves out the small messages that together carry 5 % of the bytes: they travel by another protocol
@@ -86,7 +85,6 @@ def transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]
 
 
 def _bulk_size(sizes: Int64s) -> float:
-    """Return the size from which on messages carry 95 % of the bytes."""
     ordered = np.sort(sizes)
     return float(ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())])
 
@@ -96,7 +94,7 @@ def fewer_bytes(replay: Replay, share: float, *, kept: Sequence[Mask] | None = N
 
     `kept` marks collectives that stay as they are, one mask per rank over the rows of its Collectives.
     """
-    lines = transfer_lines(replay)
+    lines = _transfer_lines(replay)
 
     def changed(program: Program, op: Int64s, size: Int64s, items: Int64s) -> npt.NDArray[np.float64]:
         before = _modelled(lines, op, size)
@@ -113,10 +111,10 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
     """
     if replay.message_bytes >= message_bytes:
         return replay
-    lines = transfer_lines(replay, bulk_only=True)
+    lines = _transfer_lines(replay, bulk_only=True)
     programs = []
     for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
-        items = group_items(rank.collectives.op, program)
+        items = _group_items(rank.collectives.op, program)
         rows = program.collective[items]
         size = rank.collectives.full_bytes[rows]
         recorded = (rank.collectives.end_ns - rank.collectives.start_ns - np.maximum(replay.shared.wait_ns[index], 0))[
@@ -135,7 +133,6 @@ def _merged(
     now: Int64s,
     message_bytes: int,
 ) -> npt.NDArray[np.float64]:
-    """Return what each transfer takes as part of a message of the given size; no more than it takes now."""
     share = np.clip(size / message_bytes, 0, 1)
     alpha = np.array([lines[o].alpha_ns if o in lines else 0.0 for o in op.tolist()])
     slope = np.array([lines[o].ns_per_byte if o in lines else np.inf for o in op.tolist()])
@@ -160,17 +157,16 @@ def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.
 
 
 def _spare_host(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
-    """Return a program in which the host is spared a share of each of these calls, and of the hooks they belong to."""
-    hooks = unit_overhead_ns(rank, program)
+    hooks = _unit_overhead_ns(rank, program)
     alone = hooks[items] < _MOSTLY * np.maximum(program.host.own_ns[items], 1)
-    fewer = spare_calls(rank, program, items[alone], spared[alone])
+    fewer = _spare_calls(rank, program, items[alone], spared[alone])
     if alone.all():
         return fewer
     own = np.maximum(fewer.host.own_ns - hooks * float(spared[~alone].mean()), 0)
     return replace(fewer, host=replace(fewer.host, own_ns=np.rint(own).astype(np.int64)))
 
 
-def spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
+def _spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
     """Return a program in which the host is spared a share of each of these calls.
 
     Without the call, the host would take the usual time from the launch before it to the launch after it. What it
@@ -193,7 +189,6 @@ def spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray
 
 
 def _call_ns(rank: Rank) -> float:
-    """Return what the host takes to ask for a collective, by the median."""
     rows = rank.rows_named(lambda s: s.startswith(_CALL), EventKind.HOST_OP)
     return median(rank.trace["dur_ns"][rows]) if len(rows) else 0.0
 
@@ -205,15 +200,14 @@ def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
         items = np.zeros(len(program), bool)
         is_comm = program.collective != NOTHING
         items[is_comm] = rows[program.collective[is_comm]]
-        spared = spare_calls(rank, program, np.flatnonzero(items), np.ones(int(items.sum())))
+        spared = _spare_calls(rank, program, np.flatnonzero(items), np.ones(int(items.sum())))
         programs.append(replace(spared, duration_ns=np.where(items, 0, program.duration_ns)))
         gone.append(items)
     kept = [Meeting(m.members) for m in replay.meetings if not all(gone[r][i] for r, i in m.members)]
     return rebuilt(replay, programs, kept)
 
 
-def group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, ...] = ()) -> Int64s:
-    """Return the items that are collectives of a group (not point-to-point)."""
+def _group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, ...] = ()) -> Int64s:
     items = np.flatnonzero(program.collective != NOTHING)
     op = ops[program.collective[items]]
     keep = among(op, only) if only else ~among(op, POINT_TO_POINT)
@@ -221,10 +215,9 @@ def group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, .
 
 
 def _with_transfers(replay: Replay, changed: Transfers, kept: Sequence[Mask] | None) -> Replay:
-    """Return the run with the transfers that `changed(program, op, size, items)` gives for group collectives."""
     programs = []
     for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
-        items = group_items(rank.collectives.op, program)
+        items = _group_items(rank.collectives.op, program)
         rows = program.collective[items]
         known = rank.collectives.full_bytes[rows] > 0
         if kept is not None:
@@ -256,8 +249,8 @@ def _modelled(lines: dict[int, Fit], op: npt.NDArray[np.integer], size: npt.Arra
 # because either the last piece is what remains, or the link was busy all the time. Transfer and compute beside each
 # other share cores and memory, so both take longer.
 
+# of the time that transfer and compute share: what each of the two takes longer
 _CONTENTION = 0.1
-"""of the time that transfer and compute share: what each of the two takes longer"""
 
 
 def overlapped(
@@ -268,15 +261,15 @@ def overlapped(
     Pieces that were recorded smaller stay so, unless they are to be `exactly` that large. `backward` marks the
     backward pass's work per rank, over the rows of its DeviceWork.
     """
-    latency = max((line.alpha_ns for op, line in transfer_lines(replay).items() if op in GRADIENT_OPS), default=0.0)
+    latency = max((line.alpha_ns for op, line in _transfer_lines(replay).items() if op in GRADIENT_OPS), default=0.0)
     programs = []
     for index, (program, mask) in enumerate(zip(replay.programs, backward, strict=True)):
         c = replay.shared.run.ranks[index].collectives
-        items = group_items(c.op, program, GRADIENT_OPS)
+        items = _group_items(c.op, program, GRADIENT_OPS)
         pieces = _pieces(program, items, np.maximum(c.full_bytes, 0), message_bytes, exactly=exactly)
         computes = program.collective == NOTHING
         computes &= mask[program.device_index] if len(mask) else False
-        hidden = hidden_transfers(replay.shared, index)
+        hidden = _hidden_transfers(replay.shared, index)
         programs.append(_overlapped(program, items, computes, pieces, latency, hidden))
     return rebuilt(replay, programs)
 
@@ -286,8 +279,7 @@ def perfectly_overlapped(backward: Sequence[Mask]) -> Change:
     return at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True))
 
 
-def hidden_transfers(shared: AlignedRun, index: int) -> Int64s:
-    """Return how much of each collective's transfer ran beside compute when it was recorded."""
+def _hidden_transfers(shared: AlignedRun, index: int) -> Int64s:
     rank = shared.run.ranks[index]
     work, c = rank.work, rank.collectives
     computes = np.ones(len(work), bool)
@@ -298,7 +290,6 @@ def hidden_transfers(shared: AlignedRun, index: int) -> Int64s:
 
 
 def _pieces(program: Program, items: Int64s, size: Int64s, message_bytes: int, *, exactly: bool) -> dict[int, int]:
-    """Return in how many pieces the gradients of each step travel."""
     out = {}
     for step in distinct(program.step[items]).tolist():
         mine = items[program.step[items] == step]
@@ -310,7 +301,6 @@ def _pieces(program: Program, items: Int64s, size: Int64s, message_bytes: int, *
 def _overlapped(
     program: Program, items: Int64s, computes: Mask, pieces_of: dict[int, int], latency_ns: float, hidden_ns: Int64s
 ) -> Program:
-    """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
     duration, after = program.duration_ns.copy(), list(program.also_after)
     kept, added = np.ones(len(program), bool), []
     before = program.stream_predecessor.copy()
@@ -356,8 +346,8 @@ def _overlapped(
 # `together`
 # calls pay it once, on the network and on the host; the rest of their time stays.
 
+# quantile of the durations that stands for the latency
 _SHORTEST = 0.05
-"""quantile of the durations that stands for the latency"""
 
 
 def fewer_calls(replay: Replay, together: int) -> Replay:
@@ -365,12 +355,12 @@ def fewer_calls(replay: Replay, together: int) -> Replay:
     spared = 1 - 1 / together
     programs = []
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
-        items = group_items(rank.collectives.op, program)
+        items = _group_items(rank.collectives.op, program)
         if len(items):
             latency = float(quantiles(program.duration_ns[items], _SHORTEST))
             duration = program.duration_ns.astype(float)
             duration[items] = np.maximum(duration[items] - spared * latency, 0)
             shorter = replace(program, duration_ns=np.rint(duration).astype(np.int64))
-            program = spare_calls(rank, shorter, items, np.full(len(items), spared))
+            program = _spare_calls(rank, shorter, items, np.full(len(items), spared))
         programs.append(program)
     return rebuilt(replay, programs)

@@ -38,8 +38,8 @@ class Segment:
     """Time that one thing holds on the critical path."""
 
     rank: int
+    #: host, launch (from a call to its start, or from one operation to the next), kernel, collective, copy, set
     what: str
-    """host, launch (from a call to its start, or from one operation to the next), kernel, collective, copy, set"""
     name: str
     ns_per_step: float
     pct: float
@@ -49,13 +49,13 @@ class Segment:
 class CriticalPath:
     """The path of the steady steps, and how much slack each rank has."""
 
+    #: the largest first
     segments: tuple[Segment, ...]
-    """the largest first"""
     ns_per_step: float
+    #: time per step by `what`, over the whole path
     what_ns: dict[str, float]
-    """time per step by `what`, over the whole path"""
+    #: by rank: how much longer its compute could take without delaying the run, median over its kernels
     slack_ns: dict[int, float]
-    """by rank: how much longer its compute could take without delaying the run, median over its kernels"""
 
 
 def critical_path(replay: Replay) -> CriticalPath:
@@ -88,17 +88,14 @@ def _by_what(totals: dict[tuple[int, str, str], float], steps: int) -> dict[str,
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Path(ArrayRecord):
-    """The nodes of the path, from the last back to the first."""
-
     node: Int64s
     start_ns: Floats
     end_ns: Floats
+    #: between what a node waited for and its start
     lag_ns: Floats
-    """between what a node waited for and its start"""
 
 
 def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path:
-    """Return the path from the last end back to `begin_ns`."""
     start = end - duration
     source, lag = _held_by(graph.wiring, start, end, begin_ns)
     path, ahead = np.array([np.argmax(end)], np.int64), np.append(source, NOTHING)  # in the last place: of nothing
@@ -134,12 +131,11 @@ def _held_by(wiring: Wiring, start: Floats, end: Floats, begin_ns: float) -> tup
     return source, lag
 
 
+# rank, kind and name of what a node stands for
 Owner = tuple[int, str, str]
-"""rank, kind and name of what a node stands for"""
 
 
 def _totals(replay: Replay, path: _Path, begin_ns: float) -> dict[Owner, float]:
-    """Return what everything on the path took from `begin_ns` on, in the order in which the path comes to it."""
     owners, owner, launch = _owners(replay, path.node)
     named = np.flatnonzero(owner != NOTHING)  # where ranks meet takes no time
     start, end, lag = path.start_ns[named], path.end_ns[named], path.lag_ns[named]
@@ -152,7 +148,6 @@ def _totals(replay: Replay, path: _Path, begin_ns: float) -> dict[Owner, float]:
 
 
 def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]:
-    """Return all owners of these nodes, each node's among them, and that of its launch; NOTHING where no rank's."""
     graph = replay.graph
     rank_of, place_of = np.full(len(graph), NOTHING, np.int32), np.zeros(len(graph), np.int64)
     for index, parts in enumerate(zip(graph.host, graph.arrival, graph.device, strict=True)):
@@ -177,8 +172,6 @@ def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]
 
 
 class _Names:
-    """Kind and name of what a rank's nodes stand for."""
-
     def __init__(self, rank: Rank, program: Program) -> None:
         self._num_items = len(program)
         spent = np.stack([getattr(program.host, part) for part in _HOST_PARTS])
@@ -188,7 +181,6 @@ class _Names:
         self._strings = rank.trace.strings
 
     def codes(self, place: Int64s, part: Int64s) -> Int64s:
-        """Return equal numbers for parts of items that have the same name."""
         item = place % self._num_items
         name = NO_STRING if self._name is None else self._name[item].astype(np.int64)
         operation = (name + 1) * 256 + self._kind[item]
@@ -196,7 +188,6 @@ class _Names:
         return len(_PARTS) * np.where(part == _PARTS.index("arrival"), 0, of_part) + part
 
     def of(self, place: int, part: str) -> tuple[str, str]:
-        """Return kind and name of one part of an item; places count on through the repetitions."""
         item = place % self._num_items
         if part == "host":
             return part, _HOST_PARTS_NAMED[self._doing[item]]
@@ -209,7 +200,6 @@ class _Names:
 
 
 def _slack(replay: Replay, duration: Floats, end: Floats) -> dict[int, float]:
-    """Return per rank the median slack of its compute in the last steps."""
     graph = replay.graph
     slack = graph.wiring.waits.latest(float(end.max()), duration) - end
     out = {}

@@ -30,12 +30,12 @@ Floats = npt.NDArray[np.float64]
 class Wiring(ArrayRecord):
     """What waits for what. Changes that only shorten or lengthen things share it."""
 
+    #: edges into node n are `first_edge[n]:first_edge[n + 1]`
     first_edge: Int64s
-    """edges into node n are `first_edge[n]:first_edge[n + 1]`"""
     edge_from: Int64s
     edge_lag_ns: Floats
+    #: the same in the compiled module
     waits: WaitGraph
-    """the same in the compiled module"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,16 +43,16 @@ class Graph(ArrayRecord):
     """Nodes and what they wait for, with the nodes of each rank's items."""
 
     duration_ns: Floats
+    #: the part of a node's duration that the profiler stretches: the host's own work
     profiled_ns: Floats
-    """the part of a node's duration that the profiler stretches: the host's own work"""
     wiring: Wiring
+    #: before which a node cannot start: how the recorded window began
     earliest_ns: Floats
-    """before which a node cannot start: how the recorded window began"""
     host: tuple[Int64s, ...]
     arrival: tuple[Int64s, ...]
     device: tuple[Int64s, ...]
+    #: per rank and item, counted on through the repetitions
     step: tuple[npt.NDArray[np.int32], ...]
-    """per rank and item, counted on through the repetitions"""
     num_steps: int
     repeats: int
 
@@ -145,15 +145,12 @@ def steady_period_ns(graph: Graph, end_ns: Floats) -> float:
     return float((ends[:, last] - ends[:, half]).mean() / (last - half))
 
 
-def stretched_ns(program: Program) -> Int64s:
-    """Return what the profiler stretches of the host's time before each item, and after the last."""
+def _stretched_ns(program: Program) -> Int64s:
     own = np.append(program.host.own_ns, program.tail.own_ns)
     return own if program.python_ns is None else own - np.minimum(program.python_ns, own)
 
 
 class _Nodes:
-    """Numbers of nodes: per rank and repetition host, arrival and device of each item, then the meetings."""
-
     def __init__(self, programs: Sequence[Program], num_meetings: int, repeats: int) -> None:
         self._sizes = [len(p) for p in programs]
         starts, at = [], 0
@@ -166,8 +163,8 @@ class _Nodes:
             at += num_meetings
         self._starts = starts
         self.count = at
+        # nodes of one repetition: as far apart are those that stand for the same
         self.of_one = at // max(repeats, 1)
-        """nodes of one repetition: as far apart are those that stand for the same"""
 
     def host(self, rank: int, copy: int) -> Int64s:
         first = self._starts[copy][0][rank]
@@ -183,10 +180,9 @@ class _Nodes:
         return self._starts[copy][1] + m
 
     def durations(self, programs: Sequence[Program], repeats: int) -> tuple[Floats, Floats]:
-        """Return what each node takes, and how much of it is the host's own work."""
         out, own = np.zeros(self.count), np.zeros(self.count)
         for rank, program in enumerate(programs):
-            total, stretched, size = program.host.total_ns, stretched_ns(program), self._sizes[rank]
+            total, stretched, size = program.host.total_ns, _stretched_ns(program), self._sizes[rank]
             for copy in range(repeats):
                 first = self._starts[copy][0][rank]
                 out[first : first + size], own[first : first + size] = total, stretched[:-1]
@@ -198,8 +194,6 @@ class _Nodes:
 
 
 class _Edges:
-    """Edges as they are found."""
-
     def __init__(self) -> None:
         self._from: list[Int64s] = []
         self._to: list[Int64s] = []
@@ -212,7 +206,6 @@ class _Edges:
         self._lag.append(lag_ns.astype(float) if isinstance(lag_ns, np.ndarray) else np.full(many, lag_ns, float))
 
     def repeated(self, times: int, apart: int) -> tuple[Int64s, Int64s, Floats]:
-        """Return source, target and lag of the edges so many times, their nodes so far apart."""
         if not self._from or times < 1:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
         shift = apart * np.arange(times)[:, None]
@@ -221,14 +214,12 @@ class _Edges:
 
 
 def _by_target(source: Int64s, target: Int64s, lag_ns: Floats, num_nodes: int) -> tuple[Int64s, Int64s, Floats]:
-    """Return the edges sorted by the node they lead to, and where those of each node begin."""
     order = np.argsort(target, kind="stable")
     first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=num_nodes))))
     return first.astype(np.int64), source[order], lag_ns[order]
 
 
 def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting]) -> None:
-    """Make each meeting of the first repetition wait for all arrivals, and each member's operation for its meetings."""
     flat = [(rank, item, m) for m, meeting in enumerate(meetings) for rank, item in meeting.members]
     if not flat:
         return
@@ -241,7 +232,6 @@ def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting]) ->
 
 
 def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> None:
-    """Add what one rank's items wait for within the rank, in the first repetition."""
     host, arrival, device = nodes.host(rank, 0), nodes.arrival(rank, 0), nodes.device(rank, 0)
     edges.add(host[:-1], host[1:])
     edges.add(host, arrival, program.latency_ns)
@@ -260,7 +250,6 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> No
 
 
 def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
-    """Return the earliest starts: each host began its first step, each stream was done with older work."""
     earliest = np.zeros(nodes.count)
     begin = min((p.begin_ns for p in programs if len(p)), default=0)
     for rank, program in enumerate(programs):
@@ -274,7 +263,6 @@ def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
 
 
 def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> None:
-    """Make the second repetition's host and streams follow on from those of the first."""
     edges.add(nodes.host(rank, 0)[-1:], nodes.host(rank, 1)[:1])
     if program.tail_released_by != NOTHING:
         released = nodes.device(rank, 0)[program.tail_released_by :][:1]
@@ -290,7 +278,6 @@ def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program)
 
 
 def _wiring(first: Int64s, source: Int64s, lag_ns: Floats) -> Wiring:
-    """Return the edges ready for use."""
     waits = WaitGraph(first, source, lag_ns)
     if waits.is_circular:
         count = len(first) - 1

@@ -34,48 +34,48 @@ NOTHING = -1
 _DEFAULT_LATENCY_NS = 5 * NS_PER_US
 _MAX_LATENCY_NS = 10 * NS_PER_US
 _SHORT_END = 0.05
+# a synchronisation returns this soon after what it waited for
 _SAME_MOMENT_NS = 50 * NS_PER_US
-"""a synchronisation returns this soon after what it waited for"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(ArrayRecord):
     """One rank's recorded steps, item by item in launch order. References are item indices, NOTHING for none."""
 
+    #: row in the rank's DeviceWork (or Collectives, on a CPU rank)
     device_index: Int64s
-    """row in the rank's DeviceWork (or Collectives, on a CPU rank)"""
+    #: index into the common steps
     step: npt.NDArray[np.int32]
-    """index into the common steps"""
+    #: host time between the previous launch and this one, by what the host did
     host: HostParts
-    """host time between the previous launch and this one, by what the host did"""
+    #: host time after the last launch until the last step's end (one item)
     tail: HostParts
-    """host time after the last launch until the last step's end (one item)"""
+    #: on the device; without waiting for a matched collective
     duration_ns: Int64s
-    """on the device; without waiting for a matched collective"""
     kind: npt.NDArray[np.uint8]
+    #: row in the rank's Collectives, NOTHING for other work
     collective: Int64s
-    """row in the rank's Collectives, NOTHING for other work"""
+    #: index of the stream among those of the rank
     stream: Int64s
-    """index of the stream among those of the rank"""
     stream_predecessor: Int64s
+    #: pairs of an operation and the item of another stream that waits for it, by item: a row of each
     waits: Int64s
-    """pairs of an operation and the item of another stream that waits for it, by item: a row of each"""
+    #: operation that the host waited for before launching this one
     released_by: Int64s
-    """operation that the host waited for before launching this one"""
     latency_ns: int
+    #: by kind: what the device itself takes between two operations of a stream that were both waiting to run
     queued_gap_ns: dict[int, float]
-    """by kind: what the device itself takes between two operations of a stream that were both waiting to run"""
+    #: when the first step began, on the shared clock
     begin_ns: int
-    """when the first step began, on the shared clock"""
+    #: `(item, other, lag_ns)`: the item cannot start before so long after the end of the other
     also_after: tuple[tuple[int, int, int], ...] = ()
-    """`(item, other, lag_ns)`: the item cannot start before so long after the end of the other"""
+    #: by stream: until when after `begin_ns` it was busy with work from before the window
     backlog_ns: dict[int, int] = field(default_factory=dict)
-    """by stream: until when after `begin_ns` it was busy with work from before the window"""
+    #: operation that the host waited for after the last launch, before the last step ended
     tail_released_by: int = NOTHING
-    """operation that the host waited for after the last launch, before the last step ended"""
+    #: of the host's own time before each item, and in one more entry after the last: Python that the profiler does not
+    #: stretch; None where that is not known
     python_ns: Int64s | None = None
-    """of the host's own time before each item, and in one more entry after the last: Python that the profiler does not
-    stretch; None where that is not known"""
 
     def __len__(self) -> int:
         return len(self.device_index)
@@ -84,6 +84,7 @@ class Program(ArrayRecord):
 _NONE = np.empty(0, np.int64)
 NO_WAITS = np.empty((2, 0), np.int64)
 _NO_TIME = HostParts(*(np.zeros(1, np.int64) for _ in range(4)))
+# of a rank that recorded none of the steps: it takes no part
 EMPTY_PROGRAM = Program(
     device_index=_NONE,
     step=np.empty(0, np.int32),
@@ -100,7 +101,6 @@ EMPTY_PROGRAM = Program(
     queued_gap_ns={},
     begin_ns=0,
 )
-"""of a rank that recorded none of the steps: it takes no part"""
 
 
 def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
@@ -116,11 +116,11 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     rows, launched = rows[order], launched[order]
     edges = launch_edges(rank, rows, numbers)
     first_ns = int(edges[0])
-    released_by, lag = releases(rank, rows, numbers)
+    released_by, lag = _releases(rank, rows, numbers)
     parts = host_parts(rank, edges[:-1], edges[1:])
     device, of_device = numbered(work.device[rows]), numbered(work.stream[rows])
     stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)
-    predecessor, waits = stream_predecessors(stream), _stream_waits(rank, rows, launched)
+    predecessor, waits = _stream_predecessors(stream), _stream_waits(rank, rows, launched)
     latency = _latency(work.start_ns[rows] - launched)
     return Program(
         device_index=rows,
@@ -159,7 +159,6 @@ def _queued_gaps(rank: Rank, rows: Int64s, launched: Int64s, predecessor: Int64s
 
 
 def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[int, int]:
-    """Return until when each stream was busy with work launched before the window."""
     work = rank.work
     older = np.flatnonzero(work.launch_row < 0)
     out = {}
@@ -178,7 +177,6 @@ def _collective_rows(rank: Rank, rows: Int64s) -> Int64s:
 
 
 def _durations(shared: AlignedRun, index: int, rows: Int64s) -> Int64s:
-    """Return how long each operation takes by itself."""
     rank = shared.run.ranks[index]
     duration = rank.work.end_ns - rank.work.start_ns
     c = rank.collectives
@@ -187,15 +185,13 @@ def _durations(shared: AlignedRun, index: int, rows: Int64s) -> Int64s:
 
 
 def _latency(delays_ns: Int64s) -> int:
-    """Return the time from a launch to its start on an idle device: the short end of what was recorded."""
     if not len(delays_ns):
         return _DEFAULT_LATENCY_NS
     short = int(quantiles(delays_ns, _SHORT_END))
     return short if 0 < short <= _MAX_LATENCY_NS else _DEFAULT_LATENCY_NS
 
 
-def stream_predecessors(stream: Int64s) -> Int64s:
-    """Return for each item the previous one on its stream."""
+def _stream_predecessors(stream: Int64s) -> Int64s:
     out = np.full(len(stream), NOTHING, np.int64)
     order = np.argsort(stream, kind="stable")
     same = stream[order[1:]] == stream[order[:-1]]
@@ -213,7 +209,7 @@ def launch_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
     return np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
 
 
-def releases(
+def _releases(
     rank: Rank, rows: Int64s, numbers: Int64s, *, without_calls: Int64s | None = None
 ) -> tuple[Int64s, Int64s]:
     """Return for each item the operation that the host waited for just before it, and what it took to return; one
@@ -248,8 +244,8 @@ def without_calls(program: Program, rank: Rank, numbers: Int64s, calls: Int64s) 
     """Return a program in which the host does not wait in the synchronisations of these rows."""
     if not len(program) or not among(blocking_calls(rank, synchronisations_only=True)[2], calls).any():
         return program
-    before, lag = releases(rank, program.device_index, numbers)
-    after, less = releases(rank, program.device_index, numbers, without_calls=calls)
+    before, lag = _releases(rank, program.device_index, numbers)
+    after, less = _releases(rank, program.device_index, numbers, without_calls=calls)
     released_by, tail, host = program.released_by, program.tail_released_by, program.host
     return replace(
         program,
@@ -333,7 +329,7 @@ def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
         kind=np.full(len(rows), EventKind.COMM_KERNEL, np.uint8),
         collective=rows,
         stream=lane,
-        stream_predecessor=stream_predecessors(lane),
+        stream_predecessor=_stream_predecessors(lane),
         waits=NO_WAITS,
         released_by=released_by[:-1],
         latency_ns=0,
@@ -345,7 +341,6 @@ def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
 
 
 def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> Program:
-    """Return the program of a rank that meets no other: the host's time of each step, and its end as the only item."""
     rank = shared.run.ranks[index]
     edges = step_edges(rank, numbers)
     parts = host_activities(rank, alone=True).parts(edges[:-1], edges[1:])
@@ -359,7 +354,7 @@ def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> P
         kind=np.full(len(wanted), EventKind.COMM_KERNEL, np.uint8),
         collective=marks,
         stream=np.zeros(len(wanted), np.int64),
-        stream_predecessor=stream_predecessors(np.zeros(len(wanted), np.int64)),
+        stream_predecessor=_stream_predecessors(np.zeros(len(wanted), np.int64)),
         released_by=marks,
         begin_ns=int(shared.clocks.shared(index, edges[:1])[0]),
     )

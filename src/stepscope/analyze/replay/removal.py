@@ -39,24 +39,24 @@ from stepscope.trace.table import Int64s
 
 Mask = npt.NDArray[np.bool_]
 _MIN_FACTOR = 0.3
+# kind of an item that is no more: no device takes time between it and the next
 _GONE = 255
-"""kind of an item that is no more: no device takes time between it and the next"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part(ArrayRecord):
     """What one rank did for an owner."""
 
+    #: when its host worked for it
     host: Intervals
-    """when its host worked for it"""
+    #: of that: Python which the profiler does not stretch
     python: Intervals
-    """of that: Python which the profiler does not stretch"""
+    #: over the rows of its DeviceWork
     work: Mask
-    """over the rows of its DeviceWork"""
+    #: over the rows of its Collectives
     collectives: Mask
-    """over the rows of its Collectives"""
+    #: event rows of calls into the device's runtime
     calls: Int64s
-    """event rows of calls into the device's runtime"""
 
 
 NO_PART = Part(EMPTY, EMPTY, np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
@@ -80,7 +80,7 @@ def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, col
     return rebuilt(replay, programs, None if factor else meetings)
 
 
-def with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
+def _with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
     """Return the same run in which Python (when each rank's host ran it) takes what it was recorded to take, and the
     host factor is on the rest alone, so that the hosts' time in all stays what it was.
 
@@ -115,7 +115,6 @@ def _ranks(replay: Replay) -> tuple[Rank, ...]:
 
 
 def _items(rank: Rank, program: Program, part: Part) -> Mask:
-    """Return which items of a program are of the part."""
     of_rank = part.work if rank.has_device else part.collectives
     if not len(of_rank) or not len(program):
         return np.zeros(len(program), bool)
@@ -123,7 +122,6 @@ def _items(rank: Rank, program: Program, part: Part) -> Mask:
 
 
 def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: bool) -> list[Meeting]:
-    """Mark the collectives of other ranks that met a chosen one; return the meetings that still take place."""
     kept = []
     for meeting in meetings:
         if any(chosen[rank][item] for rank, item in meeting.members):
@@ -135,8 +133,7 @@ def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: boo
     return kept
 
 
-def recorded_edges(rank: Rank, program: Program, numbers: Int64s) -> Int64s:
-    """Return the moments between which the host's time before each item of a program lies."""
+def _recorded_edges(rank: Rank, program: Program, numbers: Int64s) -> Int64s:
     if rank.has_device:
         return launch_edges(rank, program.device_index, numbers)
     if (program.device_index >= 0).all():
@@ -148,7 +145,7 @@ def recorded_host(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s
     """Return the moments between which the host's time before each item lies, and what it did."""
     alone = not (program.device_index >= 0).all()
     did = activities(rank) if rank.has_device else host_activities(rank, alone=alone)
-    return recorded_edges(rank, program, numbers), did
+    return _recorded_edges(rank, program, numbers), did
 
 
 def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, factor: float) -> Program:
@@ -187,7 +184,6 @@ def _scaled(values: Int64s, mask: Mask, factor: float) -> Int64s:
 
 
 def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers: Int64s) -> Program:
-    """Return a program in which nobody waits for what is gone, nor in the part's own synchronisations."""
     if not len(program):
         return program
     if rank.has_device:
@@ -207,7 +203,6 @@ def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers
 
 
 def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> Int64s:
-    """Return the waits between streams without those that the part asked for and those of what is gone."""
     if not rank.has_device:
         return program.waits
     asks = _stream_wait_calls(rank)
@@ -223,7 +218,6 @@ def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> Int64
 
 @once_per_record
 def _stream_wait_calls(rank: Rank) -> Int64s:
-    """Return the calls that let one stream wait for another, by start."""
     asks = rank.rows_named(lambda s: "StreamWaitEvent" in s, EventKind.RUNTIME)
     return asks[np.argsort(rank.trace["ts_ns"][asks], kind="stable")]
 
@@ -233,8 +227,8 @@ def _stream_wait_calls(rank: Rank) -> Int64s:
 _TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
 
 
+# which of some owned things belong to a part
 Choose = Callable[[Ownership, OwnedWork], stacks_Mask]
-"""which of some owned things belong to a part"""
 
 
 def part_of(owned: Ownership, name: OwnerName) -> Part:
@@ -264,14 +258,14 @@ def claimed_ns(owned: Ownership, sums: OwnerSums, name: OwnerName) -> float:
 
 def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Replay:
     """Return the replay of a run whose long stretches of Python are known: the profiler did not stretch them."""
-    return with_plain_python(replay, [EMPTY if one is None else one.long_python for one in ownership])
+    return _with_plain_python(replay, [EMPTY if one is None else one.long_python for one in ownership])
 
 
 # What would the step save without each of some lines or modules? One replay each, all from the same beginning.
 
 MAX_REPLAYED = 10
-WHOLE_STEP = 0.95
-"""share of the host's and of the device's owned time from which a line is around the step (`main()`), not in it"""
+# share of the host's and of the device's owned time from which a line is around the step (`main()`), not in it
+_WHOLE_STEP = 0.95
 
 
 def owner_savings(
@@ -314,4 +308,4 @@ def is_around_step(code: CodeCosts, one: LineCost | ModuleCost) -> bool:
         return cost.host_ns + cost.blocked_ns, cost.device_ns + cost.comm_ns
 
     each = zip(held(one.inclusive), held(code.total), held(code.unowned), strict=True)
-    return all(own >= WHOLE_STEP * (total - unowned) for own, total, unowned in each)
+    return all(own >= _WHOLE_STEP * (total - unowned) for own, total, unowned in each)

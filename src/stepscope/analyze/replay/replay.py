@@ -49,8 +49,8 @@ from stepscope.trace.table import Int64s
 # Waiting only makes it larger: it is a bound from above.
 
 _MIN_STEPS = 8
+# times the quickest: so much do regions differ in which the host does not wait
 _QUICK = 1.5
-"""times the quickest: so much do regions differ in which the host does not wait"""
 
 
 def logged_factor(run: Run, steps: Int64s) -> float | None:
@@ -73,7 +73,6 @@ def logged_factor(run: Run, steps: Int64s) -> float | None:
 
 
 def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
-    """Return the host's own time in a region of the recorded steps, per step."""
     rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
     rows = rows_named(rank.trace, rows, lambda name: name == region)
     start = rank.trace["ts_ns"][rows]
@@ -85,7 +84,6 @@ def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
 
 
 def _quick_ns(log: StepLog, took: Floats) -> float | None:
-    """Return how long a region takes in steps without the profiler in which the host did not wait."""
     known = took[log.unprofiled & (took > 0)]
     if len(known) < _MIN_STEPS:
         return None
@@ -100,10 +98,9 @@ def _quick_ns(log: StepLog, took: Floats) -> float | None:
 _TAKEN_FROM = ("stall_ns", "data_ns", "own_ns")
 
 
-def as_late_as_known(
+def _as_late_as_known(
     programs: tuple[Program, ...], ranks: Sequence[int], late_ns: Mapping[int, float], *, num_steps: int
 ) -> tuple[Program, ...]:
-    """Return the programs with the known ranks as late as said, per step; ranks without a program stay as they are."""
     times = np.array([_host_ns(p) / num_steps for p in programs])
     others = [i for i, (rank, p) in enumerate(zip(ranks, programs, strict=True)) if rank not in late_ns and len(p)]
     if not late_ns or not others:
@@ -143,18 +140,18 @@ def _scaled(program: Program, part: str, factor: float) -> Program:
     return replace(program, host=scaled(program.host), tail=scaled(program.tail))
 
 
+# ... or so many, where a step alone is large
 _MIN_STEADY_STEPS = 3
-"""... or so many, where a step alone is large"""
+# beyond this many items fewer steps are replayed: more of the same tell nothing new
 _MAX_ITEMS = 24_000
-"""beyond this many items fewer steps are replayed: more of the same tell nothing new"""
 _ENOUGH_TO_TELL = 5
 _MIN_FACTOR = 0.3
+# of the step follows the host's time: then the step times tell the factor
 _MOSTLY = 0.5
-"""of the step follows the host's time: then the step times tell the factor"""
+# a replay this near to the unprofiled step needs no other factor: the step times could not tell it
 _AGREES = 0.04
-"""a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
+# of the step that a quicker host saves at most: then what the replay is off by is not the host's doing
 _HIDDEN = 0.01
-"""of the step that a quicker host saves at most: then what the replay is off by is not the host's doing"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -162,25 +159,25 @@ class Replay(ArrayRecord):
     """A run ready to be replayed with changes."""
 
     shared: AlignedRun
+    #: numbers of the steps it is made of
     steps: Int64s
-    """numbers of the steps it is made of"""
     programs: tuple[Program, ...]
     meetings: tuple[Meeting, ...]
     graph: Graph
+    #: on the host's own time: what is left of it without the profiler
     host_factor: float
-    """on the host's own time: what is left of it without the profiler"""
+    #: whether the unprofiled step time determined the factor
     factor_identified: bool
-    """whether the unprofiled step time determined the factor"""
+    #: time per step of the replay with that factor: the baseline of every what-if
     period_ns: float
-    """time per step of the replay with that factor: the baseline of every what-if"""
+    #: time per step of the replay as recorded
     profiled_ns: float
-    """time per step of the replay as recorded"""
+    #: numbers of single steps far longer than the others: left out
     hiccups: tuple[int, ...] = ()
-    """numbers of single steps far longer than the others: left out"""
+    #: collectives have been merged into messages of this size already; 0 as recorded
     message_bytes: int = 0
-    """collectives have been merged into messages of this size already; 0 as recorded"""
+    #: what the training has in other steps than those replayed; part of `period_ns`
     recurring: Recurring = NOTHING_RECURS
-    """what the training has in other steps than those replayed; part of `period_ns`"""
 
 
 def replay_of(
@@ -211,8 +208,8 @@ def replay_of(
             p if r.has_device else _loading_as_logged(p, training.loading_factor.get(r.rank, 1.0))
             for r, p in zip(shared.run.ranks, programs, strict=True)
         )
-    programs = as_late_as_known(programs, [r.rank for r in shared.run.ranks], late_ns or {}, num_steps=len(numbers))
-    meetings = tuple(meetings_of(shared, programs))
+    programs = _as_late_as_known(programs, [r.rank for r in shared.run.ranks], late_ns or {}, num_steps=len(numbers))
+    meetings = tuple(_meetings_of(shared, programs))
     try:
         graph = _graph(programs, meetings, len(numbers))
     except CircularWaits:
@@ -242,8 +239,7 @@ def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
     return np.subtract(graph.duration_ns, spared, out=spared)
 
 
-def meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meeting]:
-    """Return the matched collectives as items of the programs."""
+def _meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meeting]:
     matches = shared.matches
     item = np.full(len(matches.row), -1, np.int64)
     for index, (rank, program) in enumerate(zip(shared.run.ranks, programs, strict=True)):
@@ -269,23 +265,21 @@ def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meet
     else:
         graph = _graph(tuple(programs), kept, len(replay.steps))
     changed = replace(replay, programs=tuple(programs), meetings=kept, graph=graph)
-    return replace(changed, period_ns=period_of(changed))
+    return replace(changed, period_ns=_period_of(changed))
 
 
 def with_factor(replay: Replay, host_factor: float) -> Replay:
     """Return the same run with another profiler factor."""
     changed = replace(replay, host_factor=host_factor)
-    return replace(changed, period_ns=period_of(changed))
+    return replace(changed, period_ns=_period_of(changed))
 
 
-def period_of(replay: Replay) -> float:
-    """Return the time per step that the replay's graph and what recurs beside it give."""
+def _period_of(replay: Replay) -> float:
     steady = steady_period_ns(replay.graph, end_times(replay.graph, with_host_factor(replay.graph, replay.host_factor)))
     return steady + replay.recurring.total_ns
 
 
 def _same_waits(a: Program, b: Program) -> bool:
-    """Return whether two versions of a program differ in nothing but what their items take."""
     return (
         a.stream_predecessor is b.stream_predecessor
         and a.waits is b.waits
@@ -303,7 +297,6 @@ def _program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
 
 
 def _loading_as_logged(program: Program, factor: float) -> Program:
-    """Return a program in which loading data takes as long as in the steps without the profiler."""
 
     def scaled(parts: HostParts) -> HostParts:
         return replace(parts, data_ns=np.rint(parts.data_ns * factor).astype(np.int64))
@@ -333,7 +326,6 @@ def _without_hiccup(shared: AlignedRun, numbers: Int64s) -> tuple[Int64s, tuple[
 
 
 def _ordinary_stretch(numbers: Int64s, training: TrainingStep) -> Int64s:
-    """Return the longest stretch of steps that are ordinary on every rank; all steps where none is."""
     events = np.array(sorted({n for steps in training.event_steps.values() for n in steps}), np.int64)
     cuts = np.concatenate(([-1], np.flatnonzero(among(numbers, events)), [len(numbers)]))
     widest = int(np.argmax(np.diff(cuts)))
@@ -342,14 +334,12 @@ def _ordinary_stretch(numbers: Int64s, training: TrainingStep) -> Int64s:
 
 
 def _spans(rank: Rank, numbers: Int64s) -> Int64s:
-    """Return how long a rank's host took for the steps of these numbers."""
     by_number = np.argsort(rank.steps.number, kind="stable")
     at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
     return rank.steps.end_ns[at] - rank.steps.start_ns[at]
 
 
 def _few_enough(shared: AlignedRun, numbers: Int64s) -> Int64s:
-    """Return the last steps, as many as the item budget allows, at least one."""
     per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
     most = max(1, int(_MAX_ITEMS / max(per_step, 1)))
     return numbers[-most:]
@@ -363,7 +353,6 @@ def _host_factor(
     profiled_ns: float,
     unprofiled_ns: float | None,
 ) -> tuple[float, bool]:
-    """Return what is left of the host's time without the profiler, and whether the step times determine it."""
     if unprofiled_ns is None:
         return 1.0, False
     prior = _factor_from_events(shared, programs, numbers)
@@ -384,7 +373,6 @@ def _host_factor(
 
 
 def _factor_that_gives(graph: Graph, target_ns: float) -> float:
-    """Return the factor whose replay takes the target, by bisection."""
     low, high = _MIN_FACTOR, 1.0
     for _ in range(8):
         middle = (low + high) / 2
@@ -394,7 +382,6 @@ def _factor_that_gives(graph: Graph, target_ns: float) -> float:
 
 
 def _factor_from_events(shared: AlignedRun, programs: tuple[Program, ...], numbers: Int64s) -> float:
-    """Return the factor that a fixed cost per recorded host event gives."""
     events = host = 0.0
     for rank, program in zip(shared.run.ranks, programs, strict=True):
         events += int(recorded_events(rank)[among(rank.steps.number, numbers)].sum())

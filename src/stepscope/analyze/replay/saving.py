@@ -19,26 +19,26 @@ from stepscope.analyze.replay.replay import Replay, with_factor, with_host_facto
 from stepscope.dataclass import dataclass
 from stepscope.records import once_per_record
 
-MODEL_ERROR = 0.08
-"""of the step: what a replay is wrong by, about, however good its inputs"""
+# of the step: what a replay is wrong by, about, however good its inputs
+_MODEL_ERROR = 0.08
+# of the host factor, where the step times do not determine it
 _OTHER_FACTORS = (0.75, 1.25)
-"""of the host factor, where the step times do not determine it"""
 
 
 @dataclass(frozen=True)
 class Fix:
     """A change to a run with what is known of it beforehand."""
 
+    #: None where no replay can tell (another schedule of a pipeline)
     change: Change | None
-    """None where no replay can tell (another schedule of a pipeline)"""
+    #: relative error of the modelled change
     doubt: float = 0.15
-    """relative error of the modelled change"""
+    #: what a formula says it saves per step, where no replay can tell
     formula_ns: float = 0.0
-    """what a formula says it saves per step, where no replay can tell"""
+    #: the time per step that it claims to remove; None where only the step is a limit
     limit_ns: float | None = None
-    """the time per step that it claims to remove; None where only the step is a limit"""
+    #: which time that is, by name: fixes that claim the same time cannot both remove it
     claim: str = ""
-    """which time that is, by name: fixes that claim the same time cannot both remove it"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def to_step(replay: Replay | None, step_ns: float) -> float:
 def saving_range(replay: Replay | None, fix: Fix, saving_ns: float, *, step_ns: float) -> tuple[float, float]:
     """Return the interval of a saving: the model's own error, the replay's misfit, the profiler's unknown cost."""
     misfit = abs(replay.period_ns - step_ns) if replay is not None and fix.change is not None else 0.0
-    half = hypot(max(fix.doubt * abs(saving_ns), MODEL_ERROR * step_ns), misfit)
+    half = hypot(max(fix.doubt * abs(saving_ns), _MODEL_ERROR * step_ns), misfit)
     low, high = saving_ns - half, saving_ns + half
     if replay is not None and fix.change is not None and not replay.factor_identified:
         for other in _with_other_factors(replay):
@@ -154,10 +154,10 @@ class Prediction:
     step_ns: float
     low_ns: float
     high_ns: float
+    #: the replay without the changes
     baseline_ns: float
-    """the replay without the changes"""
+    #: of the ranks that recorded the replayed steps
     rank_step_ns: dict[int, float]
-    """of the ranks that recorded the replayed steps"""
     changes: tuple[str, ...]
 
 
@@ -187,7 +187,6 @@ def predict(
 
 
 def _by_rank(replay: Replay) -> dict[int, float]:
-    """Return each rank's own period over the steady steps."""
     graph = replay.graph
     ends = step_ends(graph, end_times(graph, with_host_factor(graph, replay.host_factor)))
     last = ends.shape[1] - 1

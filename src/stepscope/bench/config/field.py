@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from stepscope.errors import UsageError
 
-T = TypeVar("T")
+_T = TypeVar("T")
+# says in which file and line a setting was given, by its dotted name
 Where = Callable[[str], str]
-"""says in which file and line a setting was given, by its dotted name"""
 
 _NOTHING = ("none", "null")
 
@@ -34,7 +34,7 @@ def setting(
     return dataclasses.field(default=default, metadata={"doc": doc, "least": least, "above": above, "choices": choices})
 
 
-def section(kind: type[T], values: Any, *, name: str, where: Where, elsewhere: Mapping[str, str]) -> T:
+def section(kind: type[_T], values: Any, *, name: str, where: Where, elsewhere: Mapping[str, str]) -> _T:
     """Return a section made of the given values, each checked; what is not given keeps its default.
 
     `elsewhere` are the names of all settings with their section, for one that was put into the wrong section.
@@ -49,7 +49,7 @@ def section(kind: type[T], values: Any, *, name: str, where: Where, elsewhere: M
         if key not in fields:
             meant = f"no such setting, did you mean {elsewhere[key]}?" if key in elsewhere else None
             raise UsageError(f"{where(dotted)}: {dotted}: {meant or no_such(str(key), list(fields))}")
-        made[key] = fitting(value, hints[key], fields[key].metadata, complain=_complaint(dotted, where))
+        made[key] = _fitting(value, hints[key], fields[key].metadata, complain=_complaint(dotted, where))
     return kind(**made)
 
 
@@ -60,8 +60,7 @@ def no_such(name: str, known: list[str]) -> str:
     return f"no such setting{meant} known: {', '.join(known)}"
 
 
-def fitting(value: Any, hint: Any, about: Mapping[str, Any], *, complain: Callable[[str, Any], UsageError]) -> Any:
-    """Return the value as the type of its setting; complain where it does not fit."""
+def _fitting(value: Any, hint: Any, about: Mapping[str, Any], *, complain: Callable[[str, Any], UsageError]) -> Any:
     hint, optional = without_none(hint)
     if optional and (value is None or (isinstance(value, str) and value.lower() in _NOTHING)):
         return None
@@ -110,7 +109,6 @@ def without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """Return the value as that type, None where it is something else."""
     if typing.get_origin(hint) is tuple:
         return _numbers(value, hint)
     if typing.get_origin(hint) is dict:
@@ -123,7 +121,6 @@ def _converted(value: Any, hint: Any) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number; YAML takes 1e-3, without a point, for text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

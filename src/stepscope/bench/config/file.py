@@ -10,10 +10,10 @@ from typing import Any
 from stepscope.errors import InputError, UsageError
 from stepscope.side_file import read_side_text
 
-MAX_CONFIG_BYTES = 1 << 20
-MAX_DEPTH = 50
-MAX_ALIASES = 64
-"""in a YAML file: aliases of aliases multiply"""
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_DEPTH = 50
+# in a YAML file: aliases of aliases multiply
+_MAX_ALIASES = 64
 
 _TOML_TABLE = re.compile(r"^\s*\[\s*([\w.\-\s]+?)\s*\]")
 _TOML_KEY = re.compile(r"^\s*([\w\-]+(?:\s*\.\s*[\w\-]+)*)\s*=")
@@ -25,10 +25,10 @@ class ConfigFile:
 
     path: str
     values: dict[str, Any]
+    #: dotted name -> line, from 1
     lines: dict[str, int]
-    """dotted name -> line, from 1"""
+    #: settings that the command line changed
     changed: frozenset[str] = frozenset()
-    """settings that the command line changed"""
 
     def where(self, dotted: str) -> str:
         """Return where a setting was given: the file, its line where known, or `--set`."""
@@ -46,7 +46,7 @@ def read_config(path: str | Path) -> ConfigFile:
     if reader is None:
         raise UsageError(f"{path}: a configuration is named *.toml, *.yaml or *.yml, not {file.name!r}")
     try:
-        text = read_side_text(file, max_bytes=MAX_CONFIG_BYTES)
+        text = read_side_text(file, max_bytes=_MAX_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
         raise InputError(f"{path}: cannot be read as a configuration: {reason}") from e
@@ -61,7 +61,6 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def _refuse_odd_names(value: Any, path: str) -> None:
-    """Raise where a name is no text: YAML reads 12, yes and 2024-11-15 as something else."""
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
@@ -79,7 +78,6 @@ def _toml(text: str, path: str) -> tuple[Any, dict[str, int]]:
 
 
 def _toml_lines(text: str) -> dict[str, int]:
-    """Return the line of each table and key; one inside a text of several lines is not worth a parser."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -101,11 +99,11 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
         ) from e
     try:
         aliases = _aliases(yaml, text, path)
-        if aliases > MAX_ALIASES:
-            raise InputError(f"{path}: has {aliases} aliases, and at most {MAX_ALIASES} are read; write them out")
+        if aliases > _MAX_ALIASES:
+            raise InputError(f"{path}: has {aliases} aliases, and at most {_MAX_ALIASES} are read; write them out")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if aliases and _expanded(root) > MAX_CONFIG_BYTES:
-            raise InputError(f"{path}: its aliases multiply to more than {MAX_CONFIG_BYTES:,} values; write them out")
+        if aliases and _expanded(root) > _MAX_CONFIG_BYTES:
+            raise InputError(f"{path}: its aliases multiply to more than {_MAX_CONFIG_BYTES:,} values; write them out")
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as e:  # also numbers and dates that are none
         raise InputError(f"{path}: is not YAML: {' '.join(str(e).split())}") from e
@@ -121,20 +119,19 @@ def _aliases(yaml: Any, text: str, path: str) -> int:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         aliases += isinstance(event, yaml.AliasEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
+        if depth > _MAX_DEPTH:
             where = f"{path}, line {event.start_mark.line + 1}"
-            raise InputError(f"{where}: settings lie more than {MAX_DEPTH} levels deep; write it flatter")
+            raise InputError(f"{where}: settings lie more than {_MAX_DEPTH} levels deep; write it flatter")
     return aliases
 
 
 def _expanded(root: Any) -> int:
-    """Return how many values a document has once its aliases are written out; those that hold themselves never end."""
     counts: dict[int, int] = {}
     inside: set[int] = set()
 
     def count(node: Any) -> int:
         if id(node) in inside:
-            return MAX_CONFIG_BYTES + 1
+            return _MAX_CONFIG_BYTES + 1
         if id(node) not in counts:
             inside.add(id(node))
             below = [n for pair in node.value for n in pair] if node.id == "mapping" else node.value

@@ -6,22 +6,21 @@ from typing import Any
 from stepscope.bench.config.field import setting
 from stepscope.errors import UsageError
 
-NAMES = ("adamw", "adam", "sgd")
+_NAMES = ("adamw", "adam", "sgd")
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """What steps the parameters; the learning rate is `train.lr` and `scheduler`."""
 
-    name: str = setting("adamw", "adamw, adam or sgd", choices=NAMES)
+    name: str = setting("adamw", "adamw, adam or sgd", choices=_NAMES)
     weight_decay: float = setting(0.01, "decay of the weights", least=0)
     betas: tuple[float, float] = setting((0.9, 0.999), "of adam and adamw", least=0)
     momentum: float = setting(0.0, "of sgd", least=0)
     fused: bool = setting(False, "one kernel for all parameters, where the device has it")
 
 
-def class_and_arguments(config: OptimizerConfig, *, lr: float) -> tuple[Any, dict[str, Any]]:
-    """Return torch's class and what it is made with; one launch for many parameters, fused where asked for."""
+def _class_and_arguments(config: OptimizerConfig, *, lr: float) -> tuple[Any, dict[str, Any]]:
     import torch
 
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.name]
@@ -34,7 +33,7 @@ def give_optimizer(parallel: Any, config: OptimizerConfig, *, strategy: str, lr:
     """Let a data-parallel model step by the configured optimizer instead of the one it was made with."""
     if config == OptimizerConfig():
         return
-    kind, arguments = class_and_arguments(config, lr=lr)
+    kind, arguments = _class_and_arguments(config, lr=lr)
     if strategy.startswith("deepspeed"):
         raise UsageError(
             f"optimizer: the engine of train.strategy {strategy} owns its optimizer, so it cannot be changed "

@@ -15,8 +15,8 @@ from stepscope.bench.data_parallel.strategies import NAMES, SHARDED
 from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
+# the strategy of one process without a process group
 SINGLE = "single"
-"""the strategy of one process without a process group"""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,6 @@ def checked_together(config: BenchConfig, where: Callable[[str], str]) -> BenchC
 
 
 def _refuse_what_it_cannot(train: TrainConfig, where: Callable[[str], str]) -> None:
-    """Refuse what a strategy does not offer us: DeepSpeed's engine owns its gradients, ZeRO-1 shares out its state."""
     engine = train.strategy.startswith("deepspeed")
     if engine and train.clip_norm is not None:
         raise UsageError(

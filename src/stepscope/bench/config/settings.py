@@ -20,7 +20,8 @@ from stepscope.bench.config.sections import BenchConfig, checked_together
 from stepscope.bench.config.usual_names import our_name, with_our_names
 from stepscope.errors import UsageError
 
-FLAGS = {
+# plain flags of `stepscope bench` (`--d-model` is `d_model`) and the settings they stand for
+_FLAGS = {
     "workload": "workload.name",
     "d_model": "workload.d_model",
     "num_layers": "workload.num_layers",
@@ -42,10 +43,10 @@ FLAGS = {
     "share_devices": "ranks.share_devices",
     "limit_s": "ranks.limit_s",
 }
-"""plain flags of `stepscope bench` (`--d-model` is `d_model`) and the settings they stand for"""
 
-TRAINING_FLAGS = {
-    **{flag: dotted for flag, dotted in FLAGS.items() if dotted.startswith("workload.")},
+# plain flags of the trainer; with synthetic data an epoch is one step
+_TRAINING_FLAGS = {
+    **{flag: dotted for flag, dotted in _FLAGS.items() if dotted.startswith("workload.")},
     **{flag: f"train.{flag}" for flag in ("precision", "grad_accum", "bucket_size_mb")},
     "strategy": "train.strategy",
     "lr": "train.lr",
@@ -53,7 +54,6 @@ TRAINING_FLAGS = {
     "warmup_steps": "scheduler.warmup_steps",
     "out": "output.dir",
 }
-"""plain flags of the trainer; with synthetic data an epoch is one step"""
 _ALSO = {"steps": ("num_epochs",), "warmup_steps": ("warmup_epochs",)}
 
 _SECTIONS: dict[str, Any] = get_type_hints(BenchConfig)
@@ -69,7 +69,7 @@ def flags_from(file: str | Path | None = None, overrides: Iterable[str] = ()) ->
     """Return the values of plain flags that a file or changes give, by flag: what a parser takes as its defaults."""
     given, source = _given(file, overrides)
     config = asdict(_built(given, source))
-    found = {flag: dotted.partition(".")[::2] for flag, dotted in FLAGS.items()}
+    found = {flag: dotted.partition(".")[::2] for flag, dotted in _FLAGS.items()}
     return {flag: config[part][name] for flag, (part, name) in found.items() if name in given.get(part, {})}
 
 
@@ -82,14 +82,14 @@ def workload_spec(config: BenchConfig) -> Any:
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """Add the plain flags of a training: `--d-model 512` is `--set workload.d_model=512`."""
-    for dest, dotted in TRAINING_FLAGS.items():
+    for dest, dotted in _TRAINING_FLAGS.items():
         names = [f"--{name.replace('_', '-')}" for name in (dest, *_ALSO.get(dest, ()))]
         parser.add_argument(*names, dest=dest, metavar="X", help=dotted)
 
 
 def training_overrides(args: argparse.Namespace) -> list[str]:
     """Return the changes that `--set` and the plain flags of a training ask for, flags last."""
-    flags = {dotted: getattr(args, dest) for dest, dotted in TRAINING_FLAGS.items()}
+    flags = {dotted: getattr(args, dest) for dest, dotted in _TRAINING_FLAGS.items()}
     return [*args.overrides, *(f"{dotted}={value}" for dotted, value in flags.items() if value is not None)]
 
 
@@ -107,7 +107,6 @@ def settings_table() -> list[tuple[str, str, str, str]]:
 
 
 def _given(file: str | Path | None, overrides: Iterable[str]) -> tuple[dict[str, dict[str, Any]], ConfigFile]:
-    """Return all values given, by section, and where they came from."""
     source = with_our_names(read_config(file)) if file is not None else ConfigFile(_COMMAND_LINE, {}, {})
     given: dict[str, Any] = {}
     for name, values in source.values.items():
@@ -119,7 +118,6 @@ def _given(file: str | Path | None, overrides: Iterable[str]) -> tuple[dict[str,
 
 
 def _apply(given: dict[str, Any], text: str) -> str:
-    """Return the name of a setting after putting `name=value` into what was given; options go one deeper."""
     dotted, sign, written = text.partition("=")
     parts = our_name(dotted.strip()).split(".")
     if not sign or len(parts) < 2 or not all(parts):
@@ -131,11 +129,11 @@ def _apply(given: dict[str, Any], text: str) -> str:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise UsageError(f"--set {text}: {part} has to hold settings, not {place!r}")
-    place[parts[-1]] = value_of(written.strip())
+    place[parts[-1]] = _value_of(written.strip())
     return ".".join(parts[:2])
 
 
-def value_of(text: str) -> Any:
+def _value_of(text: str) -> Any:
     """Return a value as TOML would read it; anything else is a text.
 
     >>> value_of("0.1"), value_of("true"), value_of("[0, 3]"), value_of("fp16")

@@ -7,8 +7,9 @@ from typing import Any
 from stepscope.bench.config.file import ConfigFile
 from stepscope.errors import UsageError
 
-SECTIONS = {"training": "train", "model": "workload"}
-SETTINGS = {
+_SECTIONS = {"training": "train", "model": "workload"}
+# by their place after the section's name is ours; with synthetic data an epoch is one step
+_SETTINGS = {
     "train.learning_rate": "train.lr",
     "train.num_epochs": "train.steps",
     "train.epochs": "train.steps",
@@ -24,7 +25,6 @@ SETTINGS = {
     "workload.n_layers": "workload.num_layers",
     "workload.n_heads": "workload.num_heads",
 }
-"""by their place after the section's name is ours; with synthetic data an epoch is one step"""
 
 
 def our_name(dotted: str) -> str:
@@ -34,8 +34,8 @@ def our_name(dotted: str) -> str:
     ('train.lr', 'workload.d_model', 'train.lr')
     """
     section, dot, name = dotted.partition(".")
-    ours = f"{SECTIONS.get(section, section)}{dot}{name}"
-    return SETTINGS.get(ours, ours)
+    ours = f"{_SECTIONS.get(section, section)}{dot}{name}"
+    return _SETTINGS.get(ours, ours)
 
 
 def with_our_names(source: ConfigFile) -> ConfigFile:
@@ -43,9 +43,9 @@ def with_our_names(source: ConfigFile) -> ConfigFile:
     values: dict[str, Any] = {}
     for section, settings in source.values.items():
         if not isinstance(settings, Mapping):
-            values[SECTIONS.get(section, section)] = settings
+            values[_SECTIONS.get(section, section)] = settings
             continue
-        values.setdefault(SECTIONS.get(section, section), {})
+        values.setdefault(_SECTIONS.get(section, section), {})
         for name, value in settings.items():
             ours = our_name(f"{section}.{name}")
             place, _, last = ours.partition(".")

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-TOLERANCES = {
+# relative errors of gradient, weights and loss; the optimizer's first steps amplify rounding in the weights
+_TOLERANCES = {
     "fp32": (1e-6, 1e-3, 1e-4),
     "tf32": (1e-2, 5e-2, 1e-2),
     "fp16": (1e-2, 5e-2, 1e-2),
     "bf16": (1e-2, 5e-2, 1e-2),
 }
-"""relative errors of gradient, weights and loss; the optimizer's first steps amplify rounding in the weights"""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -38,15 +38,15 @@ class Agreement:
     """How far an outcome is from the reference's."""
 
     steps: int
+    #: None where the implementation does not show its gradients
     gradient_error: float | None
-    """None where the implementation does not show its gradients"""
     weight_error: float
+    #: the largest of any step
     loss_error: float
-    """the largest of any step"""
+    #: weights bit by bit
     equal: bool
-    """weights bit by bit"""
+    #: all errors within their tolerances
     agrees: bool
-    """all errors within their tolerances"""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it is streamed."""
@@ -55,10 +55,10 @@ class Agreement:
 
 def agreement(found: Outcome, reference: Outcome, *, precision: str) -> Agreement:
     """Return how far two outcomes of the same training agree, by the tolerances of its precision."""
-    for_gradient, for_weights, for_loss = TOLERANCES[precision]
+    for_gradient, for_weights, for_loss = _TOLERANCES[precision]
     both = found.gradients is not None and reference.gradients is not None
-    gradient_error = relative_error(found.gradients or {}, reference.gradients or {}) if both else None
-    weight_error = relative_error(found.weights, reference.weights)
+    gradient_error = _relative_error(found.gradients or {}, reference.gradients or {}) if both else None
+    weight_error = _relative_error(found.weights, reference.weights)
     loss_error = _largest_error(found.losses, reference.losses)
     return Agreement(
         steps=reference.steps,
@@ -70,8 +70,7 @@ def agreement(found: Outcome, reference: Outcome, *, precision: str) -> Agreemen
     )
 
 
-def relative_error(found: Tensors, reference: Tensors) -> float:
-    """Return |found - reference| / |reference| over all tensors of the reference."""
+def _relative_error(found: Tensors, reference: Tensors) -> float:
     apart = sum(float((found[name].double() - tensor.double()).square().sum()) for name, tensor in reference.items())
     whole = sum(float(tensor.double().square().sum()) for tensor in reference.values())
     return float((apart / whole) ** 0.5) if whole else 0.0

@@ -6,7 +6,7 @@ Standard library only: the command line reads results by these names.
 from typing import Any
 
 DEFAULT_MB = 25.0
-DDP_OPTIONS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+_DDP_OPTIONS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 
 
 def finalists(implementation: str, best_mb: float) -> list[dict[str, Any]]:
@@ -16,7 +16,7 @@ def finalists(implementation: str, best_mb: float) -> list[dict[str, Any]]:
     if best_mb != DEFAULT_MB:
         rows.append(entry(implementation, f"{best_mb:g}MB", best))
     if implementation == "pytorch_ddp":
-        rows += [entry(implementation, f"{best_mb:g}MB-{name}", {**best, name: True}) for name in DDP_OPTIONS]
+        rows += [entry(implementation, f"{best_mb:g}MB-{name}", {**best, name: True}) for name in _DDP_OPTIONS]
     return rows
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 SIZES_MB = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 75.0, 100.0, 150.0, 250.0)
 _COARSE = 3
 
+# places in the list of sizes -> their times, measured in turns
 Times = Callable[[Sequence[int]], Sequence[float]]
-"""places in the list of sizes -> their times, measured in turns"""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class SearchResult:
 
     best: int
     tried: tuple[int, ...]
+    #: time over that of the best one, by way of the rounds in which both took part
     ratios: dict[int, float]
-    """time over that of the best one, by way of the rounds in which both took part"""
 
 
 def search(count: int, times_of: Times) -> SearchResult:
@@ -42,7 +42,6 @@ def search(count: int, times_of: Times) -> SearchResult:
 
 
 def _round(places: Sequence[int], times_of: Times) -> tuple[int, dict[int, float]]:
-    """Return the best of these places after measuring them in turns, and each one's time over the best one's."""
     times = dict(zip(places, times_of(places), strict=True))
     best = min(times, key=lambda place: times[place])
     return best, {place: time / times[best] for place, time in times.items()}

@@ -86,7 +86,6 @@ class Rounds:
 
 
 def _everything(count: int, rounds: Rounds) -> SearchResult:
-    """Return the best of all sizes, each measured."""
     times = rounds.times(range(count))
     best = min(range(count), key=lambda place: times[place])
     return SearchResult(best, tuple(range(count)), {place: time / times[best] for place, time in enumerate(times)})

@@ -50,14 +50,12 @@ def _rotated(contenders: Sequence[Contender], *, by: int) -> list[Contender]:
 
 
 def _check(run: int, *, is_reference: bool) -> str | None:
-    """Return which record holds the outcome against the reference: all of the first run, the reference once more."""
     return "agreement" if run == 0 else "repeated" if run == 1 and is_reference else None
 
 
 def _measure_run(
     bench: Bench, contender: Contender, settings: dict[str, Any], reference: list[Outcome], *, check: str | None
 ) -> Samples:
-    """Return the samples of one run; `check` names the record that holds its outcome against the first contender's."""
     training = contender.training(bench)
     gradients = training.first_gradients() if check else None
     samples = measure(
@@ -81,7 +79,6 @@ def _weights(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _check_outcome(bench: Bench, contender: Contender, found: Outcome, reference: list[Outcome], what: str) -> None:
-    """Emit how far the outcome agrees with the first contender's, which it becomes if there is none yet."""
     if bench.rank:
         return
     if not reference:
@@ -91,7 +88,6 @@ def _check_outcome(bench: Bench, contender: Contender, found: Outcome, reference
 
 
 def _record_trace(bench: Bench, contender: Contender, *, steps: int) -> None:
-    """Record a few steps of a contender, for what overlaps what."""
     folder = bench.out / "traces" / contender.name
     path = record_steps(
         lambda mark: contender.training(bench, mark=mark).step,

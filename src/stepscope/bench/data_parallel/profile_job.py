@@ -54,7 +54,7 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     """Train, record the window, and leave trace and summary in the settings' `folder`."""
     name, folder = settings["implementation"], Path(settings["folder"])
     warmup, total = int(settings["warmup_steps"]), int(settings["warmup_steps"]) + int(settings["steps"])
-    first, last = window(warmup, total, epochs=int(settings["profile_epochs"]))
+    first, last = _window(warmup, total, epochs=int(settings["profile_epochs"]))
     times = RegionTimes()
     contender = Contender.of(settings, {"name": name, "implementation": name})
     training = contender.training(bench, clip=True, mark=times.mark)
@@ -79,20 +79,19 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     bench.emit(what="throughput", **rates._asdict())
     if bench.rank == 0:
         text = summary_text(
-            settings, epochs, rates=rates, regions_ms=times.mean_ms(), operators=operators[0], bench=vars_of(bench)
+            settings, epochs, rates=rates, regions_ms=times.mean_ms(), operators=operators[0], bench=_vars_of(bench)
         )
         with atomic_write(folder / f"{name}_summary.txt") as f:
             f.write(text.encode())
 
 
 def _of_the_job(bench: Bench, training: Training, steps: slice) -> list[float | None]:
-    """Return samples and tokens of all ranks in one step, counted from the batches; None where one does not tell."""
     ranks: list[Any] = [None] * bench.world_size
     dist.all_gather_object(ranks, tuple(training.fed.per_step(steps)))
     return [None if None in counts else sum(counts) for counts in zip(*ranks, strict=True)]
 
 
-def window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:
+def _window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:
     """Return the first recorded epoch and the one after the last: around the end of the warm-up.
 
     >>> window(10, 60, epochs=10), window(2, 5, epochs=10)
@@ -103,7 +102,6 @@ def window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:
 
 
 def _epoch(bench: Bench, training: Training, profiler: Any, total: int, *, recorded: bool) -> Epoch:
-    """Return one epoch after taking it; rank 0 logs it, outside of what is timed."""
     kind, lr, number = "warm-up" if training.warming_up else "training", training.lr, training.number
     begin = perf_counter()
     with record_function(f"epoch_{number}_{kind.replace('-', '')}_lr_{lr:.6f}"):
@@ -119,6 +117,5 @@ def _epoch(bench: Bench, training: Training, profiler: Any, total: int, *, recor
     return taken
 
 
-def vars_of(bench: Bench) -> dict[str, Any]:
-    """Return what the summary says of the ranks."""
+def _vars_of(bench: Bench) -> dict[str, Any]:
     return {"world_size": bench.world_size, "device": str(bench.device), "torch": str(torch.__version__)}

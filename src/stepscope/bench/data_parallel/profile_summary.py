@@ -11,13 +11,13 @@ class Epoch:
     """One epoch of training."""
 
     number: int
+    #: warm-up or training
     kind: str
-    """warm-up or training"""
     lr: float
     loss: float
     step_ms: float
+    #: while the profiler was on
     recorded: bool
-    """while the profiler was on"""
 
 
 class Throughput(NamedTuple):
@@ -79,7 +79,6 @@ def _configuration(settings: dict[str, Any], bench: dict[str, Any]) -> list[str]
 
 
 def _phases(epochs: Sequence[Epoch]) -> list[str]:
-    """Return a line per phase, with and without the profiler; the median, because the first epoch sets things up."""
     lines = [f"{'phase':<26} {'epochs':>6} {'median':>9} {'mean':>9} {'min':>9} {'max':>9}"]
     for kind in ("warm-up", "training"):
         for recorded in (False, True):

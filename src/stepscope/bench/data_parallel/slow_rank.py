@@ -27,22 +27,20 @@ def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
     for run in range(int(settings["runs"])):
         for delay_ms in settings["delays_ms"]:
             clear_memory(bench)
-            name = delay_name(delay_ms)
+            name = _delay_name(delay_ms)
             late_ms = float(delay_ms) if bench.rank == int(settings["slow_rank"]) else 0.0
             samples, log = _measure_delay(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
             bench.emit(what="log", series=name, run=run, folder=log)
             bench.emit(what="samples", series=name, run=run, **samples.as_dict())
 
 
-def delay_name(delay_ms: float) -> str:
-    """Return the name of a delay's series."""
+def _delay_name(delay_ms: float) -> str:
     return f"{float(delay_ms):g}ms"
 
 
 def _measure_delay(
     bench: Bench, contender: Contender, settings: dict[str, Any], late_ms: float, *, folder: str
 ) -> tuple[Samples, str | None]:
-    """Return the samples and the folder of the step log: another than `folder` where that holds a run already."""
     training = contender.training(bench, mark=region)
     recording = profile(out=bench.out / folder, light=True, telemetry=False)
     with recording:
@@ -58,7 +56,6 @@ def _measure_delay(
 
 
 def _step(bench: Bench, step: Callable[[], torch.Tensor], late_ms: float, recording: Any) -> Callable[[], torch.Tensor]:
-    """Return the step with its delay before it and its end told to the recorder."""
 
     def delayed() -> torch.Tensor:
         if late_ms:

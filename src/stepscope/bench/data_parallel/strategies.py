@@ -21,12 +21,12 @@ _CLASSES = {
     "deepspeed_zero2": "deepspeed_zero:DeepspeedZero2",
     "deepspeed_zero3": "deepspeed_zero:DeepspeedZero3",
 }
+# the fewest that hybrid sharding divides: two groups of two
 HYBRID_RANKS = 4
-"""the fewest that hybrid sharding divides: two groups of two"""
+# those that run on any number of ranks
 NAMES = tuple(name for name in _CLASSES if name != "fsdp2_hybrid")
-"""those that run on any number of ranks"""
+# a rank holds only a part of the gradients
 SHARDED = ("fsdp2_zero2", "fsdp2_zero3", "fsdp2_hybrid", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
-"""a rank holds only a part of the gradients"""
 
 
 def available(names: tuple[str, ...] = NAMES) -> tuple[str, ...]:

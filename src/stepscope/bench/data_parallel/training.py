@@ -22,7 +22,7 @@ from stepscope.contract.step_line import (
 from stepscope.errors import UsageError
 
 PEAK_LR = 1e-3
-CLIP_NORM = 1.0
+_CLIP_NORM = 1.0
 
 Mark = Callable[[str], AbstractContextManager[Any]]
 
@@ -104,7 +104,6 @@ class Training:
         return kept[0]
 
     def _micro_batch(self, *, last: bool) -> torch.Tensor:
-        """Return the share of the loss that one micro-batch has, after its forward and backward."""
         with self.mark(DATA_LOADING):
             batch = next(self._batches)
         self.parallel.exchange = last
@@ -117,4 +116,4 @@ class Training:
     def _clip_gradients(self) -> None:
         with self.mark(CLIPPING):
             self._scaler.unscale_(self.parallel.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), CLIP_NORM)
+            torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), _CLIP_NORM)

@@ -12,8 +12,8 @@ from typing import Any
 
 _KEY = "failure"
 _POLL_S = 0.5
+# for this rank to end by itself once the store is gone
 _GRACE_S = 5.0
-"""for this rank to end by itself once the store is gone"""
 _STORE_GONE = {"what": "failed", "reason": "the rank that holds the store is gone"}
 
 Record = dict[str, Any]

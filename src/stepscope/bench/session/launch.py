@@ -27,15 +27,15 @@ from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
-PLAN = "plan.json"
+_PLAN = "plan.json"
 _SAMPLES = "samples.jsonl"
 _POLL_S = 0.05
+# for the other ranks to end by themselves after one has failed
 _GRACE_S = 1.0
-"""for the other ranks to end by themselves after one has failed"""
 _KILL_AFTER_S = 5.0
 _KEPT_LINES = 200
+# torch puts it before each line of an uncaught error
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-"""torch puts it before each line of an uncaught error"""
 
 Records = list[dict[str, Any]]
 
@@ -44,12 +44,12 @@ Records = list[dict[str, Any]]
 class LaunchResult:
     """How the ranks ended, and everything they wrote until then."""
 
+    #: negative: ended by that signal; None: ended by us
     exit_codes: tuple[int | None, ...]
-    """negative: ended by that signal; None: ended by us"""
+    #: by rank, in the order written
     records: tuple[Records, ...]
-    """by rank, in the order written"""
+    #: one line that says what went wrong, None where nothing did
     message: str | None
-    """one line that says what went wrong, None where nothing did"""
     interrupted: bool
     took_s: float
 
@@ -123,21 +123,18 @@ def records_of(out: Path, rank: int) -> Records:
 
 
 def _write_plan(plan: dict[str, Any], out: Path) -> Path:
-    """Return where the plan lies, after clearing the folder of an earlier launch's streams."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for old in out.glob(f"rank*.{_SAMPLES}"):
             old.unlink(missing_ok=True)  # its rank may be on the way, and clears it as well
-        with atomic_write(out / PLAN) as f:
+        with atomic_write(out / _PLAN) as f:
             f.write((json_text(plan, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
-    return out / PLAN
+    return out / _PLAN
 
 
 class _Rank:
-    """One process, and the last lines it said."""
-
     def __init__(self, rank: int, plan: Path, environ: dict[str, str], on_line: Callable[[str], None] | None) -> None:
         self.rank = rank
         self.ended_by_us = False
@@ -165,18 +162,15 @@ class _Rank:
                 self._on_line(line.rstrip("\n"))
 
     def drain(self) -> None:
-        """Wait until all that the ended process wrote has been read."""
         for reader in self._readers:
             reader.join(timeout=2.0)
 
     @property
     def exit_code(self) -> int | None:
-        """Return how it ended by itself, None while it runs or where we ended it."""
         return None if self.ended_by_us else self.process.poll()
 
     @property
     def reason(self) -> str:
-        """Return why the rank failed: its own refusal, its last error, or the signal."""
         self.drain()
         refused = [line.partition(": ")[2] for line in self._said if line.startswith("refused: ")]
         if refused:
@@ -192,7 +186,6 @@ class _Rank:
 
 
 def _place(rank: int, world_size: int, folder: str) -> dict[str, str]:
-    """Return where a rank stands that we start ourselves, and where it meets the others."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -203,7 +196,6 @@ def _place(rank: int, world_size: int, folder: str) -> dict[str, str]:
 
 
 def _environment(place: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of one rank: its place, and where to find this package."""
     package = str(Path(__file__).parents[3])
     path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -217,14 +209,11 @@ def _environment(place: Mapping[str, str]) -> dict[str, str]:
 
 
 class _RecordFollower:
-    """Reads the records of rank 0 as they come."""
-
     def __init__(self, path: Path, on_record: Callable[[dict[str, Any]], None] | None) -> None:
         self._path, self._on_record = path, on_record
         self._at = 0
 
     def look(self) -> None:
-        """Hand on the records that are new."""
         if self._on_record is None or not self._path.exists():
             return
         with self._path.open() as f:
@@ -237,7 +226,6 @@ class _RecordFollower:
 def _wait_for_ranks(
     ranks: Sequence[_Rank], follow: _RecordFollower, *, deadline_s: float, limit_s: float
 ) -> str | None:
-    """Return why the ranks could not go on, None once all have ended well."""
     while any(rank.process.poll() is None for rank in ranks):
         if any(rank.process.poll() for rank in ranks):
             break
@@ -259,7 +247,6 @@ def _wait_a_moment(ranks: Sequence[_Rank]) -> None:
 
 
 def _first_cause(ranks: Sequence[_Rank]) -> _Rank:
-    """Return the rank that began it: one that refused, was killed, or failed in something else than reaching others."""
 
     def order(rank: _Rank) -> tuple[int, int]:
         code = rank.exit_code or 0
@@ -270,7 +257,6 @@ def _first_cause(ranks: Sequence[_Rank]) -> _Rank:
 
 
 def _end(ranks: Sequence[_Rank]) -> None:
-    """End the ranks that still run: ask, then kill."""
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
         rank.ended_by_us = True

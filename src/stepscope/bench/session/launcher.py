@@ -39,8 +39,8 @@ class LauncherPlace:
     launcher: str
     rank: int
     world_size: int
+    #: what a rank of a session finds in its environment, as torchrun would set it
     variables: dict[str, str]
-    """what a rank of a session finds in its environment, as torchrun would set it"""
 
     @property
     def writes(self) -> bool:
@@ -73,7 +73,6 @@ def launched_by(environ: Mapping[str, str] | None = None) -> LauncherPlace | Non
 
 
 def _meeting_place(env: Mapping[str, str], found: Mapping[str, str], launcher: str) -> dict[str, str]:
-    """Return address and port of rank 0: as given, else from what the launcher tells of the job."""
     address = env.get("MASTER_ADDR")
     if address is None and (nodes := env.get("SLURM_STEP_NODELIST")):
         address = first_node(nodes)

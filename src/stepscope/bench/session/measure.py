@@ -14,8 +14,8 @@ import torch
 
 from stepscope.bench.workloads.fed import BatchCount, PerStep
 
-WARMUP_STEPS = 10
-STEPS = 50
+_WARMUP_STEPS = 10
+_STEPS = 50
 _GB = 1e9
 
 Step = Callable[[], torch.Tensor | None]
@@ -27,14 +27,14 @@ class Samples:
 
     warmup_ms: tuple[float, ...]
     step_ms: tuple[float, ...]
+    #: of the measured steps, empty where the step returns none
     losses: tuple[float, ...]
-    """of the measured steps, empty where the step returns none"""
+    #: at the end of each measured step
     memory_allocated_gb: tuple[float, ...] | None = None
-    """at the end of each measured step"""
     peak_memory_allocated_gb: float | None = None
     peak_memory_reserved_gb: float | None = None
+    #: of this rank, the mean over the measured steps; None where its batches do not tell
     samples_per_step: float | None = None
-    """of this rank, the mean over the measured steps; None where its batches do not tell"""
     tokens_per_step: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,8 +45,8 @@ class Samples:
 def measure(
     step: Step,
     *,
-    warmup_steps: int = WARMUP_STEPS,
-    steps: int = STEPS,
+    warmup_steps: int = _WARMUP_STEPS,
+    steps: int = _STEPS,
     device: torch.device | str,
     fed: BatchCount | None = None,
 ) -> Samples:
@@ -87,8 +87,6 @@ def measure(
 
 
 class _HostClock:
-    """Marks on the host's clock, for devices that finish a step before the next begins."""
-
     def __init__(self) -> None:
         self._marks_ns: list[int] = []
 
@@ -109,8 +107,6 @@ class _HostClock:
 
 
 class _DeviceClock(_HostClock):
-    """Events on the current stream: the device notes the time when it gets there, and the host runs ahead."""
-
     def __init__(self) -> None:
         super().__init__()
         self._events: list[Any] = []
@@ -121,7 +117,6 @@ class _DeviceClock(_HostClock):
         self._events.append(event)
 
     def settle(self) -> None:
-        """Let the warm-up finish and forget its memory peak."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
 

@@ -29,14 +29,14 @@ from stepscope.bench.session.machine import machine
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError, UsageError
 
-SAMPLES = "samples.jsonl"
-STORE_VARIABLE = "STEPSCOPE_BENCH_STORE"
-LAUNCHER_VARIABLE = "STEPSCOPE_BENCH_LAUNCHER"
-SESSION_VARIABLE = "STEPSCOPE_BENCH_SESSION"
-REFUSED = 2
-"""exit code of a rank that says in one line what is wrong with the plan"""
-GAVE_UP = 3
-"""exit code of a rank whose last record says why it could not go on"""
+_SAMPLES = "samples.jsonl"
+_STORE_VARIABLE = "STEPSCOPE_BENCH_STORE"
+_LAUNCHER_VARIABLE = "STEPSCOPE_BENCH_LAUNCHER"
+_SESSION_VARIABLE = "STEPSCOPE_BENCH_SESSION"
+# exit code of a rank that says in one line what is wrong with the plan
+_REFUSED = 2
+# exit code of a rank whose last record says why it could not go on
+_GAVE_UP = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,8 +49,8 @@ class Bench:
     device: torch.device
     out: Path
     stream: IO[str]
+    #: where ranks of a launcher hear of each other's end
     store: Any = None
-    """where ranks of a launcher hear of each other's end"""
 
     def emit(self, **record: Any) -> None:
         """Write one record to this rank's stream, at once."""
@@ -62,7 +62,7 @@ class Bench:
         known = first_told(self.store, record)
         self.emit(**known)
         tell(self.store, known)
-        os._exit(GAVE_UP)
+        os._exit(_GAVE_UP)
 
 
 def main(arguments: list[str]) -> int:
@@ -70,26 +70,25 @@ def main(arguments: list[str]) -> int:
     _end_with_launcher()
     plan = json.loads(Path(arguments[0]).read_text())
     try:
-        run_plan(plan)
+        _run_plan(plan)
     except StepscopeError as error:
         print(f"refused: {error}", file=sys.stderr)  # noqa: T201 - the launcher reads it
-        return REFUSED
+        return _REFUSED
     return 0
 
 
-def run_plan(plan: dict[str, Any]) -> None:
-    """Run the plan's job on this rank, with the process group around it."""
+def _run_plan(plan: dict[str, Any]) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     out = Path(plan["out"])
     device = _device(plan["backend"], share=bool(plan.get("share_devices")))
     job = _job(plan["job"])
     torch.set_num_threads(int(plan.get("threads", 1)))
     timeout = timedelta(seconds=float(plan.get("collective_timeout_s", 120)))
-    by_launcher = SESSION_VARIABLE in os.environ
+    by_launcher = _SESSION_VARIABLE in os.environ
     store = _store(rank, world_size, timeout)
     dist.init_process_group(plan["backend"], store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        with (out / rank_file(rank, SAMPLES)).open("a") as stream:
+        with (out / rank_file(rank, _SAMPLES)).open("a") as stream:
             bench = Bench(rank, world_size, device, out, stream, store if by_launcher else None)
             bench.emit(what="machine", **machine(device))
             _run_job(job, bench, plan["settings"])
@@ -102,7 +101,6 @@ def run_plan(plan: dict[str, Any]) -> None:
 
 
 def _run_job(job: Callable[[Bench, dict[str, Any]], None], bench: Bench, settings: dict[str, Any]) -> None:
-    """Run the job; where a launcher started the ranks, one that fails ends the others, as ours are ended by us."""
     if bench.store is None:
         job(bench, settings)
         return
@@ -117,32 +115,28 @@ def _run_job(job: Callable[[Bench, dict[str, Any]], None], bench: Bench, setting
 
 
 def _end_with(bench: Bench, record: dict[str, Any]) -> None:
-    """End this process because another rank did, keeping what that one said."""
     bench.emit(**record)
     print(f"another rank ended: {record['reason']}", file=sys.stderr, flush=True)  # noqa: T201 - the launcher reads it
-    os._exit(GAVE_UP)
+    os._exit(_GAVE_UP)
 
 
 def _store(rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Return where the ranks meet; a launcher's store outlives a session, so each has keys of its own."""
-    place = os.environ.get(STORE_VARIABLE, "env://")
+    place = os.environ.get(_STORE_VARIABLE, "env://")
     store, _, _ = next(rendezvous(place, rank, world_size, timeout=timeout))
-    return dist.PrefixStore(f"stepscope-bench-{os.environ.get(SESSION_VARIABLE, '0')}", store)
+    return dist.PrefixStore(f"stepscope-bench-{os.environ.get(_SESSION_VARIABLE, '0')}", store)
 
 
 def _gather_streams(out: Path, rank: int, world_size: int, device: torch.device) -> None:
-    """Bring the streams of all ranks to rank 0, which may be on a machine with a folder of its own."""
     streams: list[Any] | None = [None] * world_size if rank == 0 else None
-    dist.gather_object((out / rank_file(rank, SAMPLES)).read_text(), streams, dst=0)
+    dist.gather_object((out / rank_file(rank, _SAMPLES)).read_text(), streams, dst=0)
     for other, text in enumerate(streams or ()):
-        path = out / rank_file(other, SAMPLES)
+        path = out / rank_file(other, _SAMPLES)
         if not path.exists():
             path.write_text(text)
     dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def _device(backend: str, *, share: bool) -> torch.device:
-    """Return this rank's device; refuse where NCCL ranks outnumber the devices and were not told to share."""
     if backend != "nccl":
         return torch.device("cpu")
     found, wanted = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -161,22 +155,19 @@ def _device(backend: str, *, share: bool) -> torch.device:
 
 
 def _look_like_hosts() -> None:
-    """Let ranks that share a device look like ranks on different hosts: NCCL refuses them otherwise."""
     os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_IB_DISABLE", "1")
 
 
 def _end_with_launcher() -> None:
-    """Be killed when the launcher is: a benchmark that nobody waits for disturbs others."""
-    if sys.platform == "linux" and LAUNCHER_VARIABLE in os.environ:
+    if sys.platform == "linux" and _LAUNCHER_VARIABLE in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ[LAUNCHER_VARIABLE]):
+        if os.getppid() != int(os.environ[_LAUNCHER_VARIABLE]):
             sys.exit("the launcher is gone")
 
 
 def _job(name: str) -> Callable[[Bench, dict[str, Any]], None]:
-    """Return the function that `package.module:function` names."""
     module, _, function = name.partition(":")
     found: Callable[[Bench, dict[str, Any]], None] = getattr(import_module(module), function)
     return found

@@ -17,11 +17,11 @@ from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
-KIND = "bench"
+_KIND = "bench"
 RESULTS = "results.json"
 
+# the samples of one run on one rank, as `Samples.as_dict` gives them
 Record = dict[str, Any]
-"""the samples of one run on one rank, as `Samples.as_dict` gives them"""
 
 
 def series(
@@ -58,7 +58,7 @@ def results(
     """Return the whole document; `message` says why it is not complete."""
     return {
         "schema": SCHEMA,
-        "kind": KIND,
+        "kind": _KIND,
         "command": command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "units": {"time": "ms", "memory": "GB"},
@@ -83,14 +83,12 @@ def write_results(document: dict[str, Any], folder: Path) -> Path:
 
 
 def _whole_job(runs: Sequence[Sequence[Record]], name: str) -> float | None:
-    """Return what all ranks took in a step, the mean over the runs; None where a rank could not count it."""
     counts = [record.get(name) for ranks in runs for record in ranks]
     known = [count for count in counts if count is not None]
     return sum(known) / sum(map(bool, runs)) if known and len(known) == len(counts) else None
 
 
 def _over_ranks(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Return the median over ranks, step by step, of the steps that all ranks have."""
     return [round(statistics.median(times), 6) for times in zip(*by_rank, strict=False)]
 
 
@@ -128,7 +126,6 @@ def _mean_over_ranks(by_rank: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _memory(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the memory of the fullest rank; None with a reason on devices that do not count it."""
     allocated = [r["memory_allocated_gb"] for r in records if r.get("memory_allocated_gb")]
     if not allocated:
         names = ("peak_memory_allocated_gb", "avg_memory_allocated_gb", "peak_memory_reserved_gb")

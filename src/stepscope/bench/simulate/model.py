@@ -24,8 +24,8 @@ class Shape:
     mlp_width: int
     gated_mlp: bool = False
     kv_heads: int | None = None
+    #: experts of each layer; 0: a plain MLP
     experts: int = 0
-    """experts of each layer; 0: a plain MLP"""
     experts_per_token: int = 0
     norm_bias: bool = True
     learned_positions: bool = True
@@ -87,8 +87,6 @@ class ExpertMlp(nn.Module):  # type: ignore[misc]
 
 
 class _Exchange(torch.autograd.Function):  # type: ignore[misc]
-    """An even all-to-all whose backward is another one."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group

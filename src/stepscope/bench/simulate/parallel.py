@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import (
 
 from stepscope.bench.simulate.model import Transformer
 
-BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
+_BUCKET_BYTES = 25 * 2**20
+_FIRST_BUCKET_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Mesh:
     data: DeviceMesh
     tensor: DeviceMesh | None
     expert_group: Any
+    #: ranks of each of this rank's groups -> dp, tp or ep
     names: dict[tuple[int, ...], str]
-    """ranks of each of this rank's groups -> dp, tp or ep"""
 
     def loss_context(self) -> Any:
         """Return what the loss is computed in: with a split vocabulary every rank has a part of the logits."""
@@ -78,7 +78,7 @@ class DdpBuckets:
         self.buffers: list[torch.Tensor] = []
         self._model, self._group = model, group
         self._ready: list[torch.Tensor] = []
-        self._filled_bytes, self._limit_bytes = 0, FIRST_BUCKET_BYTES
+        self._filled_bytes, self._limit_bytes = 0, _FIRST_BUCKET_BYTES
 
     def allocate(self) -> None:
         """Make the buffers, which live as long as the job and are as large as all gradients, and wait for those."""
@@ -90,7 +90,7 @@ class DdpBuckets:
     def finish(self) -> None:
         """Reduce the last bucket and start over."""
         self._reduce()
-        self._limit_bytes = FIRST_BUCKET_BYTES
+        self._limit_bytes = _FIRST_BUCKET_BYTES
 
     def _on_ready(self, parameter: torch.Tensor) -> None:
         gradient = _local(parameter.grad)
@@ -103,7 +103,7 @@ class DdpBuckets:
         if self._ready:
             count = sum(g.numel() for g in self._ready)
             dist.all_reduce(self.buffers[0][:count], group=self._group)
-        self._ready, self._filled_bytes, self._limit_bytes = [], 0, BUCKET_BYTES
+        self._ready, self._filled_bytes, self._limit_bytes = [], 0, _BUCKET_BYTES
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -111,7 +111,6 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
-    """Split every matrix over the mesh: columns first, rows second, the vocabulary at both ends."""
     whole = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
     for layer in model.layers:
         plan = {

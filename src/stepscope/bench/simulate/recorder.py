@@ -25,8 +25,8 @@ _NAMED = (
     ("send", "send"),
     ("recv", "recv"),
 )
+# CUDA's caching allocator hands out multiples of this
 _BLOCK_BYTES = 512
-"""CUDA's caching allocator hands out multiples of this"""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class CollectiveCall:
     op: str
     group: str
     ranks: int
+    #: full buffer
     size_bytes: int
-    """full buffer"""
     when: str
 
 
@@ -51,7 +51,6 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._group_names = group_names or {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a collective, then let it run."""
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # so that its local operators come by one by one
         op = _operation(func) if func.namespace in _NAMESPACES else None
@@ -77,16 +76,15 @@ class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.when = "forward"
         self.live_bytes = self.peak_bytes = 0
         self.peak_when = self.when
+        # number of a storage -> bytes at the peak
         self.peak_sizes: dict[int, int] = {}
-        """number of a storage -> bytes at the peak"""
         self._sizes: dict[int, int] = {}
+        # address of a live storage -> its number: addresses are used again, numbers are not
         self._numbers: dict[int, int] = {}
-        """address of a live storage -> its number: addresses are used again, numbers are not"""
         self._count = 0
         self._plain_resize: Any = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let the operator run, then note what it made."""
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
@@ -105,7 +103,6 @@ class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]
                 self._note_size(self._count, storage.nbytes())
 
     def __enter__(self) -> "MemoryRecorder":
-        """Start; storages that are resized in place are followed too: FSDP frees gathered weights that way."""
         self._plain_resize = plain = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -119,7 +116,6 @@ class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        """Stop."""
         torch.UntypedStorage.resize_ = self._plain_resize
         super().__exit__(*exc)
 
@@ -145,13 +141,11 @@ def local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _operation(func: Any) -> str | None:
-    """Return the collective's name, None for waits and barriers."""
     plain = func.__name__.replace("_", "").lower()
     return next((op for pattern, op in _NAMED if pattern in plain), None)
 
 
 def _group_of(args: tuple[Any, ...]) -> Any:
-    """Return the process group among the arguments: an object, or a name in functional collectives."""
     for arg in reversed(args):
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg):
             return dist.ProcessGroup.unbox(arg)

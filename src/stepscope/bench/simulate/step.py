@@ -32,8 +32,8 @@ from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
-KIND = "stepscope simulated step"
-STRATEGIES = ("ddp", "zero2", "zero3")
+_KIND = "stepscope simulated step"
+_STRATEGIES = ("ddp", "zero2", "zero3")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Job:
     tensor: int = 1
     expert: int = 1
     micro_batch: int = 1
+    #: fp32; amp: computation cast to bf16; mixed: FSDP computes in bf16 and keeps fp32 shards
     precision: str = "fp32"
-    """fp32; amp: computation cast to bf16; mixed: FSDP computes in bf16 and keeps fp32 shards"""
     optimizer: str = "adam"
     checkpoint: bool = False
     foreach: bool = True
@@ -81,10 +81,10 @@ def simulate_step(job: Job) -> dict[str, Any]:
         sync = parallelize(model, mesh, job.strategy, mixed=job.precision == "mixed")
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
-            collectives, memory = one_step(model, job, mesh, sync)
+            collectives, memory = _one_step(model, job, mesh, sync)
     return {
         "schema": SCHEMA,
-        "kind": KIND,
+        "kind": _KIND,
         "job": asdict(job),
         "world_size": job.world_size,
         "parameters": parameters,
@@ -96,7 +96,7 @@ def simulate_step(job: Job) -> dict[str, Any]:
     }
 
 
-def one_step(
+def _one_step(
     model: nn.Module, job: Job, mesh: Mesh, sync: DdpBuckets | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return what one training step communicates and holds, on fake or real tensors."""
@@ -202,7 +202,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Job, str]:
     parser.add_argument("--gated-mlp", action="store_true")
     parser.add_argument("--no-positions", action="store_true", help="without a learned position table")
     parser.add_argument("--no-norm-bias", action="store_true")
-    parser.add_argument("--strategy", choices=STRATEGIES, default="zero3")
+    parser.add_argument("--strategy", choices=_STRATEGIES, default="zero3")
     for name in ("data", "tensor", "expert", "micro-batch"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--precision", choices=("fp32", "amp", "mixed"), default="fp32")

@@ -32,7 +32,7 @@ from stepscope.bench.sweeps.train_step import TrainStep
 from stepscope.bench.workloads.build import workload
 from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 
-CHECKED_STEPS = 3
+_CHECKED_STEPS = 3
 _HUNG = 3
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError)
 _NO_MEMORY = (
@@ -67,7 +67,6 @@ def job(bench: Bench, settings: dict[str, Any]) -> None:
 
 
 def _run_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> str:
-    """Return what came of an item, after saying so."""
     who = {"variant": item["variant"]["name"], "run": item["run"]}
     bench.emit(what="begin", **who)
     with at_most(settings["item_limit_s"], bench, **who):
@@ -87,7 +86,6 @@ def as_on_rank_0(bench: Bench, value: Any) -> Any:
 
 
 def _of_all_ranks(bench: Bench, outcome: dict[str, Any], who: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of the job; a rank that has none ends here."""
     if outcome["what"] != "samples":
         bench.give_up(**who, **outcome)
     ranks: list[Any] = [None] * bench.world_size
@@ -96,7 +94,6 @@ def _of_all_ranks(bench: Bench, outcome: dict[str, Any], who: dict[str, Any]) ->
 
 
 def _limit_memory(device: torch.device, limit_bytes: int | None) -> None:
-    """Let the allocator of a CUDA device take so much; on the CPU whoever judges the peaks does."""
     if limit_bytes and device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(limit_bytes / whole, 1.0), device)
@@ -151,7 +148,6 @@ def spec_of(given: Mapping[str, Any], variant: Mapping[str, Any]) -> WorkloadSpe
 
 
 def _first_use(spec: Mapping[str, Any], device: torch.device) -> None:
-    """Take a step, so that no variant's first one is charged for libraries loaded on first use; variants say errors."""
     with (
         suppress(*_REFUSALS, MemoryError),
         closing(TrainStep(workload(spec_of({**spec, "batch_size": 1}, {}), device), {})) as step,
@@ -200,12 +196,11 @@ def check_first_steps(step: TrainStep | RankStep) -> dict[str, Any]:
     losses = [float(step())]
     first_step_ms = 1000 * (perf_counter() - begin_s)
     sketch = gradient_sketch(step.parameters, device=step.device)
-    losses += [float(step()) for _ in range(CHECKED_STEPS - 1)]
+    losses += [float(step()) for _ in range(_CHECKED_STEPS - 1)]
     return {"losses": losses, "sketch": sketch, "first_step_ms": first_step_ms}
 
 
 def _halves(bench: Bench, spec: WorkloadSpec, parts: int) -> dict[str, Any] | None:
-    """Return the same steps with each batch taken in two halves, None where it cannot be halved."""
     if spec.batch_size % 2:
         return None
     half = dataclasses.replace(spec, batch_size=spec.batch_size // 2)

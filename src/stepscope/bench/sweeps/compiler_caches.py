@@ -37,7 +37,6 @@ class CompilerCaches:
 
 
 def _forget() -> None:
-    """Clear the compiler's tables of what this process has loaded; they go by the code, not by the folder."""
     if "torch._inductor" not in sys.modules:
         return
     from torch._inductor import utils

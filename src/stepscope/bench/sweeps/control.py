@@ -31,13 +31,13 @@ Progress = Callable[[int, int, str], None]
 class SweepMeasurements:
     """What a sweep has found so far."""
 
+    #: records of each variant's runs
     runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """records of each variant's runs"""
+    #: variants without a result, or without all: what happened and why
     refusals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """variants without a result, or without all: what happened and why"""
     environment: dict[str, Any] = field(default_factory=dict)
+    #: why the sweep is not complete
     message: str | None = None
-    """why the sweep is not complete"""
     interrupted: bool = False
 
 
@@ -50,7 +50,7 @@ def run_sweep(
     `keep` gets what has been found so far after every measurement.
     """
     sessions = sessions or Sessions()
-    found = SweepMeasurements(refusals=not_here(sweep.variants, backend=method.backend))
+    found = SweepMeasurements(refusals=_not_here(sweep.variants, backend=method.backend))
     pending = interleaved([v for v in sweep.variants if v.name not in found.refusals], runs=method.runs)
     listen = _Listener(found, pending=pending, progress=progress, keep=keep)
     deadline_s = time.monotonic() + method.limit_s
@@ -74,7 +74,7 @@ def run_sweep(
     return found
 
 
-def not_here(variants: Sequence[Variant], *, backend: str) -> dict[str, dict[str, Any]]:
+def _not_here(variants: Sequence[Variant], *, backend: str) -> dict[str, dict[str, Any]]:
     """Return the variants that this backend's device cannot run, each with the reason; no process is needed to know.
 
     >>> not_here([Variant("a"), Variant("b", only_on="cuda", why_only="graphs are CUDA's")], backend="gloo")
@@ -136,7 +136,6 @@ def _fitted(known: Mapping[int, bool]) -> str:
 
 
 def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int, str]) -> None:
-    """Add what a process found out; the size it died of, or did not finish in its own time, did not fit."""
     begun, said = None, last_words(result)
     for record in result.records[0]:
         if record["what"] == "begin":
@@ -172,16 +171,14 @@ def _launch_items(
 
 
 class _Listener:
-    """Takes each record as it comes."""
-
     def __init__(
         self, found: SweepMeasurements, *, pending: Sequence[tuple[Variant, int]], progress: Progress | None,
         keep: Callable[[SweepMeasurements], None] | None,
     ) -> None:  # fmt: skip
         self._found, self._progress, self._keep = found, progress, keep
         self._wanted = Counter(variant.name for variant, _ in pending)
+        # the measurement that has begun and not ended
         self.begun: dict[str, Any] | None = None
-        """the measurement that has begun and not ended"""
 
     def __call__(self, record: dict[str, Any]) -> None:
         if record["what"] == "machine":
@@ -195,7 +192,6 @@ class _Listener:
             self._progress(self._done(), self._wanted.total(), record["variant"])
 
     def _done(self) -> int:
-        """Return how many measurements need not be waited for: those of a refused variant all at once."""
         found = self._found
         return sum(n if name in found.refusals else len(found.runs.get(name, ())) for name, n in self._wanted.items())
 
@@ -211,7 +207,6 @@ class _Listener:
 def _note_end(
     found: SweepMeasurements, result: LaunchResult, *, begun: dict[str, Any] | None, first: str, limit_s: float
 ) -> None:
-    """Note how a process ended; the variant it ended in, or the `first` it did not come to, gets the reason."""
     if result.interrupted:
         found.interrupted, found.message = True, result.message
     elif REFUSED in result.exit_codes:
@@ -231,7 +226,6 @@ def _note_end(
 
 @contextmanager
 def _variables(env: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the processes started meanwhile."""
     before = {name: os.environ.get(name) for name in env}
     os.environ.update(env)
     try:

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+# before capture, on a side stream, as capture needs; real steps, so that training goes on as it would
 _EAGER_STEPS = 3
-"""before capture, on a side stream, as capture needs; real steps, so that training goes on as it would"""
 
 
 class CudaGraphStep:
@@ -21,7 +21,6 @@ class CudaGraphStep:
         self._loss: torch.Tensor | None = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """Return the loss of one step."""
         if self._done < _EAGER_STEPS:
             self._done += 1
             return self._on_the_side(batch)
@@ -48,7 +47,6 @@ class CudaGraphStep:
 
 
 def _copy_batch(into: Any, batch: Any) -> None:
-    """Copy a batch into the tensors that the graph reads."""
     if isinstance(batch, torch.Tensor):
         into.copy_(batch, non_blocking=True)
     elif isinstance(batch, dict):

@@ -20,8 +20,8 @@ from stepscope.bench.sweeps.host_memory import limit_growth
 from stepscope.bench.workloads.build import workload
 from stepscope.bench.workloads.workload import WorkloadSpec
 
+# the optimizer's state is there from the second on
 _STEPS = 2
-"""the optimizer's state is there from the second on"""
 
 
 def job(bench: Bench, settings: dict[str, Any]) -> None:

@@ -6,10 +6,10 @@ import resource
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+# environment of a process whose growth is limited: torch for aarch64 allocates by mimalloc, which maps 1 GiB ahead
 NOTHING_IN_RESERVE = {"MIMALLOC_ARENA_RESERVE": "0"}
-"""environment of a process whose growth is limited: torch for aarch64 allocates by mimalloc, which maps 1 GiB ahead"""
+# of one whose growth is measured again and again: it also keeps what was freed, so that the next grows by nothing
 NOTHING_KEPT = {"MIMALLOC_PURGE_DELAY": "0"}
-"""of one whose growth is measured again and again: it also keeps what was freed, so that the next grows by nothing"""
 
 
 def reset_peak() -> int | None:

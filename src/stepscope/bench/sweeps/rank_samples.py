@@ -43,7 +43,6 @@ def _whole(ranks: Sequence[Record], name: str, over: Callable[[Sequence[float]],
 
 
 def _check(ranks: Sequence[Record | None]) -> Record | None:
-    """Return the check of the job: losses are means over ranks, gradients the same on all."""
     known = [rank for rank in ranks if rank is not None]
     if len(known) < len(ranks):
         return None

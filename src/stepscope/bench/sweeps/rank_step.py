@@ -30,7 +30,6 @@ class RankStep(WorkloadStep):
         self._batches = work.batches(rank=rank, world_size=world_size, fed=self.fed)
 
     def __call__(self) -> torch.Tensor:
-        """Return the mean loss of one step."""
         self._parallel.optimizer.zero_grad(set_to_none=True)
         losses = [self._micro_batch(last=i == self._set.accumulation - 1) for i in range(self._set.accumulation)]
         self._parallel.finish()
@@ -47,7 +46,6 @@ class RankStep(WorkloadStep):
         return self._parallel.model
 
     def _micro_batch(self, *, last: bool) -> torch.Tensor:
-        """Return the share of the loss that one micro-batch has, after its forward and backward."""
         batch = self._next_batch()
         self._parallel.exchange = last or self._set.exchange_each
         loss = self._work.loss(self._parallel.model, batch) / self._set.accumulation

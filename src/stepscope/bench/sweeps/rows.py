@@ -36,7 +36,6 @@ def sweep_document(
 def _row(
     variant: dict[str, Any], runs: list[dict[str, Any]], *, spec: Mapping[str, Any], method: Method
 ) -> dict[str, Any]:
-    """Return the row of one variant; its configuration is the workload's with the variant's changes."""
     ordered = sorted(runs, key=lambda record: record["run"])
     first = ordered[0]
     host = [record["peak_host_bytes"] for record in runs if record["peak_host_bytes"] is not None]

@@ -26,15 +26,15 @@ class Method:
     runs: int = 3
     warmup_steps: int = 10
     steps: int = 50
+    #: micro-batches of variants that say nothing else
     accumulation: int = 1
-    """micro-batches of variants that say nothing else"""
     threads: int = 1
     item_limit_s: float = 300.0
     limit_s: float = 3600.0
     world_size: int = 1
     share_devices: bool = False
+    #: that one rank may take
     memory_limit_bytes: int | None = None
-    """that one rank may take"""
 
 
 @dataclass

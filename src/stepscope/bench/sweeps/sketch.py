@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 import torch
 
-SUMS = 256
+_SUMS = 256
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def gradient_sketch(parameters: Iterable[torch.Tensor], *, device: torch.device, seed: int = 0) -> list[float]:
     """Return the sketch of all gradients together; the same kind of device, seed and order give comparable ones."""
-    total = torch.zeros(SUMS, dtype=torch.float64)
+    total = torch.zeros(_SUMS, dtype=torch.float64)
     for index, parameter in enumerate(parameters):
         if parameter.grad is not None:
             total += _sketched(_whole(parameter.grad).to(device), seed=seed + index).cpu()
@@ -25,12 +25,11 @@ def _sketched(gradient: torch.Tensor, *, seed: int) -> torch.Tensor:
     flat = gradient.reshape(-1).double()
     generator = torch.Generator(flat.device).manual_seed(seed)
     signs = torch.randint(2, flat.shape, generator=generator, device=flat.device) * 2 - 1
-    padded = torch.nn.functional.pad(flat * signs, (0, -len(flat) % SUMS))
-    return padded.view(-1, SUMS).sum(0)
+    padded = torch.nn.functional.pad(flat * signs, (0, -len(flat) % _SUMS))
+    return padded.view(-1, _SUMS).sum(0)
 
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
-    """Return all of a gradient; where several ranks hold a shard each, every one of them has to ask."""
     if not hasattr(gradient, "to_local"):
         return gradient
     return gradient.full_tensor() if gradient.device_mesh.size() > 1 else gradient.to_local()

@@ -13,8 +13,8 @@ from stepscope.bench.sweeps.host_offload import HostOptimizer, shard_on_host
 from stepscope.bench.workloads.fed import BatchCount
 from stepscope.bench.workloads.workload import Workload
 
-FIRST_SCALE = 2.0**12
-"""of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare"""
+# of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare
+_FIRST_SCALE = 2.0**12
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class StepSettings:
     """How the step is taken."""
 
     accumulation: int = 1
+    #: a mode of torch.compile
     compile: str | None = None
-    """a mode of torch.compile"""
     cuda_graph: bool = False
+    #: activations, optimizer or parameters
     offload: str | None = None
-    """activations, optimizer or parameters"""
+    #: how several ranks train together; nothing on one
     strategy: str = "pytorch_ddp"
-    """how several ranks train together; nothing on one"""
+    #: whether ranks exchange gradients in every micro-batch, not in the last of a step only
     exchange_each: bool = False
-    """whether ranks exchange gradients in every micro-batch, not in the last of a step only"""
     learning_rate: float = 1e-4
 
 
@@ -40,7 +40,7 @@ class WorkloadStep:
     def __init__(self, work: Workload, settings: Mapping[str, Any]) -> None:
         self._work, self._set = work, StepSettings(**settings)
         self._scaler = torch.amp.GradScaler(
-            work.device.type, init_scale=FIRST_SCALE, enabled=work.spec.precision == "fp16"
+            work.device.type, init_scale=_FIRST_SCALE, enabled=work.spec.precision == "fp16"
         )
         self.fed = BatchCount()
         self._batches: Any = None  # a generator, begun once the model is as it will be
@@ -85,7 +85,6 @@ class TrainStep(WorkloadStep):
         self._take = self._checked_graph() if self._set.cuda_graph else self._plain_step
 
     def __call__(self) -> torch.Tensor:
-        """Return the mean loss of one step."""
         batches = [self._next_batch() for _ in range(self._set.accumulation)]
         self.fed.end_step()
         return self._take(batches)

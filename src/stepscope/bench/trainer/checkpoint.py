@@ -14,7 +14,7 @@ from stepscope.bench.trainer.steps import Steps
 from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import InputError, UsageError
 
-CHECKPOINT = "checkpoint.pt"
+_CHECKPOINT = "checkpoint.pt"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -29,13 +29,13 @@ def save(steps: Steps, folder: Path, *, rank: int) -> None:
         "optimizer": optimizer,
         "scaler": steps.scaler.state_dict(),
     }
-    with atomic_write(folder / CHECKPOINT) as f:
+    with atomic_write(folder / _CHECKPOINT) as f:
         torch.save(content, f)
 
 
 def resume(steps: Steps, folder: Path) -> None:
     """Bring a training that has not begun to where the checkpoint was written."""
-    path = folder / CHECKPOINT
+    path = folder / _CHECKPOINT
     found = _read(path)
     wanted = steps.config.train.steps
     if found["step"] >= wanted:

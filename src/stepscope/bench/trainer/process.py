@@ -46,7 +46,6 @@ def join_group(device: torch.device | str | None = None) -> Iterator[Process]:
 
 
 def _device(wanted: torch.device | str | None) -> torch.device:
-    """Return the device: as wanted, else this rank's GPU, else the CPU."""
     if wanted is not None:
         device = torch.device(wanted)
     elif torch.cuda.is_available():

@@ -14,7 +14,7 @@ from stepscope.bench.trainer.steps import Steps
 from stepscope.errors import UsageError
 from stepscope.record.failsafe import say as warn
 
-TENSORBOARD = "tensorboard"
+_TENSORBOARD = "tensorboard"
 
 Say = Callable[[str], None]
 
@@ -32,7 +32,7 @@ class Progress:
     def open(self) -> Iterator[None]:
         """Keep the event file open while training runs."""
         if self._process.rank == 0 and self._steps.config.output.tensorboard:
-            self._events = Events(self._folder / TENSORBOARD)
+            self._events = Events(self._folder / _TENSORBOARD)
         try:
             yield
         finally:
@@ -65,7 +65,6 @@ class Progress:
             self._say(f"step {done:5d} of {config.train.steps}  {kind}  lr {lr:.3e}  loss {loss:.4f}")
 
     def _log(self, done: int, values: dict[str, float]) -> None:
-        """Write to TensorBoard's file; a full disk ends the logs, not the training."""
         assert self._events is not None
         try:
             self._events.scalars(done, values)

@@ -81,7 +81,6 @@ class OwnBatches(Workload):
     given: Iterable[Any] = ()
 
     def _host_batches(self, *, rank: int, world_size: int) -> Iterator[Any]:
-        """Return this rank's batches; a sampler is told each epoch."""
         epoch = 0
         while True:
             tell = getattr(getattr(self.given, "sampler", None), "set_epoch", None)

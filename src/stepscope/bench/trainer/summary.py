@@ -60,19 +60,17 @@ def summary(
         "steps_taken": len(records[0]["step_ms"]),
         "summary": row["summary"],
         "samples_ms": row["samples_ms"][0],
-        "regions_ms": regions_ms(run_folder),
+        "regions_ms": _regions_ms(run_folder),
         "run_folder": str(run_folder) if run_folder is not None else None,
     }
 
 
 def _settings(config: BenchConfig, own_model: str | None) -> dict[str, Any]:
-    """Return the settings that were at work: nothing of the workload's sizes where the model came from outside."""
     found = {name: part for name, part in asdict(config).items() if name not in _OF_BENCHMARKS}
     return found if own_model is None else {**found, "workload": {"name": f"own model: {own_model}"}}
 
 
-def regions_ms(run_folder: Path | None) -> dict[str, float] | None:
-    """Return the mean own time of each region in rank 0's steps outside the window; None without a recording."""
+def _regions_ms(run_folder: Path | None) -> dict[str, float] | None:
     try:
         lines = (run_folder / steps_file(0)).read_text().splitlines() if run_folder is not None else []
     except OSError:
@@ -83,8 +81,7 @@ def regions_ms(run_folder: Path | None) -> dict[str, float] | None:
     return {name: total / len(steps) / 1e6 for name, total in totals.items()} if steps else None
 
 
-def text(found: dict[str, Any]) -> str:
-    """Return the summary as a page."""
+def _text(found: dict[str, Any]) -> str:
     lines = ["Configuration"]
     for section, settings in found["config"].items():
         shown = "  ".join(f"{name} {value}" for name, value in settings.items())
@@ -102,7 +99,7 @@ def text(found: dict[str, Any]) -> str:
 
 def write(found: dict[str, Any], folder: Path) -> None:
     """Write the summary in both forms."""
-    for name, content in ((SUMMARY_JSON, json_text(found, indent=1) + "\n"), (SUMMARY_TXT, text(found))):
+    for name, content in ((SUMMARY_JSON, json_text(found, indent=1) + "\n"), (SUMMARY_TXT, _text(found))):
         with atomic_write(folder / name) as f:
             f.write(content.encode())
 

@@ -39,7 +39,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.launch.inject_point import followed_from_outside
 from stepscope.record.profile import profile, region
 
-RUN = "run"
+_RUN = "run"
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class TrainingResult:
 
     folder: Path
     run_folder: Path | None
+    #: of this rank, one per step
     losses: tuple[float, ...]
-    """of this rank, one per step"""
+    #: on rank 0
     summary: dict[str, Any] | None
-    """on rank 0"""
 
 
 class Trainer:
@@ -108,7 +108,7 @@ class Trainer:
     def _train(self, steps: Steps, process: Process, folder: Path, *, profiled: bool) -> TrainingResult:
         first = steps.number
         progress = Progress(steps, folder, process, self._say)
-        with _record(steps, folder / RUN, profiled=profiled) as recording, progress.open():
+        with _record(steps, folder / _RUN, profiled=profiled) as recording, progress.open():
 
             def step() -> torch.Tensor:
                 loss = steps.step()

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from stepscope.errors import UsageError
 
-KERNELS = ("sdpa", "unfused", "math", "flash", "efficient", "cudnn")
-"""sdpa: PyTorch chooses; unfused: three operators written out; the others: one implementation of SDPA"""
+# sdpa: PyTorch chooses; unfused: three operators written out; the others: one implementation of SDPA
+_KERNELS = ("sdpa", "unfused", "math", "flash", "efficient", "cudnn")
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, kernel: str = "sdpa") -> torch.Tensor:
@@ -26,13 +26,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, kernel: str = "
 
 def checked_kernel(kernel: str) -> str:
     """Return the kernel's name if there is one of that name."""
-    if kernel not in KERNELS:
-        raise UsageError(f"attention has to be one of {', '.join(KERNELS)}, not {kernel!r}")
+    if kernel not in _KERNELS:
+        raise UsageError(f"attention has to be one of {', '.join(_KERNELS)}, not {kernel!r}")
     return kernel
 
 
 def _written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Scores, mask, softmax, values: each a pass over S x S numbers in memory."""
     length = q.shape[-2]
     future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5

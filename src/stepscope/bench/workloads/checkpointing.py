@@ -10,8 +10,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from stepscope.errors import UsageError
 
-POLICIES = ("none", "selective", "half", "full")
-"""none: all kept; selective: only matrix products and attention kept; half: every other block; full: every block"""
+# none: all kept; selective: only matrix products and attention kept; half: every other block; full: every block
+_POLICIES = ("none", "selective", "half", "full")
 
 
 def through(blocks: Iterable[nn.Module], x: torch.Tensor, *args: Any, policy: str) -> torch.Tensor:
@@ -29,8 +29,8 @@ def through(blocks: Iterable[nn.Module], x: torch.Tensor, *args: Any, policy: st
 
 def checked_policy(policy: str) -> str:
     """Return the policy's name if there is one of that name."""
-    if policy not in POLICIES:
-        raise UsageError(f"checkpointing has to be one of {', '.join(POLICIES)}, not {policy!r}")
+    if policy not in _POLICIES:
+        raise UsageError(f"checkpointing has to be one of {', '.join(_POLICIES)}, not {policy!r}")
     return policy
 
 

@@ -60,8 +60,7 @@ class DeepSeek(nn.Module):  # type: ignore[misc]
         return self.head(self.norm(x))
 
 
-def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
-    """Return next-token prediction with a DeepSeek-style decoder."""
+def _build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     _check(spec)
     return Workload(
         spec=spec,
@@ -79,7 +78,6 @@ def _experts(spec: WorkloadSpec) -> Experts:
 
 
 def _expert_sizes(spec: WorkloadSpec) -> tuple[int, int, int, int]:
-    """Return routed experts, experts per token, shared experts and the width of each."""
     return (
         spec.option("num_experts", 8),
         spec.option("experts_per_token", 2),
@@ -100,7 +98,6 @@ def _check(spec: WorkloadSpec) -> None:
 
 
 def _flops(spec: WorkloadSpec) -> int:
-    """3 x forward; per token 2 x weights it meets, and in attention 2 S per head and channel of keys and of values."""
     d, heads = spec.d_model, spec.num_heads
     plain, rotary, q_rank, kv_rank = latent_sizes(spec)
     routed, per_token, shared, width = _expert_sizes(spec)

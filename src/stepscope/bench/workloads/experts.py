@@ -56,7 +56,6 @@ class Experts(nn.Module):  # type: ignore[misc]
         return chosen, weights / weights.sum(-1, keepdim=True)
 
     def _routed(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Tokens sorted by expert, so that each expert multiplies one block; no token is dropped."""
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         blocks = tokens[order // self.per_token].split(counts)

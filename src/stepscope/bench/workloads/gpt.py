@@ -67,8 +67,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         return self.head(self.norm(through(self.blocks, x, policy=self.checkpointing)))
 
 
-def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
-    """Return next-token prediction with a GPT."""
+def _build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     _check(spec)
     return Workload(
         spec=spec,
@@ -95,7 +94,6 @@ def _check(spec: WorkloadSpec) -> None:
 
 
 def _flops(spec: WorkloadSpec) -> int:
-    """3 x forward; per token and layer 2 x weights of the products + 4 S D for attention; 2 V D for the head."""
     d, kv_share = spec.d_model, spec.option("kv_heads", spec.num_heads) / spec.num_heads
     products = 2 * d * d * (2 + 2 * kv_share + 2 * spec.option("mlp_ratio", 4))
     per_token = spec.num_layers * (products + 4 * spec.seq_len * d) + 2 * spec.vocab_size * d

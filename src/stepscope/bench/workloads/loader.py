@@ -36,7 +36,7 @@ class CountingText(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[
         return _SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keep_busy(self._cost_us)
+        _keep_busy(self._cost_us)
         own = torch.Generator().manual_seed(self._seed * _SAMPLES + index)
         start = torch.randint(self._vocab, (), generator=own)
         stride = torch.randint(1, 9, (), generator=own)
@@ -54,7 +54,7 @@ class PlantedVectors(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignor
         return _SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keep_busy(self._cost_us)
+        _keep_busy(self._cost_us)
         own = torch.Generator().manual_seed(self._seed * _SAMPLES + index)
         x = torch.randn(self._width, generator=own)
         return x, torch.sin(x.roll(1))
@@ -67,8 +67,7 @@ def text_for(spec: Any, *, vocab_size: int | None = None) -> CountingText:
     return CountingText(seq_len=spec.seq_len, vocab_size=vocab_size, seed=spec.seed, cost_us=cost_us)
 
 
-def keep_busy(cost_us: int) -> None:
-    """Keep the processor busy for a time, as decoding or tokenising a sample does."""
+def _keep_busy(cost_us: int) -> None:
     until_ns = time.perf_counter_ns() + 1000 * cost_us
     while time.perf_counter_ns() < until_ns:
         pass

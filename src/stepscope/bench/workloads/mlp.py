@@ -21,8 +21,7 @@ class MlpStack(nn.Module):  # type: ignore[misc]
         return self.layers[-1](x)
 
 
-def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
-    """Return a regression with an MLP stack of width d_model."""
+def _build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     return Workload(
         spec=spec,
         model=MlpStack(spec.d_model, spec.num_layers).to(device),
@@ -39,5 +38,4 @@ def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.T
 
 
 def _flops(spec: WorkloadSpec) -> int:
-    """Forward, gradient of weights, gradient of inputs: each 2 B D^2 per layer; the data needs no gradient."""
     return 2 * spec.batch_size * spec.d_model**2 * (3 * spec.num_layers - 1)

@@ -12,8 +12,7 @@ from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
 
-def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
-    """Return a workload around one of TorchBench's models."""
+def _build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     model, inputs = _load(spec, device, argument)
     return GivenBatches(
         spec=spec,
@@ -37,7 +36,6 @@ def _load(spec: WorkloadSpec, device: torch.device, name: str) -> tuple[nn.Modul
 
 
 def _loss(model: nn.Module, inputs: Any) -> torch.Tensor:
-    """Return a scalar whose gradient reaches every output: TorchBench's own losses are not part of its interface."""
     out = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
     tensors = [t for t in _tensors(out) if t.is_floating_point()]
     return torch.stack([t.float().square().mean() for t in tensors]).sum()

@@ -24,8 +24,7 @@ _SIZES = {
 }
 
 
-def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
-    """Return next-token prediction with the model of a configuration."""
+def _build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     config = _without_dropout(_config(spec, argument))
     try:
         from transformers import AutoModelForCausalLM
@@ -63,7 +62,6 @@ def _config(spec: WorkloadSpec, argument: str) -> Any:
 
 
 def _without_dropout(config: Any) -> Any:
-    """Return the configuration with all dropout off, so that variants of a step can be compared."""
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)

@@ -35,12 +35,10 @@ class GivenBatches(Workload):
     given: Iterable[Any] = ()
 
     def _host_batches(self, *, rank: int, world_size: int) -> Iterator[Any]:
-        """Return this rank's batches; a list or a loader starts over at its end."""
         return islice(_endless(self.given), rank, None, world_size)
 
 
-def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
-    """Return the workload that the function makes."""
+def _build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     made = _call(_function(argument), argument, spec, device)
     model, batches, loss = _checked(made, argument)
     shared = {
@@ -57,7 +55,6 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
 
 
 def _endless(given: Iterable[Any]) -> Iterator[Any]:
-    """Return the batches again and again; an iterator that can be read only once ends where it ends."""
     ended = False
     while not ended:
         ended = True

@@ -27,12 +27,12 @@ class WorkloadSpec:
     num_heads: int = WORKLOAD_DEFAULTS["num_heads"]
     seq_len: int = WORKLOAD_DEFAULTS["seq_len"]
     vocab_size: int = WORKLOAD_DEFAULTS["vocab_size"]
+    #: samples of one rank in one forward
     batch_size: int = WORKLOAD_DEFAULTS["batch_size"]
-    """samples of one rank in one forward"""
     precision: str = "fp32"
     seed: int = 0
+    #: what only some workloads know, such as kv_heads, attention, checkpointing, num_experts
     options: Mapping[str, Any] = field(default_factory=dict)
-    """what only some workloads know, such as kv_heads, attention, checkpointing, num_experts"""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "num_layers", "num_heads", "seq_len", "vocab_size", "batch_size"):
@@ -54,12 +54,12 @@ class Workload:
     spec: WorkloadSpec
     model: nn.Module
     device: torch.device
+    #: sample i is the same in every process, whatever the world size
     samples: Dataset[Any]
-    """sample i is the same in every process, whatever the world size"""
+    #: loss of a batch, in the precision of its inputs
     objective: Callable[[nn.Module, Any], torch.Tensor]
-    """loss of a batch, in the precision of its inputs"""
+    #: of one rank's forward and backward by formula; None: counted by running it
     model_flops: int | None = None
-    """of one rank's forward and backward by formula; None: counted by running it"""
 
     def batches(
         self, *, rank: int = 0, world_size: int = 1, fed: BatchCount | None = None
@@ -71,7 +71,6 @@ class Workload:
         )
 
     def _host_batches(self, *, rank: int, world_size: int) -> Iterator[Any]:
-        """Return endless batches of this rank: together, ranks see what one rank with all would see."""
         order = RankBatches(batch_size=self.spec.batch_size, rank=rank, world_size=world_size, count=len(self.samples))
         return iter(DataLoader(self.samples, batch_sampler=order, **dict(self.spec.option("loader", {}))))
 

@@ -13,7 +13,7 @@ import argparse
 from stepscope.cli.arguments.given_run import add_run_arguments
 from stepscope.cli.arguments.sizes import at_least_zero
 
-SORTS = ("device", "host", "exposed", "saving")
+_SORTS = ("device", "host", "exposed", "saving")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--modules", action="store_true", help="modules as a tree, in place of source lines")
     parser.add_argument("--rank", type=at_least_zero, metavar="R", help="cost on one rank (default: mean over ranks)")
-    parser.add_argument("--sort", choices=SORTS, help="the largest first, in place of the order in the source")
+    parser.add_argument("--sort", choices=_SORTS, help="the largest first, in place of the order in the source")
     parser.add_argument("--all", action="store_true", help="also what takes less than 0.1 %% of the step")
     parser.add_argument("--json", metavar="PATH", help="write all lines and modules as JSON; - for standard output")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")

@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tables(text: str) -> tuple[str, ...]:
-    """Return the tables in `steps,budget`."""
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= set(TABLES):
         raise argparse.ArgumentTypeError(f"no such table in {text!r}; use some of {', '.join(TABLES)}")
@@ -61,7 +60,6 @@ def _tables(text: str) -> tuple[str, ...]:
 
 
 def _ranks(text: str) -> frozenset[int]:
-    """Return the ranks in `0,3,8-15`."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -11,8 +11,8 @@ _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _MAX_DIGITS = 15
+# an exabyte is 2**60; beyond 2**63 no array holds the number
 MAX_BYTES = 2**62
-"""an exabyte is 2**60; beyond 2**63 no array holds the number"""
 _SIZE = re.compile(r"([\d.]+(?:e\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -84,6 +84,5 @@ class ExtendWorldSizes(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Put the sizes into one flat list."""
         lists = [values] if self.nargs is None else list(values or ())
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *(n for sizes in lists for n in sizes)])  # type: ignore[union-attr]

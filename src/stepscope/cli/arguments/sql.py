@@ -27,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _ListTables(argparse.Action):
-    """Lists the tables and ends, as --help does: no run is needed for it."""
-
     def __call__(self, *_: Any) -> None:
         from stepscope.report.terminal import console
         from stepscope.report.text.tables import print_tables

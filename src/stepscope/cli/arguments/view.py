@@ -17,7 +17,7 @@ import argparse
 from stepscope.cli.arguments.given_run import add_run_arguments
 from stepscope.cli.arguments.sizes import whole_number
 
-DEFAULT_PORT = 8750
+_DEFAULT_PORT = 8750
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="calibration.json to compare with (the run folder's own)")
     parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, metavar="N", help=f"port, or the next free one ({DEFAULT_PORT})"
+        "--port", type=_port, default=_DEFAULT_PORT, metavar="N", help=f"port, or the next free one ({_DEFAULT_PORT})"
     )
     parser.add_argument("--live", action="store_true", help="how a running job goes now, without its report")
     parser.add_argument("--no-browser", action="store_true", help="print the address and open nothing")

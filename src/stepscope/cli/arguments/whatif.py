@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _ranks(text: str) -> list[int]:
-    """Return the ranks of a list such as `0,3`."""
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
         raise argparse.ArgumentTypeError(f"{text!r} are no ranks; write them as 0,3")
     return [int(part) for part in text.split(",")]

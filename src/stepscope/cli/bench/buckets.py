@@ -39,15 +39,14 @@ def run(args: argparse.Namespace) -> int:
     result = start_ranks(args, plan, folder=folder, world_size=args.world_size, total=_ROUNDS, document=document)
     if (code := elsewhere(args, result)) is not None:
         return code
-    whole = recommended(document(result.records, result.message))
+    whole = _recommended(document(result.records, result.message))
     code = finish_bench(args, whole, folder=folder, interrupted=result.interrupted)
     if "-" not in (args.json, args.html):
         _print_search(whole)
     return code
 
 
-def recommended(document: Document) -> Document:
-    """Return the results with the fastest series named, and what it wins over the default, if that is clear."""
+def _recommended(document: Document) -> Document:
     timed = [(times, row) for row in document["series"] if (times := times_of(row))]
     if not timed:
         return document

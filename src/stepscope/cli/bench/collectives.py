@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(point: Point) -> dict[str, Any]:
-    """Return one operation at one size; GB/s are bytes per nanosecond."""
     algorithm = point.size_bytes / point.time_ns
     return {
         "name": f"{point.op}-{point.world_size}-{point.size_bytes}",

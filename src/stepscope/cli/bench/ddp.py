@@ -35,12 +35,11 @@ def run(args: argparse.Namespace) -> int:
         return code
     found = with_overlap(document(result.records, result.message), result.records, folder)
     if args.what == "fsdp":
-        found = recommended(found)
+        found = _recommended(found)
     return finish_bench(args, found, folder=folder, interrupted=result.interrupted, show=_show)
 
 
-def recommended(document: Document) -> Document:
-    """Return the results with the strategy to take: the simplest, unless another one is clearly faster."""
+def _recommended(document: Document) -> Document:
     rows = {row["name"]: row for row in document["series"]}
     order = [name for name in _DEFAULTS["fsdp"] if name in rows]
     choice = simplest_unless_slower([(name, rows[name]["samples_ms"]) for name in order])
@@ -86,7 +85,6 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _checked(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the implementations to compare: those asked for, or all that can run like this."""
     fp16 = args.precision == "fp16"
     if args.implementations:
         names = checked_names(args.implementations)

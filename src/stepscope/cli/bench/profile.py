@@ -76,7 +76,6 @@ def _said(args: argparse.Namespace, result: LaunchResult, folder: Path, name: st
 def _document(
     args: argparse.Namespace, result: LaunchResult, name: str, traces: list[Path], summary: Path
 ) -> dict[str, Any]:
-    """Return what was recorded, as JSON."""
     epochs = first(result.records, what="epochs")
     rates = first(result.records, what="throughput")
     return {
@@ -98,7 +97,6 @@ def _document(
 
 
 def _unprofiled(result: LaunchResult) -> str:
-    """Return the option that tells the report how long a step takes without the profiler, where it is known."""
     epochs = [e for records in result.records for r in records if r["what"] == "epochs" for e in r["epochs"]]
     quiet = [e["step_ms"] for e in epochs if e["kind"] == "training" and not e["recorded"]]
     return f" --unprofiled-step-ms {statistics.median(quiet):.2f}" if quiet else ""

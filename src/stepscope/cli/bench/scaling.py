@@ -120,7 +120,6 @@ def _print(scaled: list[ScalingPoint], out: Console) -> None:
 
 
 def _print_cores(document: Document, out: Console) -> None:
-    """Say where ranks had to share cores: then efficiency is the machine's limit, not the program's."""
     where = document["environment"]
     most = max(row["config"]["world_size"] for row in document["series"])
     if where.get("backend") == "gloo" and where.get("cpus") and most * where.get("threads", 1) > where["cpus"]:
@@ -128,7 +127,6 @@ def _print_cores(document: Document, out: Console) -> None:
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
-    """Return the world sizes to measure; a launcher's ranks are as many as they are."""
     text = args.world_sizes
     if args.launched:
         world = args.launched.world_size
@@ -148,7 +146,6 @@ def _sizes(args: argparse.Namespace) -> list[int]:
 
 
 def _batch(args: argparse.Namespace, mode: str, size: int) -> int:
-    """Return the batch of one rank."""
     if mode == "weak":
         return int(args.batch_size)
     if args.batch_size % size:

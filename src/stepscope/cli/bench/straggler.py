@@ -52,7 +52,6 @@ _LATE_TIMES = ("late", "low", "high", "own", "others")
 
 
 def _with_costs(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:
-    """Return the results with what each delay cost and what the step logs say of it."""
     rows = []
     for row in document["series"]:
         over, low, high = ratio(row["samples_ms"], document["series"][0]["samples_ms"])
@@ -99,7 +98,6 @@ def _who(named: list[dict[str, Any]]) -> str:
 
 
 def _delays(args: argparse.Namespace) -> list[float]:
-    """Return the delays, the run without one first."""
     checked_names((args.implementation,))
     try:
         delays = sorted({0.0, *(float(part) for part in args.delays_ms.split(","))})

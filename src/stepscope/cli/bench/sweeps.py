@@ -24,8 +24,8 @@ from stepscope.errors import InputError, UsageError
 from stepscope.report.text.bench import print_doubts, print_sweep
 from stepscope.results.sweeps.verdict import sweep_verdict
 
+# sweeps that start from bf16 on a CUDA device, as jobs there do
 _HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "allocator", "dataloader", "offload")
-"""sweeps that start from bf16 on a CUDA device, as jobs there do"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _follow(args: argparse.Namespace, method: Method, folder: Path, sessions: Sessions) -> int:
-    """Return the exit code of a launcher's rank that takes part and writes nothing."""
     place = folder / "processes"
     if args.what == "batch-size":
         result = sessions.follow(FITTING, method=method, out=place, environ=NOTHING_IN_RESERVE)
@@ -68,7 +67,6 @@ def _follow(args: argparse.Namespace, method: Method, folder: Path, sessions: Se
 
 
 def _with_advice(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the results with the verdict in them."""
     verdict = sweep_verdict(document)
     found = asdict(verdict)
     recommendation = found.pop("recommendation")
@@ -91,7 +89,6 @@ def _prepare_sweep(
     args: argparse.Namespace, spec: dict[str, Any], method: Method, folder: Path, sessions: Sessions,
     progress: Progress | None,
 ) -> tuple[Sweep, dict[str, Any]]:  # fmt: skip
-    """Return the sweep to measure; for batch sizes, after finding those that fit."""
     if args.what != "batch-size":
         sweep = sweep_named(args.what, spec, _sweep_options(args))
         return (only(sweep, args.only.split(",")) if args.only else sweep), {}
@@ -112,7 +109,6 @@ def _prepare_sweep(
 
 
 def _sweep_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what only some sweeps take."""
     if args.what == "dataloader":
         return {"workers": args.workers}
     if args.what == "allocator":
@@ -121,7 +117,6 @@ def _sweep_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _memory_limit(args: argparse.Namespace) -> int | None:
-    """Return the limit on the CPU, where running out would take other processes along; devices have their own."""
     if args.backend == "nccl":
         if args.memory_limit:
             raise UsageError("--memory-limit is for the CPU only; with --backend nccl the device is the limit")
@@ -135,7 +130,6 @@ def _memory_limit(args: argparse.Namespace) -> int | None:
 
 
 def _spec(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the workload's description, with the options given by name."""
     spec = workload_settings(args)
     if args.backend == "nccl" and args.what in _HALF_PRECISION and args.precision == "fp32":
         spec["precision"] = "bf16"

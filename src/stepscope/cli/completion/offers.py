@@ -7,7 +7,7 @@ from stepscope.cli.arguments.lazy_parser import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser
 from stepscope.dataclass import dataclass
 
-MAX_HELP = 60
+_MAX_HELP = 60
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Option:
 class Offer:
     """What can follow a command, or a command and its kind."""
 
+    #: the command, and its kind where it has kinds
     words: tuple[str, ...]
-    """the command, and its kind where it has kinds"""
     help: str
     kinds: tuple[str, ...]
     options: tuple[Option, ...]
@@ -52,4 +52,4 @@ def _offers(parser: argparse.ArgumentParser, words: tuple[str, ...], what: str) 
 def _option(action: argparse.Action) -> Option:
     text = (action.help or "").replace("%%", "%")
     choices = tuple(map(str, action.choices or ()))
-    return Option(tuple(action.option_strings), action.nargs != 0, choices, text[:MAX_HELP])
+    return Option(tuple(action.option_strings), action.nargs != 0, choices, text[:_MAX_HELP])

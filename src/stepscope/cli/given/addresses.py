@@ -11,8 +11,8 @@ from stepscope.run.address import is_address
 if TYPE_CHECKING:
     from stepscope.run.load import Run
 
+# of arguments that name runs
 _NAMES = ("run", "sides", "a", "b", "dumps", "folder", "against")
-"""of arguments that name runs"""
 _WRITES_INTO_THE_RUN = {"investigate": "keeps its record beside the run", "import": "writes into the run"}
 
 
@@ -44,7 +44,6 @@ def run_on_copies(name: str, command: Callable[[argparse.Namespace], int], args:
 
 
 def _is_small(name: str) -> bool:
-    """Return whether a file is read where traces are not."""
     return name == RUN_JSON or name.endswith(".steps.jsonl")
 
 

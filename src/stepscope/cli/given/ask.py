@@ -18,14 +18,14 @@ from stepscope.errors import InputError
 from stepscope.record.helper.claim import CLAIM, create_whole
 from stepscope.record.live.live import has_ended, window_outcome
 
-POLL_S = 0.2
-ANSWER_S = 30.0
-"""for which rank 0's answer is waited for; it refuses before that where a rank is silent"""
+_POLL_S = 0.2
+# for which rank 0's answer is waited for; it refuses before that where a rank is silent
+_ANSWER_S = 30.0
 
 
-def ask_for_window(folder: Path, *, steps: int, by: str, answer_s: float = ANSWER_S) -> WindowPlan:
+def ask_for_window(folder: Path, *, steps: int, by: str, answer_s: float = _ANSWER_S) -> WindowPlan:
     """Return the plan that the job made of a request; an `InputError` where it refused, or cannot be asked."""
-    refuse_unless_running(folder)
+    _refuse_unless_running(folder)
     request = WindowRequest(secrets.token_hex(8), steps, by)
     put_request(folder, request)
     deadline = time.monotonic() + answer_s
@@ -38,15 +38,14 @@ def ask_for_window(folder: Path, *, steps: int, by: str, answer_s: float = ANSWE
         if (why_not := _why_ended(folder)) is not None:
             withdraw(folder, request)
             raise InputError(why_not)
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     withdraw(folder, request)
     raise InputError(
         f"{folder}: no answer from rank 0 within {answer_s:.0f} s; its host is gone, or its storage is not this one"
     )
 
 
-def refuse_unless_running(folder: Path) -> None:
-    """Raise an `InputError` where no job records into a folder, or the job or one of its ranks has ended."""
+def _refuse_unless_running(folder: Path) -> None:
     if not json_object_in(folder / CLAIM):
         raise InputError(f"{folder}: no recorded job writes there; give the run folder that stepscope record named")
     if (why_not := _why_ended(folder)) is not None:
@@ -89,7 +88,7 @@ def wait_for_window(
         if len(done) == len(ranks):
             return done
         on_progress()
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
 
 
 def ranks_of(folder: Path) -> list[int]:

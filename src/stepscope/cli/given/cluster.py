@@ -55,7 +55,6 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _named(rank: "OutlinedRank", path: str) -> "OutlinedRank":
-    """Return the rank with its file named as it was given."""
     return replace(rank, trace=replace(rank.trace, path=path))
 
 

@@ -37,7 +37,6 @@ def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account
 
 
 def _place(args: argparse.Namespace, given: list[str]) -> KeptPlace | None:
-    """Return where the page of a run is kept, None where it is not."""
     if not may_be_kept(args):
         return None
     options = account_options(args, given)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from stepscope.cli.messages import is_quiet
 
+# takes how much is done of how much
 Progress = Callable[[int, int], None]
-"""takes how much is done of how much"""
 
 BYTES = "bytes"
 _SHOW_AFTER_S = 1.0
@@ -43,8 +43,6 @@ def work_progress(what: str, *, unit: str) -> Iterator[Progress | None]:
 
 
 class _Bar:
-    """Appears once the work has taken longer than a second, and removes itself."""
-
     def __init__(self, what: str, unit: str) -> None:
         from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as RichProgress
@@ -54,10 +52,7 @@ class _Bar:
         from stepscope.report.terminal import console
 
         class Rate(ProgressColumn):
-            """How much is done per second, and how long the rest takes at that rate."""
-
             def render(self, task: RichTask) -> Text:
-                """Return both, or nothing before they are known."""
                 return Text(rate_text(task.finished_speed or task.speed, task.time_remaining, unit))
 
         columns = (
@@ -81,7 +76,6 @@ class _Bar:
         self._lock = threading.Lock()
 
     def update(self, done: int, total: int) -> None:
-        """Move the bar; it is redrawn ten times a second."""
         with self._lock:
             self._rich.update(self._task, completed=min(done, total), total=total)
             if not self._shown and time.monotonic() - self._started_s >= _SHOW_AFTER_S:
@@ -90,7 +84,6 @@ class _Bar:
                 self._rich.console.show_cursor(True)  # a process that is killed leaves no terminal without one
 
     def close(self) -> None:
-        """Wipe the bar."""
         with self._lock:
             if self._shown:
                 self._rich.stop()

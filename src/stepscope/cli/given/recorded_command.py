@@ -21,8 +21,8 @@ class RecordedCommand:
     """What a command left behind."""
 
     folder: Path
+    #: negative: ended by that signal
     exit_code: int
-    """negative: ended by that signal"""
 
 
 def check_one_of_both(args: argparse.Namespace, name: str) -> None:

@@ -67,7 +67,6 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
 
 
 def _ranks_asked_for(args: argparse.Namespace) -> frozenset[int]:
-    """Return the ranks that `--ranks` or `--rank` name: they are analysed in full."""
     one = getattr(args, "rank", None)
     return frozenset(getattr(args, "ranks", None) or ()) | ({one} if one is not None else frozenset())
 

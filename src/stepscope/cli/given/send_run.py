@@ -10,7 +10,7 @@ from stepscope.record.sinks import sink_from
 from stepscope.report.html.page import render_html
 from stepscope.report.tensorboard import scalars_of
 
-REPORT = "report.html"
+_REPORT = "report.html"
 
 
 def send_run(account: Account, kind: str, name: str) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def send_run(account: Account, kind: str, name: str) -> dict[str, Any]:
         for step, values in sorted(by_step.items()):
             sink.scalars(step, values)
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, REPORT).write_bytes(page)
-            sink.artefact(Path(folder, REPORT))
+            Path(folder, _REPORT).write_bytes(page)
+            sink.artefact(Path(folder, _REPORT))
     finally:
         sink.close()
     return {

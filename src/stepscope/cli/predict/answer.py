@@ -10,15 +10,13 @@ from typing import Any
 from stepscope.cli.output import write_json, write_output
 
 
-def asked() -> str:
-    """Return what was typed, less where the answer goes and where files lie: that is nothing for who reads the page."""
+def _asked() -> str:
     words = iter(sys.argv[1:])
     kept = [Path(word).name or word for word in words if not _is_output(word, words)]
     return shlex.join(["stepscope", *kept])
 
 
 def _is_output(word: str, rest: Iterator[str]) -> bool:
-    """Return whether this is an option that says where the answer goes; its value is taken from `rest`."""
     if word in ("--html", "--json"):
         next(rest, None)
     return word.startswith(("--html", "--json", "--force"))
@@ -30,6 +28,6 @@ def is_for_terminal(args: argparse.Namespace, document: Any) -> bool:
     if args.html:
         from stepscope.report.html.sheets import predict_sheet, sheet_page
 
-        page = sheet_page(predict_sheet(args.what, document, asked=asked()))
+        page = sheet_page(predict_sheet(args.what, document, asked=_asked()))
         write_output(args.html, page, force=args.force)
     return "-" not in (args.json, args.html)

@@ -32,7 +32,6 @@ def fabric(args: argparse.Namespace) -> Fabric | None:
 
 
 def _prediction(args: argparse.Namespace, size: int) -> dict[str, Any]:
-    """Return one row of the answer; times in microseconds."""
     asked: dict[str, Any] = {"op": args.op, "bytes": size, "world_size": args.world_size}
     links = fabric(args)
     if (args.calibration is None) == (links is None):
@@ -65,7 +64,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_algorithms(rows: list[dict[str, Any]], out: Console) -> None:
-    """Print what every algorithm would take, where links alone are known and there are several."""
     every = [row["algorithms_us"] for row in rows if len(row.get("algorithms_us", ())) > 1]
     names = list(dict.fromkeys(name for times in every for name in times))
     if not names:

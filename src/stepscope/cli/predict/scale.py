@@ -14,7 +14,7 @@ from stepscope.predict.scale import ScaledStep, Scaling, scaled
 from stepscope.report.terminal import console, plain_table, print_fitting
 from stepscope.units import ms
 
-MAX_RANKS = 16384
+_MAX_RANKS = 16384
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,9 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _curve(recorded: int) -> list[int]:
-    """Return the recorded world size and its doublings up to the largest."""
     sizes = []
-    while recorded <= MAX_RANKS:
+    while recorded <= _MAX_RANKS:
         sizes.append(max(recorded, 2))
         recorded *= 2
     return sizes

@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _question(args: argparse.Namespace) -> tuple[Question, CollectiveTimes, list[str]]:
-    """Return the question, where collective times come from, and what had to be assumed."""
     chip, assumed = chip_of(args), []
     memory = device_bytes(args, chip)
     peak = args.peak_tflops * 1e12 if args.peak_tflops else _peak(chip)

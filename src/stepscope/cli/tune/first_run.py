@@ -17,8 +17,8 @@ from stepscope.record.launch.launch import launch
 from stepscope.tune.candidates import Job, job_in
 from stepscope.tune.experiment import MIN_STEPS, trial_in
 
+# up to the last profiled step, the two that are watched after it, and a few
 _STEPS = 25
-"""up to the last profiled step, the two that are watched after it, and a few"""
 _LIMIT_S = 1800.0
 _TRIAL_S = 4.0
 _MIN_STEPS, _MAX_STEPS = 20, 300
@@ -85,7 +85,6 @@ def _job(folder: Path) -> Job:
 
 
 def _report(folder: Path) -> tuple[tuple[NamedFinding, ...], str | None]:
-    """Return findings and verdict of the first run; none, with a warning, where it left no trace."""
     try:
         from stepscope.analyze.account import account_of
         from stepscope.analyze.sampled import load_run

@@ -55,14 +55,13 @@ def tune_document(
 
 def apply_kept(path: str, command: Sequence[str]) -> int:
     """Return the exit code of a command run with what a `tune.json` says to keep; nothing of it is recorded."""
-    settings, environment = kept_in(path)
+    settings, environment = _kept_in(path)
     config = RecordConfig(settings=settings, only_set=True)
     code = launch(command, config, environ={**os.environ, **environment}).exit_code
     return code if code >= 0 else 128 - code
 
 
-def kept_in(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings and variables that a file says to keep: only those that `tune` itself tries are taken."""
+def _kept_in(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         found, _ = read_side_json(Path(path))
     except (OSError, ValueError) as error:

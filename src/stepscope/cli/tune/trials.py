@@ -46,7 +46,6 @@ class Trials:
         )
 
     def __call__(self, when: str, candidate: Candidate | None) -> Trial:
-        """Return what came of one trial; an `InputError` where the unchanged job fails before any other ended well."""
         name = candidate.name if candidate else BASE
         began_s = time.monotonic()
         number = f"{len(self.told):03d}"

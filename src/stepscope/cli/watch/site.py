@@ -32,7 +32,6 @@ class LiveSite:
         return self._watched.folder.absolute().name
 
     def __call__(self, path: str, query: Mapping[str, str]) -> Answer | None:
-        """Return the page, None for any other path."""
         if path != "":
             return None
         with self._looking:

@@ -12,8 +12,8 @@ from stepscope.errors import InputError
 from stepscope.run.running import Running, RunningJob
 from stepscope.units import printable
 
+# for which a job that may restart is waited for
 _RESTART_S = 60.0
-"""for which a job that may restart is waited for"""
 
 
 class WatchedJob:
@@ -46,7 +46,7 @@ class WatchedJob:
             return False
         now_s = time.monotonic()
         self._over_since_s = self._over_since_s or now_s
-        return not may_restart(running) or now_s - self._over_since_s > _RESTART_S
+        return not _may_restart(running) or now_s - self._over_since_s > _RESTART_S
 
     def _follow_restart(self) -> None:
         newest = newest_attempt(self.folder)
@@ -79,8 +79,7 @@ class WatchedJob:
         self.stalls = lines
 
 
-def may_restart(running: Running) -> bool:
-    """Return whether the launcher may start the job again."""
+def _may_restart(running: Running) -> bool:
     environment = running.facts.get("environment")
     if not isinstance(environment, dict):
         return False
@@ -94,5 +93,4 @@ def _count(value: object) -> int:
 
 
 def _without_times(lines: list[str]) -> list[str]:
-    """Return the lines of a stall less the first, which says how long it lasts."""
     return lines[1:]

@@ -22,8 +22,8 @@ from stepscope.output_path import open_private, why_no_folder
 #
 # Standard library only: the helper process uses it.
 
+# how storage says that it has no room
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""how storage says that it has no room"""
 
 
 def create_whole(path: Path, text: str) -> bool:
@@ -67,7 +67,7 @@ _MAX_SIBLINGS = 10_000
 def claim_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | None = None) -> Path:
     """Return the folder of run `run_id`: the one that already has its claim, else a free one claimed now."""
     for number in range(1, _MAX_SIBLINGS):
-        folder = sibling(out, number)
+        folder = _sibling(out, number)
         try:
             if why_not := why_no_folder(folder):
                 raise UsageError(f"{folder}: not a safe place to write, since {why_not}; give another with --out")
@@ -79,8 +79,7 @@ def claim_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | N
     raise UsageError(f"{out}: {_MAX_SIBLINGS} runs are there already; give another folder with --out")
 
 
-def sibling(out: str | os.PathLike[str], number: int) -> Path:
-    """Return `out` for the first run, `out-2`, `out-3` and so on for later ones."""
+def _sibling(out: str | os.PathLike[str], number: int) -> Path:
     first = Path(out).absolute()
     return first if number == 1 else first.with_name(f"{first.name}-{number}")
 
@@ -88,7 +87,7 @@ def sibling(out: str | os.PathLike[str], number: int) -> Path:
 def folders_of_launch(out: str | os.PathLike[str], launch_id: str) -> list[Path]:
     """Return the folders of every run that one launch made under `out`, in order (restarts make several)."""
     found, number = [], 1
-    while (folder := sibling(out, number)).is_dir():
+    while (folder := _sibling(out, number)).is_dir():
         if _read_claim(folder).get("launch_id") == launch_id:
             found.append(folder)
         number += 1

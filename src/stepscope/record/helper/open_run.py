@@ -38,7 +38,7 @@ from stepscope.record.rank import Place
 
 STEP = b"s"
 _STEP = STEP.decode()
-MESSAGE = b"m"
+_MESSAGE = b"m"
 _PIPE_BYTES = 1 << 20
 _HELD_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
@@ -80,7 +80,7 @@ class Outbox:
 
     def put(self, message: dict[str, Any]) -> None:
         """Send a message: `run`, `trace`, `file`, `facts`, `where` or `close`."""
-        self._put(MESSAGE + json.dumps(message, default=str).encode() + b"\n")
+        self._put(_MESSAGE + json.dumps(message, default=str).encode() + b"\n")
 
     def finish(self, *, own_wait_s: float, grace_s: float) -> bool:
         """Close the pipe and return whether the helper was done in time; otherwise it goes on alone.
@@ -122,7 +122,6 @@ class Outbox:
             self._hold(data[sent:])
 
     def _hold(self, rest: bytes) -> None:
-        """Keep what the pipe did not take; past the limit the newest lines are dropped."""
         while len(rest) > _HELD_BYTES:
             rest = rest[: rest[:-1].rfind(b"\n") + 1]
             self.dropped += 1
@@ -155,7 +154,6 @@ class Outbox:
             on_reply({"error": f"the process that writes the run ended with code {code} ({sys.executable})"})
 
     def _exit_code(self) -> int | None:
-        """Return what the helper ended with, None where it closed its answers and goes on."""
         try:
             return self._helper.wait(timeout=_LEAVES_S)
         except subprocess.TimeoutExpired:
@@ -186,8 +184,8 @@ def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
 _KEY = "folder"
 _STALE_S = 60.0  # an answer so much older than this process is from before an elastic restart
 
+# Asks the helper for a folder by run id; returns its reply, `{"folder"}` or `{"error"}`.
 Claim = Callable[[str], dict[str, Any]]
-"""Asks the helper for a folder by run id; returns its reply, `{"folder"}` or `{"error"}`."""
 
 
 def agree_on_folder(
@@ -238,8 +236,8 @@ def _wait_for_answer(channel: SideChannel, key: str, timeout_s: float, *, starte
 _CLAIM_S = 30.0
 _LATE_ASKERS_S = 10.0
 _OPEN_RUN_LOOK_S = 0.1
+# runs of this process; all ranks open them in the same order
 _opened = itertools.count()
-"""runs of this process; all ranks open them in the same order"""
 
 
 class OpenRun:
@@ -315,7 +313,6 @@ class OpenRun:
         self.outbox.forget()
 
     def _hear(self, message: dict[str, Any]) -> None:
-        """Take what the helper says: a window that all ranks will profile, a question, or an answer."""
         if "window" in message:
             plan = plan_of(message["window"])
             if plan is not None:
@@ -376,7 +373,6 @@ class OpenRun:
             return {"error": f"{out}: no answer from storage within {_CLAIM_S:g} s"}
 
     def _probe_when_asked(self, channel: SideChannel, boot_id_of_rank_0: str | None) -> None:
-        """Serve or ask each time the window says so; ranks on rank 0's host have nothing to ask."""
         here = clock_probe.boot_id()
         asks = self.place.rank != 0 and not self.place.local_rank and here != boot_id_of_rank_0
         number = clock_probe.register(channel, rank=self.place.rank) if asks else None
@@ -391,6 +387,5 @@ class OpenRun:
                     self.outbox.put({"do": "facts", "clock_probes": list(self._clocks)})
 
     def _has_time(self, until: float) -> bool:
-        """Return, after a moment, whether nothing else is to be done until then."""
         time.sleep(_OPEN_RUN_LOOK_S)
         return self._probes.empty() and time.monotonic() < until

@@ -25,8 +25,8 @@ except ImportError:  # no POSIX: folders are then removed by their owners alone
 MARKER = ".stepscope-scratch"
 _PREFIX = "stepscope-"
 _WORDS = b"Files of stepscope on their way. Removed once the processes that hold a lock on this file are gone.\n"
+# the open markers of this process's folders: a lock lasts as long as its file is open
 _held: dict[str, int] = {}
-"""the open markers of this process's folders: a lock lasts as long as its file is open"""
 
 
 def make_scratch(given: str | None) -> Path:
@@ -81,7 +81,6 @@ def sweep_scratch(parent: Path) -> list[str]:
 
 
 def _mark(folder: Path) -> None:
-    """Put the marker there, locked before it has its name: nobody finds one that has no owner yet."""
     unnamed = folder / f"{MARKER}.new"
     marker = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -97,7 +96,6 @@ def _mark(folder: Path) -> None:
 
 
 def _open_marker(folder: Path) -> int | None:
-    """Return the folder's marker, open; None where this is not a folder of ours."""
     try:
         about = folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
@@ -113,7 +111,6 @@ def _open_marker(folder: Path) -> int | None:
 
 
 def _lock(marker: int, *, exclusive: bool) -> bool:
-    """Return whether the lock was to be had at once."""
     try:
         fcntl.flock(marker, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except (OSError, AttributeError):  # taken; or there are no locks here
@@ -122,7 +119,6 @@ def _lock(marker: int, *, exclusive: bool) -> bool:
 
 
 def _let_go_in_child() -> None:
-    """A forked child is no owner: it may outlive them all."""
     while _held:
         with contextlib.suppress(OSError):
             os.close(_held.popitem()[1])

@@ -118,7 +118,7 @@ def _own_client(dist: Any) -> Any:
 # Of several rounds the shortest one counts. Only the first rank of every other host asks; ranks of one host share its
 # clock, which the boot id shows. Asked before and after the window, so that drift is bounded too.
 
-ROUNDS = 8
+_ROUNDS = 8
 _ANSWER_S = 2.0
 _FIRST_S = 10.0
 _LOOK_S = 0.0002
@@ -145,7 +145,7 @@ def ask(
 ) -> dict[str, Any] | None:
     """Return `{"when", "at_ns", "offset_ns", "uncertainty_ns"}`: rank 0's clock minus ours; None if unanswered."""
     best: tuple[int, int, int] | None = None
-    for k in range(ROUNDS):
+    for k in range(_ROUNDS):
         t1 = clock()
         channel.put(f"clock/{when}/{number}/ask/{k}", "")
         answer = _word(channel, f"clock/{when}/{number}/answer/{k}", first=k == 0)
@@ -181,7 +181,7 @@ def serve(
 
 
 def _answer(channel: SideChannel, number: int, *, when: str, clock: Callable[[], int]) -> None:
-    for k in range(ROUNDS):
+    for k in range(_ROUNDS):
         if _word(channel, f"clock/{when}/{number}/ask/{k}", first=k == 0) is None:
             return
         channel.put(f"clock/{when}/{number}/answer/{k}", str(clock()))

@@ -58,8 +58,8 @@ from stepscope.units import ms
 # `reasons`; a rank that left no facts is in `missing_ranks`. Per-rank entries are keyed by the rank's number as text.
 
 Facts = dict[str, Any]
-MAX_DIFFERENCE = 0.02
-"""of steps after the window from those before it that is not worth a line"""
+# of steps after the window from those before it that is not worth a line
+_MAX_DIFFERENCE = 0.02
 
 # Facts of the job, equal on all ranks: the lowest rank that knows one speaks for it.
 _OF_THE_JOB = (
@@ -92,7 +92,7 @@ _OF_A_RANK = (
 )
 
 
-def rank_facts(
+def _rank_facts(
     facts: Facts,
     *,
     rank: int,
@@ -102,7 +102,6 @@ def rank_facts(
     ended: str,
     writing: Facts | None = None,
 ) -> Facts:
-    """Return the content of one rank's facts file."""
     return {
         "schema": SCHEMA,
         "rank": rank,
@@ -164,7 +163,6 @@ def _hosts(found: Sequence[Facts]) -> dict[str, list[int]]:
 
 
 def _groups(found: Sequence[Facts]) -> list[Facts]:
-    """Return every process group of the job once; one rank knows only the groups it is in."""
     groups: dict[tuple[str, tuple[int, ...]], Facts] = {}
     for f in found:
         for group in f.get("process_groups") or []:
@@ -187,7 +185,6 @@ def _flops(found: Sequence[Facts], world_size: int) -> Facts:
 
 
 def _whole_job(found: Sequence[Facts], name: str, world_size: int) -> int | None:
-    """Return the sum over ranks, each replica counted once: ranks that share a replica saw the same samples."""
     known = [f[name] for f in found if f.get(name) is not None]
     if len(known) < world_size:
         return None
@@ -213,9 +210,8 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
 
 
 def _warnings(found: Sequence[Facts]) -> list[str]:
-    """Return a line where steps after the window differ from those before it by more than chance on most ranks."""
     compared = [(f, f["steps"]["after_to_before"]) for f in found if f["steps"].get("after_to_before")]
-    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > MAX_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
+    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > _MAX_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
     if not beyond or 2 * len(beyond) <= len(compared):
         return []
     ratio = statistics.median(c["ratio"] for _, c in beyond)
@@ -237,7 +233,6 @@ def _median_ms(parts: list[Facts]) -> float | None:
 
 
 def _windows(found: Sequence[Facts]) -> list[Facts]:
-    """Return one entry per window: its steps, and per rank the trace or the reason why there is none."""
     windows: dict[int, Facts] = {}
     for f in found:
         traces = {w["name"]: w for w in f["files"] if w.get("kind") == "trace"}
@@ -252,7 +247,6 @@ def _of_a_rank(f: Facts) -> Facts:
 
 
 def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) -> dict[str, str]:
-    """Return why a number is None or a kind of file is not there, by its name."""
     said = {name: why for f in found for name, why in (f.get("reasons") or {}).items()}
     unknown = [name for name, value in {**job, **flops, **tokens}.items() if value is None]
     missing_files = {name: said[name] for name in ("owners",) if name in said}
@@ -266,7 +260,7 @@ def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) ->
 # and those left at the end are counted as lost. The file never ends in half a line: one that was cut by a full disk is
 # taken back.
 
-MAX_WAITING_BYTES = 64 << 20
+_MAX_WAITING_BYTES = 64 << 20
 
 
 class GrowingLog:
@@ -281,7 +275,7 @@ class GrowingLog:
 
     def add(self, line: bytes) -> bool:
         """Take in a line, to be written by the next `flush`; return False where there is no room to keep it."""
-        if len(self._waiting) + len(line) >= MAX_WAITING_BYTES:
+        if len(self._waiting) + len(line) >= _MAX_WAITING_BYTES:
             self._refused += 1
             return False
         self._waiting += line + b"\n"
@@ -311,8 +305,7 @@ class GrowingLog:
 # Standard library only: it runs in the helper process. What storage refuses is raised, for the helper to try again.
 
 
-def move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
-    """Return the size of one file that was brought into the folder, or why it was not worth it."""
+def _move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
     plain, target = Path(job["plain"]), folder / job["name"]
     folder.stat()  # one that was removed is not made again, without its step log
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -512,7 +505,6 @@ class Writer:
             _reply({"storage": error.strerror})
 
     def _watch(self, act: Callable[[], None]) -> None:
-        """Do what is beside the writing; where it fails it is noted, and the writing goes on."""
         try:
             act()
         except Exception as e:  # noqa: BLE001 - the run comes first
@@ -557,7 +549,6 @@ class Writer:
         _reply({"folder": str(folder)} if trouble is None else {"error": trouble})
 
     def _open_folder(self, folder: Path) -> str | None:
-        """Start writing into `folder`; return why that is not possible, None where it is."""
         try:
             self.log = self.retries.until_done(partial(self._open, folder), within_s=_CLAIM_S)
         except FileExistsError:
@@ -614,7 +605,6 @@ class Writer:
                 self.files.append(self._pack_file(job, self.folder))
 
     def _report(self) -> None:
-        """Write down what is known by now; where that fails it is written at the end."""
         try:
             self._write_facts(over=False)
             if self.rank == 0:
@@ -623,11 +613,10 @@ class Writer:
             self.retries.note_failure(e)
 
     def _pack_file(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """Return what became of one file: its name and size, or the reason why it is missing."""
         plain = Path(job["plain"])
         about = {"name": job["name"], **job.get("about", {})}
         try:
-            return {**about, **self.retries.until_done(partial(move_file, job, folder, self.rank))}
+            return {**about, **self.retries.until_done(partial(_move_file, job, folder, self.rank))}
         except (OSError, ValueError) as e:
             self.retries.lost_files.append(job["name"])
             return {**about, "status": "failed", "reason": f"{job['name']}: {getattr(e, 'strerror', None) or e}"}
@@ -638,7 +627,7 @@ class Writer:
     def _write_facts(self, *, over: bool) -> None:
         assert self.folder is not None
         ended = ("closed" if self.closed else "killed") if over else "running"
-        text = rank_facts(
+        text = _rank_facts(
             self.facts,
             rank=self.rank,
             world_size=self.world_size,
@@ -655,7 +644,6 @@ class Writer:
         place_whole(json.dumps(text, indent=1).encode() + b"\n", self.folder / RUN_JSON)
 
     def _facts_of_all(self, *, over: bool) -> list[dict[str, Any]]:
-        """Return the facts of every rank that has some, once all are done or the wait for them is over."""
         assert self.folder is not None
         deadline = time.monotonic() + self.settings["other_ranks_wait_s"]
         done: dict[int, dict[str, Any]] = {}
@@ -672,7 +660,6 @@ class Writer:
             time.sleep(_NAP_S + (self.world_size - len(done)) * _NAP_PER_RANK_S)
 
     def _is_as_far(self, facts: dict[str, Any]) -> bool:
-        """Return whether a rank that runs on has written down as many windows as this one, or takes no part in them."""
         return not facts.get("windows") or len(facts["windows"]) >= len(self.facts.get("windows") or ())
 
 
@@ -696,7 +683,6 @@ def _claim_folder(message: dict[str, Any]) -> Path:
 
 
 def _end_after(timeout_s: float, last: Any) -> None:
-    """Give up on storage that hangs: leave after `timeout_s`, however far the writing has got."""
 
     def leave() -> None:
         _leave_word(f"{ERRNO}{errno.ETIMEDOUT}")

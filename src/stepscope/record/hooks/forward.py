@@ -46,7 +46,6 @@ class TimedCall:
         self._ends = ends
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns."""
         call = self.compiled_call
         if call is None:
             call = self._module()._call_impl  # type: ignore[union-attr]
@@ -87,12 +86,11 @@ def leave_out_of_state(kind: Any) -> bool:
     return True
 
 
-def restore_state(kind: Any) -> None:
-    """Undo `leave_out_of_state`."""
+def _restore_state(kind: Any) -> None:
     kind.__getstate__ = kind.__getstate__.stepscope_original
 
 
-SEARCH_STEPS = 3
+_SEARCH_STEPS = 3
 _MAX_LATER_SEARCHES = 40
 _ROWS_UNTIL_OFF = 3
 
@@ -196,7 +194,7 @@ class ForwardHooks:
 
     def step_ended(self, loop: Loop) -> None:
         """End the search after the first steps; take it up again when a step showed a backward but no forward."""
-        if loop.steps >= SEARCH_STEPS:
+        if loop.steps >= _SEARCH_STEPS:
             if self.search.wanted:
                 self._search(wanted=False)
             if loop.backwards > 0 and loop.forwards == 0:
@@ -220,7 +218,7 @@ class ForwardHooks:
         for root in list(self._roots.values()):
             root.unhook()
         for kind in self._kinds:
-            restore_state(kind)
+            _restore_state(kind)
         self._kinds = []
 
     def compiler_is_used(self) -> None:
@@ -228,7 +226,7 @@ class ForwardHooks:
         for module in list(self._roots):
             if getattr(vars(module).get(ATTRIBUTE), "compiled_call", None) is None:
                 self._roots.pop(module).unhook()
-        if self.loop.steps >= SEARCH_STEPS:
+        if self.loop.steps >= _SEARCH_STEPS:
             self.search_again()
 
     def release(self, module: torch.nn.Module) -> None:
@@ -264,7 +262,6 @@ class ForwardHooks:
             root.hook()  # compiled in place since it was found
 
     def _leave_alone_inside(self, compiled: torch.nn.Module) -> None:
-        """Take our calls off the modules inside a compiled one, for good: a change there would compile it again."""
         for module in compiled.modules():
             if module is not compiled:
                 self._inside_compiled.add(module)

@@ -38,8 +38,7 @@ from stepscope.record.owners.loader_samples import SAMPLES
 # The unscaling and the check for infinities are part of it: they are what loss scaling costs.
 
 
-def amp_install(loop: Loop, patches: Patches) -> None:
-    """Put the hook in."""
+def _amp_install(loop: Loop, patches: Patches) -> None:
 
     def watched(scaler_step: Any) -> Any:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +62,7 @@ def amp_install(loop: Loop, patches: Patches) -> None:
 # the
 # operator: no event of a profiler shows it. torch asks for it by name in a module, so that name is where it is timed.
 
-MODULE = "torch.fx.traceback"
+_MODULE = "torch.fx.traceback"
 
 
 def anomaly_install(loop: Loop, patches: Patches) -> None:
@@ -81,7 +80,7 @@ def anomaly_install(loop: Loop, patches: Patches) -> None:
 
         return timed
 
-    patches.replace(sys.modules[MODULE], "format_stack", watched)
+    patches.replace(sys.modules[_MODULE], "format_stack", watched)
 
 
 # Keep torch.compile from tracing our replacements, from its first use on.
@@ -91,7 +90,7 @@ def anomaly_install(loop: Loop, patches: Patches) -> None:
 # and
 # decorators all begin with `torch._dynamo.optimize`.
 
-COMPILER_MODULE = "torch._dynamo"
+_COMPILER_MODULE = "torch._dynamo"
 _WAYS_IN = ("optimize", "optimize_assert")
 
 
@@ -104,7 +103,7 @@ class CompilerWatch:
 
     def install(self) -> None:
         """Wait at the ways in; `torch._dynamo` has been imported."""
-        dynamo = sys.modules[COMPILER_MODULE]
+        dynamo = sys.modules[_COMPILER_MODULE]
         for name in _WAYS_IN:
             original = getattr(dynamo, name, None)
             if original is not None:
@@ -114,14 +113,14 @@ class CompilerWatch:
     def remove(self) -> None:
         """Put the ways in back."""
         for name, original in self._originals.items():
-            setattr(sys.modules[COMPILER_MODULE], name, original)
+            setattr(sys.modules[_COMPILER_MODULE], name, original)
         self._originals = {}
 
     def _announcing(self, original: Any) -> Any:
         def announced(*args: Any, **kwargs: Any) -> Any:
             if self._originals:
                 self.remove()
-                self._hide(sys.modules[COMPILER_MODULE].disable)
+                self._hide(sys.modules[_COMPILER_MODULE].disable)
             return original(*args, **kwargs)
 
         return announced
@@ -132,8 +131,7 @@ class CompilerWatch:
 # Forked workers get a thread that can sample their lines around the step with frames (`owners/loader_samples`).
 
 
-def data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
-    """Put the hooks in. Those of batches are for the process that asks for them; workers do not come there."""
+def _data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     def watched(next_batch: Any) -> Any:
         def __next__(self: Any) -> Any:
@@ -177,12 +175,11 @@ def data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 # All modules that hold these functions under their own name once `import torch` is done.
 _MODULES = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
 
-GLOO_FINISHES_S = 0.05
-"""for a thread of gloo to take Python's lock once and let go of the last reduction; it needs some microseconds of it"""
+# for a thread of gloo to take Python's lock once and let go of the last reduction; it needs some microseconds of it
+_GLOO_FINISHES_S = 0.05
 
 
-def groups_install(loop: Loop, patches: Patches, before_destroy: Callable[[], None]) -> None:
-    """Put the hooks in."""
+def _groups_install(loop: Loop, patches: Patches, before_destroy: Callable[[], None]) -> None:
     if not torch.distributed.is_available():
         return
 
@@ -227,7 +224,7 @@ def let_gloo_finish() -> None:
     to unrecorded jobs too, one in ten of those that end within milliseconds of their last step.
     """
     if hasattr(torch._C, "_stash_obj_in_tls") and _uses_gloo():
-        sleep(GLOO_FINISHES_S)
+        sleep(_GLOO_FINISHES_S)
 
 
 def _uses_gloo() -> bool:
@@ -241,9 +238,9 @@ def _uses_gloo() -> bool:
 #
 # Compiled optimizers too: `torch.optim` leaves its graph before every step, so a hook outside of it costs no graph.
 
+# under which torch's dictionaries hold our hooks. torch itself counts up for every hook in the process, and such a
+# number is part of a model's pickle: ours must not use one up.
 _KEY: Any = -1
-"""under which torch's dictionaries hold our hooks. torch itself counts up for every hook in the process, and such a
-number is part of a model's pickle: ours must not use one up."""
 
 
 class OptimizerHooks:
@@ -290,8 +287,7 @@ def _nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
     pass
 
 
-def optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
-    """Return the hooks, in place. `_patch_step_function` is what every optimizer calls when it is made."""
+def _optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
 
     def watched(original: Any) -> Any:
         def _patch_step_function(self: Any) -> None:
@@ -306,11 +302,10 @@ def optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
 
 # Pipelines: every stage begins its step with the schedule, also those that load no data and wait for a neighbour.
 
-PIPELINE_MODULE = "torch.distributed.pipelining.schedules"
+_PIPELINE_MODULE = "torch.distributed.pipelining.schedules"
 
 
-def pipeline_install(loop: Loop, patches: Patches, schedules: Any) -> None:
-    """Put the hook into the module of schedules, which is imported by those who use it only."""
+def _pipeline_install(loop: Loop, patches: Patches, schedules: Any) -> None:
 
     def watched(schedule_step: Any) -> Any:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -346,7 +341,7 @@ def _description(schedule: Any) -> dict[str, Any]:
 # Compilations
 # of a backward may run on one of autograd's threads while the training thread waits for it.
 
-COMPILER = "torch._dynamo.callback"
+_COMPILER = "torch._dynamo.callback"
 _FULL = 2
 
 
@@ -363,7 +358,7 @@ class Recurring:
 
     def watch_compiler(self) -> None:
         """Note compilations from now on; the compiler's callbacks have been imported."""
-        self._handler = sys.modules[COMPILER].callback_handler
+        self._handler = sys.modules[_COMPILER].callback_handler
         self._handler.register_start_callback(self._compilation_begins)
         self._handler.register_end_callback(self._compilation_ends)
 
@@ -397,19 +392,17 @@ class Recurring:
 # torch.distributed.checkpoint.save, async_save       the part on the training thread
 # safetensors.torch.save_file                         as Transformers and Accelerate save
 
-LATER = {"torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"), "safetensors.torch": ("save_file",)}
+_LATER = {"torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"), "safetensors.torch": ("save_file",)}
 
 
-def saving_install(loop: Loop, patches: Patches) -> None:
-    """Put the hook into torch itself."""
+def _saving_install(loop: Loop, patches: Patches) -> None:
     replacement = _watched(loop, torch.save)
     for module in (torch.serialization, torch):
         patches.share(module, "save", replacement)
 
 
-def install_in(loop: Loop, patches: Patches, module: str) -> None:
-    """Put the hook into a module that was imported later."""
-    for name in LATER[module]:
+def _install_in(loop: Loop, patches: Patches, module: str) -> None:
+    for name in _LATER[module]:
         if hasattr(sys.modules[module], name):
             patches.replace(sys.modules[module], name, lambda save: _watched(loop, save))
 
@@ -481,31 +474,30 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
     hooks = Hooks(
         loop,
         patches,
-        optimizers=_put_in("optimizer steps", lambda: optimizer_install(loop, patches)),
+        optimizers=_put_in("optimizer steps", lambda: _optimizer_install(loop, patches)),
         forwards=_put_in("forward passes", lambda: forward.install(loop, patches, found)),
         compiler=CompilerWatch(lambda disable: hooks.hide_from_compiler(disable)),
         recurring=Recurring(loop),
         learned=learned,
     )
-    _put_in("mixed precision", lambda: amp_install(loop, patches))
+    _put_in("mixed precision", lambda: _amp_install(loop, patches))
     _put_in("backward passes", lambda: backward.install(loop, patches, sync))
-    _put_in("data loading", lambda: data_install(loop, patches, batch_size))
-    _put_in("process groups", lambda: groups_install(loop, patches, hooks.before_destroy))
+    _put_in("data loading", lambda: _data_install(loop, patches, batch_size))
+    _put_in("process groups", lambda: _groups_install(loop, patches, hooks.before_destroy))
     _put_in("garbage collection", hooks.recurring.watch_garbage)
-    _put_in("checkpoints", lambda: saving_install(loop, patches))
+    _put_in("checkpoints", lambda: _saving_install(loop, patches))
     loop.on_first_steps += [batch_size.step_ended, learned.step_ended]
-    after_import(PIPELINE_MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
-    after_import(MODULE, lambda: _put_in("anomaly detection", lambda: anomaly_install(loop, patches)))
-    after_import(COMPILER_MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
-    after_import(COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
-    for module in LATER:
-        after_import(module, lambda name=module: _put_in("checkpoints", lambda: install_in(loop, patches, name)))  # type: ignore[misc]
+    after_import(_PIPELINE_MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
+    after_import(_MODULE, lambda: _put_in("anomaly detection", lambda: anomaly_install(loop, patches)))
+    after_import(_COMPILER_MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
+    after_import(_COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
+    for module in _LATER:
+        after_import(module, lambda name=module: _put_in("checkpoints", lambda: _install_in(loop, patches, name)))  # type: ignore[misc]
     os.register_at_fork(after_in_child=loop.in_forked_child)
     return hooks
 
 
 def _put_in(what: str, act: Callable[[], Any]) -> Any:
-    """Return `act()`; where this torch lacks what it needs, say so and go on without."""
     try:
         return act()
     except (AttributeError, ImportError, TypeError) as e:
@@ -514,7 +506,7 @@ def _put_in(what: str, act: Callable[[], Any]) -> Any:
 
 
 def _pipelines(loop: Loop, patches: Patches) -> None:
-    pipeline_install(loop, patches, sys.modules[PIPELINE_MODULE])
+    _pipeline_install(loop, patches, sys.modules[_PIPELINE_MODULE])
 
 
 def _start_recorder_with(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:

@@ -68,8 +68,6 @@ def after_import(name: str, act: Callable[[], None]) -> None:
 
 
 class _Finder:
-    """Lets the other finders find the module, and adds our act to the end of its loading."""
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:

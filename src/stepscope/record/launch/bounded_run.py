@@ -30,7 +30,6 @@ class BoundedRun:
         self._output, self._limit_s, self._run_id = output, limit_s, run_id
 
     def __call__(self, command: Sequence[str], env: dict[str, str]) -> int:
-        """Return the job's exit code; negative where a signal ended it."""
         refuse_output(self._output)
         with os.fdopen(open_private(self._output), "wb") as said, _sigterm_raises():
             job = self._start(command, env, said.fileno())
@@ -42,7 +41,7 @@ class BoundedRun:
             finally:
                 if job.poll() is None:
                     _end(job)
-                end_left_behind(self._run_id)
+                _end_left_behind(self._run_id)
 
     def _start(self, command: Sequence[str], env: dict[str, str], out: int) -> "subprocess.Popen[bytes]":
         try:
@@ -53,8 +52,7 @@ class BoundedRun:
             raise UsageError(f"cannot run {command[0]!r}: {e.strerror}; check its name") from e
 
 
-def end_left_behind(run_id: str, *, asked_s: float = _ASKED_S) -> int:
-    """Return how many processes of a launch were still there, after ending them; 0 where /proc does not tell."""
+def _end_left_behind(run_id: str, *, asked_s: float = _ASKED_S) -> int:
     found = processes_of(run_id)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in processes_of(run_id):
@@ -83,7 +81,6 @@ def _environment(pid: int) -> bytes:
 
 
 def _end(job: "subprocess.Popen[bytes]") -> int:
-    """Return the exit code of a job that is asked to end, and killed with its session where it does not."""
     with suppress(ProcessLookupError):
         job.terminate()
     try:
@@ -96,7 +93,6 @@ def _end(job: "subprocess.Popen[bytes]") -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM end us the way Ctrl-C does, so that the job is ended too."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from stepscope.record.progress_notes import leave_word
 from stepscope.record.session import current
 from stepscope.record.window.kineto import set_kineto_settings
 
-MIN_TORCH = (2, 4)
+_MIN_TORCH = (2, 4)
 
 
 def begin() -> None:
@@ -24,8 +24,8 @@ def begin() -> None:
     leave_word("torch")
     set_kineto_settings(os.environ)  # a launcher in between (sudo, srun --export) may have dropped them
     found = tuple(int(n) for n in re.findall(r"\d+", str(torch.__version__))[:2])
-    if found < MIN_TORCH:
-        wanted = ".".join(map(str, MIN_TORCH))
+    if found < _MIN_TORCH:
+        wanted = ".".join(map(str, _MIN_TORCH))
         say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
         return
     if config.only_set:
@@ -48,7 +48,6 @@ def begin() -> None:
 
 
 def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
-    """Return the recorder; None in a data loader's worker, and where the script has one: then its steps hold."""
     from stepscope.record.session import Recorder, current
 
     if torch.utils.data.get_worker_info() is not None or current() is not None:
@@ -60,7 +59,6 @@ def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
 
 
 def _followers(config: RecordConfig, recorder: Any, hooks: Any) -> list[Any]:
-    """Return who sends numbers on while training runs: rank 0, where that is asked for."""
     from stepscope.record.rank import place_of_process
 
     if not config.track or place_of_process().rank != 0:

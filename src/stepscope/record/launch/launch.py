@@ -39,7 +39,7 @@ from stepscope.record.window.kineto import KINETO_SETTINGS
 # end, and one that never gets it runs on. So a canary, a process that only waits, sits beside the job: what it gets
 # too was meant for all.
 
-PASSED = tuple(
+_PASSED = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
     if hasattr(signal, name)
@@ -48,8 +48,7 @@ _CANARY_S = 0.1
 
 
 @contextmanager
-def pass_signals() -> Iterator[Any]:
-    """Yield a function to call with the started job; until the block ends its signals are passed on."""
+def _pass_signals() -> Iterator[Any]:
     canary = Canary()
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
@@ -65,7 +64,7 @@ def pass_signals() -> Iterator[Any]:
         for number in early:
             job.send_signal(number)
 
-    before = {number: signal.signal(number, take) for number in PASSED}
+    before = {number: signal.signal(number, take) for number in _PASSED}
     try:
         yield job_started
     finally:
@@ -106,10 +105,10 @@ class Canary:
 
 def _wait_and_report(there: int) -> None:
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED)
         parent = os.getppid()
         while os.getppid() == parent:
-            got = signal.sigtimedwait(PASSED, 1.0)
+            got = signal.sigtimedwait(_PASSED, 1.0)
             if got is not None:
                 os.write(there, bytes([got.si_signo]))
     finally:
@@ -173,13 +172,11 @@ def launch(
 
 
 def _outputs(config: RecordConfig, folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Return what an outside tool wrote, and what it was exported to."""
     kept = keep_outputs(config, folders) if config.outside_tool is not None else []
     return (*kept, *exported(kept))
 
 
 def _seen_folder() -> Path | None:
-    """Return a folder in which processes leave word, None where there is no room for one: the job runs all the same."""
     try:
         return make_scratch(None)
     except OSError:
@@ -194,7 +191,6 @@ def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[st
 
 
 def _with_outside_folder(config: RecordConfig) -> RecordConfig:
-    """Return settings with a folder beside the run's, for the outputs of a tool that starts before the run has one."""
     if config.outside_tool is None or why_not_writable(config.out) is not None:
         return replace(config, outside_tool=None, tool="torch") if config.outside_tool else config
     out = Path(config.out)
@@ -235,7 +231,7 @@ def why_not_writable(out: str) -> str | None:
 
 
 def _run(command: Sequence[str], env: dict[str, str]) -> int:
-    with pass_signals() as job_started:
+    with _pass_signals() as job_started:
         try:
             job = subprocess.Popen(command, env=env, preexec_fn=_end_with_launcher if _LINUX else None)
         except OSError as e:
@@ -245,12 +241,10 @@ def _run(command: Sequence[str], env: dict[str, str]) -> int:
 
 
 def _end_with_launcher() -> None:
-    """In the job's process: be killed when the launcher is, as the job alone would have been."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _folders(config: RecordConfig, seen: Path | None) -> tuple[Path, ...]:
-    """Return the run folders: told by processes on this machine, else found by the launch's id on shared storage."""
     assert config.run_id is not None
     files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
     told = [Path(line) for file in files for line in file.read_text().splitlines()]

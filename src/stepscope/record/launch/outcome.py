@@ -58,7 +58,6 @@ def recorded_in(folder: Path) -> RecordedRun:
 
 
 def _not_written(of_ranks: list[dict[str, Any]]) -> str | None:
-    """Return how often writing failed, why, and what was lost by it; None where all went well."""
     failed = [r["writing"] for r in of_ranks if r.get("writing")]
     if not failed:
         return None
@@ -103,5 +102,4 @@ def _helpers(seen: Path) -> list[tuple[int, set[str]]]:
 
 
 def _is_finishing(pid: int, words: set[str]) -> bool:
-    """Return whether this helper lost its training process; one that ended in order has waited for its helper."""
     return words == {""} and is_alive(pid)

@@ -22,10 +22,10 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_by_variables
 
 UNDER_TOOL = "STEPSCOPE_UNDER_TOOL"
-MAX_EXPORT_S = 600
-"""of each output; what is not exported by then stays as the tool wrote it"""
+# of each output; what is not exported by then stays as the tool wrote it
+_MAX_EXPORT_S = 600
 _EXPORTED_AS = {".nsys-rep": "nsys.sqlite", ".ncu-rep": "ncu.csv"}
-NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+_NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _STARTS_RANKS = {
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"),
     *("srun", "mpirun", "mpiexec"),
@@ -37,8 +37,8 @@ def why_not_installed(tool: str) -> str | None:
     if shutil.which(tool) is not None:
         return None
     return (
-        f"{tool} is not installed ({NAMES[tool]}: not found on PATH); the job is recorded by torch's profiler instead; "
-        f"put the folder that holds {tool} on PATH"
+        f"{tool} is not installed ({_NAMES[tool]}: not found on PATH); the job is recorded by torch's profiler "
+        f"instead; put the folder that holds {tool} on PATH"
     )
 
 
@@ -99,7 +99,7 @@ def _exported(output: Path) -> Path | None:
     try:
         with os.fdopen(open_private(part if ending == "ncu.csv" else os.devnull), "wb") as said:
             subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, timeout=MAX_EXPORT_S,
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, timeout=_MAX_EXPORT_S,
                 env={**os.environ, "LC_ALL": "C"}, check=True, umask=0o077,
             )  # fmt: skip
         part.replace(target)

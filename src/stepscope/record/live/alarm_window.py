@@ -38,20 +38,20 @@ from stepscope.record.log_tail import LogTail, waited_ns
 from stepscope.record.step_statistics import error_of_median
 from stepscope.units import NS_PER_MS, ms
 
+# of every rank; ten of two equal ranks on a busy machine look unequal three times in a row too often
 STEPS_PER_LOOK = 20
-"""of every rank; ten of two equal ranks on a busy machine look unequal three times in a row too often"""
-PERIOD_S = 2.0
+_PERIOD_S = 2.0
 _PERIOD_PER_RANK_S = 0.01  # a thousand logs on shared storage are read less often
+# at the start and after a window: no others are held against them
 _SETTLING_STEPS = 10
-"""at the start and after a window: no others are held against them"""
 _FIRST_STEPS = 50
 _ERRORS = 2.0
+# steps of a rank between two looks that count
 _MAX_KEPT = 500
-"""steps of a rank between two looks that count"""
 
 Line = Mapping[str, Any]
+# step and time in ms
 Series = list[tuple[int, float]]
-"""step and time in ms"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AlarmWindow:
 
     def __init__(self, *, steps: int, world_size: int, pause_s: float, max_windows: int) -> None:
         self._steps, self._pause_s, self._left = steps, pause_s, max_windows
-        self._period_s = PERIOD_S + world_size * _PERIOD_PER_RANK_S
+        self._period_s = _PERIOD_S + world_size * _PERIOD_PER_RANK_S
         self._ranks = range(world_size)
         self._tails: list[LogTail] = []
         self._judge = JobAlarms(world_size)
@@ -135,12 +135,10 @@ class JobAlarms:
         return [self._dated(change) if change.rises else change for change in changes]
 
     def _own_ms(self, rank: int) -> Series:
-        """Return the step less its wait, of the new steps that tell; a rank that never waits has none to take off."""
         waits = ((line, waited_ns(line) if self._waits[rank] else 0) for line in self._new[rank])
         return [(line["step"], (line["dur_ns"] - waited) / NS_PER_MS) for line, waited in waits if waited is not None]
 
     def _take_first(self, lines: Sequence[Line]) -> None:
-        """Keep the first steps of the job, and again those after each window."""
         for line in lines:
             if not _is_plain(line):
                 self._to_settle, self._first_ns = _SETTLING_STEPS, []
@@ -158,7 +156,6 @@ class JobAlarms:
         return {(REGRESSION, None): (regression_state(now_ns, first_ns), words)}
 
     def _dated(self, change: Change) -> Risen:
-        """Return an alarm with the step at which times went over half the way from good to what they are now."""
         if change.rank is None:
             times = [pair for look in self._looks for pair in look.steps_ms]
             good_ms, now_ms = statistics.median(self._first_ns) / NS_PER_MS, _median(self._looks[-1].steps_ms)
@@ -167,25 +164,22 @@ class JobAlarms:
             newest = {rank: _median(of_rank) for rank, of_rank in self._looks[-1].own_ms.items()}
             now_ms = newest.pop(change.rank)
             good_ms = statistics.median(newest.values())
-        since = step_of_change(times, (good_ms + now_ms) / 2)
+        since = _step_of_change(times, (good_ms + now_ms) / 2)
         return Risen(change.kind, change.rank, True, change.text, since=since)
 
 
 @dataclass(frozen=True)
 class _Look:
-    """One look that counts."""
-
     own_ms: Mapping[int, Series]
+    #: of rank 0
     steps_ms: Series
-    """of rank 0"""
 
     @property
     def newest(self) -> int:
-        """The last step that all ranks have."""
         return min(times[-1][0] for times in self.own_ms.values())
 
 
-def step_of_change(times: Series, bound: float) -> int:
+def _step_of_change(times: Series, bound: float) -> int:
     """Return the step from which on times are above a bound: the start with the most above and the fewest below it.
 
     >>> step_of_change([(7, 1.0), (8, 9.0), (9, 1.0), (10, 9.0), (11, 9.0), (12, 1.0), (13, 9.0)], 5.0)
@@ -210,7 +204,6 @@ def _straggler_states(own_ms: Mapping[int, Series]) -> dict[Key, tuple[str, str]
 
 
 def _state(score: RankScore, errors_ms: Mapping[int, float]) -> str:
-    """Return whether a rank is late beyond the chance of one look: by two standard errors at least."""
     others = [error for rank, error in errors_ms.items() if rank != score.rank]
     error_ms = math.hypot(errors_ms[score.rank], statistics.fmean(others) / math.sqrt(len(others)))
     if score.straggler and score.late_ms > _ERRORS * error_ms:
@@ -223,10 +216,8 @@ def _words(score: RankScore) -> str:
 
 
 def _counts(line: Line) -> bool:
-    """Return whether a step may be judged by: past the first ones of the job, and without the profiler."""
     return bool(line["step"] >= _SETTLING_STEPS) and _is_plain(line)
 
 
 def _is_plain(line: Line) -> bool:
-    """Return whether a step ran without the profiler."""
     return not line.get("profiled") and line.get("phase") != WARMUP

@@ -44,42 +44,42 @@ class Metric:
 
     name: str
     kind: str
+    #: in UCUM, as OpenTelemetry has it: s, By, {step}
     unit: str
-    """in UCUM, as OpenTelemetry has it: s, By, {step}"""
     help: str
 
 
-STEPS = Metric("stepscope.steps", SUM, "{step}", "Training steps that ended.")
-PROFILED = Metric("stepscope.profiled_steps", SUM, "{step}", "Steps that ran under the profiler.")
-DURATION = Metric("stepscope.step.duration", HISTOGRAM, "s", "Time of a step without the profiler.")
-REGION = Metric("stepscope.region.time", SUM, "s", "Time in a region of the step, without regions inside it.")
-OWN_TIME = Metric("stepscope.own.time", SUM, "s", "Steps less the wait for other ranks' gradients, where it is known.")
-OWN_STEPS = Metric("stepscope.own.steps", SUM, "{step}", "Steps that stepscope.own.time is the sum of.")
-STEP = Metric("stepscope.step.number", GAUGE, "{step}", "Number of the last step that ended.")
-STEP_AT = Metric("stepscope.step.timestamp", GAUGE, "s", "When the last step ended, since 1970.")
-HOST_BYTES = Metric("stepscope.memory.host", GAUGE, "By", "Resident memory of the training process.")
-ALLOCATED = Metric("stepscope.memory.allocated", GAUGE, "By", "Device memory held by tensors.")
-RESERVED = Metric("stepscope.memory.reserved", GAUGE, "By", "Device memory held by the allocator.")
-PEAK = Metric("stepscope.memory.peak_allocated", GAUGE, "By", "Most device memory ever held by tensors.")
-RETRIES = Metric("stepscope.memory.allocator_retries", SUM, "{retry}", "Allocations that had to empty the cache.")
-COLLECTIVES = Metric("stepscope.collectives", SUM, "{collective}", "Collectives that were issued.")
-COLLECTIVE_BYTES = Metric("stepscope.collective.size", SUM, "By", "Bytes of collectives, where they are known.")
-SAMPLES = Metric("stepscope.samples", SUM, "{sample}", "Samples of this rank, where its loop tells.")
-TOKENS = Metric("stepscope.tokens", SUM, "{token}", "Tokens of this rank, where its loop tells.")
-FLOPS = Metric("stepscope.flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted.")
-STALL = Metric("stepscope.stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise.")
+_STEPS = Metric("stepscope.steps", SUM, "{step}", "Training steps that ended.")
+_PROFILED = Metric("stepscope.profiled_steps", SUM, "{step}", "Steps that ran under the profiler.")
+_DURATION = Metric("stepscope.step.duration", HISTOGRAM, "s", "Time of a step without the profiler.")
+_REGION = Metric("stepscope.region.time", SUM, "s", "Time in a region of the step, without regions inside it.")
+_OWN_TIME = Metric("stepscope.own.time", SUM, "s", "Steps less the wait for other ranks' gradients, where it is known.")
+_OWN_STEPS = Metric("stepscope.own.steps", SUM, "{step}", "Steps that stepscope.own.time is the sum of.")
+_STEP = Metric("stepscope.step.number", GAUGE, "{step}", "Number of the last step that ended.")
+_STEP_AT = Metric("stepscope.step.timestamp", GAUGE, "s", "When the last step ended, since 1970.")
+_HOST_BYTES = Metric("stepscope.memory.host", GAUGE, "By", "Resident memory of the training process.")
+_ALLOCATED = Metric("stepscope.memory.allocated", GAUGE, "By", "Device memory held by tensors.")
+_RESERVED = Metric("stepscope.memory.reserved", GAUGE, "By", "Device memory held by the allocator.")
+_PEAK = Metric("stepscope.memory.peak_allocated", GAUGE, "By", "Most device memory ever held by tensors.")
+_RETRIES = Metric("stepscope.memory.allocator_retries", SUM, "{retry}", "Allocations that had to empty the cache.")
+_COLLECTIVES = Metric("stepscope.collectives", SUM, "{collective}", "Collectives that were issued.")
+_COLLECTIVE_BYTES = Metric("stepscope.collective.size", SUM, "By", "Bytes of collectives, where they are known.")
+_SAMPLES = Metric("stepscope.samples", SUM, "{sample}", "Samples of this rank, where its loop tells.")
+_TOKENS = Metric("stepscope.tokens", SUM, "{token}", "Tokens of this rank, where its loop tells.")
+_FLOPS = Metric("stepscope.flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted.")
+_STALL = Metric("stepscope.stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise.")
 
-_MEMORY = {"host_bytes": HOST_BYTES, "allocated_bytes": ALLOCATED, "reserved_bytes": RESERVED}
-_PEAKS = {"peak_allocated_bytes": PEAK, "allocator_retries": RETRIES}
-_PER_STEP = {"samples_per_step": SAMPLES, "tokens_per_step": TOKENS}
+_MEMORY = {"host_bytes": _HOST_BYTES, "allocated_bytes": _ALLOCATED, "reserved_bytes": _RESERVED}
+_PEAKS = {"peak_allocated_bytes": _PEAK, "allocator_retries": _RETRIES}
+_PER_STEP = {"samples_per_step": _SAMPLES, "tokens_per_step": _TOKENS}
 
 
 @dataclass(frozen=True)
 class Histogram:
     """How many values were up to each bound, all together, and their sum."""
 
+    #: by bucket, not cumulative; the last is of values above all bounds
     counts: tuple[int, ...]
-    """by bucket, not cumulative; the last is of values above all bounds"""
     total: float
 
 
@@ -106,7 +106,7 @@ class Metrics:
                 self._per_step[metric] = facts[name]
         flops = facts.get("flops")
         if isinstance(flops, Mapping) and _is_count(flops.get("total")):
-            self._per_step[FLOPS] = flops["total"]
+            self._per_step[_FLOPS] = flops["total"]
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Take in one line of the step log; others are passed over."""
@@ -114,14 +114,14 @@ class Metrics:
         if not _is_count(step) or not _is_count(dur_ns):
             return
         assert isinstance(step, int) and isinstance(dur_ns, int)
-        self._add(STEPS, 1)
-        self._gauges[STEP] = step
+        self._add(_STEPS, 1)
+        self._gauges[_STEP] = step
         if _is_count(line.get("end_ns")):
-            self._gauges[STEP_AT] = line["end_ns"] / 1e9
+            self._gauges[_STEP_AT] = line["end_ns"] / 1e9
         for metric, amount in self._per_step.items():
             self._add(metric, amount)
         if line.get("profiled"):
-            self._add(PROFILED, 1)
+            self._add(_PROFILED, 1)
         else:
             self._buckets[bisect_left(BUCKETS_S, dur_ns / 1e9)] += 1
             self._total_s += dur_ns / 1e9
@@ -132,13 +132,13 @@ class Metrics:
     def samples(self, *, stall_s: Callable[[], float] = lambda: 0.0) -> list[Sample]:
         """Return every metric that is known, with its labels and value."""
         found: list[Sample] = [(metric, labels, value) for (metric, labels), value in list(self._sums.items())]
-        if STEP in self._gauges:
-            found.append((DURATION, (), Histogram(tuple(self._buckets), self._total_s)))
-        found += [(REGION, (("region", name),), ns / 1e9) for name, ns in list(self._regions_ns.items())]
-        if any(metric is OWN_STEPS for metric, _, _ in found):
-            found.append((OWN_TIME, (), self._own_ns / 1e9))
+        if _STEP in self._gauges:
+            found.append((_DURATION, (), Histogram(tuple(self._buckets), self._total_s)))
+        found += [(_REGION, (("region", name),), ns / 1e9) for name, ns in list(self._regions_ns.items())]
+        if any(metric is _OWN_STEPS for metric, _, _ in found):
+            found.append((_OWN_TIME, (), self._own_ns / 1e9))
         found += [(metric, (), value) for metric, value in list(self._gauges.items())]
-        return [*found, (STALL, (), stall_s())]
+        return [*found, (_STALL, (), stall_s())]
 
     def _add_regions(self, regions: object, dur_ns: int, *, profiled: bool) -> None:
         if not isinstance(regions, Mapping):
@@ -151,7 +151,7 @@ class Metrics:
         waited = regions.get(GRADIENT_SYNC)
         waited_ns = waited.get("ns") if isinstance(waited, Mapping) else None
         if _is_count(waited_ns) and not profiled:
-            self._add(OWN_STEPS, 1)
+            self._add(_OWN_STEPS, 1)
             self._own_ns += dur_ns - int(waited_ns or 0)
 
     def _add_memory(self, memory: object) -> None:
@@ -166,9 +166,9 @@ class Metrics:
     def _add_collectives(self, collectives: object) -> None:
         if isinstance(collectives, Mapping):
             if _is_count(collectives.get("count")):
-                self._add(COLLECTIVES, collectives["count"])
+                self._add(_COLLECTIVES, collectives["count"])
             if _is_count(collectives.get("bytes")):
-                self._add(COLLECTIVE_BYTES, collectives["bytes"])
+                self._add(_COLLECTIVE_BYTES, collectives["bytes"])
 
     def _add(self, metric: Metric, amount: int) -> None:
         self._sums[metric, ()] = self._sums.get((metric, ()), 0) + amount
@@ -388,12 +388,11 @@ class OtlpPush:
 # stepscope.step.duration in s   ->  stepscope_step_duration_seconds_bucket, _sum, _count
 # stepscope.collective.size      ->  stepscope_collective_size_bytes_total
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _UNITS = {"s": "_seconds", "By": "_bytes"}
 
 
-def prometheus_name(metric: Metric) -> str:
-    """Return the metric's name by Prometheus's conventions."""
+def _prometheus_name(metric: Metric) -> str:
     name = metric.name.replace(".", "_") + _UNITS.get(metric.unit, "")
     return f"{name}_total" if metric.kind == SUM else name
 
@@ -407,7 +406,7 @@ def prometheus_text(samples: Sequence[Sample], *, labels: Labels) -> str:
 
 
 def _lines(metric: Metric, found: Sequence[Sample], labels: Labels) -> Iterator[str]:
-    name = prometheus_name(metric)
+    name = _prometheus_name(metric)
     kind = {SUM: "counter", GAUGE: "gauge"}.get(metric.kind, "histogram")
     yield f"# HELP {name} {_escaped(metric.help)}"
     yield f"# TYPE {name} {kind}"
@@ -521,7 +520,7 @@ class _Handler(BoundedHandler):
         else:
             body = self.server.text().encode()
             self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Type", _CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             with contextlib.suppress(OSError):

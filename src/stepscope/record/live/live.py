@@ -44,8 +44,8 @@ from stepscope.record.window.trace_file import place_whole
 # said: the plan leaves room for that, and a rank that hears of it too late records what is left.
 
 WARMUP_STEPS = 2
+# for which the ranks' answers are waited for, on top of a few looks
 ASKED_WINDOW_ANSWER_S = 10.0
-"""for which the ranks' answers are waited for, on top of a few looks"""
 _LOOKS = 4
 _ROOM_S = 1.0
 _MIN_STEP_S = 1e-4
@@ -57,14 +57,14 @@ class Rules:
     """What rank 0 knows that bounds a plan."""
 
     world_size: int
+    #: before which the run's own windows are not over
     free_step: int
-    """before which the run's own windows are not over"""
+    #: of the next window
     number: int
-    """of the next window"""
+    #: how often helpers look
     look_s: float
-    """how often helpers look"""
+    #: since the last window that was asked for was over; None where there was none
     since_last_s: float | None
-    """since the last window that was asked for was over; None where there was none"""
     pause_s: float
     why_never: str | None = None
 
@@ -117,8 +117,7 @@ _STATES = {
 }
 
 
-def process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
-    """Return one sentence on a process; what is not known is left out."""
+def _process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
     try:
         text = (proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
         state = text.rpartition(")")[2].split()[0]
@@ -145,10 +144,10 @@ def _waits_in(path: Path) -> str:
 # is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
 # which.
 
-MIN_STALL_S = 1.0
-TIMES_LONGEST = 2.0
-ANSWER_S = 1.0
-"""for which an answer is waited for: a thread that holds the interpreter's lock lets nobody answer"""
+_MIN_STALL_S = 1.0
+_TIMES_LONGEST = 2.0
+# for which an answer is waited for: a thread that holds the interpreter's lock lets nobody answer
+_ANSWER_S = 1.0
 _KEPT = 32
 _MIN_GAPS = 3
 
@@ -187,7 +186,7 @@ class StallWatch:
         if self._last_s is None or len(self._gaps) < _MIN_GAPS:
             return False
         if self._ask_at_s is None:
-            self._ask_at_s = self._last_s + max(TIMES_LONGEST * self.usual_s, MIN_STALL_S)
+            self._ask_at_s = self._last_s + max(_TIMES_LONGEST * self.usual_s, _MIN_STALL_S)
         if now_s < self._ask_at_s:
             return False
         self.asked_s = now_s
@@ -195,12 +194,11 @@ class StallWatch:
         return True
 
 
-def stall_status(watch: StallWatch, answer: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """Return what a rank's file says of its stall."""
+def _stall_status(watch: StallWatch, answer: dict[str, Any], now_s: float) -> dict[str, Any]:
     return {"step": watch.step, "for_s": round(watch.for_s(now_s), 3), "usual_s": round(watch.usual_s, 4), **answer}
 
 
-LOOK_S = 0.5
+_LOOK_S = 0.5
 _LOOK_PER_RANK_S = 0.002  # thousands of ranks look at shared storage less often
 _KEPT_STEPS = 32
 
@@ -209,7 +207,7 @@ class Live:
     """The watching side of one rank's helper. `tell` sends a message to the training process."""
 
     def __init__(self, settings: dict[str, Any], *, rank: int, world_size: int, tell: Callable[[Any], None]) -> None:
-        self.look_s = LOOK_S + world_size * _LOOK_PER_RANK_S
+        self.look_s = _LOOK_S + world_size * _LOOK_PER_RANK_S
         self._settings = settings
         self._rank = rank
         self._world_size = world_size
@@ -257,7 +255,7 @@ class Live:
     def where(self, answer: dict[str, Any]) -> None:
         """Take in where the training thread is."""
         if self._stalls.asked_s is not None:
-            self._stall = stall_status(self._stalls, answer, time.monotonic())
+            self._stall = _stall_status(self._stalls, answer, time.monotonic())
             self._say()
 
     def look(self) -> None:
@@ -290,14 +288,13 @@ class Live:
 
     def _look_for_stall(self, now_s: float) -> None:
         asked_s = self._stalls.asked_s
-        if asked_s is not None and self._stall is None and now_s - asked_s > ANSWER_S:
-            self._stall = stall_status(self._stalls, {"silent": process_state(self._parent)}, now_s)
+        if asked_s is not None and self._stall is None and now_s - asked_s > _ANSWER_S:
+            self._stall = _stall_status(self._stalls, {"silent": _process_state(self._parent)}, now_s)
             self._say()
         if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
             self._tell({"where": True})
 
     def _look_for_alarm(self, folder: Path, now_s: float) -> None:
-        """Rank 0: ask for a window where the job's own steps give reason to."""
         if self._alarm is None:
             return
         rules, step = self._rules(now_s), self._stalls.step or 0
@@ -324,7 +321,6 @@ class Live:
             self._tell({"window": asdict(plan)})
 
     def _decide(self, folder: Path, request: WindowRequest, now_s: float) -> None:
-        """Rank 0: answer a request once all ranks are heard of; end it once all have recorded it."""
         if self._planned is not None:
             self._end_or_refuse(folder, request, self._planned, now_s)
             return
@@ -342,7 +338,6 @@ class Live:
             self._next_number += 1
 
     def _end_or_refuse(self, folder: Path, request: WindowRequest, planned: WindowPlan, now_s: float) -> None:
-        """Rank 0: end the window under way where all have recorded it; until then no other one is planned."""
         if self._is_over(folder, planned):
             self._planned, self._last_over_s = None, now_s
             if request.id == planned.id:
@@ -368,7 +363,6 @@ class Live:
         return {rank: status for rank, status in said if status is not None and status.answered == request_id}
 
     def _is_over(self, folder: Path, plan: WindowPlan) -> bool:
-        """Return whether every rank that was to profile the window has said what became of it."""
         chosen = self._settings.get("profiled_ranks")
         wanted = range(self._world_size) if chosen is None else [r for r in chosen if r < self._world_size]
         return all(window_outcome(folder, rank, plan.window) is not None or has_ended(folder, rank) for rank in wanted)
@@ -379,7 +373,6 @@ class Live:
             (folder / LIVE_FOLDER / REQUEST).unlink()
 
     def _say(self) -> None:
-        """Write what this rank has to say; nothing where that is nothing."""
         typical_s = statistics.median(self._durations_s) if self._durations_s else None
         status = {
             "schema": SCHEMA,
@@ -404,7 +397,6 @@ class Live:
 
 
 def _alarm_window(settings: dict[str, Any], world_size: int) -> Any:
-    """Return what pulls windows by itself (`AlarmWindow`), None where nobody asked for that."""
     if not settings.get("on_alarm"):
         return None
     from stepscope.record.live.alarm_window import AlarmWindow  # only then: the helper has to be there soon
@@ -418,7 +410,6 @@ def _alarm_window(settings: dict[str, Any], world_size: int) -> Any:
 
 
 def _export(settings: dict[str, Any], **about: Any) -> Any:
-    """Return what tells the metrics to others (`Export`), None where nobody asked for them."""
     if not settings.get("metrics") and not settings.get("otlp"):
         return None
     from stepscope.record.live.export import Export  # only then: the helper has to be there soon

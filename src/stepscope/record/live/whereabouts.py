@@ -31,11 +31,10 @@ def _newest_collective() -> dict[str, Any]:
         return {}
     if not entries:
         return {}
-    return about_collective(entries[-1])
+    return _about_collective(entries[-1])
 
 
-def about_collective(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorder's entry in words, with its number and group."""
+def _about_collective(entry: dict[str, Any]) -> dict[str, Any]:
     name = str(entry.get("profiling_name", "?")).partition(":")[2] or str(entry.get("profiling_name", "?"))
     numbers = (entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")), entry.get("op_id")
     number = next((n for n in numbers if isinstance(n, int)), None)

@@ -14,10 +14,10 @@ import torch
 
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 _FIRST_CALLS_AT_ONCE = 20_000
+# times as many calls after a search that gave up: a loop that sorts by a key calls as much in every step
 _MORE = 4
-"""times as many calls after a search that gave up: a loop that sorts by a key calls as much in every step"""
+# in all searches that gave up: about a second
 _MAX_CALLS = 4_000_000
-"""in all searches that gave up: about a second"""
 _MAX_PERIODS = 2_000
 
 

@@ -175,7 +175,6 @@ class ParameterWatch:
 
 
 def _state(parameter: Any) -> State:
-    """Return version, place (0 without one) and some values (None where reading them would wait for a device)."""
     if type(parameter) is not torch.nn.Parameter or not parameter.untyped_storage().size():
         return parameter._version, 0, None  # sharded or otherwise special: its version has to do
     values = None
@@ -201,8 +200,7 @@ def _gradient(parameter: Any) -> tuple[int, int] | None:
 # training itself moves to another thread: the loop's own has ended, or waits for others.
 
 
-def training_first(method: Any) -> Any:
-    """Return a method of the loop that cannot raise: the first failure is one line, then the hooks are off."""
+def _training_first(method: Any) -> Any:
 
     @functools.wraps(method)
     def guarded(self: "LoopState", *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +256,7 @@ class LoopState:
         if self.recorder is not None:
             self.stop()
 
-    @training_first
+    @_training_first
     def safely(self, act: Callable[..., Any], *args: Any) -> Any:
         """Return `act(*args)`, or False where it failed, after which the hooks are off."""
         return act(*args)
@@ -267,12 +265,10 @@ class LoopState:
         return self._on and not self._inside & HIDDEN_INSIDE[part] and threading.get_ident() == self.thread
 
     def _speaks(self) -> bool:
-        """Return whether this is the training thread, or one that works for it in a backward."""
         here = threading.get_ident()
         return here == self.thread or bool(self._inside & BACKWARD and is_of_autograd(here))
 
     def _adopt_thread(self) -> None:
-        """Follow training to this thread where the one that it was on has ended or waits for others."""
         here = threading.get_ident()
         if here == self.thread:
             return
@@ -320,13 +316,13 @@ class LoopState:
 # in
 # a *stretch* (see `stretch`), in which neither loads, forwards nor backwards are told of.
 
-MAX_IN_A_ROW = 4
-LONG_ROW = 32
-"""forwards in a row, in a step in which every call is seen, from which on only the first of a row is timed by itself"""
+_MAX_IN_A_ROW = 4
+# forwards in a row, in a step in which every call is seen, from which on only the first of a row is timed by itself
+_LONG_ROW = 32
+# forwards that are timed by themselves: beyond it, every forward begins a row
 MAX_IN_A_STEP = 64
-"""forwards that are timed by themselves: beyond it, every forward begins a row"""
-MAX_QUIET_CALLS = 64
-"""forwards without gradients in a row, before any with: from here on it is evaluation or generation"""
+# forwards without gradients in a row, before any with: from here on it is evaluation or generation
+_MAX_QUIET_CALLS = 64
 
 
 class Rows(LoopState):
@@ -354,16 +350,15 @@ class Rows(LoopState):
             return True
         if self.row == (FORWARD if grad else QUIET) or (self.row == FORWARD and not grad):
             self._quiet_calls += not grad
-            if self._quiet_calls == MAX_QUIET_CALLS:
+            if self._quiet_calls == _MAX_QUIET_CALLS:
                 self._evaluation_goes_on()
             return True
         if threading.get_ident() == self.thread:
             self._end_row()
         return False
 
-    @training_first
+    @_training_first
     def _evaluation_goes_on(self) -> None:
-        """Tell the recorder, which otherwise hears of it only once it is over."""
         if self.recorder is not None and not self.routine.on and self._finder.only_evaluated():
             self.recorder.evaluation_goes_on()
 
@@ -372,13 +367,11 @@ class Rows(LoopState):
         self._wake.append(act)
 
     def _forwards_before_row(self) -> int:
-        """Return how many forwards with nothing else between are timed by themselves before a row begins."""
         if self.forwards > MAX_IN_A_STEP:
             return 0
-        return MAX_IN_A_ROW if self._most_forwards_in_a_row < LONG_ROW else 1
+        return _MAX_IN_A_ROW if self._most_forwards_in_a_row < _LONG_ROW else 1
 
     def _begins_row(self, kind: int, *, most: int) -> bool:
-        """Return whether this call, of which others came right before, begins a row."""
         self._in_a_row = self._in_a_row + 1 if self._row_of == kind else 1
         self._row_of = kind
         if kind == FORWARD:
@@ -390,13 +383,11 @@ class Rows(LoopState):
         self.row = FORWARD if grad else QUIET
 
     def _row_again(self, grad: bool, at_ns: int) -> None:
-        """Follow the begin of a row that the routine took."""
         self.forwards += 1
         self._forward_row_begins(grad, at_ns)
 
-    @training_first
+    @_training_first
     def _end_row(self) -> None:
-        """End the row, if there is one: something else begins."""
         kind, self.row = self.row, 0
         if not kind:
             return
@@ -435,9 +426,8 @@ class Rows(LoopState):
         if self.rest_optimizers is not None:
             self.rest_optimizers(rest)
 
-    @training_first
+    @_training_first
     def _stretch_may_begin(self, plan: StretchPlan) -> None:
-        """A backward ended: leave the coming ones alone if the plan says so."""
         if self.routine.on:
             token = STRETCH_BEGINS + plan.units
             if self.routine.expected != token or not self.routine.takes(token):
@@ -467,13 +457,11 @@ class Rows(LoopState):
             self._add_stretches()
 
     def _add_stretches(self) -> None:
-        """Give the stretches of this step to its regions."""
         times = self._stretches.taken()
         if times and self.recorder is not None:
             self.recorder.regions.add(times)
 
     def _something_else(self) -> None:
-        """The script marks a region of its own, or saves: no routine in a step that has some."""
         if threading.get_ident() == self.thread:
             if self.row == STRETCH:
                 self._end_row()
@@ -483,7 +471,7 @@ class Rows(LoopState):
 
 # What follows from the end of a step: the recorder hears of it, and the coming steps are only timed if they may be.
 
-FIRST_STEPS = 8  # in which those who learn about the job are told of each
+_FIRST_STEPS = 8  # in which those who learn about the job are told of each
 _ANY_LENGTH_NS = 1 << 62
 
 
@@ -508,7 +496,7 @@ class StepEnds(Rows):
             unit=unit,
         )
 
-    @training_first
+    @_training_first
     def start(self) -> None:
         """Start the recorder, once: this process takes part in training."""
         with self._lock:
@@ -522,7 +510,7 @@ class StepEnds(Rows):
                 self.recorder.on_own_region = self._something_else
                 self.recorder.regions.interruptions = self.interruptions
 
-    @training_first
+    @_training_first
     def finish(self) -> None:
         """End the last step: training is over, or its process groups are about to go."""
         self._end_row()
@@ -544,7 +532,7 @@ class StepEnds(Rows):
             self.recorder.step_end(at_ns=at_ns)
         for tell in self.on_step:
             tell(self)
-        if self.steps <= FIRST_STEPS:
+        if self.steps <= _FIRST_STEPS:
             for tell in self.on_first_steps:
                 tell(self)
         self._stretches.taken()
@@ -568,7 +556,6 @@ class StepEnds(Rows):
             self.recorder.step_begin()
 
     def _plan_stretches(self, *, repeats: bool) -> None:
-        """Plan them once a step goes like the last one; plan again where steps changed."""
         pattern = self._repeats.pattern
         if pattern is None:
             return
@@ -584,7 +571,6 @@ class StepEnds(Rows):
         )
 
     def _begin_routine(self) -> None:
-        """Only time the coming steps, where this event begins one as it began the last and nobody wants more."""
         pattern = self._repeats.pattern
         if self._stretches_wanted and pattern is not None and not pattern.stretches:
             return  # the next step has some
@@ -600,9 +586,8 @@ class StepEnds(Rows):
                     waits=recorder.waits_on_host,
                 )
 
-    @training_first
+    @_training_first
     def _steps_passed(self, pattern: Pattern, times: list[int], ends: list[Any]) -> int:
-        """Tell the recorder of steps that went like the last one; return how many more need only be timed."""
         count = len(pattern.tokens)
         self.steps += len(ends)
         interruptions = [i for i in self.interruptions.taken(before_ns=times[-1]) if i.begin_ns >= times[0]]
@@ -610,9 +595,8 @@ class StepEnds(Rows):
         self.recorder.steps_passed(list(steps))
         return int(self.recorder.steps_to_time(_ANY_LENGTH_NS))
 
-    @training_first
+    @_training_first
     def _follow_open_step(self, events: Sequence[Event], times: list[int]) -> None:
-        """Follow what happened in this step up to now, at which it goes another way than the last."""
         self._repeats.break_off()
         for event, at_ns in zip(events, times, strict=True):
             self._followed_ns = at_ns
@@ -644,7 +628,7 @@ class OptimizerSteps(StepEnds):
         elif not self.routine.takes(token) and not self.routine.is_elsewhere():
             self._optimizer_begins(optimizer, by)
 
-    @training_first
+    @_training_first
     def _optimizer_begins(self, optimizer: Any, by: Any, at_ns: int | None = None) -> None:
         self._adopt_thread()
         if not self._on or not self._speaks():
@@ -662,7 +646,7 @@ class OptimizerSteps(StepEnds):
         self._happening = None
         self._finder.optimizer_begins(id(optimizer), type(optimizer).__name__)
         self._optimizer, self._stepper = optimizer, by
-        is_row = self._begins_row(OPTIMIZER, most=MAX_IN_A_ROW)
+        is_row = self._begins_row(OPTIMIZER, most=_MAX_IN_A_ROW)
         self._repeats.add(self._optimizer_event(optimizer, by, ("begin", regions.OPTIMIZER), is_row=is_row))
         self._begin(OPTIMIZER, None, at_ns)
         if is_row:
@@ -674,7 +658,7 @@ class OptimizerSteps(StepEnds):
         if self.row != OPTIMIZER and not self.routine.takes(-id(by)) and not self.routine.is_elsewhere():
             self._optimizer_ends(by)
 
-    @training_first
+    @_training_first
     def _optimizer_ends(self, by: Any, at_ns: int | None = None) -> None:
         if not self._speaks():
             return
@@ -726,7 +710,7 @@ class Loop(OptimizerSteps):
             self._end_row()
         return self.routine.takes(DATA_BEGINS, WORK) or (not self.routine.ignores(DATA) and self._data_begins())
 
-    @training_first
+    @_training_first
     def _data_begins(self, at_ns: int | None = None) -> bool:
         if not self._enters(DATA):
             return False
@@ -743,7 +727,7 @@ class Loop(OptimizerSteps):
         if not self.routine.takes(DATA_ENDS if got_batch else NO_BATCH):
             self._data_ends(got_batch)
 
-    @training_first
+    @_training_first
     def _data_ends(self, got_batch: bool, at_ns: int | None = None) -> None:
         self._end(DATA, DATA_ENDS if got_batch else NO_BATCH, at_ns)
         self._finder.load_ends(got_batch=got_batch)
@@ -754,7 +738,7 @@ class Loop(OptimizerSteps):
             self._end_row()
         return self.routine.takes(LOADER_BEGINS, WORK) or (not self.routine.ignores(LOADER) and self._loader_begins())
 
-    @training_first
+    @_training_first
     def _loader_begins(self, at_ns: int | None = None) -> bool:
         if not self._enters(LOADER):
             return False
@@ -767,11 +751,11 @@ class Loop(OptimizerSteps):
         if not self.routine.takes(LOADER_ENDS):
             self._loader_ends()
 
-    @training_first
+    @_training_first
     def _loader_ends(self, at_ns: int | None = None) -> None:
         self._end(LOADER, LOADER_ENDS, at_ns)
 
-    @training_first
+    @_training_first
     def saving_begins(self) -> bool:
         """Return whether this checkpoint counts; if so `saving_ends` must follow."""
         if self.recorder is None or not self._on or threading.get_ident() != self.thread:
@@ -780,7 +764,7 @@ class Loop(OptimizerSteps):
         self._something_else()
         return self._enters(SAVING) and self._begin(SAVING, None, None)
 
-    @training_first
+    @_training_first
     def saving_ends(self) -> None:
         """End what counted."""
         self._end(SAVING, None, None)
@@ -804,7 +788,7 @@ class Loop(OptimizerSteps):
                 return False
         return bool(self._forward_begins(grad, own))
 
-    @training_first
+    @_training_first
     def _forward_begins(self, grad: bool, own: bool, at_ns: int | None = None) -> bool:
         if not self._enters(FORWARD):
             return False
@@ -824,7 +808,7 @@ class Loop(OptimizerSteps):
         if not self.routine.takes(FORWARD_ENDS):
             self._forward_ends()
 
-    @training_first
+    @_training_first
     def _forward_ends(self, at_ns: int | None = None) -> None:
         self._end(FORWARD, FORWARD_ENDS, at_ns)
 
@@ -836,7 +820,7 @@ class Loop(OptimizerSteps):
             not self.routine.ignores(BACKWARD) and bool(self._backward_begins())
         )
 
-    @training_first
+    @_training_first
     def _backward_begins(self, at_ns: int | None = None) -> bool:
         self._adopt_thread()
         if not self._enters(BACKWARD):
@@ -851,7 +835,7 @@ class Loop(OptimizerSteps):
         self.backwards += 1
         return self._begin(BACKWARD, BACKWARD_BEGINS, at_ns)
 
-    @training_first
+    @_training_first
     def gradient_sync_begins(self, *, of_every_step: bool = True) -> None:
         """All gradients are computed; the rest of this backward waits for their reduction.
 
@@ -876,7 +860,7 @@ class Loop(OptimizerSteps):
         if self._plan is not None:
             self._stretch_may_begin(self._plan)
 
-    @training_first
+    @_training_first
     def _backward_ends(self, at_ns: int | None = None) -> None:
         self._end(BACKWARD, BACKWARD_ENDS, at_ns)
         if not self.optimizer_seen:
@@ -889,7 +873,7 @@ class Loop(OptimizerSteps):
         if not self.routine.takes(SCHEDULE_BEGINS, WORK) and not self.routine.ignores(DATA):
             self._schedule_begins()
 
-    @training_first
+    @_training_first
     def _schedule_begins(self, at_ns: int | None = None) -> None:
         if self._enters(DATA):
             self._happening = SCHEDULE_BEGINS
@@ -898,7 +882,6 @@ class Loop(OptimizerSteps):
                 self._repeats.add(self._events[SCHEDULE_BEGINS])
 
     def _known_events(self) -> dict[int, Event]:
-        """Return the events that are the same in every step; made once."""
         follow: dict[int, tuple[tuple[str, str] | None, Callable[[int], Any]]] = {
             DATA_BEGINS: (("begin", regions.DATA_LOADING), self._data_begins),
             DATA_ENDS: (("end", regions.DATA_LOADING), partial(self._data_ends, True)),

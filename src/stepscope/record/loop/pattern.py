@@ -40,8 +40,8 @@ class StretchPlan:
     begins_after: frozenset[int]
     backwards: int
     units: int
+    #: of the whole step: with another number of them it is another kind of step
     step_backwards: int
-    """of the whole step: with another number of them it is another kind of step"""
 
 
 def plan_of(units: Sequence[Any]) -> StretchPlan | None:
@@ -63,7 +63,6 @@ def _plan(units: Sequence[Any], period: int) -> StretchPlan | None:
 
 
 def _longest_repetition(units: Sequence[Any], period: int) -> tuple[int, int]:
-    """Return where the longest part begins in which every unit equals the one a period before, and its length."""
     best, begin = (0, 0), 0
     for at, unit in enumerate(units):
         if unit is None:
@@ -113,15 +112,14 @@ class StretchTimes:
                     total = sampled.setdefault(name, {"ns": 0, "n": 0})
                     for key in total:
                         total[key] += time[key] - before[key]
-        return scaled(
+        return _scaled(
             sampled,
             ns=(sum(_length_ns(*s) for s in stretches), sum(_length_ns(*s) for s in samples)),
             units=(len(stretches) * self._units, len(samples)),
         )
 
 
-def scaled(sampled: RegionTimes, *, ns: tuple[int, int], units: tuple[int, int]) -> RegionTimes:
-    """Return the regions of stretches from those of samples; `ns` and `units` are of the stretches, of the samples."""
+def _scaled(sampled: RegionTimes, *, ns: tuple[int, int], units: tuple[int, int]) -> RegionTimes:
     if ns[1] <= 0 or units[1] <= 0:
         return {}
     return {
@@ -132,7 +130,6 @@ def scaled(sampled: RegionTimes, *, ns: tuple[int, int], units: tuple[int, int])
 
 
 def _length_ns(begin: _Moment, end: _Moment) -> int:
-    """Return the time between two moments without that of interruptions."""
     interrupted = [
         time["ns"] - begin.regions.get(name, {"ns": 0})["ns"]
         for name, time in end.regions.items()
@@ -167,6 +164,7 @@ REGION = {
     SAVING: regions.CHECKPOINT,
 }
 PART = {name: part for part, name in REGION.items()}
+# inside which parts another one does not count
 HIDDEN_INSIDE = {
     DATA: WORK,
     FORWARD: WORK,
@@ -175,11 +173,10 @@ HIDDEN_INSIDE = {
     LOADER: WORK | LOADER,
     SAVING: SAVING,
 }
-"""inside which parts another one does not count"""
 
 
+# ("begin" or "end", name of the region)
 Edge = tuple[str, str]
-"""("begin" or "end", name of the region)"""
 Spans = list[tuple[int, int]]
 _OF_MICRO_BATCHES = frozenset((DATA_LOADING, step_line_FORWARD, step_line_BACKWARD, GRADIENT_SYNC))
 _NO_INTERRUPTION: Mapping[int, int] = {}
@@ -195,8 +192,8 @@ class Event:
     token: int
     edge: Edge | None
     follow: Callable[[int], Any]
+    #: micro-batches between this event and the next, none of them timed (see `stretch`)
     stretch_units: int = 0
-    """micro-batches between this event and the next, none of them timed (see `stretch`)"""
 
 
 class Pattern:
@@ -288,7 +285,6 @@ class Pattern:
         return steps
 
     def _in_samples(self, name: str) -> tuple[int, Spans]:
-        """Return how often a region begins in the samples between stretches, and its spans there."""
 
         def sampled(begin: int, end: int) -> bool:
             return any(first <= begin and end <= last for first, last in self._samples)
@@ -303,11 +299,10 @@ class Pattern:
         }
         skipped_ns, sampled_ns = (_sum_ns(times, first, spans, lost) for spans in (self.stretches, self._samples))
         units = sum(event.stretch_units for event in self.events)
-        return scaled(sampled, ns=(skipped_ns, sampled_ns), units=(units, len(self._samples)))
+        return _scaled(sampled, ns=(skipped_ns, sampled_ns), units=(units, len(self._samples)))
 
 
 def _sum_ns(times: Sequence[int], first: int, spans: Spans, lost: Mapping[int, int]) -> int:
-    """Return the time in all spans of the step, without interruptions."""
     total = sum([times[first + end] - times[first + begin] for begin, end in spans])
     if lost:
         total -= sum([lost.get(first + at, 0) for begin, end in spans for at in range(begin, end)])
@@ -328,7 +323,6 @@ def _last_index(names: list[str], name: str) -> int:
 
 
 def _open_after(edges: Sequence[Edge | None]) -> tuple[tuple[str, ...], ...]:
-    """Return the regions open after each event, outermost first."""
     out: list[tuple[str, ...]] = []
     now: tuple[str, ...] = ()
     for edge in edges:
@@ -343,7 +337,6 @@ def _open_after(edges: Sequence[Edge | None]) -> tuple[tuple[str, ...], ...]:
 
 
 def _own_time(edges: Sequence[Edge | None]) -> dict[str, tuple[int, Spans]]:
-    """Return per region how often it begins and the spans between events in which it is the innermost one."""
     found: dict[str, tuple[int, Spans]] = {}
     open_regions: list[str] = []
     since = 0

@@ -26,8 +26,8 @@ from stepscope.record.loop.threads import is_of_autograd
 PERIOD_NS = 500_000_000
 PERIODS = 2  # until a step is followed
 PERIOD_WITH_WAITS_NS = 250_000_000
+# longer ones are all followed: what that takes is nothing to them
 SHORT_STEP_NS = 100_000_000
-"""longer ones are all followed: what that takes is nothing to them"""
 _MAX_EVENTS = 4096  # of a step
 
 
@@ -142,7 +142,6 @@ class Routine:
         self.on = False
 
     def _step_ends(self, token: int) -> bool:
-        """Return whether the next step begins with this event and is only timed as well."""
         if self._tokens[0] != token:
             return self._not_expected()
         now_ns = perf_counter_ns()
@@ -166,7 +165,6 @@ class Routine:
         return goes_on
 
     def _not_expected(self) -> bool:
-        """Return False, with the routine ended."""
         self.end()
         return False
 

@@ -65,7 +65,6 @@ def unit_from(text: str | None) -> StepUnit:
 
 
 def _is_count(text: str) -> bool:
-    """Return whether a text is a whole number that steps can be counted by, in plain digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
@@ -261,7 +260,6 @@ class StepFinder:
         return self._ended >= _PATIENCE_STEPS or self._seen >= self._first & self._optimizers()
 
     def _is_over(self, *, is_load: bool, comes: Hashable | None = None) -> bool:
-        """Return whether a step of the chosen unit is complete, now that new work or the optimizer `comes` begins."""
         if self._unit.kind == LOADER:
             return is_load and (self._trained or bool(self._stepped))
         if self._unit.kind == COUNT:
@@ -270,7 +268,6 @@ class StepFinder:
         return chosen is not None and (comes is None or comes == chosen)
 
     def _choose_unit(self) -> None:
-        """Choose the unit of optimizers that step at unequal rates."""
         name, index = self._names[self._lead]
         self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
 
@@ -298,5 +295,4 @@ class StepFinder:
         return changed
 
     def _maybe_by_hand(self) -> bool:
-        """Return whether an update by hand may have happened that only the next backward tells of."""
         return self._trained and not self._seen and not self._optimizers()

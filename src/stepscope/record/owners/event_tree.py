@@ -56,7 +56,7 @@ class Places:
 
     def __init__(self) -> None:
         self.ambiguous: list[str] = []
-        self._prefixes = shortened_by()
+        self._prefixes = _shortened_by()
         self._imported: set[str] | None = None
         self._installed = _installed_folders()
         self._known: dict[str, tuple[str, str]] = {}
@@ -80,7 +80,6 @@ class Places:
         return fitting[0] if fitting else str(Path(name).absolute()) if Path(name).exists() else name
 
     def _fits(self, path: str, name: str) -> bool:
-        """Return whether torch would shorten this path to that name: by the first folder in its own order."""
         first = next(prefix for prefix in self._prefixes if path.startswith(prefix))
         return path == first + name and Path(path).is_file()
 
@@ -100,8 +99,7 @@ class Places:
         return USER
 
 
-def shortened_by() -> list[str]:
-    """Return the folders by which torch's profiler shortens file names, in its order."""
+def _shortened_by() -> list[str]:
     try:
         from torch.profiler.python_tracer import _prefix_regex
 
@@ -111,7 +109,6 @@ def shortened_by() -> list[str]:
 
 
 def _installed_folders() -> tuple[str, ...]:
-    """Return the folders of the standard library, of installed packages and of torch, each with its separator."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)}
     return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if folder)
@@ -180,7 +177,7 @@ class Stacks:
         number = {frame: i for i, frame in enumerate(used)}
         paths = list(dict.fromkeys(keys[frame][0] for frame in used))
         users = list(dict.fromkeys(keys[frame][0] for frame in used if keys[frame][3]))
-        root = root_of(users)
+        root = _root_of(users)
         file = {path: i for i, path in enumerate(paths)}
         rows = [keys[frame] for frame in used]
         return StackTable(
@@ -192,8 +189,7 @@ class Stacks:
         )
 
 
-def root_of(paths: list[str]) -> str:
-    """Return the folder that all files of the user lie in, or the main script's where that would be too wide."""
+def _root_of(paths: list[str]) -> str:
     main = _main_folder()
     folders = [str(Path(path).parent) for path in paths if Path(path).is_absolute()]
     if not folders:
@@ -215,7 +211,6 @@ def _main_folder() -> str:
 
 
 def _is_project(main: str, folders: list[str]) -> bool:
-    """Return whether the main script's folder is one of the user's: that of a launcher in `bin` is not."""
     return any(folder.startswith(main) or main.startswith(folder) for folder in folders)
 
 
@@ -264,8 +259,6 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """A node to come: the frame around it, and its stack where a call or an operator above it settles that."""
-
     event: Any
     frame: Frame | None
     stack: int | None
@@ -308,7 +301,6 @@ def _operator(visit: _Visit, stacks: Stacks) -> Event:
 
 
 def _c_call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame | None]:
-    """Return the call of a built-in, and the frame that made it."""
     at = visit.event.extra_fields.caller
     frame = _caller(visit.frame, at)
     if frame is None:
@@ -320,7 +312,6 @@ def _c_call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame | None]:
 
 
 def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
-    """Return the call of a Python function, and its frame."""
     fields = visit.event.extra_fields
     at, site, module = fields.caller, fields.callsite, fields.module
     caller = _caller(visit.frame, at)
@@ -341,7 +332,6 @@ def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
 
 
 def _calls_hooks(frame: Frame | None) -> bool:
-    """Return whether a frame is a module's call, which runs its `forward` and its hooks."""
     return frame is not None and frame.function in _MODULE_CALLS and frame.file.endswith(_MODULE_FILE)
 
 
@@ -361,7 +351,6 @@ def _event(
 
 
 def _stack_of(visit: _Visit, stacks: Stacks) -> int:
-    """Return where a node lies that has no call event of its own."""
     if visit.stack is not None:
         return visit.stack
     frame = visit.frame
@@ -371,7 +360,6 @@ def _stack_of(visit: _Visit, stacks: Stacks) -> int:
 
 
 def _caller(frame: Frame | None, at: Any) -> Frame | None:
-    """Return the nearest open frame that a call names as its caller."""
     file, function = at.file_name, at.function_name
     while frame is not None and (frame.function != function or frame.file != file):
         frame = frame.caller
@@ -383,7 +371,6 @@ def _inherited(children: Sequence[Any], frame: Frame | None, stack: int | None) 
 
 
 def _inside(children: Sequence[Any], frame: Frame) -> list[_Visit]:
-    """Return the children of a Python function, last first; each knows the next call, which shows where it lies."""
     out: list[_Visit] = []
     around, line_to = frame, 0
     for child in reversed(children):

@@ -47,8 +47,7 @@ _BUILT_IN = "<built-in"
 _MODULE = "nn.Module: "
 
 
-def function_tree(events: Iterable[Any]) -> list[Any]:
-    """Return the roots of a tree with the names that `event_tree` reads."""
+def _function_tree(events: Iterable[Any]) -> list[Any]:
     roots: list[Any] = []
     open_nodes: dict[int, list[Any]] = {}
     for event in sorted(events, key=lambda e: (e.start_ns(), -e.duration_ns())):
@@ -63,7 +62,6 @@ def function_tree(events: Iterable[Any]) -> list[Any]:
 
 
 def _node(event: Any, function: Any) -> Any:
-    """Return one node; `function` is the Python function around it."""
     name = event.name()
     found = _FUNCTION.match(name)
     nowhere = SimpleNamespace(file_name="<unknown>", function_name="<unknown>", line_number=0)
@@ -105,7 +103,7 @@ def _is_annotation(event: Any) -> bool:
 _MIN_PYTHON_NS = 1_000
 
 
-def threads_of(
+def _threads_of(
     events: Iterable[Event],
     *,
     step: int,
@@ -114,7 +112,6 @@ def threads_of(
     module_number: Callable[[int | None], int],
     name_number: Callable[[str], int],
 ) -> list[OwnersThread]:
-    """Return one table per thread, the training thread's first; threads without operators are left out."""
     by_thread: dict[int, list[Event]] = {training_thread: []}
     for event in events:
         by_thread.setdefault(event.thread, []).append(event)
@@ -128,12 +125,12 @@ def threads_of(
             {
                 "role": _role(thread == training_thread, operators),
                 "name": [name_number(str(event.name)) for event in operators],
-                "depth": depths(operators),
+                "depth": _depths(operators),
                 "stack": [stack_number(event.stack) for event in operators],
                 "module": [module_number(event.module) for event in operators],
                 "sequence": [event.sequence for event in operators],
                 "step": [step] * len(operators),
-                "python": [[i, stack_number(stack), ns] for i, stack, ns in python_time(own) if stack],
+                "python": [[i, stack_number(stack), ns] for i, stack, ns in _python_time(own) if stack],
             }
         )
     return out
@@ -145,8 +142,7 @@ def _role(is_training: bool, operators: list[Event]) -> Literal["training", "aut
     return AUTOGRAD if any(str(event.name).startswith(EVALUATE) for event in operators) else OTHER
 
 
-def depths(operators: list[Event]) -> list[int]:
-    """Return how many operators and annotations of the thread are open when each one starts."""
+def _depths(operators: list[Event]) -> list[int]:
     out: list[int] = []
     ends: list[int] = []
     for event in operators:
@@ -157,14 +153,11 @@ def depths(operators: list[Event]) -> list[int]:
     return out
 
 
-def python_time(events: list[Event]) -> list[tuple[int, int, int]]:
-    """Return `(i, stack, ns)`: Python time in no operator before operator i, by stack, ours left out."""
+def _python_time(events: list[Event]) -> list[tuple[int, int, int]]:
     return _Gaps().of(events)
 
 
 class _Open:
-    """What runs right now: an operator, or Python with the stack of the line it has reached."""
-
     __slots__ = ("end_ns", "is_operator", "is_ours", "own_stack", "stack")
 
     def __init__(self, event: Event) -> None:
@@ -176,8 +169,6 @@ class _Open:
 
 
 class _Gaps:
-    """Goes through the events of one thread in order of start."""
-
     def __init__(self) -> None:
         self._open: list[_Open] = []
         self._operators_open = 0
@@ -206,7 +197,6 @@ class _Gaps:
             self._operators_open -= self._open.pop().is_operator
 
     def _pass(self, until_ns: int, *, coming: Event | None) -> None:
-        """Give the time until then to what runs; a coming call shows the line of its caller."""
         top = self._open[-1] if self._open else None
         if top is not None and not self._operators_open and not top.is_ours and until_ns > self._now_ns:
             before = top.stack if top.stack is not None else coming.stack if coming is not None else top.own_stack
@@ -216,7 +206,6 @@ class _Gaps:
         self._now_ns = max(self._now_ns, until_ns)
 
     def _end_gap(self) -> None:
-        """Keep the gap before the next operator: what is worth a line, and always the largest."""
         if self._gap:
             largest = max(self._gap, key=lambda stack: self._gap[stack])
             kept = {s: ns for s, ns in self._gap.items() if ns >= _MIN_PYTHON_NS or s == largest}
@@ -227,8 +216,7 @@ class _Gaps:
 # The text of the user's files that occur in frames, copied to where the helper takes it into the run folder.
 
 
-def copy_source(files: Iterable[str], root: str, folder: Path) -> list[str]:
-    """Return which files, given by their paths below the root, were copied to `folder`, each at its own path there."""
+def _copy_source(files: Iterable[str], root: str, folder: Path) -> list[str]:
     kept: list[str] = []
     left_bytes = MAX_SOURCE_BYTES
     for file in files:
@@ -246,7 +234,6 @@ def copy_source(files: Iterable[str], root: str, folder: Path) -> list[str]:
 
 
 def _text_of(file: str, root: str) -> bytes | None:
-    """Return a file's text, or that of a notebook's cell, which no file has."""
     if file.startswith("<"):
         return "".join(linecache.getlines(file)).encode() or None
     try:
@@ -273,10 +260,9 @@ _WRAPS = (
 )
 
 
-def paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None") -> dict[int, str]:
-    """Return the path of every module that was called, by its `id`; those that are gone have none."""
+def _paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None") -> dict[int, str]:
     wanted = set(called)
-    alive = {id(module): module for module in modules_alive()}
+    alive = {id(module): module for module in _modules_alive()}
     if model is not None:
         alive.update((id(module), module) for module in model.modules())
     tops = [module for module in _tops(alive.values()) if any(id(inner) in wanted for inner in module.modules())]
@@ -286,33 +272,30 @@ def paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None") 
         prefix = "" if i == 0 and any(True for _ in top.parameters()) else type(_unwrapped(top)).__name__
         for name, module in top.named_modules():
             if id(module) in wanted and id(module) not in out:
-                out[id(module)] = ".".join(part for part in (prefix, plain_path(top, name)) if part)
+                out[id(module)] = ".".join(part for part in (prefix, _plain_path(top, name)) if part)
     return out
 
 
-def modules_alive() -> list[torch.nn.Module]:
-    """Return the modules that the garbage collector knows; asked by type, so that no proxy is woken."""
+def _modules_alive() -> list[torch.nn.Module]:
     return [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
 
 
-def plain_path(top: torch.nn.Module, name: str) -> str:
-    """Return a path without wrappers: `module.layers.3` of a DDP module is `layers.3`."""
+def _plain_path(top: torch.nn.Module, name: str) -> str:
     kept: list[str] = []
     at: object = top
     for part in name.split(".") if name else []:
-        if not (part in _WRAPPERS and is_wrapper(at)):
+        if not (part in _WRAPPERS and _is_wrapper(at)):
             kept.append(part)
         at = getattr(at, "_modules", {}).get(part)
     return ".".join(kept)
 
 
-def is_wrapper(module: object) -> bool:
-    """Return whether a module only wraps another one."""
+def _is_wrapper(module: object) -> bool:
     return any(kind.__name__ in _WRAPS for kind in type(module).__mro__)
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    while is_wrapper(module):
+    while _is_wrapper(module):
         inner = next((module._modules.get(name) for name in _WRAPPERS if module._modules.get(name) is not None), None)
         if inner is None:
             break
@@ -321,7 +304,6 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _tops(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return those that lie in no other one."""
     alive = list(modules)
     inner = {id(child) for module in alive for child in module._modules.values() if child is not None}
     return [module for module in alive if id(module) not in inner]
@@ -332,8 +314,7 @@ def _tops(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 _INDICES = "rebuilt_per_bucket_param_indices"
 
 
-def buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
-    """Return the buckets' parameters, or None and why they are not known."""
+def _buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
     if ddp is None:
         return None, "no DistributedDataParallel model was seen"
     try:
@@ -341,7 +322,7 @@ def buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
         indices = [[int(i) for i in bucket.split()] for bucket in told.split(",") if bucket.strip()]
     except (AttributeError, RuntimeError, ValueError, TypeError) as e:
         return None, f"this torch does not tell its buckets ({type(e).__name__})"
-    names = parameter_names(ddp)
+    names = _parameter_names(ddp)
     if not indices:
         return None, "DDP has not rebuilt its buckets, and tells only rebuilt ones (static order, or unused parameters)"
     if max(map(max, indices)) >= len(names):
@@ -349,8 +330,7 @@ def buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
     return [[names[i] for i in bucket] for bucket in indices], None
 
 
-def parameter_names(ddp: Any) -> list[str]:
-    """Return the parameters that DDP reduces, in its own order."""
+def _parameter_names(ddp: Any) -> list[str]:
     ignored: set[str] = set(getattr(ddp, "parameters_to_ignore", ()))
     names = []
     for name, parameter in ddp.module.named_parameters():
@@ -359,15 +339,14 @@ def parameter_names(ddp: Any) -> list[str]:
     return names
 
 
-def ddp_in(model: "torch.nn.Module | None") -> Any:
-    """Return the DDP module in a model, or None."""
+def _ddp_in(model: "torch.nn.Module | None") -> Any:
     kind = torch.nn.parallel.DistributedDataParallel
     return next((m for m in model.modules() if isinstance(m, kind)), None) if model is not None else None
 
 
 def _plain(ddp: Any, name: str) -> str:
     path, _, last = name.rpartition(".")
-    return ".".join(part for part in (plain_path(ddp.module, path), last) if part)
+    return ".".join(part for part in (_plain_path(ddp.module, path), last) if part)
 
 
 _MARK = "ProfilerStep#"
@@ -414,7 +393,6 @@ class FrameStep(WatchedStep):
         self._cut_short()
 
     def _cut_short(self) -> None:
-        """Leave no mark open: one that ends in another session crashes the process."""
         self._mark = None
         self._on_cut_short()
 
@@ -454,9 +432,9 @@ def _owners(
     loader: Mapping[Line, int],
 ) -> tuple[Owners, list[str]]:
     stacks, lines, events = _read(results, max_events=max_events)
-    paths = paths_of_modules({e.module for e in events if e.module is not None}, model=model)
+    paths = _paths_of_modules({e.module for e in events if e.module is not None}, model=model)
     modules, names, used = _Numbers(), _Numbers(), _Numbers()
-    threads = threads_of(
+    threads = _threads_of(
         events,
         step=step,
         training_thread=_training_thread(events, step),
@@ -465,7 +443,7 @@ def _owners(
         name_number=names.of,
     )
     table = stacks.table(used.values())
-    buckets, why_no_buckets = buckets_of(ddp_in(model))
+    buckets, why_no_buckets = _buckets_of(_ddp_in(model))
     reasons: dict[str, str] = {}
     shares = loader_shares(loader, table.root)
     if shares is None:
@@ -506,13 +484,12 @@ def loader_shares(samples: Mapping[Line, int], root: str) -> list[list[str | flo
 
 
 def _read(results: Any, *, max_events: int) -> tuple[Stacks, Literal["executing", "functions"], list[Event]]:
-    """Return the events with executing lines, or with those of definitions where this torch has no event tree."""
     stacks = Stacks(Places())
     try:
         return stacks, EXECUTING, walked(results.experimental_event_tree(), stacks, max_events=max_events)
     except (AttributeError, TypeError):  # private API
         stacks = Stacks(Places())
-        return stacks, FUNCTIONS, walked(function_tree(results.events()), stacks, max_events=max_events)
+        return stacks, FUNCTIONS, walked(_function_tree(results.events()), stacks, max_events=max_events)
 
 
 def write_owners(
@@ -521,7 +498,7 @@ def write_owners(
     """Write the file and copies of the source to `folder`; return where, source files by their names in the run."""
     source: dict[str, Path] = {}
     if with_source:
-        owners["source_files"] = copy_source(user_files, owners["root"], folder / "source")
+        owners["source_files"] = _copy_source(user_files, owners["root"], folder / "source")
         source = {name: folder / "source" / name for name in owners["source_files"]}
     plain = folder / "owners.json"
     plain.write_text(json.dumps(owners, separators=(",", ":")))
@@ -529,8 +506,6 @@ def write_owners(
 
 
 class _Numbers:
-    """Numbers values in the order in which they come."""
-
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
@@ -542,6 +517,5 @@ class _Numbers:
 
 
 def _training_thread(events: list[Event], step: int) -> int:
-    """Return the thread that has the step's mark."""
     mark = f"{_MARK}{step}"
     return next((event.thread for event in events if event.name == mark), events[0].thread if events else 0)

@@ -108,7 +108,6 @@ class LoaderSamples:
             time.sleep(_SAMPLE_S)
 
     def _publish(self, generation: int, counts: dict[Line, int]) -> None:
-        """Write a worker's counts to its slot; the length last, so that half a text is not read."""
         largest = sorted(counts.items(), key=lambda item: -item[1])[:_MAX_LINES]
         text = b""
         while largest:
@@ -134,5 +133,5 @@ def innermost_line(frame: FrameType | None, outermost: CodeType, places: Places)
     return None
 
 
+# of this process: the hook that starts workers and the step with frames share it
 SAMPLES = LoaderSamples()
-"""of this process: the hook that starts workers and the step with frames share it"""

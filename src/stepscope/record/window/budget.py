@@ -13,7 +13,7 @@ from pathlib import Path
 from stepscope.record.config import RecordConfig
 
 BYTES_PER_EVENT = 300
-SECONDS_PER_EVENT = 20e-6  # to stop and export, shapes included
+_SECONDS_PER_EVENT = 20e-6  # to stop and export, shapes included
 _SHARE_OF_TIMEOUT = 0.25
 _FLOOD = 3.0
 _STATUS = Path("/proc/self/status")
@@ -36,7 +36,7 @@ def max_window_events(config: RecordConfig, *, group_timeout_s: float | None) ->
     """
     if group_timeout_s is None:
         return config.max_events
-    return max(1, min(config.max_events, int(_SHARE_OF_TIMEOUT * group_timeout_s / SECONDS_PER_EVENT)))
+    return max(1, min(config.max_events, int(_SHARE_OF_TIMEOUT * group_timeout_s / _SECONDS_PER_EVENT)))
 
 
 class Budget:

@@ -78,7 +78,6 @@ class ProfilerGuard:
 
 @functools.cache
 def _let_children_exit() -> None:
-    """Let forked children leave without C++ destructors: Kineto's waits for ever for a thread of the parent."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "on_exit"):  # no glibc
         return

@@ -134,6 +134,5 @@ class Kineto:
 
 
 def _compiles_to_cuda_graphs() -> bool:
-    """Return whether compiled code runs as CUDA graphs, without importing the compiler to find out."""
     config = sys.modules.get("torch._inductor.config")
     return bool(config is not None and config.triton.cudagraphs)

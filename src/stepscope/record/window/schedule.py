@@ -13,8 +13,8 @@ from stepscope.contract.live import WindowPlan
 from stepscope.contract.step_line import AFTER, BEFORE, WARMUP, WINDOW
 from stepscope.record.config import RecordConfig
 
+# a step that no job reaches
 NEVER = 1 << 62
-"""a step that no job reaches"""
 
 
 def phase_of(step: int, config: RecordConfig, asked: Sequence[WindowPlan] = ()) -> tuple[str, int]:

@@ -101,7 +101,6 @@ def sweep(folder: Path) -> list[str]:
 
 
 def _lock(f: IO[bytes]) -> bool:
-    """Return whether this process now is the only one at work on the file; True where there are no locks."""
     try:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -18,10 +18,10 @@ from types import FrameType
 
 import torch
 
-PERIOD_S = 0.1
+_PERIOD_S = 0.1
 _OURS = str(Path(__file__).parents[1])
+# what lies directly in here calls the script's own code; the rest of the recorder does not
 _AROUND_TRAINING = str(Path(__file__).parents[1] / "hooks")
-"""what lies directly in here calls the script's own code; the rest of the recorder does not"""
 _BACKWARD = str(Path(__file__).parents[1] / "hooks" / "backward.py")
 
 
@@ -49,7 +49,7 @@ class Watchdog:
             stopped.set()
 
     def _ask(self, stopped: threading.Event) -> None:
-        while not stopped.wait(PERIOD_S):
+        while not stopped.wait(_PERIOD_S):
             if not self._is_asked:
                 self._is_asked = True
                 if ctypes.pythonapi.Py_AddPendingCall(self._called, None) != 0:  # others ask for too many

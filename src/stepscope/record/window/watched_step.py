@@ -188,7 +188,6 @@ def _convolution_backward(shapes: Shapes, inputs: Inputs) -> int:
 
 
 def _per_dimension(values: Sequence[int], dims: int) -> Sequence[int]:
-    """Return one value per dimension; a single one holds for all."""
     return values if len(values) > 1 else [values[0]] * dims
 
 
@@ -216,11 +215,10 @@ class StepCensus(WatchedStep):
         if len(events) > self._config.max_events:
             self.why_not = f"the step to be counted has {len(events)} events, {self._config.max_events} allowed"
             return None
-        return {"events": len(events), **counted(events)}
+        return {"events": len(events), **_counted(events)}
 
 
-def counted(events: Iterable[Any]) -> dict[str, int]:
-    """Return the FLOPs of profiler events: in all, and of those outside the backward pass."""
+def _counted(events: Iterable[Any]) -> dict[str, int]:
     operators, backward = [], []
     for event in events:
         name = event.name()
@@ -237,7 +235,6 @@ def counted(events: Iterable[Any]) -> dict[str, int]:
 
 
 def _merged(spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return disjoint `(thread, start, end)` in order; recomputation nests backward spans in each other."""
     out: list[tuple[int, int, int]] = []
     for thread, start_ns, end_ns in sorted(spans):
         if out and out[-1][0] == thread and start_ns <= out[-1][2]:

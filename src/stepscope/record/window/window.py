@@ -203,7 +203,6 @@ class Window:
         self._step_mark.__enter__()
 
     def _close(self, cut: str | None) -> None:
-        """Stop, export, and hand the outcome on."""
         self._guarded(lambda: self._stop_and_export(cut))
 
     def _stop_and_export(self, cut: str | None) -> None:
@@ -226,23 +225,19 @@ class Window:
         self._on_closed({**outcome, "status": "exported", "plain": str(plain)})
 
     def _give_way(self) -> None:
-        """Stop without export: the user starts a profiler of their own."""
         if self.state != IDLE and self._on_its_thread():
             self._profiler.cancel(prepared=self.state == PREPARED)
         self._drop(_OTHER_PROFILER)
 
     def _on_its_thread(self) -> bool:
-        """Return whether this is the thread that started the profiler; stopping it from another crashes the process."""
         return this_thread() == self._thread
 
     def _lose(self, reason: str) -> None:
-        """Give up a profiler that only another thread can stop, and will as it ends."""
         self._left, self._guard.left_behind = self._profiler, True
         atexit.register(self._thread_ends)  # the main thread's end
         self._drop(reason)
 
     def _thread_ends(self) -> None:
-        """Stop what this thread started; nobody else can, and the process would crash."""
         if not self._on_its_thread():
             return
         if self._left is not None:
@@ -269,11 +264,9 @@ class Window:
         return {**steps, "cut": cut, **asked}
 
     def _last(self) -> int:
-        """Return the number after the last complete step."""
         return self._first_step + self._steps_done
 
     def _guarded(self, act: Callable[[], None]) -> bool:
-        """Do it; whatever the profiler raises ends this window with one warning."""
         try:
             act()
         except Exception as e:  # noqa: BLE001 - training comes first

@@ -20,10 +20,10 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 class KeptPage:
     """The page of a run."""
 
+    #: of the run
     name: str
-    """of the run"""
+    #: a rank could not be read
     is_partial: bool
-    """a rank could not be read"""
     parts: PageParts
 
     @property

@@ -35,7 +35,6 @@ def render_comparison(document: dict[str, Any], *, lanes: dict[str, Any] | None 
 
 
 def _in_words(document: dict[str, Any]) -> str:
-    """Return the essence for a reader without scripts."""
     if document["basis"] == "bench":
         said = [(s["name"], s["verdict"], s["step_ms"]) for s in document["series"]]
     else:
@@ -54,10 +53,10 @@ def _times(step: dict[str, Any]) -> str:
 #
 # Starts and durations are in microseconds. A transfer's wait for the last rank is a slice of its own.
 
-MAX_SLICES = 4000
-"""of one rank and side; the longest are kept"""
+# of one rank and side; the longest are kept
+_MAX_SLICES = 4000
+# `KINDS` of the page's script has waiting as its last
 _TRANSFER, _WAIT = KINDS.index("transfer"), len(KINDS)
-"""`KINDS` of the page's script has waiting as its last"""
 
 Side = tuple[Account, Diagnosis]
 
@@ -80,7 +79,6 @@ def side_by_side(a: Side, b: Side) -> dict[str, Any] | None:
 
 
 def _worst(a: Side, b: Side, shared: Sequence[int]) -> dict[int, str]:
-    """Return the rank that the largest finding of either side names, and why it is shown."""
     named = [
         (f.alone_ns, rank, f"{f.id} in {name}")
         for name, (_, diagnosis) in (("A", a), ("B", b))
@@ -96,7 +94,7 @@ def _worst(a: Side, b: Side, shared: Sequence[int]) -> dict[int, str]:
 
 def _lanes(s: Slices, rank: int) -> dict[str, Any]:
     mine = np.flatnonzero(s.rank == s.ranks.index(rank))
-    longest = mine[np.argsort(-s.dur_ns[mine], kind="stable")[:MAX_SLICES]]
+    longest = mine[np.argsort(-s.dur_ns[mine], kind="stable")[:_MAX_SLICES]]
     kept = np.sort(longest)
     waits = kept[s.wait_ns[kept] > 0]
     start = np.concatenate((s.start_ns[kept] + s.wait_ns[kept], s.start_ns[waits]))

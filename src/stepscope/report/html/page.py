@@ -45,7 +45,6 @@ def calibration_curves(account: Account, calibration: Calibration) -> dict[str, 
 
 
 def _seen(account: Account) -> list[dict[str, Any]]:
-    """Return the usual transfer of each operation, group size and size in the run, without waiting."""
     try:
         points = points_from_run(account.shared)
     except InputError:
@@ -81,8 +80,7 @@ def _curve(calibration: Calibration, curve: Curve) -> dict[str, Any]:
 _TIMES = ("host", "device", "comm", "exposed", "backward_host", "backward_device")
 
 
-def code_trees_of(account: Account) -> dict[str, Any] | None:
-    """Return `lines` and `modules` as trees, None where nobody recorded owners."""
+def _code_trees_of(account: Account) -> dict[str, Any] | None:
     trees = account.code_trees
     if trees is None:
         return None
@@ -90,7 +88,6 @@ def code_trees_of(account: Account) -> dict[str, Any] | None:
 
 
 def _node(node: CodeNode) -> dict[str, Any]:
-    """Return a node; times that are 0 and children that it lacks are left out."""
     times = {name: round(getattr(node, f"{name}_ns") / NS_PER_MS, 4) for name in _TIMES}
     return {
         "name": node.name,
@@ -105,8 +102,7 @@ def _node(node: CodeNode) -> dict[str, Any]:
 _GROSS_OVERHEAD_PCT = 20
 
 
-def trust_lines(report: dict[str, Any]) -> tuple[str, ...]:
-    """Return what is known of completeness, clocks and the profiler's own cost, from the report's JSON."""
+def _trust_lines(report: dict[str, Any]) -> tuple[str, ...]:
     return tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
 
 
@@ -163,11 +159,11 @@ _SCRIPTS = (
 class PageParts:
     """What the page of a run is made of besides its template, styles and scripts."""
 
+    #: packed, as base64
     data: str
-    """packed, as base64"""
     title: str
+    #: for who runs no scripts
     in_words: str
-    """for who runs no scripts"""
 
 
 def page_from(parts: PageParts) -> str:
@@ -200,7 +196,6 @@ def _source(name: str) -> str:
 
 @cache
 def _script(names: tuple[str, ...]) -> str:
-    """Return the scripts as one, in a scope of their own."""
     parts = "\n".join(_source(f"js/{name}.js") for name in names)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
@@ -223,7 +218,6 @@ def parts_of(data: ReportData) -> PageParts:
 
 
 def _in_words(report: dict[str, Any]) -> str:
-    """Return the essence for a reader without scripts."""
     step = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
     said = "unknown" if step is None else f"{step:.2f} ms"
     lines = [f"Verdict: {report['verdict']}: {printable(report['verdict_reason'])}. Step: {said}."]
@@ -239,7 +233,7 @@ def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
 def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> ReportData:
     """Return what the page of a run shows."""
     report = plain(report_json(account, diagnosis))  # a page cannot read NaN
-    trust = trust_lines(report)
+    trust = _trust_lines(report)
     del report["run"]["sources"]  # paths of whoever made the page: not for whoever reads it
     for rank in report["ranks"]:
         del rank["step_ms"]  # the grid holds it
@@ -254,13 +248,12 @@ def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
         more_slices=slices_of_other_steps(account, grid, slices, wanted=wanted),
         trust=trust,
         pictures=plain(pictures_of(account, diagnosis, calibration)),
-        code_trees=code_trees_of(account),
+        code_trees=_code_trees_of(account),
         calibration=plain(calibration_curves(account, calibration)) if calibration else None,
     )
 
 
 def _without_what_pictures_hold(report: dict[str, Any]) -> None:
-    """Take out of the report's JSON what the page shows as pictures only, of every rank but the fullest."""
     for unused in ("memory_steps", "memory_edges"):
         del report[unused]
     for rank in (report["memory"] or {"ranks": []})["ranks"]:

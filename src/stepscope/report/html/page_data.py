@@ -36,8 +36,8 @@ def user_line(owned: Ownership, stack: int) -> str | None:
 # Who launched a kernel: which operator with which shapes, in which module, at which line, on which stream, how long
 # before it began?
 
-MAX_SHAPES_LENGTH = 120
-UNKNOWN = -1
+_MAX_SHAPES_LENGTH = 120
+_UNKNOWN = -1
 
 
 class Launch(NamedTuple):
@@ -57,13 +57,13 @@ def launches(account: Account, index: int, work: table_Int64s) -> tuple[list[Lau
     """
     rank = account.run.ranks[index]
     known = work >= 0
-    delay = np.full(len(work), UNKNOWN, np.int64)
+    delay = np.full(len(work), _UNKNOWN, np.int64)
     if not known.any():
         return [None] * len(work), delay
     table, trace = rank.work, rank.trace
     rows = work[known]
     call = table.launch_row[rows]
-    delay[known] = np.where(call >= 0, np.maximum(table.start_ns[rows] - trace["ts_ns"][call], 0), UNKNOWN)
+    delay[known] = np.where(call >= 0, np.maximum(table.start_ns[rows] - trace["ts_ns"][call], 0), _UNKNOWN)
     op = table.op_row[rows]
     shapes = trace.arg("input_dims").at(np.maximum(op, 0), missing=NO_STRING)
     modules, lines = _owners(account, index, rows)
@@ -84,7 +84,6 @@ def launches(account: Account, index: int, work: table_Int64s) -> tuple[list[Lau
 
 
 def _owners(account: Account, index: int, rows: table_Int64s) -> tuple[list[str | None], list[str | None]]:
-    """Return module and line of rows of a rank's work."""
     owned = account.ownership[index]
     if owned is None:
         return [None] * len(rows), [None] * len(rows)
@@ -95,21 +94,21 @@ def _owners(account: Account, index: int, rows: table_Int64s) -> tuple[list[str 
 
 
 def _short(text: str | None) -> str | None:
-    if text is None or len(text) <= MAX_SHAPES_LENGTH:
+    if text is None or len(text) <= _MAX_SHAPES_LENGTH:
         return text or None
-    return text[: MAX_SHAPES_LENGTH - 1] + "…"
+    return text[: _MAX_SHAPES_LENGTH - 1] + "…"
 
 
 Int64s = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
+# what a step's time is coloured by: the parts of the budget in seven groups
 GROUPS = ("compute", "transfer", "wait", "copy", "input", "host", "unknown")
-"""what a step's time is coloured by: the parts of the budget in seven groups"""
 
+# what a slice is; the first part of a transfer is waiting, as long as `wait_ns` says
 KINDS = ("forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "idle")
-"""what a slice is; the first part of a transfer is waiting, as long as `wait_ns` says"""
+# compute, communication, copies, host: the lanes of a rank from top to bottom
 LANE_OF_KIND = (0, 0, 0, 0, 1, 1, 2, 3, 0)
-"""compute, communication, copies, host: the lanes of a rank from top to bottom"""
 
 NO_MATCH = -1
 
@@ -120,16 +119,16 @@ class Grid(ArrayRecord):
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
+    #: by group, rank and step; NaN where a rank lacks a step
     group_ns: npt.NDArray[np.float64]
-    """by group, rank and step; NaN where a rank lacks a step"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MatchedCollectives(ArrayRecord):
     """Collectives that several ranks took part in. `last_rank` is the rank that started last."""
 
+    #: operation, group and size in words
     what: tuple[str, ...]
-    """operation, group and size in words"""
     last_rank: Int64s
 
 
@@ -137,33 +136,33 @@ class MatchedCollectives(ArrayRecord):
 class Slices(ArrayRecord):
     """What ran on the chosen ranks during one step, by rank, lane and start."""
 
+    #: its number, None where no steps were recorded
     step: int | None
-    """its number, None where no steps were recorded"""
+    #: the chosen ranks, in the order of the rows
     ranks: tuple[int, ...]
-    """the chosen ranks, in the order of the rows"""
     span_ns: int
+    #: index into `ranks`
     rank: Int64s
-    """index into `ranks`"""
+    #: index into `KINDS`
     kind: Codes
-    """index into `KINDS`"""
+    #: since the earliest beginning of the step on any rank, on the shared clock; may be negative
     start_ns: Int64s
-    """since the earliest beginning of the step on any rank, on the shared clock; may be negative"""
     dur_ns: Int64s
+    #: of a transfer: its first part, until the last rank arrived; 0 elsewhere
     wait_ns: Int64s
-    """of a transfer: its first part, until the last rank arrived; 0 elsewhere"""
+    #: index into `names`
     name: Int64s
-    """index into `names`"""
+    #: index into `matched`, NO_MATCH where there is none
     match: Int64s
-    """index into `matched`, NO_MATCH where there is none"""
+    #: index into `launches`, NO_MATCH where a slice has none
     launch: Int64s
-    """index into `launches`, NO_MATCH where a slice has none"""
+    #: from the call that launched it to its start, -1 where that is unknown
     delay_ns: Int64s
-    """from the call that launched it to its start, -1 where that is unknown"""
     names: tuple[str, ...]
     launches: tuple[Launch, ...]
     matched: MatchedCollectives
+    #: what was left out or rounded, in words
     notes: tuple[str, ...] = ()
-    """what was left out or rounded, in words"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -173,21 +172,21 @@ class Slices(ArrayRecord):
 class ReportData(ArrayRecord):
     """Everything on the page."""
 
+    #: the JSON of the contract, less what the grid holds
     report: dict[str, Any]
-    """the JSON of the contract, less what the grid holds"""
     grid: Grid | None
+    #: of the typical step
     slices: Slices | None
-    """of the typical step"""
+    #: of other steps, as far as they fit
     more_slices: tuple[Slices, ...] = ()
-    """of other steps, as far as they fit"""
+    #: what other pictures show, by name; one that has nothing to show is missing
     pictures: dict[str, Any] = field(default_factory=dict)
-    """what other pictures show, by name; one that has nothing to show is missing"""
+    #: how far to trust the report: one line each, beside the report's own warnings
     trust: tuple[str, ...] = ()
-    """how far to trust the report: one line each, beside the report's own warnings"""
+    #: curves of the machine's collectives beside the run's own points, where calibrated
     calibration: dict[str, Any] | None = None
-    """curves of the machine's collectives beside the run's own points, where calibrated"""
+    #: what lines and modules take as trees, where owners were recorded
     code_trees: dict[str, Any] | None = None
-    """what lines and modules take as trees, where owners were recorded"""
 
 
 # Numbers as text that is small: whole numbers to differences to varints, all columns gzipped, as base64.
@@ -196,13 +195,13 @@ class ReportData(ArrayRecord):
 #
 # The page undoes it with `DecompressionStream` and a loop (`js/unpack.js`).
 
-ROUNDED_NS = 100
-"""times of slices are multiples of this"""
-DELAY_NS = 1_000
-"""delays of launches are multiples of this"""
+# times of slices are multiples of this
+_ROUNDED_NS = 100
+# delays of launches are multiples of this
+_DELAY_NS = 1_000
 _FINE_CELLS = 100_000
+# steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones
 _FINE_LEVELS, _COARSE_LEVELS = 4000, 64
-"""steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones"""
 _MIN_QUANTUM_NS = 1_000
 
 _Columns = dict[str, bytes]
@@ -274,7 +273,6 @@ def _grid(grid: Grid, columns: _Columns) -> dict[str, Any]:
 
 
 def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
-    """Return the rounding of one group's times; extremes keep their size, so that one cannot flatten the rest."""
     known = group[~np.isnan(group)]
     if not len(known):
         return float(_MIN_QUANTUM_NS)
@@ -284,7 +282,7 @@ def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
 
 
 def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]:
-    start, end = s.start_ns // ROUNDED_NS, (s.start_ns + s.dur_ns + ROUNDED_NS - 1) // ROUNDED_NS
+    start, end = s.start_ns // _ROUNDED_NS, (s.start_ns + s.dur_ns + _ROUNDED_NS - 1) // _ROUNDED_NS
     what = list(dict.fromkeys(s.matched.what))
     index = {text: i for i, text in enumerate(what)}
     packed_columns = {
@@ -292,12 +290,12 @@ def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]
         "kind": varints(s.kind),
         "start": _deltas(start),
         "dur": varints(end - start),
-        "wait": varints(s.wait_ns // ROUNDED_NS),
+        "wait": varints(s.wait_ns // _ROUNDED_NS),
         "name": varints(s.name),
         "match": _deltas(s.match),
         "last": varints(s.matched.last_rank),
         "launch": varints(s.launch + 1),
-        "delay": varints(np.where(s.delay_ns < 0, 0, s.delay_ns // DELAY_NS + 1)),
+        "delay": varints(np.where(s.delay_ns < 0, 0, s.delay_ns // _DELAY_NS + 1)),
         "what": varints([index[text] for text in s.matched.what]),
     }
     columns |= {prefix + name: column for name, column in packed_columns.items()}
@@ -305,9 +303,9 @@ def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]
         "prefix": prefix,
         "step": s.step,
         "ranks": list(s.ranks),
-        "span": s.span_ns // ROUNDED_NS,
-        "unit_ns": ROUNDED_NS,
-        "delay_ns": DELAY_NS,
+        "span": s.span_ns // _ROUNDED_NS,
+        "unit_ns": _ROUNDED_NS,
+        "delay_ns": _DELAY_NS,
         "names": list(s.names),
         "launches": [list(one) for one in s.launches],
         "what": what,
@@ -348,7 +346,6 @@ def grid_of(account: Account) -> Grid | None:
 
 
 def _numbers(rank: Rank, budget: RankBudget | None) -> table_Int64s:
-    """Return the step number of each of a rank's periods."""
     if budget is None or not rank.steps.known or (budget.periods.step == NO_STEP).any():
         return np.empty(0, np.int64)
     return rank.steps.number[budget.periods.step]

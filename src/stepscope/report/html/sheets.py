@@ -25,8 +25,8 @@ from stepscope.side_file import is_number
 from stepscope.units import NS_PER_MS, ms, printable
 
 _SCRIPTS = ("unpack", "numbers", "elements", "theme", "state", "contents", "sized", "tables", "sheet_charts", "sheet")
-MAX_POINTS = 2000
-"""of one line in a chart; longer ones are thinned out"""
+# of one line in a chart; longer ones are thinned out
+_MAX_POINTS = 2000
 
 Value = str | float | int | bool | None
 
@@ -39,8 +39,8 @@ class Card:
     value: Value
     unit: str = "text"
     why: str = ""
+    #: `high` is bad, `low` good
     tone: str = ""
-    """`high` is bad, `low` good"""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
+    #: where the first text of each row leads, in a page that is served; none elsewhere
     links: tuple[str, ...] = ()
-    """where the first text of each row leads, in a page that is served; none elsewhere"""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class MeasuredRow:
     value: float | None
     low: float | None = None
     high: float | None = None
+    #: by run
     samples: tuple[tuple[float, ...], ...] = ()
-    """by run"""
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Line:
 
     name: str
     points: tuple[tuple[float, ...], ...]
+    #: a line through measurements that are not on it; else its points are marked
     fitted: bool = False
-    """a line through measurements that are not on it; else its points are marked"""
+    #: lines of one colour belong together; its place in the list by default
     colour: int | None = None
-    """lines of one colour belong together; its place in the list by default"""
 
 
 @dataclass(frozen=True)
@@ -165,22 +165,19 @@ def sheet_page(sheet: Sheet) -> str:
     return assembled(packed(data), scripts=_SCRIPTS, title=sheet.title, in_words=_in_words(sheet))
 
 
-def thinned(points: Sequence[tuple[float, ...]], most: int = MAX_POINTS) -> tuple[tuple[float, ...], ...]:
-    """Return at most that many points, evenly spread; the last one stays."""
+def _thinned(points: Sequence[tuple[float, ...]], most: int = _MAX_POINTS) -> tuple[tuple[float, ...], ...]:
     if len(points) <= most:
         return tuple(points)
     step = (len(points) - 1) / (most - 1)
     return tuple(points[round(i * step)] for i in range(most))
 
 
-def table_of(titles: Sequence[tuple[str, str]], rows: Sequence[Sequence[Value]]) -> Table:
-    """Return a table from `(title, unit)` of each column; columns of which no row knows a value are left out."""
+def _table_of(titles: Sequence[tuple[str, str]], rows: Sequence[Sequence[Value]]) -> Table:
     known = [i for i in range(len(titles)) if any(row[i] is not None for row in rows)]
     return Table(tuple(Column(*titles[i]) for i in known), tuple(tuple(row[i] for i in known) for row in rows))
 
 
 def _in_words(sheet: Sheet) -> str:
-    """Return the essence for a reader without scripts."""
     said = [f"{card.title}: {_plain(card)}." for card in sheet.cards]
     return " ".join([*said, *(printable(note) + "." for note in sheet.notes)])
 
@@ -194,8 +191,8 @@ def _plain(card: Card) -> str:
 
 # The page of a benchmark: series with their intervals, what else was measured of them, scaling and collectives.
 
+# of one run that are drawn
 _MAX_SAMPLES = 400
-"""of one run that are drawn"""
 _UNITS = {
     "_gb": ("bytes", 1e9),
     "_gb_per_s": ("gb_per_s", 1.0),
@@ -299,7 +296,7 @@ def _series(timed: Sequence[Timed]) -> Section:
         "Median step time of each series with its 95 % interval; dots are steps; the table below holds the numbers",
     )
     said = "Dots are steps, a colour per run; the mark is the median with its 95 % interval. Time is against the first."
-    return Section("series", "Step times", (said,), chart, table_of(titles, rows))
+    return Section("series", "Step times", (said,), chart, _table_of(titles, rows))
 
 
 def _row(one: Timed, first: Timed) -> tuple[Value, ...]:
@@ -311,11 +308,10 @@ def _row(one: Timed, first: Timed) -> tuple[Value, ...]:
 
 
 def _drawn(run: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(point[0], 4) for point in thinned([(time,) for time in run], _MAX_SAMPLES))
+    return tuple(round(point[0], 4) for point in _thinned([(time,) for time in run], _MAX_SAMPLES))
 
 
 def _figures(results: BenchResults) -> list[Section]:
-    """Return whatever else was measured of the series, one column each."""
     names = dict.fromkeys(k for s in results.series.values() for k in s.summary if k not in _SHOWN_ALREADY)
     if not names or _is_collectives(results):
         return []
@@ -327,7 +323,7 @@ def _figures(results: BenchResults) -> list[Section]:
         (s.name, *(None if (v := s.summary.get(name)) is None else v * units[name][1] for name in names))
         for s in results.series.values()
     ]
-    return [Section("figures", "Throughput, communication and memory", (), None, table_of(titles, rows))]
+    return [Section("figures", "Throughput, communication and memory", (), None, _table_of(titles, rows))]
 
 
 def _title(name: str) -> str:
@@ -337,7 +333,6 @@ def _title(name: str) -> str:
 
 
 def _scaling_points(timed: Sequence[Timed]) -> list[ScalingPoint]:
-    """Return how well more ranks help, none where this is no benchmark of that."""
     rows: list[dict[str, Any]] = [
         {"config": series.config, "samples_ms": samples}
         for series, samples, _ in timed
@@ -390,7 +385,7 @@ def _scaling(timed: Sequence[Timed]) -> list[Section]:
             "Scaling",
             ("Efficiency against the smallest world size; the band is its 95 % interval.",),
             chart,
-            table_of(titles, table),
+            _table_of(titles, table),
         )
     ]
 
@@ -424,7 +419,7 @@ def _collectives(results: BenchResults) -> list[Section]:
     chart = Lines(
         lines, Axis("size", "bytes", log=True), Axis("time", "ms", log=True), "Time of each collective over its size"
     )
-    return [Section("collectives", "Collectives", (), chart, table_of(titles, rows))]
+    return [Section("collectives", "Collectives", (), chart, _table_of(titles, rows))]
 
 
 def _advice(results: BenchResults) -> list[Section]:
@@ -433,7 +428,6 @@ def _advice(results: BenchResults) -> list[Section]:
 
 
 def _notes(results: BenchResults, timed: Sequence[Timed]) -> list[str]:
-    """Return what speaks against the measurement, the same doubt of several series once."""
     found: dict[str, list[str]] = {}
     if not _is_collectives(results):
         for series, _, times in timed:
@@ -510,7 +504,7 @@ def _fits(calibration: Calibration) -> Section:
         )
         for curve in calibration.curves
     ]
-    return Section("fits", "What was fitted", (), None, table_of(titles, rows))
+    return Section("fits", "What was fitted", (), None, _table_of(titles, rows))
 
 
 def _operation(calibration: Calibration, op: str) -> Section:
@@ -526,11 +520,10 @@ def _operation(calibration: Calibration, op: str) -> Section:
         for size, time in curve.points
     ]
     titles = (("ranks", "count"), ("size", "bytes"), ("time", "ms"), ("rate", "gb_per_s"))
-    return Section(f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), chart, table_of(titles, rows))
+    return Section(f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), chart, _table_of(titles, rows))
 
 
 def _lines(calibration: Calibration, curve: Curve, place: int) -> list[Line]:
-    """Return the measured points and the fitted curve with its band."""
     first, last = curve.points[0][0], curve.points[-1][0]
     sizes = np.geomspace(first, max(last, first + 1), _SAMPLES).tolist()
     found = [calibration.predict(curve.op, size_bytes=size, world_size=curve.world_size) for size in sizes]
@@ -555,8 +548,8 @@ def _rate(curve: Curve) -> float | None:
 # The page of a prediction, from its JSON document: one function per kind of prediction.
 
 _US_PER_MS = 1000
+# times the peak that a device's memory is drawn beside it
 _NEAR = 4
-"""times the peak that a device's memory is drawn beside it"""
 _MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 Document = Mapping[str, Any]
@@ -604,7 +597,7 @@ def _collective(document: Document | Sequence[Document], asked: str) -> Sheet:
     )
     said = ("The band holds 90 % of measured times.",) if first["low_us"] is not None else (first["reason"],)
     cards = (Card(name, _us(first["time_us"]), "ms", "smallest size" if len(rows) > 1 else ""),)
-    section = Section("times", "Predicted times", said, chart if len(rows) > 1 else None, table_of(titles, table))
+    section = Section("times", "Predicted times", said, chart if len(rows) > 1 else None, _table_of(titles, table))
     return Sheet("Prediction of a collective", (asked,), cards, (section,))
 
 
@@ -634,7 +627,7 @@ def _memory(document: Document, asked: str) -> Sheet:
             "Memory through the step",
             ("The red line is the device.",) if near else (),
             chart,
-            table_of(titles, rows),
+            _table_of(titles, rows),
         )
     ]
     if document["collectives"]:
@@ -649,7 +642,7 @@ def _memory(document: Document, asked: str) -> Sheet:
         listed = [
             tuple(c[k] for k in ("op", "group", "ranks", "count", "bytes", "when")) for c in document["collectives"]
         ]
-        sections.append(Section("traffic", "What is sent", (), None, table_of(traffic, listed)))
+        sections.append(Section("traffic", "What is sent", (), None, _table_of(traffic, listed)))
     context = (
         "Outside of the allocator the context takes more; 5 % and the context are kept free where it is said to fit."
     )
@@ -667,7 +660,7 @@ def _flops(document: Document, asked: str) -> Sheet:
         (Stack("forward, per token", tuple(parts.items())),), "flops", "FLOPs of a token's forward pass by part"
     )
     rows = [(name, flops, 100 * flops / forward["total"]) for name, flops in forward.items()]
-    table = table_of((("forward, per token", "text"), ("FLOPs", "flops"), ("share", "pct")), rows)
+    table = _table_of((("forward, per token", "text"), ("FLOPs", "flops"), ("share", "pct")), rows)
     cards = (
         Card("Parameters", document["parameters"], "count"),
         Card("Training", training["model"], "flops", "per token"),
@@ -713,7 +706,7 @@ def _strategy(document: Document, asked: str) -> Sheet:
         Card("Simple rule", layout_name(rule), "text", rule["rule"]),
         Card("Its step by the rule", rule["step_ms"], "ms", "predicted"),
     )
-    sections = [Section("candidates", "What fits, the fastest first", (), chart, table_of(titles, table))]
+    sections = [Section("candidates", "What fits, the fastest first", (), chart, _table_of(titles, table))]
     if document["not_fitting"]:
         gone = [(layout_name(row), row["memory_bytes"]) for row in document["not_fitting"]]
         sections.append(
@@ -722,7 +715,7 @@ def _strategy(document: Document, asked: str) -> Sheet:
                 "What does not fit",
                 (),
                 None,
-                table_of((("strategy", "text"), ("memory", "bytes")), gone),
+                _table_of((("strategy", "text"), ("memory", "bytes")), gone),
             )
         )
     also = ", ".join(layout_name(row) for row in document["test_also"])
@@ -797,7 +790,7 @@ def _scale(document: Document, asked: str) -> Sheet:
         for r in document["asked"]
     ]
     said = (f"Communication from {document['source']}. The band is what the step may be.",)
-    section = Section("curve", "The step at other world sizes", said, chart, table_of(titles, rows))
+    section = Section("curve", "The step at other world sizes", said, chart, _table_of(titles, rows))
     return Sheet(
         f"{document['run']} at other world sizes", (asked,), tuple(cards), (section,), tuple(document["notes"])
     )
@@ -878,7 +871,7 @@ def _table(runs: Sequence[RunEntry]) -> Table:
                 row["saving_alone_ms"],
             )
         )
-    return table_of(titles, rows)
+    return _table_of(titles, rows)
 
 
 # The page of a run without traces: its steps over the run, and what the regions of a step take on each rank.
@@ -934,7 +927,6 @@ def _steps_cards(document: dict[str, Any]) -> tuple[Card, ...]:
 
 
 def _over_the_run(document: dict[str, Any], series: Series | None) -> list[Section]:
-    """Return every step of the job (the median over ranks), and of ranks one by one where they are few."""
     if series is None:
         return []
     points = [
@@ -960,9 +952,9 @@ def _over_the_run(document: dict[str, Any], series: Series | None) -> list[Secti
             ("warm-up", "count"),
             *((k, "ms") for k in ("median", "mean", "std", "p10", "p90", "p99", "min", "max")),
         ]
-        table = table_of(titles, rows)
+        table = _table_of(titles, rows)
     chart = Lines(
-        (Line("step", thinned(points)),), Axis("step", "number"), Axis("step time", "ms"), "Step time over the run"
+        (Line("step", _thinned(points)),), Axis("step", "number"), Axis("step time", "ms"), "Step time over the run"
     )
     return [Section("steps", "Steps over the run", (said,), chart, table)]
 
@@ -987,18 +979,17 @@ def _by_rank(ranks: Sequence[dict[str, Any]]) -> Section:
         for r in ranks
     ]
     said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
-    return Section("ranks", "Regions of the step by rank", (said,), chart, table_of(titles, rows))
+    return Section("ranks", "Regions of the step by rank", (said,), chart, _table_of(titles, rows))
 
 
 def _measured(document: dict[str, Any]) -> list[Section]:
-    """Return the kernels that Nsight Compute measured, where it did."""
     if not document["kernels"]:
         return []
     titles = [("kernel", "text"), ("launches", "count"), ("mean", "ms")]
     titles += [*((f"{title} %", "number") for title in _PERCENTS.values()), ("bound", "text"), ("waits for", "text")]
     rows = [_kernel(kernel) for kernel in document["kernels"]]
     said = "As Nsight Compute measured them, each launch alone and with fixed clocks: not the times of training."
-    return [Section("kernels", "Measured kernels", (said,), None, table_of(titles, rows))]
+    return [Section("kernels", "Measured kernels", (said,), None, _table_of(titles, rows))]
 
 
 def _kernel(kernel: dict[str, Any]) -> tuple[Value, ...]:
@@ -1008,7 +999,6 @@ def _kernel(kernel: dict[str, Any]) -> tuple[Value, ...]:
 
 
 def _steps_parts(rank: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Return the regions of a rank, and the rest: medians of parts need not sum to the median of the whole."""
     parts = [(name, value) for name, value in rank["regions_ms"].items() if value]
     rest = rank["median_step_ms"] - float(np.sum([value for _, value in parts]))
     return (*parts, *(((_REST, rest),) if rest > 0 else ()))

@@ -46,11 +46,11 @@ from stepscope.units import readable_bytes
 # Each span is named by its cause and, where the recording tells, by the place: `host: train.py:42`, `data loading`,
 # `host: after aten::add_` where no owner was recorded.
 
-MAX_SPANS = 300
-"""of one rank and step: the longest are kept"""
-MIN_SHARE = 1 / 1000
-"""of the step; shorter holes are no wider than a pixel"""
-MIN_NS = 10_000
+# of one rank and step: the longest are kept
+_MAX_SPANS = 300
+# of the step; shorter holes are no wider than a pixel
+_MIN_SHARE = 1 / 1000
+_MIN_NS = 10_000
 
 _WHAT = {
     Cause.LAUNCH: "launching", Cause.SYNC: "host sync", Cause.ALLOCATOR: "allocator", Cause.DATA: "data loading",
@@ -60,12 +60,11 @@ _WHAT = {
 }  # fmt: skip
 _HOSTS = (Cause.LAUNCH, Cause.SYNC, Cause.ALLOCATOR, Cause.DATA, Cause.GC, Cause.STALL)
 
+# start, end and name of each
 Spans = tuple[Int64s, Int64s, list[str]]
-"""start, end and name of each"""
 
 
-def idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> Spans:
-    """Return the long idle times of a rank between two moments of its own clock, by start."""
+def _idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> Spans:
     view = account.ranks[index]
     if view.budget is None:
         return np.empty(0, np.int64), np.empty(0, np.int64), []
@@ -73,9 +72,9 @@ def idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> S
     found = _of_host(view.rank, start_ns, end_ns) if idle is None else idle.slices
     start, end = np.maximum(found[0], start_ns), np.minimum(found[1], end_ns)
     label = found[2]
-    long = end - start >= max(MIN_NS, MIN_SHARE * (end_ns - start_ns))
+    long = end - start >= max(_MIN_NS, _MIN_SHARE * (end_ns - start_ns))
     rows = np.flatnonzero(long & (label < len(Cause)))
-    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:MAX_SPANS]])
+    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:_MAX_SPANS]])
     places = _places(account, index, (start[rows] + end[rows]) // 2)
     names = [_name(Cause(int(c)), place) for c, place in zip(label[rows], places, strict=True)]
     return start[rows], end[rows], names
@@ -86,7 +85,6 @@ def _name(cause: Cause, place: str | None) -> str:
 
 
 def _of_host(rank: Rank, start_ns: int, end_ns: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the holes in what a rank without a device recorded: operators, calls and collectives."""
     trace, c = rank.trace, rank.collectives
     rows = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
     begun, ended = trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows]
@@ -97,7 +95,6 @@ def _of_host(rank: Rank, start_ns: int, end_ns: int) -> tuple[Int64s, Int64s, In
 
 
 def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
-    """Return where the training loop's thread was: the user's line, else the named range, else the last operator."""
     rank, owned = account.run.ranks[index], account.ownership[index]
     thread = np.full(len(moments), marks_of(rank).main_thread, np.int64)
     nowhere: list[str | None] = [None] * len(moments)
@@ -116,7 +113,6 @@ def _lines(owned: Ownership, thread: Int64s, moments: Int64s) -> list[str | None
 
 
 def _last_operators(rank: Rank, calls: HostCalls, thread: Int64s, moments: Int64s) -> list[str | None]:
-    """Return `after aten::add_`: the operator of the thread that began last, `in` where it is still open."""
     out: list[str | None] = []
     for one, moment in zip(thread.tolist(), moments.tolist(), strict=True):
         low, high = np.searchsorted(calls.thread, [one, one + 1])
@@ -130,7 +126,6 @@ def _last_operators(rank: Rank, calls: HostCalls, thread: Int64s, moments: Int64
 
 
 def _ranges(rank: Rank, thread: Int64s, moments: Int64s) -> list[str | None]:
-    """Return the innermost range that a user opened around each moment, but for the profiler's own steps."""
     trace = rank.trace
     rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
     rows = rows_named(trace, rows, lambda text: not text.startswith(("ProfilerStep#", "PyTorch Profiler")))
@@ -164,8 +159,8 @@ class RankSlices(ArrayRecord):
     wait_ns: Int64s
     match: Int64s
     name: Names
+    #: row of the rank's work, -1 for what no device ran
     work: Int64s
-    """row of the rank's work, -1 for what no device ran"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -181,8 +176,7 @@ class RankSlices(ArrayRecord):
         return RankSlices(*(getattr(self, column)[rows] for column in _COLUMNS))
 
 
-def rank_slices(account: Account, index: int, *, start_ns: int, end_ns: int) -> RankSlices:
-    """Return what overlaps the time from `start_ns` to `end_ns` on a rank's own clock, clipped to it."""
+def _rank_slices(account: Account, index: int, *, start_ns: int, end_ns: int) -> RankSlices:
     rank = account.run.ranks[index]
     work = _kernels(account, index) if rank.has_device else _operators(account, index)
     found = [_overlapping(part, start_ns, end_ns) for part in (work, _collectives(account, index))]
@@ -224,7 +218,6 @@ def innermost(start: Int64s, end: Int64s) -> list[tuple[int, int, int]]:
 
 
 def _kernels(account: Account, index: int) -> RankSlices:
-    """Return kernels by region of training, and copies."""
     rank, budget = account.ranks[index].rank, account.ranks[index].budget
     work = rank.work
     rows = np.flatnonzero(work.kind != EventKind.COMM_KERNEL)
@@ -238,7 +231,6 @@ def _kernels(account: Account, index: int) -> RankSlices:
 
 
 def _operators(account: Account, index: int) -> RankSlices:
-    """Return the outermost operators of a rank without a device, by phase."""
     rank = account.run.ranks[index]
     trace = rank.trace
     rows = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
@@ -258,7 +250,6 @@ def _operators(account: Account, index: int) -> RankSlices:
 
 
 def _collectives(account: Account, index: int) -> RankSlices:
-    """Return the collectives with their waits and matches."""
     rank, shared = account.run.ranks[index], account.shared
     c, wait = rank.collectives, shared.wait_ns[index]
     matched = wait != UNMATCHED
@@ -273,15 +264,13 @@ def _collectives(account: Account, index: int) -> RankSlices:
 
 
 def _idle(account: Account, index: int, start_ns: int, end_ns: int) -> RankSlices:
-    """Return the long times in which nothing ran, named by what the host did."""
-    start, end, names = idle_spans(account, index, start_ns=start_ns, end_ns=end_ns)
+    start, end, names = _idle_spans(account, index, start_ns=start_ns, end_ns=end_ns)
     none = np.full(len(start), NO_MATCH, np.int64)
     kind = np.full(len(start), _CODE["idle"], np.uint8)
     return RankSlices(kind, start, end, np.zeros(len(start), np.int64), none, np.array(names, object), none)
 
 
 def _rank_slices_ranges(rank: Rank, start_ns: int, end_ns: int) -> RankSlices:
-    """Return the ranges of the host's busiest annotated thread, innermost first; the profiler's own steps aside."""
     trace = rank.trace
     rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
     inside = (trace["ts_ns"][rows] < end_ns) & (trace["ts_ns"][rows] + trace["dur_ns"][rows] > start_ns)
@@ -306,7 +295,6 @@ def _names(rank: Rank, ids: npt.NDArray[np.int32]) -> Names:
 
 
 def _overlapping(s: RankSlices, start_ns: int, end_ns: int) -> RankSlices:
-    """Return the slices that lie in the window, clipped to it; a clipped wait is shortened."""
     kept = s.rows(np.flatnonzero((s.end_ns > start_ns) & (s.start_ns < end_ns)))
     start, end = np.maximum(kept.start_ns, start_ns), np.minimum(kept.end_ns, end_ns)
     wait = np.clip(kept.start_ns + kept.wait_ns - start, 0, end - start)
@@ -314,17 +302,15 @@ def _overlapping(s: RankSlices, start_ns: int, end_ns: int) -> RankSlices:
 
 
 MAX_SLICES = 60_000
+# of all steps that the page can show
 MAX_SLICES_OF_STEPS = 90_000
-"""of all steps that the page can show"""
 MAX_STEPS = 8
 MAX_RANKS = 128
-MAX_NAME_LENGTH = 160
+_MAX_NAME_LENGTH = 160
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Window(ArrayRecord):
-    """The step on each rank's own clock, and what to subtract to put it on the page."""
-
     step: int | None
     start_ns: Int64s
     end_ns: Int64s
@@ -343,14 +329,14 @@ def slices_of(
 
     Ranks in `wanted` come first where not all fit.
     """
-    window = _window(account, typical_step(grid) if grid and step is None else step)
+    window = _window(account, _typical_step(grid) if grid and step is None else step)
     if window is None:
         return None
     chosen = _chosen(account, wanted)
     taken: list[tuple[int, RankSlices]] = []
     total = 0
     for index in chosen:
-        found = rank_slices(account, index, start_ns=int(window.start_ns[index]), end_ns=int(window.end_ns[index]))
+        found = _rank_slices(account, index, start_ns=int(window.start_ns[index]), end_ns=int(window.end_ns[index]))
         if taken and total + len(found) > most:
             continue
         taken.append((index, found))
@@ -381,8 +367,7 @@ def slices_of_other_steps(
     return tuple(sorted(found, key=lambda s: s.step or 0))
 
 
-def typical_step(grid: Grid) -> int:
-    """Return the number of the step nearest to the median, of those that the most ranks have."""
+def _typical_step(grid: Grid) -> int:
     step_ns = grid.group_ns.sum(axis=0)
     ranks = (~np.isnan(step_ns)).sum(axis=0)
     mean = np.nansum(step_ns, axis=0) / np.maximum(ranks, 1)
@@ -391,7 +376,6 @@ def typical_step(grid: Grid) -> int:
 
 
 def _window(account: Account, number: int | None) -> _Window | None:
-    """Return the span of a step over all ranks: from its first beginning to its last end on the shared clock."""
     clocks, num = account.shared.clocks, len(account.run.ranks)
     start, end, has = np.zeros(num, np.int64), np.zeros(num, np.int64), np.zeros(num, bool)
     for i, view in enumerate(account.ranks):
@@ -414,7 +398,6 @@ def _window(account: Account, number: int | None) -> _Window | None:
 
 
 def _chosen(account: Account, wanted: Sequence[int]) -> list[int]:
-    """Return which ranks to show, most wanted first, then spread evenly over the job."""
     ranks = account.run.ranks
     first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
     spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
@@ -451,7 +434,7 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _matched(account: Account, used: Int64s) -> MatchedCollectives:

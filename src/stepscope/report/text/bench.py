@@ -104,7 +104,6 @@ def _print_times(rows: list[Row], out: Console) -> None:
 
 
 def _table(out: Console, *columns: str) -> Table:
-    """Return a table whose names are never cut."""
     table = plain_table(out, *columns)
     table.columns[0].no_wrap = True
     return table
@@ -128,7 +127,6 @@ _LOSS = {"final loss": ("final_loss", ".4f")}
 
 
 def _print_figures(rows: list[Row], out: Console) -> None:
-    """Print throughput and loss, and communication and memory where they are known of any series."""
     groups = [_THROUGHPUT, *(g for g in (_COMMUNICATION, _MEMORY) if _known(rows, g)), _LOSS]
     columns = {title: figure for group in groups for title, figure in group.items()}
     table = _table(out, "", *columns)
@@ -192,7 +190,6 @@ def print_sweep(document: Mapping[str, Any], verdict: Verdict, out: Console) -> 
 
 
 def _sweep_table(verdict: Verdict, out: Console) -> Table:
-    """Return the measured variants; columns that only a GPU has are left out where there is none."""
     measured = [v for v in verdict.variants if v.step_ns is not None]
     columns = [_column(v, first=v is measured[0]) for v in measured]
     known = [title for title in (columns[0] if columns else {}) if any(c[title] is not None for c in columns)]
@@ -221,7 +218,6 @@ def _column(variant: VariantResult, *, first: bool) -> dict[str, str | None]:
 
 
 def _judged_otherwise(sweep: Mapping[str, Any], verdict: Verdict) -> list[str]:
-    """Return by what results were judged where it was not the sweep's tolerance; the advice has what is unknown."""
     usual = {v["name"]: (v.get("tolerance") or sweep["tolerance"])["why"] for v in sweep["variants"]}
     found: dict[str, list[str]] = {}
     for v in verdict.variants:
@@ -260,7 +256,6 @@ def _fitting(found: Mapping[str, Any], device_memory_gb: float | None) -> str:
 
 
 def _gigabytes(value: float | None) -> str | None:
-    """Return enough digits to tell small models apart."""
     return _number(value, ".2f" if value is None or value >= 1 else "#.3g")
 
 

@@ -61,7 +61,7 @@ class Columns:
         return start + "".join(f"{cell:>{_WIDTH}}" for cell in cells)
 
 
-def columns_of(rows: Sequence[CodeRow]) -> Columns:
+def _columns_of(rows: Sequence[CodeRow]) -> Columns:
     """Return the columns in which any row has something; those of the host and of the step are always there.
 
     `bwd` is the part in backward passes: of device time where there is any, else of the host's.
@@ -92,7 +92,7 @@ def _text(title: str, value: float | None) -> str:
     return f"{in_ms:.2f}" if in_ms < 100 else f"{in_ms:.1f}" if in_ms < 10_000 else f"{in_ms:.0f}"
 
 
-MIN_PCT = 0.1
+_MIN_PCT = 0.1
 MIN_SOURCE_WIDTH = 40
 _MAX_BETWEEN = 3
 _MAX_SHOWN = 60
@@ -117,9 +117,9 @@ def print_code(
 ) -> None:
     """Print lines in the order of the source, or sorted; or modules as a tree, or sorted."""
     rows = view.modules if modules else view.lines
-    shown = [row for row in rows if everything or row.step_pct is None or row.step_pct >= MIN_PCT]
+    shown = [row for row in rows if everything or row.step_pct is None or row.step_pct >= _MIN_PCT]
     _heading(account, view, out)
-    columns, gone = columns_of(rows), tuple[str, ...]()
+    columns, gone = _columns_of(rows), tuple[str, ...]()
     if not out.soft_wrap:
         columns, gone = columns.within(out.width - MIN_SOURCE_WIDTH, needed="expos" if sort == "exposed" else None)
     if not shown:
@@ -149,7 +149,6 @@ def _heading(account: Account, view: CodeView, out: Console) -> None:
 
 
 def _print_annotated(rows: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
-    """Print each file's lines in order, the file that takes most first."""
     for file in dict.fromkeys(row.file for row in rows):
         own = sorted((row for row in rows if row.file == file), key=lambda row: row.line)
         for block in _blocks(own):
@@ -159,7 +158,6 @@ def _print_annotated(rows: Sequence[CodeRow], columns: Columns, source: SourceTe
 
 
 def _block(block: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
-    """Print lines of one function, less what all of them are indented by."""
     kept = source.lines(block[0].file) or ()
     texts = [kept[row.line - 1] for row in block if row.source is not None]
     indent = min((len(text) - len(text.lstrip()) for text in texts), default=0)
@@ -171,7 +169,6 @@ def _block(block: Sequence[CodeRow], columns: Columns, source: SourceText, out: 
 
 
 def _blocks(rows: Sequence[CodeRow]) -> Iterable[list[CodeRow]]:
-    """Yield lines of one function that follow each other."""
     block: list[CodeRow] = []
     for row in rows:
         if block and row.function != block[-1].function:
@@ -183,7 +180,6 @@ def _blocks(rows: Sequence[CodeRow]) -> Iterable[list[CodeRow]]:
 
 
 def _print_between(texts: Sequence[str], first: int, indent: int, columns: Columns, out: Console) -> None:
-    """Print the source between two lines where it is short, else that something is left out."""
     if len(texts) > _MAX_BETWEEN:
         out.print(Text(columns.blank("...").rstrip(), style="dim"))
         return
@@ -203,7 +199,6 @@ def _print_sorted(rows: Sequence[CodeRow], sort: str, columns: Columns, out: Con
 
 
 def _tree(rows: Sequence[CodeRow], columns: Columns, out: Console) -> None:
-    """Print modules as a tree: children below their parent, those that take most first."""
     order = {row.module: i for i, row in enumerate(rows)}
     by_path = {row.module: row for row in rows}
 
@@ -244,7 +239,6 @@ def _cut(text: str, width: int, out: Console) -> Text:
 
 
 def _notes(view: CodeView, rows: Sequence[CodeRow], shown: Sequence[CodeRow], out: Console) -> None:
-    """Print what has no owner, what was left out, and what the numbers mean."""
     out.print()
     host, device = view.costs.unowned_host_share, view.costs.unowned_device_share
     shares = [(host, "the host's time"), (device, "device time")]
@@ -255,6 +249,6 @@ def _notes(view: CodeView, rows: Sequence[CodeRow], shown: Sequence[CodeRow], ou
     if not view.costs.exact_lines:
         lines.append("lines are those where functions begin: this recording does not tell the executing line")
     if len(shown) < len(rows):
-        lines.append(f"{len(rows) - len(shown)} with less than {MIN_PCT} % of the step are left out; --all shows them")
+        lines.append(f"{len(rows) - len(shown)} with less than {_MIN_PCT} % of the step are left out; --all shows them")
     for line in lines:
         print_indented(out, Text(line, style="dim"), first="", indent="  ")

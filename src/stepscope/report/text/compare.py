@@ -91,7 +91,6 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
 
 
 def _metrics(metrics: Sequence[Document], out: Console) -> None:
-    """Print the metrics that everybody asks for, as far as they are known."""
     shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
     for m in shown[:_MAX_METRICS]:
         doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
@@ -115,7 +114,6 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
 
 
 def _code(lines: Sequence[Document], out: Console) -> None:
-    """Print the lines that got slower most, where owners were recorded."""
     slower = [line for line in lines if line["change"] > 0][:_MAX_ROWS]
     if not slower:
         return

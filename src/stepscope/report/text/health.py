@@ -24,14 +24,13 @@ def print_health(
     _heading(account, conclusion, out)
     print_rank_health(rank_health(account), out)
     _stragglers(account, out)
-    print_checks(checks, out)
+    _print_checks(checks, out)
     for result in gates:
         held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
         print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
 
 
-def print_checks(checks: Sequence[Check], out: Console) -> None:
-    """Print every check with its number and limits."""
+def _print_checks(checks: Sequence[Check], out: Console) -> None:
     table = plain_table(out, "check", "value", "good", "bad", "status")
     for c in checks:
         value = "?" if c.value is None else f"{c.value:.1f}"
@@ -73,7 +72,6 @@ def print_rank_health(rows: Sequence[RankHealth], out: Console) -> None:
 
 
 def _worth_showing(rows: Sequence[RankHealth]) -> list[RankHealth]:
-    """Return the late ranks and as many others as fit, by rank."""
     late = [r for r in rows if r.late_ns is not None][:_MAX_RANKS]
     others = [r for r in rows if r.late_ns is None][: _MAX_RANKS - len(late)]
     return sorted([*late, *others], key=lambda r: r.rank)

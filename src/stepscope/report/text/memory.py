@@ -41,12 +41,12 @@ def _line(rank: int, points: Sequence[tuple[Any, int]], where: str) -> str:
     sizes = [b for _, b in points]
     span = f"steps {points[0][0]} to {points[-1][0]}"
     return (
-        f"memory {where}, rank {rank}, {span}: {spark_line(sizes)} "
+        f"memory {where}, rank {rank}, {span}: {_spark_line(sizes)} "
         f"{readable_bytes(min(sizes))} to {readable_bytes(max(sizes))}"
     )
 
 
-def spark_line(values: Sequence[float], *, width: int = _WIDTH) -> str:
+def _spark_line(values: Sequence[float], *, width: int = _WIDTH) -> str:
     """Return values as bars, the largest of each stretch where there are more than `width`.
 
     >>> spark_line([0, 1, 2, 3])

@@ -33,8 +33,7 @@ _COLOURS = {
 }  # fmt: skip
 
 
-def print_budget(account: Account, out: Console) -> None:
-    """Print where the mean rank's step goes, without steps its window; parts below half a percent share a line."""
+def _print_budget(account: Account, out: Console) -> None:
     step = account.step
     if step is None or not step.step_ns:
         return
@@ -56,7 +55,6 @@ def print_budget(account: Account, out: Console) -> None:
 
 
 def _bar(share: float, most: int, out: Console) -> str:
-    """Return a bar that fills `most` letters at a share of 1, to an eighth where the output can show it."""
     if not speaks_unicode(out):
         return "#" * max(1, round(share * most))
     whole, eighths = divmod(max(1, round(8 * share * most)), 8)
@@ -95,7 +93,6 @@ def print_where(account: Account, out: Console) -> None:
 
 
 def _cost(row: CodeRow) -> str:
-    """Return what a line takes and what it saves: `309.1 ms, saves 285.2`."""
     took_ns = max(row.host_ns, row.device_ns + row.comm_ns)
     saves = "" if row.saving_ns is None else f", saves {row.saving_ns / NS_PER_MS:6.1f}"
     return f"{took_ns / NS_PER_MS:7.1f} ms{saves:>14}"
@@ -103,26 +100,26 @@ def _cost(row: CodeRow) -> str:
 
 # Each rank's window on the terminal, the late ones first, in as many columns as the terminal holds.
 
-MAX_RANKS = 8
+_MAX_RANKS = 8
 _COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
 _OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
+# where the terminal is too narrow
 _LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
-"""where the terminal is too narrow"""
 
 
 def print_ranks(account: Account, out: Console) -> None:
     """Print the window of each rank and who the others waited for."""
     late = {s.rank: s for s in account.stragglers}
     shown = sorted(account.ranks_read, key=lambda view: (view.rank.rank not in late, view.rank.rank))
-    rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:MAX_RANKS]]
+    rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:_MAX_RANKS]]
     out.print()
     columns = [c for c in _COLUMNS if _communicates(account) or c not in _OF_SEVERAL]
     table = plain_table(out, "rank", *columns)
     for rank, cells in rows:
         table.add_row(rank, *(cells[c] for c in columns))
     print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
-    if len(shown) > MAX_RANKS:
-        out.print(f"... and {len(shown) - MAX_RANKS} more ranks with --json")
+    if len(shown) > _MAX_RANKS:
+        out.print(f"... and {len(shown) - _MAX_RANKS} more ranks with --json")
     _last_to_arrive(account, out)
 
 
@@ -152,7 +149,6 @@ def _cells(view: RankWindow, behind: Straggler | None) -> dict[str, str]:
 
 
 def _last_to_arrive(account: Account, out: Console) -> None:
-    """Print who the others waited for where that is worth a line: over 1 % of its window each."""
     others = len(account.ranks_read) - 1
     for view in account.ranks_read:
         number, a, w = view.rank.rank, view.window, view.wait
@@ -164,8 +160,7 @@ def _last_to_arrive(account: Account, out: Console) -> None:
 # What a serving engine did, a line per kind of step.
 
 
-def print_serving(serving: Serving | None, out: Console) -> None:
-    """Print prefill and decode steps with their times and tokens; nothing for a job that served none."""
+def _print_serving(serving: Serving | None, out: Console) -> None:
     if serving is None:
         return
     for kind in serving.kinds:
@@ -187,7 +182,7 @@ def _line(kind: ServedSteps) -> str:
 
 # What to run next, given what was found?
 
-PAGE = "report.html"
+_PAGE = "report.html"
 
 
 def next_commands(
@@ -201,7 +196,7 @@ def next_commands(
     run = " ".join(shlex.quote(printable(word)) for word in given)
     lines = [
         (f"stepscope view {run}", "report, tables and timeline in the browser"),
-        (f"stepscope report {run} --html {PAGE}{' --force' * has_page}", "the whole report as one file"),
+        (f"stepscope report {run} --html {_PAGE}{' --force' * has_page}", "the whole report as one file"),
     ]
     first = diagnosis.worth[0] if diagnosis.worth else None
     options = () if first is None else _what_if(first)
@@ -214,7 +209,6 @@ def next_commands(
 
 
 def _what_if(finding: Finding) -> tuple[str, ...]:
-    """Return the options of a what-if that gives the finding's saving; none where there is none."""
     if finding.what_if is not None:
         return finding.what_if
     known = [e.value for e in finding.evidence if e.what == MICROBATCHES and isinstance(e.value, int)]
@@ -235,9 +229,9 @@ def print_summary(
     _heading(account, out)
     _headline(conclusion, out)
     _step_line(account, out)
-    print_serving(account.serving, out)
+    _print_serving(account.serving, out)
     _findings(account, diagnosis, conclusion, out)
-    print_budget(account, out)
+    _print_budget(account, out)
     print_where(account, out)
     print_ranks(account, out)
     print_memory(account, out)
@@ -265,7 +259,6 @@ def _heading(account: Account, out: Console) -> None:
 
 
 def _step_line(account: Account, out: Console) -> None:
-    """Print step time and MFU on one line."""
     step, used = account.step, account.efficiency
     line = Text()
     if step:
@@ -285,13 +278,11 @@ def _step_line(account: Account, out: Console) -> None:
 
 
 def _headline(conclusion: Conclusion, out: Console) -> None:
-    """Print what bounds the run, and why."""
     line = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
     print_indented(out, line, first="", indent="  ")
 
 
 def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, out: Console) -> None:
-    """Print what to fix first, and what nobody has looked for."""
     out.print()
     if diagnosis.worth:
         _worth(diagnosis, out, over="" if account.num_steps else ", over the whole window")
@@ -335,13 +326,11 @@ def _finding(n: int, f: Finding, out: Console) -> None:
 
 
 def _on_top(f: Finding) -> str:
-    """Return what it adds to those above it, where that is not what it saves alone."""
     differs = abs(f.saving_ns - f.alone_ns) > _WORTH_TELLING * f.alone_ns
     return f", {f.saving_ns / NS_PER_MS:.1f} on top of those above" if differs else ""
 
 
 def _warnings(account: Account, out: Console) -> None:
-    """Print what to be careful about; what another line says in full is not said twice."""
     lines = [w for w in account.warnings if not any(w in other and w != other for other in account.warnings)]
     shown = lines if len(lines) == _MAX_WARNINGS + 1 else lines[:_MAX_WARNINGS]
     for line in shown:
@@ -351,7 +340,6 @@ def _warnings(account: Account, out: Console) -> None:
 
 
 def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console, *, has_page: bool, has_lines: bool) -> None:
-    """Print what to run next, one command per line, with what each tells where that fits."""
     lines = next_commands(diagnosis, given, has_page=has_page, has_lines=has_lines) if given else []
     width = max((len(command) for command, _ in lines), default=0)
     fits = max((9 + width + len(what) for _, what in lines), default=0) <= out.width

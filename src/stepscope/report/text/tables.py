@@ -15,12 +15,12 @@ from stepscope.report.terminal import fits, name_text, plain_table, print_fittin
 from stepscope.tables.schema import TABLES
 from stepscope.tables.sql import Answer
 
-MAX_ROWS = 100
+_MAX_ROWS = 100
 _MAX_WIDTH = 60
 _NARROW = 32
 
 
-def print_answer(answer: Answer, out: Console, *, most: int = MAX_ROWS) -> None:
+def print_answer(answer: Answer, out: Console, *, most: int = _MAX_ROWS) -> None:
     """Print the first rows of an answer, and how to get all where there are more."""
     rows = list(islice(answer.rows, most + 1))
     table = _table(answer, rows[:most], out, name_width=_MAX_WIDTH)

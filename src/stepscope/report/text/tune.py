@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.units import printable
 
-WIDTH = 80
+_WIDTH = 80
 _NAME = 44
 _NUMBERS = "{:>9}  {:>6}  {:>14}"
 
@@ -43,7 +43,6 @@ def _table(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _name_lines(name: str) -> list[str]:
-    """Return a name on lines that fit their column; settings that go together are broken between them."""
     return textwrap.wrap(printable(name, width=400), _NAME, break_long_words=True) or [""]
 
 
@@ -93,5 +92,5 @@ def _range(row: Mapping[str, Any]) -> str:
 def _wrapped(line: str) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(
-        printable(line.strip(), width=2000), WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "
+        printable(line.strip(), width=2000), _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "
     )

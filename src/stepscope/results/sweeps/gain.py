@@ -52,5 +52,4 @@ def gain(row: Row, reference: Row) -> Gain:
 
 
 def _samples(row: Row) -> float:
-    """Return the samples of a step; 1 where its batches did not tell, so that steps are compared as they are."""
     return row["summary"]["samples_per_step"] or 1.0

@@ -18,17 +18,17 @@ class VariantResult:
     """One variant."""
 
     name: str
+    #: measured, not measured, out of memory, failed
     status: str
-    """measured, not measured, out of memory, failed"""
     reason: str | None = None
     step_ns: int | None = None
     gain: Gain | None = None
     agreement: Agreement | None = None
     mfu: float | None = None
+    #: allocated on the device; on the CPU, what the process grew by
     peak_memory_gb: float | None = None
-    """allocated on the device; on the CPU, what the process grew by"""
+    #: what the device's allocator held; None on the CPU
     reserved_memory_gb: float | None = None
-    """what the device's allocator held; None on the CPU"""
     first_step_ns: int | None = None
 
     @property
@@ -92,6 +92,5 @@ def _agreement(variant: Mapping[str, Any], row: Row, first: Row, sweep: Mapping[
 
 
 def _checks(row: Row) -> Sequence[Check]:
-    """Return the check of every run; results written before those were kept have the first run's alone."""
     found: Sequence[Check] = row["checks"] if "checks" in row else [row["check"]]
     return found

@@ -13,10 +13,10 @@ from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.times import ratio
 from stepscope.units import readable_bytes
 
+# of the time: less of a gain is not worth a more complicated strategy
 _WORTH = 0.98
-"""of the time: less of a gain is not worth a more complicated strategy"""
+# of the memory: above, a longer sequence or a fragmented allocator ends the job
 _FULL = 0.95
-"""of the memory: above, a longer sequence or a fragmented allocator ends the job"""
 
 Runs = Sequence[Sequence[float]]
 
@@ -27,19 +27,19 @@ class Recommendation:
 
     series: str
     reason: str
+    #: what it is taken instead of: the simplest that fits, or a more complicated one that is clearly faster than that;
+    #: the fastest of the others where it is the simplest itself, None without another
     against: str | None
-    """what it is taken instead of: the simplest that fits, or a more complicated one that is clearly faster than that;
-    the fastest of the others where it is the simplest itself, None without another"""
+    #: its time over the other's, with the 95 % interval
     time_over: float | None
-    """its time over the other's, with the 95 % interval"""
     time_over_low: float | None
     time_over_high: float | None
+    #: whether that interval holds 1
     no_difference: bool
-    """whether that interval holds 1"""
     peak_memory_gb: float | None
     memory_limit_gb: float | None
+    #: names, and why they are out
     excluded: Mapping[str, str]
-    """names, and why they are out"""
 
 
 def recommendation(
@@ -97,7 +97,6 @@ def _fastest(others: Sequence[VariantResult]) -> VariantResult | None:
 
 
 def _simpler_and_shorter(chosen: VariantResult, able: Sequence[VariantResult]) -> VariantResult:
-    """Return the shortest of the simpler ones where it is shorter than the chosen one, else the chosen one."""
     simpler = _fastest(able[: able.index(chosen)])
     return simpler if simpler and (simpler.step_ns or 0) < (chosen.step_ns or 0) else chosen
 
@@ -109,7 +108,6 @@ def _reason(
     variants: Sequence[VariantResult],
     excluded: Mapping[str, str],
 ) -> str:
-    """Return why this one: simpler ones are out, or slower, or there is no difference."""
     simpler = [v.name for v in variants[: variants.index(chosen)] if v.name in excluded]
     parts = [f"{' and '.join(simpler)} cannot be used"] if simpler else []
     if chosen is not faster:
@@ -133,7 +131,6 @@ def _margin(found: Recommendation) -> list[str]:
 
 
 def _memory(found: Recommendation, variants: Sequence[VariantResult]) -> list[str]:
-    """Return what the chosen one takes, and what takes less where memory is short."""
     if not found.peak_memory_gb:
         return ["memory is not known here"]
     of = f" of {_size(found.memory_limit_gb)}" if found.memory_limit_gb else ""

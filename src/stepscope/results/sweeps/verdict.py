@@ -17,10 +17,10 @@ class Verdict:
     variants: tuple[VariantResult, ...]
     chosen: str | None
     advice: tuple[str, ...]
+    #: why there is no MFU, or what it is measured against
     mfu_reason: str | None
-    """why there is no MFU, or what it is measured against"""
+    #: of strategies: the one to take, with its margin and what is out
     recommendation: Recommendation | None = None
-    """of strategies: the one to take, with its margin and what is out"""
 
 
 def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
@@ -66,7 +66,6 @@ def _strategies(
 
 
 def _peak(environment: Mapping[str, Any], *, sharing: bool) -> tuple[float | None, str | None]:
-    """Return the peak of all devices, and what it is; ranks that share devices have only those between them."""
     memory_gb = environment.get("device_memory_gb")
     found = look_up(environment.get("device") or "", memory_bytes=int(memory_gb * 1e9) if memory_gb else None)
     peak = mfu_peak(found.chip) if found.chip else None

@@ -12,21 +12,21 @@ from stepscope.stats.distinct import distinct_places
 if TYPE_CHECKING:
     from stepscope.trace.scanner.wasm import Instance
 
+# as in call_stack.h
 CHUNK_ROWS = 1 << 15
-"""as in call_stack.h"""
 _MAX_NS = 1 << 62
 _FEW_ROWS = 1 << 13
 _MAX_ROUNDS = 64
+# instances that are asked again: to make one takes longer than most stacks
 _IDLE: "deque[Instance]" = deque(maxlen=4)
-"""instances that are asked again: to make one takes longer than most stacks"""
 atexit.register(_IDLE.clear)  # later, what frees their memory is gone
 
 
 class Stacked(NamedTuple):
     """Rows by thread, start and end descending, as `call_stack_parents` wants them."""
 
+    #: where each of them was
     order: npt.NDArray[np.intp]
-    """where each of them was"""
     thread: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
@@ -57,7 +57,6 @@ def stacked(
 
 
 def _by_thread_and_start(thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """Return rows by thread, then start: one sort, the rows of each thread moved to a time of their own."""
     first = np.flatnonzero(np.append(True, thread[1:] != thread[:-1])[: len(thread)])  # rows of a thread come together
     of_run = distinct_places(thread[first])[1]
     wide = int(start.max(initial=0)) - int(start.min(initial=0)) + 1

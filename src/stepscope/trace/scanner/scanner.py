@@ -29,14 +29,14 @@ class Flags(IntFlag):
     """What the scanner has to know of a block."""
 
     NONE = 0
+    #: nothing follows this block
     FINAL = 1
-    """nothing follows this block"""
+    #: the file is an array of events, not an object with `traceEvents`
     TOP_ARRAY = 2
-    """the file is an array of events, not an object with `traceEvents`"""
+    #: the block before ended in damage: search for an event first
     LOST = 4
-    """the block before ended in damage: search for an event first"""
+    #: the rows that are there have been copied
     NEW_ROWS = 8
-    """the rows that are there have been copied"""
 
 
 class TextFlags(IntFlag):
@@ -63,8 +63,8 @@ class Rows(NamedTuple):
 
     columns: list[npt.NDArray[Any]]
     args: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
+    #: from where on in the file, or in what was parsed of it, the offsets count
     origin: int
-    """from where on in the file, or in what was parsed of it, the offsets count"""
 
     @property
     def nbytes(self) -> int:
@@ -99,17 +99,17 @@ class Counts(NamedTuple):
 class ParsedBlock:
     """What one block gave beside its rows. Offsets count from the block's first byte."""
 
+    #: what was not read: the start of the next block, or what follows the events
     rest: bytes
-    """what was not read: the start of the next block, or what follows the events"""
+    #: whether the array of events ended in this block
     ended: bool
-    """whether the array of events ended in this block"""
     lost: bool
+    #: whether the file ends inside an event
     cut: bool
-    """whether the file ends inside an event"""
     counts: Counts
     first_bad: int | None
+    #: whether an object among the events has a list of events of its own
     holds_events: bool
-    """whether an object among the events has a list of events of its own"""
 
     @property
     def clean(self) -> bool:
@@ -118,23 +118,23 @@ class ParsedBlock:
         return not (faults or self.counts.malformed or self.counts.repaired)
 
 
+# places in an argument's array, as in columns.h
 _STRIDE = (1 << 15) + 112
-"""places in an argument's array, as in columns.h"""
+# room for a block; memory that is not written to costs nothing, what is outgrown is not given back
 _INPUT_BYTES = 4 << 20
-"""room for a block; memory that is not written to costs nothing, what is outgrown is not given back"""
+# for a block that is parsed, the one before it, which may be looked at, and the one after it, which is filled
 _NUM_ROOMS = 3
-"""for a block that is parsed, the one before it, which may be looked at, and the one after it, which is filled"""
+# before each of them, for what the block before left over
 _REST_BYTES = 1 << 16
-"""before each of them, for what the block before left over"""
+# bytes behind a block that parsing it writes to, as in text.h
 _PADDING = 64
-"""bytes behind a block that parsing it writes to, as in text.h"""
+# bytes of a file whose rows are handed over together: offsets have 32 bits
 _MAX_SPAN = 1 << 30
-"""bytes of a file whose rows are handed over together: offsets have 32 bits"""
+# the end of a file whose events do not end properly: there may be fields in it
 _SALVAGED_BYTES = 1 << 16
-"""the end of a file whose events do not end properly: there may be fields in it"""
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
+# made once: there are thousands of texts
 _TEXT_FLAGS = tuple(map(TextFlags, range(1 + sum(TextFlags))))
-"""made once: there are thousands of texts"""
 
 _EXHAUSTED = (
     "more distinct strings than can be kept (4 million, or 512 MB of them); names of a trace repeat; "
@@ -145,8 +145,8 @@ _EXHAUSTED = (
 class Room(NamedTuple):
     """Where the bytes of a block are to lie."""
 
+    #: behind where room for blocks begins
     at: int
-    """behind where room for blocks begins"""
     bytes: memoryview
 
 
@@ -186,7 +186,6 @@ class Scanner:
         return self._parse(0, length, flags, sink, offset=offset)
 
     def _parse(self, start: int, end: int, flags: Flags, sink: Callable[[Rows], None], *, offset: int) -> ParsedBlock:
-        """Parse from `start` to `end` of the room for blocks."""
         if offset - self._origin > _MAX_SPAN:
             self.finish(sink)
         if not self._pending:

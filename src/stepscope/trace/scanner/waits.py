@@ -14,7 +14,6 @@ class WaitGraph:
     """What waits for what, kept in the module's memory. Not for several threads at once."""
 
     def __init__(self, first_edge: Int64s, edge_from: Int64s, edge_lag_ns: Floats) -> None:
-        """Edges into node n are `first_edge[n]:first_edge[n + 1]`, from `edge_from`, `edge_lag_ns` after its end."""
         self._edges = (first_edge, edge_from, edge_lag_ns)
         self._wasm = Instance()
         self._nodes = len(first_edge) - 1
@@ -30,10 +29,10 @@ class WaitGraph:
         ordered = self._wasm.call("waits_order")
         if ordered == 0xFFFFFFFF:
             raise MemoryLimitError(_NO_MEMORY)
+        # whether some nodes wait for each other, so that no order exists
         self.is_circular = ordered < self._nodes
-        """whether some nodes wait for each other, so that no order exists"""
+        # every node after all it waits for
         self.order: Int64s = self._wasm.view(order, "uint32", ordered).astype(np.int64)
-        """every node after all it waits for"""
 
     def __reduce__(self) -> tuple[type["WaitGraph"], tuple[Int64s, Int64s, Floats]]:
         return (WaitGraph, self._edges)

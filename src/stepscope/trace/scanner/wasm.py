@@ -30,8 +30,8 @@ def version() -> str:
     return digest_of(module_code(), 16)
 
 
+# threads that come for the module at once wait for one of them
 _compiling = Lock()
-"""threads that come for the module at once wait for one of them"""
 
 
 class MemoryLimitError(InputError):
@@ -45,7 +45,6 @@ def _module(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
 
 @cache
 def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
-    """Return the compiled module. A frugal one reserves no addresses ahead, and so has to check every access."""
     config = wasmtime.Config()
     config.parallel_compilation = False  # one small module: threads cost more than they save
     config.memory_may_move = frugal  # else it may be filled while code runs
@@ -60,8 +59,8 @@ class Instance:
     """One instance of the module and a view of its memory."""
 
     def __init__(self) -> None:
+        # the memory, when it grows
         self.may_move = False
-        """the memory, when it grows"""
         try:
             self._start(frugal=False)
         except wasmtime.WasmtimeError:  # address space is limited (ulimit -v): 4 GB of it are reserved per instance

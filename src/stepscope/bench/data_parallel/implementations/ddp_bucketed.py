@@ -18,7 +18,7 @@ from stepscope.bench.data_parallel.implementations.averaging import gradient, st
 from stepscope.bench.data_parallel.implementations.parallel import Options, Parallel, trainable
 from stepscope.bench.data_parallel.implementations.start_order import StartOrder
 
-FIRST_BUCKET_MB = 1.0
+_FIRST_BUCKET_MB = 1.0
 _MB = 2**20
 
 
@@ -48,8 +48,6 @@ class DdpBucketed(Parallel):
 
 
 class _Bucket:
-    """Gradients that travel together."""
-
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self._missing = len(parameters)
@@ -61,19 +59,16 @@ class _Bucket:
         self._work: Any = None
 
     def count_gradient(self) -> bool:
-        """Count one more gradient and return whether it was the last missing one."""
         self._missing -= 1
         return self._missing == 0
 
     def start(self) -> None:
-        """Pack the gradients, start their mean, and let the parameters look into the bucket."""
         torch._foreach_copy_(self._views, [gradient(p) for p in self.parameters])
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.grad = view
         self._work = start_mean(self._flat)
 
     def finish(self) -> None:
-        """Wait for the mean and be ready for the next step."""
         self._work.wait()
         self._missing = len(self.parameters)
 
@@ -84,7 +79,7 @@ def partition(parameters: list[nn.Parameter], *, size_mb: float) -> list[list[nn
     size_bytes, limit_bytes = 0.0, 0.0
     for parameter in parameters:
         if size_bytes >= limit_bytes or _kind(buckets[-1][0]) != _kind(parameter):
-            limit_bytes = _MB * (size_mb if buckets else min(FIRST_BUCKET_MB, size_mb))
+            limit_bytes = _MB * (size_mb if buckets else min(_FIRST_BUCKET_MB, size_mb))
             buckets.append([])
             size_bytes = 0.0
         buckets[-1].append(parameter)

@@ -57,5 +57,4 @@ class DdpIndividualV2(Parallel):
             self._works.append(start_mean(grad))
 
     def _beside(self) -> Any:
-        """Return a context in which work is queued beside the backward pass."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -33,7 +33,7 @@ class Fsdp2Zero3(Parallel):
     def __init__(self, model: nn.Module, options: Options) -> None:
         share_weights(model)
         mesh = self._mesh(trainable(model)[0].device.type)
-        for unit in (*blocks_of(model), model):
+        for unit in (*_blocks_of(model), model):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -88,7 +88,6 @@ def hybrid_shards(world_size: int, *, on_this_machine: int) -> int:
 
 @cache
 def _hybrid_mesh(device_type: str, shape: tuple[int, int], world: Any) -> DeviceMesh:
-    """Return the mesh of one process group, made once: each one has communicators of its own, in device memory."""
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
 
 
@@ -98,8 +97,7 @@ def mixed_precision(precision: str) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model: the children of the list that holds most of the parameters, none without one."""
+def _blocks_of(model: nn.Module) -> list[nn.Module]:
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
     if not lists:
         return []

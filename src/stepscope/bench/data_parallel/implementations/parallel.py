@@ -22,8 +22,8 @@ class Options:
     lr: float = 1e-3
     micro_batch_size: int = 1
     grad_accum: int = 1
+    #: of what is trained; what is sharded travels in it
     precision: str = "fp32"
-    """of what is trained; what is sharded travels in it"""
 
 
 class Parallel:
@@ -32,8 +32,8 @@ class Parallel:
     `exchange` is set before each micro-batch: only the last one's backward has to exchange gradients.
     """
 
+    #: whether a rank holds only a part of the gradients
     sharded = False
-    """whether a rank holds only a part of the gradients"""
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         share_weights(model)
@@ -61,18 +61,17 @@ class Parallel:
 
     def weights(self) -> Tensors:
         """Return the whole weights by name; every rank has to call it."""
-        return {name: whole(p.detach()) for name, p in self.model.named_parameters()}
+        return {name: _whole(p.detach()) for name, p in self.model.named_parameters()}
 
     def gradients(self) -> Tensors | None:
         """Return the whole gradients by name, None where they are not kept; every rank has to call it."""
-        return {name: whole(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+        return {name: _whole(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
 
     def _optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=True)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor itself, or all of it where this rank holds a shard."""
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

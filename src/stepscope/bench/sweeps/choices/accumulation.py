@@ -11,8 +11,8 @@ from typing import Any
 from stepscope.bench.sweeps.choices.sweep import Sweep, Variant, rounding
 from stepscope.errors import UsageError
 
+# micro-batches of the whole batch size: as many times the samples in a step
 _MORE = (2, 4)
-"""micro-batches of the whole batch size: as many times the samples in a step"""
 
 
 def sweep(spec: Mapping[str, Any], *, most: int = 8, world_size: int = 1) -> Sweep:

@@ -44,7 +44,6 @@ def _on_device(name: str, value: str) -> Variant:
 
 
 def _given(text: str) -> Variant:
-    """Return the variant of a setting as it is written for the allocator, or of a variable such as MALLOC_ARENA_MAX."""
     if _VARIABLE.fullmatch(text):
         name, _, value = text.partition("=")
         return Variant(text, env={name: value})

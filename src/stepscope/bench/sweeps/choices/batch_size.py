@@ -9,8 +9,8 @@ from typing import Any
 from stepscope.bench.sweeps.choices.sweep import Sweep, Variant, rounding
 
 START = 32
+# bisection ends when the next size would be about a sixteenth larger
 _RESOLUTION = 16
-"""bisection ends when the next size would be about a sixteenth larger"""
 
 
 def next_probe(known: Mapping[int, bool], *, start: int = START, limit: int = 1 << 16) -> int | None:

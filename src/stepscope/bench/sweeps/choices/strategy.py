@@ -7,6 +7,7 @@ from stepscope.bench.data_parallel.strategies import HYBRID_RANKS
 from stepscope.bench.sweeps.choices.sweep import Sweep, Variant, narrower, rounding
 from stepscope.errors import UsageError
 
+# from simple to complicated: the order in which advice prefers them
 _STRATEGIES = {
     "ddp": "pytorch_ddp",
     "zero1": "zero1",
@@ -14,9 +15,8 @@ _STRATEGIES = {
     "zero3": "fsdp2_zero3",
     "hybrid": "fsdp2_hybrid",
 }
-"""from simple to complicated: the order in which advice prefers them"""
+# mixed precision; fp16 would need a loss scale that shards agree on
 _MIXED = "bf16"
-"""mixed precision; fp16 would need a loss scale that shards agree on"""
 
 
 def sweep(spec: Mapping[str, Any], *, world_size: int) -> Sweep:

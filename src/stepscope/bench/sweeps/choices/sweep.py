@@ -20,8 +20,8 @@ SWEEPS = {
     "strategy": "strategy",
 }
 
+# relative error of rounding once
 _ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-9}
-"""relative error of rounding once"""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Variant:
     spec: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     step: Mapping[str, Any] = field(default_factory=dict)
+    #: variables of a process of its own
     env: Mapping[str, str] = field(default_factory=dict)
-    """variables of a process of its own"""
     only_on: Literal["cuda", "cpu"] | None = None
     why_only: str = ""
+    #: why it cannot run on these ranks; empty where it can
     why_not: str = ""
-    """why it cannot run on these ranks; empty where it can"""
+    #: where it differs from the sweep's
     tolerance: Tolerance | None = None
-    """where it differs from the sweep's"""
+    #: the variant that exchanges gradients once in a step, where this one does in each micro-batch
     once: str = ""
-    """the variant that exchanges gradients once in a step, where this one does in each micro-batch"""
+    #: its steps take other samples than the first one's: there is nothing to compare
     other_samples: bool = False
-    """its steps take other samples than the first one's: there is nothing to compare"""
+    #: its activations lie in the pool of a CUDA graph, which the allocator does not count
     graph_memory: bool = False
-    """its activations lie in the pool of a CUDA graph, which the allocator does not count"""
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class Sweep:
     question: str
     variants: tuple[Variant, ...]
     tolerance: Tolerance
+    #: memory: variants that cost time to save memory; both: judged by either
     goal: Literal["time", "memory", "both"] = "time"
-    """memory: variants that cost time to save memory; both: judged by either"""
+    #: what results are compared with: the first variant, or the same batch as two halves whose gradients add up
     reference: Literal["first", "halves"] = "first"
-    """what results are compared with: the first variant, or the same batch as two halves whose gradients add up"""
+    #: every measurement in a process of its own
     fresh: bool = False
-    """every measurement in a process of its own"""
+    #: instead of an exact `tolerance`, where the first variant differs from itself between its runs: many kernels of a
+    #: GPU add in no fixed order
     reordered: Tolerance | None = None
-    """instead of an exact `tolerance`, where the first variant differs from itself between its runs: many kernels of a
-    GPU add in no fixed order"""
 
 
 def sweep_named(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -> Sweep:

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
-    """Add what the profile mode takes."""
     group = parser.add_argument_group("profile one implementation")
     group.add_argument("--profile", action="store_true", help="record traces instead of comparing")
     group.add_argument("--profile-implementation", metavar="NAME", default="ddp", help=f"of {', '.join(NAMES)} (ddp)")

@@ -14,8 +14,8 @@ from stepscope.cli.arguments.bench.shared import add_shared_arguments
 from stepscope.cli.arguments.sizes import above_zero
 
 MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
+# unless told, or started by a launcher
 WORLD_SIZES = "1,2"
-"""unless told, or started by a launcher"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:

@@ -5,8 +5,8 @@ import argparse
 from stepscope.cli.arguments.sizes import above_zero, at_least_one
 from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 
+# unless told, or started by a launcher
 WORLD_SIZE = 2
-"""unless told, or started by a launcher"""
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = WORLD_SIZE) -> None:
@@ -18,7 +18,6 @@ def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_si
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained."""
     group = parser.add_argument_group("workload")
     group.add_argument(
         "--workload",
@@ -35,7 +34,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_method(parser: argparse.ArgumentParser) -> None:
-    """Add how often is measured. With synthetic data an epoch is one step."""
     group = parser.add_argument_group("method")
     group.add_argument(
         "--num-epochs", "--steps", dest="steps", type=at_least_one, default=50, metavar="N",
@@ -50,7 +48,6 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ranks(parser: argparse.ArgumentParser, *, world_size: int | None) -> None:
-    """Add the ranks and the time they may take."""
     group = parser.add_argument_group("ranks")
     if world_size is not None:
         group.add_argument("--world-size", type=at_least_one, default=world_size, metavar="N", help=f"({world_size})")
@@ -61,7 +58,6 @@ def _add_ranks(parser: argparse.ArgumentParser, *, world_size: int | None) -> No
 
 
 def _add_output(parser: argparse.ArgumentParser, *, what: str) -> None:
-    """Add where results go."""
     group = parser.add_argument_group("results")
     group.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
     group.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")

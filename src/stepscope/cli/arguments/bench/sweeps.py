@@ -21,8 +21,8 @@ from stepscope.bench.sweeps.choices.batch_size import START
 from stepscope.cli.arguments.bench.shared import WORLD_SIZE, add_shared_arguments
 from stepscope.cli.arguments.sizes import above_zero, at_least_one, at_least_zero, size_bytes
 
+# sweeps that can train on several ranks, and on how many they do unless told
 RANKS = {"strategy": WORLD_SIZE, "accumulation": 1, "batch-size": 1}
-"""sweeps that can train on several ranks, and on how many they do unless told"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:

@@ -8,13 +8,12 @@ from stepscope.cost.closed_form import Link
 
 def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the links that stand in for a calibration."""
-    parser.add_argument("--link", type=link, metavar="GB/s[:us]", help="link between ranks, or between nodes")
-    parser.add_argument("--node-link", type=link, metavar="GB/s[:us]", help="link inside a node")
+    parser.add_argument("--link", type=_link, metavar="GB/s[:us]", help="link between ranks, or between nodes")
+    parser.add_argument("--node-link", type=_link, metavar="GB/s[:us]", help="link inside a node")
     parser.add_argument("--per-node", type=at_least_one, default=8, metavar="N", help="devices per node (default 8)")
 
 
-def link(text: str) -> Link:
-    """Return the link written as `GB/s` or `GB/s:microseconds` (5 us by default)."""
+def _link(text: str) -> Link:
     rate, _, latency = text.partition(":")
     try:
         gb_per_s, latency_us = float(rate), float(latency or 5)
