@@ -340,7 +340,10 @@ def account_of(
         paths = ", ".join(r.trace.path for r in run.ranks[:3])
         raise InputError(f"nothing to analyse in {paths}: no steps, device work or operators")
     failures: list[str] = []
-    tried = partial(attempt, failures)
+
+    def tried(name: str, analysis: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
+        return attempt(failures, name, analysis, otherwise)
+
     shared = aligned(run)
     by_rank = budgets(shared)
     training = tried("logged steps", lambda: training_step(run.logs), _nothing) if unprofiled_ms is None else None
@@ -364,6 +367,12 @@ def account_of(
         lambda: replay_of(shared, unprofiled_ns=unprofiled_ns, training=split, late_ns=late.late_ns),
         _nothing,
     )
+    more: dict[str, Callable[[], list[str]]] = {
+        "sample of ranks": lambda: _sample_lines(shared, replay),
+        "device state": lambda: device_warnings(device_states(run.beside.telemetry, run.logs)),
+        "measured kernels": lambda: _measured_lines(run),
+        "debug variables": lambda: _debug_warnings(run),
+    }
     return Account(
         run=run,
         shared=shared,
@@ -380,10 +389,7 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
-            *tried("sample of ranks", lambda: _sample_lines(shared, replay), list),
-            *tried("device state", lambda: device_warnings(device_states(run.beside.telemetry, run.logs)), list[str]),
-            *tried("measured kernels", lambda: _measured_lines(run), list),
-            *tried("debug variables", lambda: _debug_warnings(run), list),
+            *(line for name, lines in more.items() for line in tried(name, lines, list[str])),
             *([chip.note] if chip.note else []),
         ),
         failures=failures,

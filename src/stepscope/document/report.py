@@ -261,6 +261,10 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     return finite_document(document)[0]
 
 
+def _checks(account: Account) -> list[Check]:
+    return attempt(account.failures, "checks", lambda: checks_of(account), list)
+
+
 def _run(account: Account) -> dict[str, Any]:
     run = account.run
     versions = run.description.get("versions")
