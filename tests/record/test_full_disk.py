@@ -20,7 +20,6 @@ from tests.limits import HANG_S
 
 from stepscope.cli.record import last_words
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper import claim as whole_file
 from stepscope.record.helper import open_run as outbox
 from stepscope.record.helper import writer
 from stepscope.record.helper import writer as growing_log
@@ -154,7 +153,7 @@ def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeyp
 
 
 def test_a_claim_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_file.os, "link", lambda *a: (_ for _ in ()).throw(FULL))
+    monkeypatch.setattr(os, "link", lambda *a: (_ for _ in ()).throw(FULL))
     with pytest.raises(Exception, match="No space"):
         claim_folder(tmp_path / "run", run_id="a")
     assert list((tmp_path / "run").iterdir()) == []

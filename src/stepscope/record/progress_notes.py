@@ -18,6 +18,8 @@ import os
 from pathlib import Path
 
 SEEN_VARIABLE = "STEPSCOPE_SEEN"
+# the settings of a helper process
+HELPER_VARIABLE = "STEPSCOPE_HELPER"
 FOLDERS = "folders."
 SAID = "said."
 HELPER = "helper."

@@ -280,7 +280,25 @@ def test_no_secret_of_the_job_is_in_its_recording_and_only_the_owner_reads_it(tm
     assert run["environment"]["NCCL_DEBUG"] == "WARN" and run["environment"]["SLURM_JWT"] == "<redacted>"
 
 
-KILLED = STEP + "for _ in range(9): step()\nos.kill(os.getpid(), 9)\n"
+KILLED = (
+    STEP
+    + """
+import signal
+from stepscope.record.session import current
+step()
+while not os.path.exists("run/rank00000.steps.jsonl"):
+    time.sleep(0.05)
+helper = current()._run.outbox.helper_pid
+os.kill(helper, signal.SIGSTOP)  # it writes nothing before this process is dead
+for _ in range(8):
+    step()
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1)
+os.kill(helper, signal.SIGCONT)
+os._exit(0)
+"""
+)
 REMOVED = (
     STEP
     + """

@@ -25,7 +25,7 @@ from stepscope.record.helper import side_channel as clock_probe
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, boot_id, open_side_channel
 from stepscope.record.live.settings import live_settings
-from stepscope.record.progress_notes import CLOSED, FOLDERS, HELPER, SEEN_VARIABLE, leave_word
+from stepscope.record.progress_notes import CLOSED, FOLDERS, HELPER, HELPER_VARIABLE, SEEN_VARIABLE, leave_word
 from stepscope.record.rank import Place
 
 # The way out of the training process: a pipe to a helper process that does all writing.
@@ -165,13 +165,16 @@ def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
     program = f"import sys; sys.path.insert(0, {root!r}); from stepscope.record.helper.writer import main; main()"
     environment = {k: v for k, v in os.environ.items() if k not in _NOT_FOR_HELPER}
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", program, json.dumps(settings)],
+        [sys.executable, "-I", "-S", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # An orphan that holds the job's stderr would keep whoever reads it waiting.
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        env=environment,
+        env={
+            **environment,
+            HELPER_VARIABLE: json.dumps(settings),
+        },  # unlike a command line, for no other user to see
         start_new_session=True,
     )
 

@@ -45,7 +45,7 @@ from stepscope.record.groups import flight_lines
 from stepscope.record.helper.claim import FULL, claim_folder
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
-from stepscope.record.progress_notes import DONE, ERRNO, HELPER, leave_word
+from stepscope.record.progress_notes import DONE, ERRNO, HELPER, HELPER_VARIABLE, leave_word
 from stepscope.record.step_statistics import StepStatistics
 from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
 from stepscope.units import ms
@@ -405,8 +405,8 @@ _LAST_TRIES_S = 60.0  # for all that is left when training is over
 
 
 def main() -> None:
-    """Run the helper: settings as JSON in the first argument, lines on standard input."""
-    settings = json.loads(sys.argv[1])
+    """Run the helper: settings as JSON in a variable, lines on standard input."""
+    settings = json.loads(os.environ.pop(HELPER_VARIABLE))
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
     writer = Writer(settings)

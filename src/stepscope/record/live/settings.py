@@ -1,4 +1,4 @@
-"""What a helper process has to know to answer while the job runs, as plain values for its command line."""
+"""What a helper process has to know to answer while the job runs, as plain values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _OTLP_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 
 
 def live_settings(config: RecordConfig, place: Place, *, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of `Live`; secrets for a collector stay in the environment."""
+    """Return the settings of `Live`."""
     return {
         "free_step": free_step(config),
         "first_number": 0 if config.light else config.repeat,
