@@ -108,7 +108,7 @@ def rank_main(rank: int, world: int, folder: str, store: str, alone: bool) -> No
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
 
-    from stepscope.bench.simulate.model import Shape, Transformer
+    from stepscope.bench.simulate import Shape, Transformer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

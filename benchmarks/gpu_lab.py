@@ -23,16 +23,11 @@ from typing import Any
 
 from common import number, shared_device, table
 
-from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, finalists
-from stepscope.bench.data_parallel.strategies import available
-from stepscope.bench.session.launch import launch
-from stepscope.bench.session.rank_records import environment, rows
-from stepscope.bench.session.results import results
-from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
-from stepscope.bench.sweeps.choices.sweep import Sweep, sweep_named
-from stepscope.bench.sweeps.control import SweepMeasurements, fitting_sizes, run_sweep
-from stepscope.bench.sweeps.rows import sweep_document
-from stepscope.bench.sweeps.sessions import Method
+from stepscope.bench.launch import launch
+from stepscope.bench.results import environment, results, rows
+from stepscope.bench.strategies import DEFAULT_MB, available, finalists
+from stepscope.bench.sweep_control import Method, SweepMeasurements, fitting_sizes, run_sweep, sweep_document
+from stepscope.bench.sweeps import Sweep, largest_fitting, measured_sizes, sweep_named
 from stepscope.contract.run_folder import atomic_write
 
 RANKS = 4
@@ -118,10 +113,10 @@ def parsed() -> argparse.Namespace:
 def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool, runs: int) -> dict[str, Any]:
     """Return the results of one comparison on all ranks."""
     settings = settings_of(part, cuda=cuda, runs=runs)
-    job = "bucket_sweep:bucket_sweep" if part == "buckets" else "compare:compare"
+    job = "bucket_sweep" if part == "buckets" else "compare"
     ranks = RANKS if cuda else 2
     result = launch(
-        {"job": f"stepscope.bench.data_parallel.{job}", "settings": settings, "share_devices": True},
+        {"job": f"stepscope.bench.data_parallel:{job}", "settings": settings, "share_devices": True},
         world_size=ranks,
         backend="nccl" if cuda else "gloo",
         out=scratch,
@@ -317,6 +312,7 @@ def buckets_table(found: dict[str, Any]) -> str:
 def sweep_table(found: dict[str, Any]) -> str:
     """Return the table of one sweep as the product judges it, and its advice; time is per sample, the first's is 1."""
     from stepscope.results.sweeps.verdict import sweep_verdict
+
     from stepscope.units import ms
 
     verdict, series = sweep_verdict(found), {row["name"]: row for row in found["series"]}

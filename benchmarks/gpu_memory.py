@@ -98,8 +98,7 @@ def peak_bytes(case: Case, device: str) -> int:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from stepscope.bench.simulate.model import Transformer
-    from stepscope.bench.simulate.parallel import parallelize
+    from stepscope.bench.simulate import Transformer, parallelize
 
     gc.collect()
     shape, micro_batch = model_shape(device)
@@ -134,7 +133,7 @@ def peak_bytes(case: Case, device: str) -> int:
 @cache
 def data_mesh(device: str) -> Any:
     """Return the mesh of all ranks, made once: each one has communicators of its own."""
-    from stepscope.bench.simulate.parallel import parallel_mesh
+    from stepscope.bench.simulate import parallel_mesh
 
     return parallel_mesh(RANKS, 1, device=device)
 
@@ -152,7 +151,7 @@ def train(model: Any, optimizer: Any, tokens: Any, case: Case, device: str) -> N
 
 
 def model_shape(device: str) -> tuple[Any, int]:
-    from stepscope.bench.simulate.model import Shape
+    from stepscope.bench.simulate import Shape
 
     given = SHAPE if device == "cuda" else TINY
     numbers: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}

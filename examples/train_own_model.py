@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import stepscope
-from stepscope.bench.config.settings import add_arguments
+from stepscope.bench.config import add_config_arguments
 
 WIDTH = 64
 
@@ -26,7 +26,7 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="stepscope-train")
-    add_arguments(parser)  # --config FILE and --set KEY=VALUE
+    add_config_arguments(parser)  # --config FILE and --set KEY=VALUE
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -62,7 +62,7 @@ def names_used(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def named_in_text(text: str) -> set[str]:
-    """Return the module that a string such as `stepscope.cli.bench.` or `stepscope.bench.session.rank:main` names."""
+    """Return the module that a string such as `stepscope.cli.bench.` or `stepscope.bench.rank:main` names."""
     name = text.partition(":")[0].rstrip(".")
     return {name} if name.startswith("stepscope.") and name in MODULES else set()
 
@@ -110,8 +110,8 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def test_guard_sees_imports_by_name_and_circles() -> None:
-    by_name = ast.parse('import_module("stepscope.report.html.page"); f("stepscope.bench.session.rank:main")')
-    assert names_used(ast.walk(by_name)) == {"stepscope.report.html.page", "stepscope.bench.session.rank"}
+    by_name = ast.parse('import_module("stepscope.report.html.page"); f("stepscope.bench.rank:main")')
+    assert names_used(ast.walk(by_name)) == {"stepscope.report.html.page", "stepscope.bench.rank"}
     assert "report" not in allowed("run") and "record" not in allowed("run") and "run" not in allowed("record")
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 

@@ -14,7 +14,7 @@ from stepscope.version import __version__
 if TYPE_CHECKING:
     from stepscope.analysis import Analysis as Analysis
     from stepscope.analysis import load as load
-    from stepscope.bench.trainer.trainer import Trainer as Trainer
+    from stepscope.bench.trainer import Trainer as Trainer
     from stepscope.cost.comm_estimates import CommunicationProfiler as CommunicationProfiler
     from stepscope.record.annotate import annotate_modules as annotate_modules
     from stepscope.record.memory import memory_snapshot as memory_snapshot
@@ -29,7 +29,7 @@ _PUBLIC = {
     "CommunicationProfiler": "stepscope.cost.comm_estimates",
     "PerformanceTracker": "stepscope.record.tracker",
     "StragglerDetector": "stepscope.record.straggler_detector",
-    "Trainer": "stepscope.bench.trainer.trainer",
+    "Trainer": "stepscope.bench.trainer",
     "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.analysis",
     "memory_snapshot": "stepscope.record.memory",

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from stepscope.bench.data_parallel.bucket_search import search
-from stepscope.bench.data_parallel.bucket_sweep import Rounds, distinct_sizes
-from stepscope.bench.session.rank import Bench
-from stepscope.bench.workloads.workload import WorkloadSpec
+from stepscope.bench.config import WorkloadSpec
+from stepscope.bench.data_parallel import Rounds, distinct_sizes
+from stepscope.bench.rank import Bench
+from stepscope.bench.strategies import search
 
 
 def both(bench: Bench, settings: dict[str, Any]) -> None:
@@ -18,4 +18,4 @@ def both(bench: Bench, settings: dict[str, Any]) -> None:
     for _ in range(settings["final_turns"]):
         for place, series in turns.items():
             series.append(list(rounds.turn(sizes[place])))
-    bench.emit(what="both", exhaustive=turns[best], search=turns[found.best], tried=len(found.tried), sizes=len(sizes))
+    bench.emit(what="both", exhaustive=turns[best], search=turns[found.best], tried=len(found.ratios), sizes=len(sizes))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.bench.session.rank import Bench
+from stepscope.bench.rank import Bench
 
 
 def counts(bench: Bench, settings: dict[str, Any]) -> None:

@@ -12,8 +12,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.bench.simulate.model import Shape, Transformer
-from stepscope.bench.simulate.parallel import parallel_mesh, parallelize
+from stepscope.bench.simulate import Shape, Transformer, parallel_mesh, parallelize
 
 SHAPE = Shape(layers=2, d_model=64, heads=4, vocab=12000, seq_len=16, mlp_width=256)
 CASES = {"ddp": (4, 1), "zero3-tp": (2, 2)}

@@ -1,6 +1,7 @@
 """On two gloo ranks: every implementation trains the same model, and overlap grows as it should."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from tests.made_once import made_once
 
 pytest.importorskip("torch")
 
-from stepscope.bench.data_parallel.strategies import available
-from stepscope.bench.session.launch import launch
+from stepscope.bench.data_parallel import Epoch, throughput
+from stepscope.bench.launch import launch
+from stepscope.bench.strategies import SIZES_MB, available, search
 from stepscope.cli.main import main
 from stepscope.results.times import ratio
 from stepscope.run.load import load
@@ -139,3 +141,34 @@ def test_bucket_search_is_as_good_as_the_exhaustive_sweep(tmp_path: Path, monkey
         if low <= 1.05:
             break
     assert low <= 1.05, f"the search's size takes {middle:.2f} times that of the exhaustive sweep"
+
+
+def test_search_finds_a_size_near_the_best_though_the_machine_slows_down() -> None:
+    for latency in (0.01, 0.1, 0.5, 2.0):
+        for overlap in (0.0, 0.05, 0.3, 2.0):
+            # More messages for small buckets, less overlap for large ones.
+            truth = [100 + latency * 200 / size + overlap * size for size in SIZES_MB]
+            rounds = [0]
+
+            def times(places: Sequence[int], truth: Any = truth, rounds: Any = rounds) -> list[float]:
+                rounds[0] += 1
+                return [truth[p] * rounds[0] for p in places]
+
+            found = search(len(truth), times)
+            assert truth[found.best] <= 1.05 * min(truth), (latency, overlap)
+            assert len(found.ratios) < len(truth)
+            assert abs(found.ratios[0] - truth[0] / truth[found.best]) < 1e-9
+    assert search(1, lambda places: [1.0]).best == 0
+
+
+def test_throughput_never_includes_the_warm_up() -> None:
+    def epoch(kind: str, step_ms: float, *, recorded: bool) -> Epoch:
+        return Epoch(0, kind, 0.0, 1.0, step_ms, recorded)
+
+    warm = [epoch("warm-up", 900.0, recorded=False), epoch("warm-up", 90.0, recorded=True)]
+    quiet = throughput([*warm, epoch("training", 12.0, recorded=True), epoch("training", 10.0, recorded=False)],
+                       samples=8, tokens=64)  # fmt: skip
+    assert (quiet["step_ms"], quiet["samples_per_s"], quiet["tokens_per_s"]) == (10.0, 800.0, 6400.0)
+    watched = throughput([*warm, epoch("training", 20.0, recorded=True)], samples=8, tokens=None)
+    assert (watched["step_ms"], watched["samples_per_s"], watched["tokens_per_s"]) == (20.0, 400.0, None)
+    assert watched["source"].startswith("while profiled")

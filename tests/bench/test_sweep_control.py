@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench.session.launch import LaunchResult
-from stepscope.bench.session.launcher import LauncherPlace
-from stepscope.bench.sweeps import sessions
-from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
-from stepscope.bench.sweeps.control import SweepMeasurements, fitting_sizes, run_sweep
-from stepscope.bench.sweeps.rows import sweep_document
-from stepscope.bench.sweeps.sessions import Method
+from stepscope.bench import sweep_control as sessions
+from stepscope.bench.launch import LauncherPlace, LaunchResult
+from stepscope.bench.sweep_control import Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps import Sweep, Tolerance, Variant
 from stepscope.errors import UsageError
 
 SPEC = {"name": "gpt", "batch_size": 4, "precision": "fp32", "options": {}}
@@ -64,12 +61,6 @@ def test_message_names_the_limit_of_the_sweep_not_what_was_left_of_it(played: li
     assert list(found.runs) == ["a"] and not found.refusals
 
 
-def test_variant_whose_process_never_begins_is_refused_and_the_rest_goes_on(played: list, tmp_path: Path) -> None:
-    played += [ended(begun("a"), sample("a")), ended(code=1, message="no such setting"), ended(begun("c"), sample("c"))]
-    found = run_sweep(sweep(Variant("a"), Variant("bad"), Variant("c")), spec=SPEC, method=Method(runs=1), out=tmp_path)
-    assert found.refusals == {"bad": {"what": "failed", "reason": "no such setting"}} and list(found.runs) == ["a", "c"]
-
-
 def test_process_that_never_begins_at_all_ends_the_sweep(played: list, tmp_path: Path) -> None:
     played += [ended(code=1, message="no torch")]
     variants = Variant("a"), Variant("b", only_on="cuda", why_only="-")
@@ -107,44 +98,6 @@ def _fitting(out: Path, *, start: int = 32) -> Any:
     return fitting_sizes(
         SPEC, start=start, most=1024, memory_limit_bytes=None, method=Method(limit_s=60, item_limit_s=9), out=out
     )
-
-
-def test_rows_keep_the_check_of_every_run_in_their_order() -> None:
-    found = SweepMeasurements(runs={"a": [sample("a", 1), sample("a", 0)]})
-    row = sweep_document(sweep(Variant("a")), found, spec=SPEC, method=Method(), command="bench")["series"][0]
-    assert [check["sketch"] for check in row["checks"]] == [[1.0], [2.0]]
-
-
-def test_memory_in_the_pool_of_a_graph_is_unknown_with_a_reason() -> None:
-    variants = Variant("eager"), Variant("graph", graph_memory=True)
-    found = SweepMeasurements(runs={v.name: [sample(v.name)] for v in variants})
-    rows = sweep_document(sweep(*variants), found, spec=SPEC, method=Method(), command="bench")["series"]
-    eager, graph = (row["summary"] for row in rows)
-    assert eager["peak_memory_allocated_gb"] == 2.9 and "memory_reason" not in eager
-    assert graph["peak_memory_allocated_gb"] is None and graph["avg_memory_allocated_gb"] is None
-    assert "pool" in graph["memory_reason"] and graph["peak_memory_reserved_gb"] == 14.2
-
-
-@pytest.mark.parametrize(
-    ("goal", "backend", "kept"), [("time", "gloo", True), ("both", "gloo", False), ("memory", "nccl", True)]
-)
-def test_memory_of_a_cpu_is_measured_where_nothing_freed_is_kept(
-    goal: Any, backend: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-
-    def play(plan: dict[str, Any], *, environ: Any, on_record: Any, **_: Any) -> LaunchResult:
-        given.append(environ)
-        for record in (begun("a"), sample("a")):
-            on_record(record)
-        return ended(begun("a"), sample("a"))
-
-    monkeypatch.setattr(sessions, "launch", play)
-    run_sweep(
-        Sweep("trial", "?", (Variant("a"),), Tolerance(0, 0, ""), goal=goal), spec=SPEC,
-        method=Method(runs=1, backend=backend), out=tmp_path,
-    )  # fmt: skip
-    assert given == [None if kept else {"MIMALLOC_PURGE_DELAY": "0"}]
 
 
 def test_other_ranks_lost_the_one_that_ran_out_of_memory(played: list, tmp_path: Path) -> None:

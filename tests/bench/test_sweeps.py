@@ -3,10 +3,6 @@
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +13,23 @@ from tests.limits import HANG_S
 
 torch = pytest.importorskip("torch")
 
-from stepscope.bench.session import measure as measure_module  # noqa: E402
-from stepscope.bench.session.rank import Bench  # noqa: E402
-from stepscope.bench.sweeps import child  # noqa: E402
-from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
-from stepscope.bench.sweeps.choices.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
-from stepscope.bench.sweeps.compiler_caches import CompilerCaches  # noqa: E402
-from stepscope.bench.sweeps.control import fitting_sizes, interleaved, run_sweep  # noqa: E402
-from stepscope.bench.sweeps.host_offload import HostOptimizer  # noqa: E402
-from stepscope.bench.sweeps.sessions import Method  # noqa: E402
-from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
-from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
-from stepscope.bench.workloads.build import workload  # noqa: E402
-from stepscope.bench.workloads.workload import WorkloadSpec  # noqa: E402
+from stepscope.bench import sweep_child as child  # noqa: E402
+from stepscope.bench.config import WorkloadSpec  # noqa: E402
+from stepscope.bench.rank import Bench  # noqa: E402
+from stepscope.bench.sweep_child import CompilerCaches, HostOptimizer, TrainStep, gradient_sketch  # noqa: E402
+from stepscope.bench.sweep_control import Method, fitting_sizes, run_sweep  # noqa: E402
+from stepscope.bench.sweeps import (  # noqa: E402
+    SWEEPS,
+    Sweep,
+    Tolerance,
+    Variant,
+    largest_fitting,
+    measured_sizes,
+    next_probe,
+    rounding,
+    sweep_named,
+)
+from stepscope.bench.workloads import workload  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -50,22 +50,8 @@ def test_search_ends_just_below_the_capacity(capacity: int, start: int) -> None:
     assert len(known) < 30
 
 
-def test_search_gives_up_when_a_batch_of_one_does_not_fit() -> None:
-    assert next_probe({32: False, 16: False, 8: False, 4: False, 2: False, 1: False}) is None
-    assert largest_fitting({1: False}) is None
-
-
-def test_search_stops_at_the_given_size() -> None:
-    assert next_probe({32: True, 64: True}, limit=100) is None
-
-
 def test_powers_of_two_and_the_largest_are_measured() -> None:
     assert measured_sizes({32: True, 64: True, 128: False, 96: True, 112: False}) == [32, 64, 96]
-
-
-def test_rounds_start_with_another_variant_each_and_the_first_is_never_late() -> None:
-    order = interleaved([Variant("a"), Variant("b"), Variant("c"), Variant("d")], runs=3)
-    assert "".join(v.name for v, _ in order) == "abcd" + "dabc" + "cdab"
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -76,13 +62,6 @@ def test_every_sweep_has_distinct_variants_and_a_first_one_that_runs_anywhere(na
     assert len(set(names)) == len(names) >= 2
     assert sweep.variants[0].only_on is None
     assert all(v.why_only for v in sweep.variants if v.only_on)
-
-
-def test_asking_for_variants_keeps_the_first() -> None:
-    sweep = sweep_named("precision", SPEC, {})
-    assert [v.name for v in only(sweep, ["bf16"]).variants] == ["fp32", "bf16"]
-    with pytest.raises(UsageError, match="fp12"):
-        only(sweep, ["fp12"])
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-3, 0.3])
@@ -105,8 +84,9 @@ def _norm(tensors: list) -> float:
 
 
 def test_accumulated_halves_give_the_gradient_of_the_whole() -> None:
-    whole = child.check_first_steps(TrainStep(_work(), {}))
-    halves = child.check_first_steps(TrainStep(_work(batch_size=2), {"accumulation": 2}))
+    work, half = _work(), _work(batch_size=2)
+    whole = child.check_first_steps(TrainStep(work, {}), work)
+    halves = child.check_first_steps(TrainStep(half, {"accumulation": 2}), half)
     apart = torch.tensor(whole["sketch"]) - torch.tensor(halves["sketch"])
     assert float(apart.norm()) <= rounding("fp32").gradient * float(torch.tensor(whole["sketch"]).norm())
     assert halves["losses"] == pytest.approx(whole["losses"], rel=1e-5)
@@ -118,7 +98,7 @@ def _work(**changes: object):
 
 def test_fp16_trains_with_its_scaler() -> None:
     step = TrainStep(_work(precision="fp16"), {"learning_rate": 1e-2})
-    losses = [float(step()) for _ in range(12)]
+    losses = [float(step.step()) for _ in range(12)]
     assert sum(losses[-4:]) < sum(losses[:4])
 
 
@@ -136,22 +116,6 @@ def test_optimizer_on_the_host_takes_the_same_steps() -> None:
             model(x).square().sum().backward()
             optimizer.step()
     assert torch.allclose(plain.weight, moved.weight, atol=1e-6)
-
-
-@pytest.mark.parametrize(("warmup", "order"), [(3, "ssSsss"), (1, "Ssss"), (0, "Sss")])
-def test_queue_is_filled_again_before_the_first_measured_step(
-    warmup: int, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    class Clock(measure_module._HostClock):
-        def settle(self) -> None:
-            said.append("S")
-
-    monkeypatch.setattr(measure_module, "_HostClock", Clock)
-    found = measure_module.measure(lambda: said.append("s"), warmup_steps=warmup, steps=2, device="cpu")
-    assert "".join(said) == order
-    assert (len(found.warmup_ms), len(found.step_ms)) == (warmup, 2)
 
 
 def test_each_compiled_variant_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,14 +140,8 @@ def records(variants: list[Variant], *, spec: dict | None = None, **settings: ob
     stream = io.StringIO()
     items = [{"variant": asdict(v), "run": 0} for v in variants]
     bench = Bench(rank=0, world_size=1, device=CPU, out=Path(), stream=stream)
-    child.job(bench, {**QUICK, "spec": spec or SPEC, "items": items, **settings})
+    child.measure_items(bench, {**QUICK, "spec": spec or SPEC, "items": items, **settings})
     return [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-@pytest.mark.slow
-def test_workload_that_refuses_a_batch_of_one_is_measured(faulty: dict) -> None:
-    spec = {**faulty, "options": {"how": "raise"}}
-    assert records([Variant("fine", options={"how": "well"})], spec=spec)[-1]["what"] == "samples"
 
 
 @pytest.mark.slow
@@ -192,13 +150,6 @@ def test_measured_variant_has_samples_flops_and_a_check() -> None:
     assert found["what"] == "samples" and len(found["step_ms"]) == 2 and len(found["check"]["losses"]) == 3
     assert found["samples_per_step"] == 8 and found["tokens_per_step"] == 64
     assert found["flops_per_step"] == 2 * _work().flops_per_step()
-
-
-@pytest.mark.slow
-def test_batch_is_checked_against_its_halves() -> None:
-    found = records([Variant("4"), Variant("3", spec={"batch_size": 3})], reference="halves")
-    assert found[1]["reference"]["losses"] == pytest.approx(found[1]["check"]["losses"], rel=1e-5)
-    assert found[3]["reference"] is None
 
 
 FAULTY = """
@@ -259,30 +210,6 @@ def test_ctrl_c_keeps_what_was_measured(faulty: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-def test_a_wrong_workload_is_refused_in_one_line(tmp_path: Path) -> None:
-    sweep = sweep_named("precision", SPEC, {})
-    with pytest.raises(UsageError, match="kv_heads"):
-        run_sweep(sweep, spec={**SPEC, "options": {"kv_heads": 3}}, method=Method(), out=tmp_path)
-
-
-@pytest.mark.job
-@pytest.mark.slow
-def test_lab_script_killed_from_outside_leaves_what_it_measured(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu_lab.py"
-    lab = subprocess.Popen(
-        [sys.executable, str(script), "--out", str(tmp_path), "--parts", "precision", "--device", "cpu"],
-        stdout=subprocess.DEVNULL,
-    )
-    path, end_s = tmp_path / "precision.json", time.monotonic() + HANG_S
-    while not path.exists() and lab.poll() is None and time.monotonic() < end_s:
-        time.sleep(0.01)
-    lab.terminate()
-    assert lab.wait() == -signal.SIGTERM
-    document = json.loads(path.read_text())
-    assert document["series"] and not document["complete"] and "from outside" in document["message"]
-
-
-@pytest.mark.job
 @pytest.mark.slow
 def test_largest_batch_within_a_memory_limit(faulty: dict, tmp_path: Path) -> None:
     spec = {**faulty, "options": {"bytes": 4_000_000}}
@@ -291,6 +218,49 @@ def test_largest_batch_within_a_memory_limit(faulty: dict, tmp_path: Path) -> No
     )
     assert 16 <= (largest_fitting(known) or 0) <= 50  # 50 would be all of it; what else torch maps counts too
     assert reasons and all(not known[size] for size in reasons)
+
+
+def test_settings_of_the_allocator_become_variants() -> None:
+    given = ("max_split_size_mb:128,garbage_collection_threshold:0.6", "MALLOC_ARENA_MAX=1")
+    device, host = sweep_named("allocator", SPEC, {"settings": given}).variants[-2:]
+    assert device.name == given[0] and device.only_on == "cuda"
+    assert device.env["PYTORCH_ALLOC_CONF"] == device.env["PYTORCH_CUDA_ALLOC_CONF"] == given[0]
+    assert dict(host.env) == {"MALLOC_ARENA_MAX": "1"} and host.only_on is None
+    for text in ("", "max_split_size_mb", "a b:1", "max_split_size_mb:64", "x=1", "A=\0"):
+        with pytest.raises(UsageError, match="--setting"):
+            sweep_named("allocator", SPEC, {"settings": (text,)})
+
+
+def test_strategies_come_from_simple_to_complicated_with_and_without_mixed_precision() -> None:
+    two = sweep_named("strategy", SPEC, {"world_size": 2}).variants
+    assert [v.name for v in two][:4] == ["ddp", "ddp-bf16", "zero1", "zero1-bf16"]
+    assert [v.name for v in two if v.why_not] == ["hybrid", "hybrid-bf16"]
+    mixed = sweep_named("strategy", {"precision": "bf16"}, {"world_size": 4}).variants
+    assert [v.name for v in mixed] == ["ddp", "zero1", "zero2", "zero3", "hybrid"]
+    assert all(v.tolerance is None and v.spec["precision"] == "bf16" and not v.why_not for v in mixed)
+
+
+def test_accumulation_on_ranks_also_measures_what_it_saves_in_communication() -> None:
+    assert [v.name for v in sweep_named("accumulation", SPEC, {}).variants] == ["1 x 4", "2 x 2", "4 x 1"]
+    more = sweep_named("accumulation", SPEC, {"world_size": 2}).variants[3:]
+    assert [v.name for v in more] == ["4 x 1 each", "2 x 4", "4 x 4"]
+    assert more[0].step["exchange_each"] and more[0].once == "4 x 1" and all(v.other_samples for v in more[1:])
+
+
+def test_job_has_all_samples_and_the_memory_of_the_fullest_rank() -> None:
+    one = {
+        "what": "samples", "step_ms": [10.0, 12.0], "warmup_ms": [20.0], "losses": [2.0, 1.0], "reference": None,
+        "memory_allocated_gb": None, "peak_memory_allocated_gb": 1.0, "peak_memory_reserved_gb": 2.0,
+        "peak_host_bytes": None, "samples_per_step": 4, "tokens_per_step": None, "flops_per_step": 10,
+        "check": {"losses": [2.0], "sketch": [1.0], "first_step_ms": 30.0},
+    }  # fmt: skip
+    slow = {"losses": [4.0], "sketch": [1.0], "first_step_ms": 50.0}
+    found = child.job_samples([one, {**one, "step_ms": [14.0, 12.0], "peak_memory_allocated_gb": 3.0, "check": slow}])
+    assert found["step_ms"] == [12.0, 12.0] and found["losses"] == [2.0, 1.0]
+    assert found["samples_per_step"] == 8 and found["flops_per_step"] == 20
+    assert found["tokens_per_step"] is None and found["memory_allocated_gb"] is None
+    assert found["peak_memory_allocated_gb"] == 3.0 and found["peak_host_bytes"] is None
+    assert found["check"] == {"losses": [3.0], "sketch": [1.0], "first_step_ms": 50.0} and found["reference"] is None
 
 
 @pytest.mark.parametrize(

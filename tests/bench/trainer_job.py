@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from stepscope.bench.trainer.trainer import Trainer
+from stepscope.bench.trainer import Trainer
 
 SETTINGS = [
     "workload.d_model=16",

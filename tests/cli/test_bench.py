@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench.session import launch as launching
-from stepscope.bench.session.launch import LaunchResult
-from stepscope.cli.bench import session as bench_session
+from stepscope.bench.launch import LaunchResult
+from stepscope.cli import bench as bench_session
 from stepscope.cli.main import main
 
 TORCH = pytest.importorskip("torch")
@@ -106,7 +105,7 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.bench.session.results.atomic_write", full)
+    monkeypatch.setattr("stepscope.bench.results.atomic_write", full)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.json").write_text("old")
     words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--force"]
@@ -122,12 +121,6 @@ def test_json_on_standard_output_is_nothing_but_json(
     words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--json", "-"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "bench"
-
-
-def test_launcher_reads_nothing_of_an_earlier_launch(tmp_path: Path) -> None:
-    (tmp_path / "rank00000.samples.jsonl").write_text('{"what": "old"}\n')
-    launching._write_plan({"job": "x"}, tmp_path)
-    assert launching.records_of(tmp_path, 0) == []
 
 
 @pytest.mark.job

@@ -12,14 +12,14 @@ import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.report.pages import comparison
 
-from stepscope.cli.arguments.bench import WHAT as BENCHES
+from stepscope.cli.arguments.bench import DOCS as BENCHES
 from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
 from stepscope.cli.main import COMMANDS, command_parser, main
 from stepscope.cost.measured_collectives import OPERATIONS
 
 MODULES = (
     *COMMANDS,
-    *dict.fromkeys(f"bench.{file}" for file, _ in BENCHES.values()),
+    *(f"bench.{name}" for name in ("ddp", "buckets", "scaling", "straggler", "collectives", "precision")),
     *(f"predict.{name}" for name in PREDICTIONS),
 )
 _COMMENT = re.compile(r" {3,}.*")
@@ -27,7 +27,12 @@ _SHELL = {"|", ">"}
 
 
 def examples(module: str) -> list[list[str]]:
-    text = import_module(f"stepscope.cli.arguments.{module}").__doc__ or ""
+    command, _, what = module.partition(".")
+    text = (
+        BENCHES[what]
+        if what and command == "bench"
+        else import_module(f"stepscope.cli.arguments.{module}").__doc__ or ""
+    )
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.startswith("  stepscope ")]
     return [_words(re.sub(r" {3,}--", " --", line)) for line in lines]
 

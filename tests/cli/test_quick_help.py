@@ -44,10 +44,3 @@ def test_help_imports_little(command: str) -> None:
     assert not HEAVY & {name.partition(".")[0] for name in imported}
     assert not HEAVY_ROOMS & {name.split(".")[1] for name in imported if name.startswith("stepscope.")}
     assert len(imported) <= MAX_MODULES, f"{len(imported)}: {', '.join(imported)}"
-
-
-def test_only_the_kind_asked_for_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE, "bench", "ddp", "--help"], capture_output=True, text=True)
-    _, imported = json.loads(done.stderr)
-    assert "stepscope.cli.arguments.bench.ddp" in imported
-    assert not {"stepscope.cli.arguments.bench.sweeps", "stepscope.cli.bench"} & set(imported)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench.config.file import read_config
+from stepscope.bench.config import read_config
 from stepscope.cost.calibration import Calibration, calibration_json, load_calibration
 from stepscope.cost.chips import load_chips
 from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
@@ -102,7 +102,7 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
 def test_few_aliases_are_read(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "config.yaml").write_text("train: &t {steps: 3}\nworkload: *t\n")
-    assert read_config(tmp_path / "config.yaml").values["workload"] == {"steps": 3}
+    assert read_config(tmp_path / "config.yaml")[0]["workload"] == {"steps": 3}
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 3000, "a: " + "9" * 6000, "a: 2024-99-99", "a: !!python/object:x {}"])

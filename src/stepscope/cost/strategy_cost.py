@@ -242,7 +242,7 @@ def total_time(traffic: Iterable[Traffic], times: CollectiveTimes) -> CommTime:
     return CommTime(total, low if known else None, high if known else None, "; ".join(sorted(how)))
 
 
-# A simulated step as `stepscope.bench.simulate.step` wrote it: its traffic and its memory.
+# A simulated step as `stepscope.bench.simulate` wrote it: its traffic and its memory.
 
 _KIND = "stepscope simulated step"
 
@@ -262,7 +262,7 @@ class SimulatedStep:
 
 
 def load_simulated(path: str | Path) -> SimulatedStep:
-    """Return the step in a file of `stepscope.bench.simulate.step`."""
+    """Return the step in a file of `stepscope.bench.simulate`."""
     try:
         document = read_side_json(path).value
         if document["kind"] != _KIND:

@@ -10,8 +10,7 @@ import numpy as np
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
-from stepscope.results.scaling import ScalingPoint
-from stepscope.results.times import bench_times
+from stepscope.results.times import ScalingPoint, bench_times
 from stepscope.units import NS_PER_US, ms, printable, readable_bytes
 
 _WIDTH, _LEFT, _ROW, _TOP = 760, 190, 34, 40

@@ -1,11 +1,15 @@
-"""How sure is a benchmark's step time? Interval of the median, and every reason to doubt it, with what to do.
+"""Step times of benchmarks: the interval of the median, every reason to doubt it, ratios, and scaling.
 
-A doubt is evidence and remedy, as in pyperf: a measurement that is not steady is shown, and says so.
+A doubt is evidence and remedy, as in pyperf: a measurement that is not steady is shown as such.
+
+strong scaling   the same work shared out:       T1 / (N x TN)
+weak scaling     the same work for every rank:   T1 / TN
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, isnan, nan
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,7 @@ _OUTLIER = 2.0
 _MIN_STEPS_TO_JUDGE = 20
 
 Floats = npt.NDArray[np.float64]
+Runs = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -124,32 +129,111 @@ def _doubts(
     spread_pct = 100 * mad_sigma(every) / middle_ms
     apart_pct = 100 * (max(middles) / min(middles) - 1)
     half_pct = 100 * half_ms / middle_ms
-    doubts = []
-    if len(every) < _MIN_STEPS_TO_JUDGE:
-        doubts.append(Doubt(f"only {len(every)} steps were measured", "measure more steps or runs"))
-    if found.slow_steps:
-        more = warmup_steps + 2 * found.slow_steps
-        doubts.append(
-            Doubt(
-                f"a run's first {found.slow_steps} measured steps are slower, try {more} warm-up steps",
-                "the warm-up was too short: more --warmup-epochs",
-            )
-        )
-    if spread_pct > _SPREAD_PCT:
-        doubts.append(
-            Doubt(f"steps vary by {spread_pct:.0f} % (robust sigma)", "quiet the machine, or measure more steps")
-        )
-    if apart_pct > _RUNS_APART_PCT:
-        doubts.append(
-            Doubt(f"runs differ by {apart_pct:.0f} % in their medians", "quiet the machine, or measure more runs")
-        )
-    if half_pct > _INTERVAL_PCT:
-        doubts.append(Doubt(f"the median is known to +- {half_pct:.0f} % only", "measure more runs"))
-    if every.max() > _OUTLIER * middle_ms:
-        doubts.append(
-            Doubt(
-                f"the slowest step took {every.max() / middle_ms:.1f} times the median",
-                "look at that step: garbage collection, checkpointing, another job",
-            )
-        )
-    return doubts
+    more = warmup_steps + 2 * found.slow_steps
+    slowest = every.max() / middle_ms
+    known = (
+        (len(every) < _MIN_STEPS_TO_JUDGE, f"only {len(every)} steps were measured", "measure more steps or runs"),
+        (
+            found.slow_steps > 0,
+            f"a run's first {found.slow_steps} measured steps are slower, try {more} warm-up steps",
+            "the warm-up was too short: more --warmup-epochs",
+        ),
+        (
+            spread_pct > _SPREAD_PCT,
+            f"steps vary by {spread_pct:.0f} % (robust sigma)",
+            "quiet the machine, or measure more steps",
+        ),
+        (
+            apart_pct > _RUNS_APART_PCT,
+            f"runs differ by {apart_pct:.0f} % in their medians",
+            "quiet the machine, or measure more runs",
+        ),
+        (half_pct > _INTERVAL_PCT, f"the median is known to +- {half_pct:.0f} % only", "measure more runs"),
+        (
+            slowest > _OUTLIER,
+            f"the slowest step took {slowest:.1f} times the median",
+            "look at that step: garbage collection, checkpointing, another job",
+        ),
+    )
+    return [Doubt(evidence, remedy) for doubtful, evidence, remedy in known if doubtful]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The series to use, with its time over another's and the 95 % interval.
+
+    `against` is the simpler one that it is clearly faster than, else the fastest of the others; None without another.
+    """
+
+    name: str
+    against: str | None
+    over: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def clear(self) -> bool:
+        """Return whether it is clearly faster than the other."""
+        return self.high is not None and self.high < 1
+
+
+def simplest_unless_slower(series: Sequence[tuple[str, Runs]]) -> Choice | None:
+    """Return the choice among series from simple to complicated; None where nothing was measured.
+
+    >>> simplest_unless_slower([("ddp", [[10.0] * 30] * 3), ("zero3", [[10.0] * 30] * 3)]).name
+    'ddp'
+    """
+    timed = {name: (runs, times.median_ns) for name, runs in series if (times := bench_times(runs))}
+    if not timed:
+        return None
+    first, *others = timed
+    chosen = first
+    for other in others:
+        if ratio(timed[other][0], timed[chosen][0])[2] < 1:
+            chosen = other
+    rest = sorted((name for name in timed if name != chosen), key=lambda name: timed[name][1])
+    against = first if chosen != first else next(iter(rest), None)
+    if against is None:
+        return Choice(chosen, None, None, None, None)
+    return Choice(chosen, against, *ratio(timed[chosen][0], timed[against][0]))
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """One world size of one mode."""
+
+    mode: str
+    world_size: int
+    median_ns: int | None
+    #: of the whole job's throughput over that of the smallest world size
+    speedup: float
+    efficiency: float
+    low: float
+    #: 95 % interval of the efficiency
+    high: float
+
+
+def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
+    """Return the efficiency of each row, against the smallest world size of its mode (1, where it was measured)."""
+    found = []
+    for mode in dict.fromkeys(row["config"]["mode"] for row in rows):
+        mine = sorted((r for r in rows if r["config"]["mode"] == mode), key=lambda r: int(r["config"]["world_size"]))
+        found += [_scaled(row, mine[0]) for row in mine]
+    return found
+
+
+def _scaled(row: dict[str, Any], first: dict[str, Any]) -> ScalingPoint:
+    mode, ranks = row["config"]["mode"], int(row["config"]["world_size"])
+    more = ranks / int(first["config"]["world_size"])
+    over, low, high = ratio(row["samples_ms"], first["samples_ms"])
+    share = more if mode == "strong" else 1.0
+    times = bench_times(row["samples_ms"])
+    return ScalingPoint(
+        mode=mode,
+        world_size=ranks,
+        median_ns=times.median_ns if times else None,
+        speedup=1 / over if mode == "strong" else more / over,
+        efficiency=1 / (share * over),
+        low=1 / (share * high),
+        high=1 / (share * low),
+    )

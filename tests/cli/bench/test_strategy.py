@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.bench.session.launcher import LauncherPlace
+from stepscope.bench.launch import LauncherPlace
 from stepscope.cli import bench
 from stepscope.cli.main import main
 from stepscope.errors import UsageError

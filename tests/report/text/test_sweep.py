@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.results.sweeps.test_verdict import TOLERANCE, row
 
 from stepscope.report.text.bench import print_sweep
-from stepscope.results.sweeps.verdict import sweep_verdict
+from stepscope.results.sweeps import sweep_verdict
 
 
 def shown(

@@ -3,7 +3,7 @@
 import pytest
 from tests.results.sweeps.test_verdict import check
 
-from stepscope.results.sweeps.agreement import Agreement, agreement
+from stepscope.results.sweeps import Agreement, agreement
 
 EXACT = {"gradient": 0.0, "loss": 0.0, "why": "the same samples"}
 REORDERED = {"gradient": 1e-2, "loss": 1e-2, "why": "another order"}
@@ -27,11 +27,6 @@ def test_equal_results_agree_however_the_reference_varies() -> None:
     assert agreed([0.0], [0.0, 5.0]) == Agreement(0.0, 0.0, True, "the same samples")
 
 
-def test_reference_that_repeats_itself_exactly_asks_the_same_of_others() -> None:
-    found = agreed([5e-4], [0.0, 0.0])
-    assert (found.agrees, found.why) == (False, "the same samples")
-
-
 def test_reference_that_differs_from_itself_asks_for_rounding_and_the_why_says_how_far() -> None:
     found = agreed([6e-4, 1e-3], [0.0, 5e-4])
     assert found.agrees is True
@@ -39,19 +34,11 @@ def test_reference_that_differs_from_itself_asks_for_rounding_and_the_why_says_h
     assert "another order (gradient 1.0e-02, loss 1.0e-02)" in found.why
 
 
-def test_results_beyond_rounding_are_out_although_the_reference_varies() -> None:
-    assert agreed([0.02], [0.0, 5e-4]).agrees is False
-
-
 @pytest.mark.parametrize(("off", "agrees"), [(0.0, True), (5e-4, None), (0.02, False)])
 def test_one_run_cannot_tell_what_is_within_rounding(off: float, agrees: bool | None) -> None:
     found = agreed([off], [0.0])
     assert found.agrees is agrees
     assert ("--runs 2" in found.why) == (agrees is None)
-
-
-def test_one_run_is_enough_where_the_tolerance_is_that_of_rounding() -> None:
-    assert agreed([5e-4], [0.0], wide=False).agrees is False
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -63,7 +50,3 @@ def test_nothing_can_be_compared_with_a_reference_that_is_random(wide: bool) -> 
 def test_results_that_are_not_finite_do_not_agree() -> None:
     found = agreed([float("nan")], [0.0, 0.0])
     assert (found.gradient_error, found.agrees) == (None, False)
-
-
-def test_without_anything_to_compare_with_nothing_is_known() -> None:
-    assert agreement([check(0.0)], None, repeats=[], name="x", tolerance=EXACT).agrees is None

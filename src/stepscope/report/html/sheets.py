@@ -19,8 +19,7 @@ from stepscope.report.html.page import assembled
 from stepscope.report.html.page_data import ReportData, packed
 from stepscope.report.runs import RunEntry, run_rows, step_ms
 from stepscope.results.folder import BenchResults, BenchSeries
-from stepscope.results.scaling import ScalingPoint, scaling
-from stepscope.results.times import BenchTimes, bench_times, ratio
+from stepscope.results.times import BenchTimes, ScalingPoint, bench_times, ratio, scaling
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_MS, ms, printable
 

@@ -14,8 +14,7 @@ from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.report.terminal import name_text, plain_table, print_fitting
 from stepscope.results.folder import BenchResults
-from stepscope.results.sweeps.judgement import VariantResult
-from stepscope.results.sweeps.verdict import Verdict
+from stepscope.results.sweeps import VariantResult, Verdict
 from stepscope.results.times import BenchTimes, bench_times, ratio
 from stepscope.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms, printable, readable_bytes
 

@@ -1,1 +1,0 @@
-"""Settings of benchmarks and training runs."""

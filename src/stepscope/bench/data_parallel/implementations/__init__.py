@@ -1,1 +1,0 @@
-"""Data parallelism, one way per file: the same gradients by different exchanges."""

@@ -1,0 +1,136 @@
+"""Measure or record the steps of a training, and count the samples and tokens of its batches.
+
+Every step is timed after a warm-up: on a device by events on its stream, so that the host never waits in between and
+measuring changes nothing; elsewhere by the host's clock. Nothing is averaged here: `results` summarises the samples.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from stepscope.errors import UsageError
+from stepscope.output_path import refuse_output
+from stepscope.record.batch_contents import BatchContents, contents_of
+
+_TRACE_WARMUP_STEPS = 3
+
+# samples and tokens; None where a batch does not show them
+Counts = tuple[float | None, float | None]
+
+
+@dataclass
+class BatchCount:
+    """Counts batches, step by step."""
+
+    steps: list[Counts] = field(default_factory=list)
+    _batches: list[BatchContents] = field(default_factory=list)
+
+    def counted(self, batch: Any) -> Any:
+        """Return the batch, counted in the current step."""
+        self._batches.append(contents_of(batch))
+        return batch
+
+    def end_step(self) -> None:
+        """Close the count of one step."""
+        self.steps.append((_total([b[0] for b in self._batches]), _total([b[1] for b in self._batches])))
+        self._batches = []
+
+    def forget_batches(self) -> None:
+        """Drop batches that no step used."""
+        self._batches = []
+
+    def per_step(self, steps: Sequence[int]) -> Counts:
+        """Return the means over these steps."""
+        samples, tokens = (_total([self.steps[i][kind] for i in steps]) for kind in (0, 1))
+        return samples and samples / len(steps), tokens and tokens / len(steps)
+
+
+def _total(counts: Sequence[float | None]) -> float | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def measure(
+    step: Callable[[], torch.Tensor | None], *, warmup_steps: int = 10, steps: int = 50, device: torch.device | str,
+    fed: BatchCount | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the raw samples of `warmup_steps + steps` calls of `step`, which may return its loss.
+
+    `fed` counts the batches of these steps. Memory is None where the device keeps no count of it.
+    """
+    cuda = torch.device(device).type == "cuda"
+    marks: list[Any] = []
+
+    def mark() -> None:
+        if cuda:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(perf_counter())
+
+    losses, memory_gb = [], []
+    for number in range(-warmup_steps, steps):
+        if cuda and number == -bool(warmup_steps):
+            # The last warm-up step fills the queue again: no measured step waits for its first launches.
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        mark()
+        loss = step()
+        if number >= 0:
+            losses += [] if loss is None else [loss.detach()]
+            memory_gb += [torch.cuda.memory_allocated() / 1e9] if cuda else []
+    mark()
+    wait_for_device(torch.device(device))
+    times_ms = [a.elapsed_time(b) if cuda else 1e3 * (b - a) for a, b in pairwise(marks)]
+    samples, tokens = (None, None) if fed is None or not steps else fed.per_step(range(-steps, 0))
+    return {
+        "warmup_ms": times_ms[:warmup_steps],
+        "step_ms": times_ms[warmup_steps:],
+        "losses": [float(loss) for loss in losses],
+        "memory_allocated_gb": memory_gb if cuda else None,
+        "peak_memory_allocated_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
+        "peak_memory_reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
+        "samples_per_step": samples,
+        "tokens_per_step": tokens,
+    }
+
+
+def record_steps(
+    begin: Callable[[Callable[[str], AbstractContextManager[Any]]], Callable[[], Any]], *, path: Path, steps: int,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Write the trace of `steps` calls of the step that `begin(mark)` makes, after a few that warm up."""
+    step = begin(record_function)
+    window = schedule(wait=0, warmup=_TRACE_WARMUP_STEPS, active=steps, repeat=1)
+    with profile(activities=activities(device), schedule=window, on_trace_ready=lambda p: export_trace(p, path)) as p:
+        for _ in range(_TRACE_WARMUP_STEPS + steps):
+            step()
+            wait_for_device(device)
+            p.step()
+
+
+def activities(device: torch.device) -> list[Any]:
+    """Return what the profiler records on a device."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def export_trace(profiler: Any, path: Path) -> None:
+    """Write the trace and check its end: the profiler reports no error on a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_output(path)
+    profiler.export_chrome_trace(str(path))
+    if not path.exists() or not path.read_bytes()[-200:].rstrip().endswith(b"}"):
+        raise UsageError(f"the trace {path} could not be written whole; is the disk full?")

@@ -1,0 +1,156 @@
+"""From the records of all ranks to the results of a benchmark: raw samples of every run, their summary, and the file.
+
+    results.json   {"schema": 1, "kind": "bench", "command", "environment", "series": [
+                       {"name", "config", "samples_ms": [[run 1 ...], [run 2 ...]], "summary": {...}}]}
+
+Times are in milliseconds. A step's time is the median over ranks, step by step; memory is that of the fullest rank;
+losses are means over ranks. A run counts once every rank has measured it. Standard library only.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from stepscope.contract.run_folder import SCHEMA, atomic_write
+from stepscope.errors import UsageError
+from stepscope.json_text import json_text
+
+RESULTS = "results.json"
+# Between `launch` and the processes of the ranks.
+SAMPLES = "samples.jsonl"
+STORE_VARIABLE = "STEPSCOPE_BENCH_STORE"
+LAUNCHER_VARIABLE = "STEPSCOPE_BENCH_LAUNCHER"
+SESSION_VARIABLE = "STEPSCOPE_BENCH_SESSION"
+# exit code of a rank that reports in one line what is wrong with the plan
+REFUSED = 2
+_MEMORY = ("peak_memory_allocated_gb", "avg_memory_allocated_gb", "peak_memory_reserved_gb")
+
+# the samples of one run on one rank, as `measure` returns them
+Record = dict[str, Any]
+Records = Sequence[Record]
+
+
+def series(name: str, *, config: Record, runs: Sequence[Records], **more: Any) -> Record:
+    """Return one row of the results from its runs, each the records of all ranks; `more` is added to the summary."""
+    runs = [ranks for ranks in runs if ranks]
+    samples_ms = [_by_step([r["step_ms"] for r in ranks], median) for ranks in runs]
+    losses = [_by_step([r["losses"] for r in ranks], fmean) for ranks in runs]
+    every = [loss for run in losses for loss in run]
+    return {
+        "name": name,
+        "config": config,
+        "samples_ms": samples_ms,
+        "warmup_ms": [_by_step([r["warmup_ms"] for r in ranks], median) for ranks in runs],
+        "summary": {
+            **_times(samples_ms, runs),
+            "avg_loss": fmean(every) if every else None,
+            "final_loss": losses[-1][-1] if losses and losses[-1] else None,
+            **_memory([r for ranks in runs for r in ranks]),
+            **more,
+        },
+    }
+
+
+def _by_step(by_rank: Sequence[Sequence[float]], over: Callable[[Sequence[float]], float]) -> list[float]:
+    return [round(over(values), 6) if over is median else over(values) for values in zip(*by_rank, strict=False)]
+
+
+def _times(samples_ms: Sequence[Sequence[float]], runs: Sequence[Records]) -> Record:
+    every = [t for run in samples_ms for t in run]
+    if not every:
+        return {"num_steps": 0, "avg_step_time": None}
+    mean = fmean(every)
+
+    def per_second(name: str) -> float | None:
+        counts: list[Any] = [record.get(name) for ranks in runs for record in ranks]
+        return None if None in counts else 1000 * sum(counts) / len(runs) / mean
+
+    return {
+        "num_steps": len(every),
+        "num_runs": len(samples_ms),
+        "avg_step_time": mean,
+        "std_step_time": stdev(every) if len(every) > 1 else None,
+        "median_step_time": median(every),
+        "min_step_time": min(every),
+        "max_step_time": max(every),
+        "throughput_samples_per_sec": per_second("samples_per_step"),
+        "tokens_per_sec": per_second("tokens_per_step"),
+    }
+
+
+def _memory(records: Records) -> Record:
+    allocated = [r["memory_allocated_gb"] for r in records if r.get("memory_allocated_gb")]
+    if not allocated:
+        return {**dict.fromkeys(_MEMORY), "memory_reason": "the CPU's allocator keeps no count"}
+    peak, reserved = (max(r[name] for r in records) for name in (_MEMORY[0], _MEMORY[2]))
+    return dict(zip(_MEMORY, (peak, max(map(fmean, allocated)), reserved), strict=True))
+
+
+def results(
+    rows: Sequence[Record], *, command: str, environment: Record, message: str | None = None, **more: Any
+) -> Record:
+    """Return the whole document; `message` is the reason why it is not complete."""
+    return {
+        "schema": SCHEMA,
+        "kind": "bench",
+        "command": command,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "units": {"time": "ms", "memory": "GB"},
+        "environment": environment,
+        "complete": message is None,
+        "message": message,
+        "series": list(rows),
+        **more,
+    }
+
+
+def write_results(document: Record, folder: Path) -> Path:
+    """Return the file, written whole or not at all: a full disk leaves the one before."""
+    path = folder / RESULTS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as f:
+            f.write((json_text(document, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+    return path
+
+
+def rows(by_rank: Sequence[Records], *, entries: Sequence[Record], config: Record) -> list[Record]:
+    """Return a row for each of a plan's `series` entries with at least one run that every rank has measured.
+
+    `config` is common to all entries; the agreement of an entry is stored next to its summary.
+    """
+    found = []
+    for entry in entries:
+        name = entry["name"]
+        by_run: dict[int, list[Record]] = {}
+        for record in every(by_rank, what="samples", series=name):
+            by_run.setdefault(record["run"], []).append(record)
+        runs = [ranks for _, ranks in sorted(by_run.items()) if len(ranks) == len(by_rank)]
+        if runs:
+            own = {**config, "implementation": entry.get("implementation"), **entry.get("options", {})}
+            agreed = first(by_rank, what="agreement", series=name)
+            row = series(name, config=own, runs=runs)
+            row["agreement"] = {k: v for k, v in agreed.items() if k not in ("what", "series")} or None
+            row["parameters"] = first(by_rank, what="size", series=name).get("parameters")
+            found.append(row)
+    return found
+
+
+def first(by_rank: Sequence[Records], **wanted: Any) -> Record:
+    """Return the first record with these fields, empty without one."""
+    return next(iter(every(by_rank, **wanted)), {})
+
+
+def every(by_rank: Sequence[Records], **wanted: Any) -> list[Record]:
+    """Return all records with these fields, by rank."""
+    return [r for records in by_rank for r in records if all(r.get(name) == value for name, value in wanted.items())]
+
+
+def environment(by_rank: Sequence[Records], *, backend: str) -> Record:
+    """Return the machine as rank 0 found it, and the ranks on it."""
+    found = {k: v for k, v in first(by_rank, what="machine").items() if k != "what"}
+    return {"backend": backend, "world_size": len(by_rank), **found}

@@ -1,1 +1,0 @@
-"""One step of a large job simulated in one process, without data: what it communicates and holds."""

@@ -1,1 +1,0 @@
-"""A training loop that records itself: `Trainer(...).train(profile=True)`."""

@@ -1,1 +1,0 @@
-"""What can be trained in a benchmark, one file each with `build(spec, device, argument) -> Workload`."""

@@ -1,0 +1,196 @@
+"""Settings from files and the command line: what is given holds, what is wrong is named with its place."""
+
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from stepscope.bench.config import SECTIONS, ConfiguredParser, config_from, expectation, learning_rate
+from stepscope.cli.main import main
+from stepscope.errors import InputError, UsageError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "configs"
+
+TOML = """
+[workload]
+d_model = 64
+
+[train]
+lr = 0.01
+"""
+
+
+def written(folder: Path, text: str, name: str = "job.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(folder: Path, text: str = "", *overrides: str, name: str = "job.toml") -> str:
+    with pytest.raises((UsageError, InputError)) as caught:
+        config_from(written(folder, text, name), overrides)
+    return str(caught.value)
+
+
+def test_command_line_changes_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
+    config = config_from(written(tmp_path, TOML), ["train.lr=0.1", "workload.options.kv_heads=2"])
+    assert (config.workload.d_model, config.train.lr, config.train.steps) == (64, 0.1, 100)
+    assert config.workload.options == {"kv_heads": 2}
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.toml")))
+def test_examples_in_toml_are_complete(example: str) -> None:
+    assert config_from(EXAMPLES / example).workload.name in ("gpt", "deepseek")
+
+
+def test_example_in_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    assert config_from(EXAMPLES / "fsdp_bf16.yaml").train.lr == 3e-4  # text to YAML, a number to us
+    yaml = "workload:\n  d_model: 64\ntrain: {lr: 0.01}\n"
+    assert config_from(written(tmp_path, yaml, "job.yaml")) == config_from(written(tmp_path, TOML))
+
+
+def test_wrong_value_is_named_with_file_and_line(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[train]\nsteps = 3\nlr = -1\n")
+    assert said.endswith("job.toml, line 3: train.lr has to be a number above 0, not -1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[train]\nstrateggy = 'ddp'", "line 2: train.strateggy: no such setting, did you mean strategy?"),
+        ("[train]\nweight_decay = 0.1", "train.weight_decay: no such setting, did you mean optimizer.weight_decay?"),
+        ("[shceduler]\ndecay = 'linear'", "line 1: shceduler: no such setting, did you mean scheduler?"),
+        ("train = 3", "train has to hold settings by name, not 3"),
+        ("[train]\nprecision = 'fp61'", "train.precision has to be one of fp32, tf32, fp16, bf16, not 'fp61'"),
+        ("[train]\nsteps = true", "train.steps has to be a whole number of at least 1, not True"),
+        ("[train]\nlr = nan", "train.lr has to be a number above 0, not nan"),
+        ("[optimizer]\nbetas = [0.9]", "optimizer.betas has to be a list of 2 numbers of at least 0, not [0.9]"),
+        ("[profile]\nranks = [-1]", "profile.ranks has to be a list of numbers of at least 0, or none"),
+        ("[scheduler]\ndecay = 'linear'\nwarmup_steps = 100", "warmup_steps has to be below the 100 total steps"),
+        ("[train]\nprecision = 'fp16'\nstrategy = 'fsdp2_zero3'", "whose shards share no loss scale, not 'fp16'"),
+        ("[train\nlr = 1", "is not TOML: "),
+    ],
+)
+def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.lr=fast", "--set: train.lr has to be a number above 0, not 'fast'"),
+        ("lr=1", "--set lr=1: has to be section.name=value"),
+        ("train.lr", "--set train.lr: has to be section.name=value"),
+        ("tarin.lr=1", "did you mean train?"),
+        ("train.clip_norm.x=1", "clip_norm has to hold settings"),
+    ],
+)
+def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refusal(tmp_path, "[train]\nclip_norm = 1.0", override)
+
+
+def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert "pip install 'stepscope[yaml]', or write it as TOML" in refusal(tmp_path, "train: {}", name="job.yaml")
+
+
+def test_configurations_are_read_without_torch() -> None:
+    code = "import sys, stepscope.bench.config as c; c.config_from(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_manual_lists_every_setting() -> None:
+    manual = (ROOT / "docs" / "configs.md").read_text()
+    for name, kind in SECTIONS.items():
+        for known in fields(kind):
+            value = getattr(kind(), known.name)
+            shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            expected = expectation(get_type_hints(kind)[known.name], known.metadata)
+            assert f"| `{name}.{known.name}` | {shown} | {expected} | {known.metadata['doc']} |" in manual
+
+
+def parsed(*arguments: str) -> Namespace:
+    parser = ConfiguredParser()
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=3)
+    return parser.parse_args(arguments)
+
+
+def test_parser_takes_its_defaults_from_the_file_and_flags_win_wherever_they_stand(tmp_path: Path) -> None:
+    file = str(written(tmp_path, TOML))
+    assert (parsed("--config", file).d_model, parsed("--config", file).runs) == (64, 3)
+    assert parsed("--d-model", "256", "--config", file).d_model == 256
+    assert parsed("--config", file, "--d-model", "256").d_model == 256
+    assert parsed("--set", "bench.runs=9", "--set", "workload.options.kv_heads=2").workload_options == {"kv_heads": 2}
+    assert not hasattr(parsed(), "workload_options")
+
+
+def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "[workload]\nd_modell = 64\n")
+    assert main(["bench", "ddp", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "line 2: workload.d_modell: no such setting, did you mean d_model?" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("deep", ["a: " + "[" * 20_000, "- " * 20_000 + "a", "? " * 5_000])
+def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
+    pytest.importorskip("yaml")
+    assert "nested too deeply" in refusal(tmp_path, deep, name="deep.yaml")
+
+
+@pytest.mark.parametrize("name", ["4294967296", "yes", "null", "2024-11-15", "1e999", "[a, b]"])
+@pytest.mark.parametrize("place", ["{}: 1\n", "? {}\n: {{steps: 3}}\n", "train:\n  ? {}\n  : 3\n"])
+def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
+    pytest.importorskip("yaml")
+    said = refusal(tmp_path, place.format(name), name="job.yaml")
+    assert "is no name of a setting" in said or "no such setting" in said or "is not YAML" in said
+
+
+def test_names_of_the_guides_are_understood(tmp_path: Path) -> None:
+    text = """
+[model]
+hidden_size = 64
+
+[training]
+learning_rate = 0.01
+batch_size = 3
+num_epochs = 7
+gradient_accumulation_steps = 2
+max_grad_norm = 0.5
+warmup_steps = 4
+"""
+    found = config_from(written(tmp_path, text), ["training.learning_rate=0.02"])
+    assert (found.workload.d_model, found.workload.batch_size) == (64, 3)
+    assert (found.train.lr, found.train.steps, found.train.grad_accum, found.train.clip_norm) == (0.02, 7, 2, 0.5)
+    assert found.scheduler.warmup_steps == 4
+
+
+def test_a_setting_under_two_names_is_refused_at_its_line(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[training]\nlr = 0.1\nlearning_rate = 0.2\n")
+    assert said == f"{tmp_path}/job.toml, line 3: train.lr is given a second time; remove one"
+    assert "train.lr" in refusal(tmp_path, "[training]\nlearning_rate = -1\n")
+
+
+def test_yaml_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 8)]
+    assert "write them out" in refusal(tmp_path, "\n".join(lines), name="job.yaml")
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+def test_learning_rate_rises_linearly_then_decays_to_its_share(decay: str) -> None:
+    rates = [
+        learning_rate(step, peak=2.0, warmup_steps=2, decay=decay, total_steps=10, final_ratio=0.25)
+        for step in range(13)
+    ]
+    assert rates[:3] == [0.0, 1.0, 2.0]
+    half, end = (2.0, 2.0) if decay == "constant" else (2.0 * (0.25 + 0.75 / 2), 0.5)
+    assert rates[6] == pytest.approx(half) and rates[10:] == pytest.approx([end] * 3)

@@ -1,0 +1,177 @@
+"""The trainer in one process: what it writes, that recording changes nothing, and that it can be taken up again."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stepscope.bench.trainer import Events, Trainer, TrainingResult, main
+from stepscope.contract.run_folder import steps_file, trace_file
+from stepscope.contract.tensorboard import checksum
+from stepscope.errors import InputError, UsageError
+
+B3 = {
+    "num_steps",
+    "avg_step_time",
+    "min_step_time",
+    "max_step_time",
+    "throughput_samples_per_sec",
+    "tokens_per_sec",
+    "avg_loss",
+    "final_loss",
+    "peak_memory_allocated_gb",
+    "avg_memory_allocated_gb",
+    "peak_memory_reserved_gb",
+}
+SMALL = [
+    "workload.name=mlp",
+    "workload.d_model=16",
+    "workload.num_layers=2",
+    "workload.batch_size=4",
+    "train.steps=12",
+    "train.lr=0.01",
+    "train.grad_accum=2",
+    "train.log_every=4",
+    "scheduler.warmup_steps=3",
+    "profile.wait=4",
+    "profile.warmup=1",
+    "profile.active=2",
+]
+
+
+def trained(out: Path, *more: str, profile: bool = False, resume: bool = False, **own: Any) -> TrainingResult:
+    trainer = Trainer(overrides=[*SMALL, f"output.dir={out}", *more], device="cpu", **own)
+    return trainer.train(profile=profile, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingResult, list[str]]:
+    said: list[str] = []
+    return trained(tmp_path_factory.mktemp("trainer") / "out", profile=True, say=said.append), said
+
+
+def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[TrainingResult, list[str]]) -> None:
+    done, _ = recorded
+    assert done.run_folder == done.folder / "run"
+    assert (done.run_folder / trace_file(0)).stat().st_size > 1000
+    assert json.loads((done.folder / "summary.json").read_text()) == json.loads(json.dumps(done.summary))
+    assert "stepscope report" in (done.folder / "summary.txt").read_text()
+    (events,) = (done.folder / "tensorboard").iterdir()
+    assert all(tag in events.read_bytes() for tag in (b"loss", b"learning_rate", b"samples_per_sec"))
+
+
+def test_steps_have_their_regions(recorded: tuple[TrainingResult, list[str]]) -> None:
+    folder = recorded[0].run_folder
+    assert folder is not None
+    steps = [json.loads(line) for line in (folder / steps_file(0)).read_text().splitlines()[1:]]
+    assert len(steps) == 12
+    counts = {name: found["n"] for name, found in steps[1]["regions"].items()}
+    assert counts == {
+        "lr_scheduling": 1,
+        "data_loading": 2,
+        "forward_pass": 2,
+        "backward_pass": 2,
+        "gradient_sync": 1,
+        "gradient_clipping_warmup": 1,
+        "optimizer_step": 1,
+    }
+    assert "gradient_clipping_warmup" not in steps[5]["regions"]
+
+
+def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[TrainingResult, list[str]]) -> None:
+    found = recorded[0].summary
+    assert found is not None
+    assert set(found["summary"]) >= B3
+    assert (found["steps_taken"], found["strategy"]) == (12, "single")
+    # without the warm-up of the rate, the profiler's warm-up and window, and the two steps after it: FLOPs and frames
+    assert found["summary"]["num_steps"] == 12 - 3 - 3 - 2
+
+
+def test_recording_changes_no_loss(recorded: tuple[TrainingResult, list[str]], tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain")
+    assert plain.losses == recorded[0].losses
+    assert plain.losses[-1] < plain.losses[0]
+    assert (plain.run_folder, (tmp_path / "plain" / "run").exists()) == (None, False)
+
+
+def test_resumed_training_is_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole")
+    first = trained(tmp_path / "parts", "train.steps=7", "train.checkpoint_every=7")
+    rest = trained(tmp_path / "parts", resume=True)
+    assert first.losses + rest.losses == whole.losses
+    with pytest.raises(UsageError, match=r"train\.steps: 7 is not more than the 7"):
+        trained(tmp_path / "parts", "train.steps=7", resume=True)
+    with pytest.raises(InputError, match="not a checkpoint of the configured model"):
+        trained(tmp_path / "parts", "workload.d_model=8", resume=True)
+
+
+def test_own_model_data_and_loss(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 4)
+    data = torch.utils.data.TensorDataset(x, x @ torch.ones(4, 1))
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    settings = ("optimizer.name=sgd", "optimizer.momentum=0.9", "train.steps=30", "train.clip=always")
+    done = trained(tmp_path / "dataset", *settings, model=nn.Linear(4, 1), data=data, loss=loss)
+    assert done.losses[-1] < done.losses[0] / 2
+    batches = list(torch.utils.data.DataLoader(data, batch_size=4))
+    assert len(trained(tmp_path / "list", model=nn.Linear(4, 1), data=batches, loss=loss).losses) == 12
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, recorded: tuple[TrainingResult, list[str]]) -> None:
+    with pytest.raises(UsageError, match="already exists"):
+        trained(recorded[0].folder)
+    with pytest.raises(UsageError, match="data is missing; give model, data and loss together"):
+        trained(tmp_path, model=nn.Linear(1, 1), loss=lambda m, b: m(b))
+    with pytest.raises(UsageError, match="no batches are left"):
+        trained(tmp_path, model=nn.Linear(1, 1), data=[], loss=lambda m, b: m(b))
+    with pytest.raises(InputError, match="no checkpoint to resume"):
+        trained(tmp_path, resume=True)
+    with pytest.raises(UsageError, match=r"train\.clip_norm has to be none with strategy deepspeed_zero1"):
+        Trainer(overrides=["train.strategy=deepspeed_zero1"])
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"output\.dir: cannot write to .*/file/out: Not a directory"):
+        trained(tmp_path / "file" / "out")
+
+
+def test_full_disk_ends_the_logs_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Events, step: int, values: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Events, "scalars", full)
+    assert len(trained(tmp_path / "out").losses) == 12
+    assert capfd.readouterr().err.count("no more TensorBoard logs, training goes on: No space left") == 1
+
+
+def test_flags_on_the_command_line_change_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workload", "mlp", "--d-model", "8", "--num-layers", "1", "--num-epochs", "3", "--warmup-epochs", "1"]
+    assert main([*flags, "--no-profile", "--lr", "0.5", "--out", str(tmp_path / "out")]) == 0
+    assert "step     3 of 3  training  lr 5.000e-01" in capsys.readouterr().out
+    assert main([*flags, "--lr", "fast"]) == 2
+    assert "stepscope: --set: train.lr has to be a number above 0, not 'fast'" in capsys.readouterr().err
+
+
+def test_event_file_begins_with_its_version_and_holds_every_scalar(tmp_path: Path) -> None:
+    events = Events(tmp_path / "logs")
+    events.scalars(300, {"loss": 1.5})
+    events.close()
+    content, found = events.path.read_bytes(), []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        assert content[8:12] == checksum(content[:8])
+        found.append(content[12 : 12 + length])
+        assert content[12 + length : 16 + length] == checksum(found[-1])
+        content = content[16 + length :]
+    assert found[0].endswith(b"\x1a\x0dbrain.Event:2")
+    assert found[1][9:] == b"\x10\xac\x02" + b"\x2a\x0d\x0a\x0b\x0a\x04loss\x15" + struct.pack("<f", 1.5)
