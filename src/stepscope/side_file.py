@@ -34,7 +34,6 @@ MAX_DEPTH = 100
 # Texts in which a number may be out of range; all others are parsed without a look at each number.
 _SUSPECT = re.compile(rb"\d{20}|9[2-9]\d{17}|[eE]\+?\d{3}|NaN|Infinity")
 _INT64 = range(-(2**63), 2**63)
-_MAX_INT_CHARACTERS = 20
 _TOO_DEEP = "values nested too deeply"
 
 
@@ -173,7 +172,7 @@ _UNUSABLE = _UnusableNumber()
 
 def _int(text: str) -> int | _UnusableNumber:
     # The length first: Python refuses to convert thousands of digits.
-    number = int(text) if len(text) <= _MAX_INT_CHARACTERS else None
+    number = int(text) if len(text) <= 20 else None
     return number if number is not None and number in _INT64 else _UNUSABLE
 
 

@@ -1,6 +1,5 @@
 """A trace that lies in several files is the same trace."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.traces import event, trace_of
 
-from stepscope.trace.parts import joined, trace_id
-from stepscope.trace.table import Trace
+from stepscope.trace.table import Trace, joined
 
 NAMES = st.sampled_from(["aten::mm", "gemm", "κ", "record_param_comms"])
 EVENTS = st.lists(
@@ -76,10 +74,3 @@ def test_damage_of_all_parts_is_kept(tmp_path: Path) -> None:
     assert one.header["who"] == "first"
     assert one.num_events == 2
     assert np.array_equal(one.arg("correlation").rows, [])
-
-
-def test_only_a_text_is_a_trace_id(tmp_path: Path) -> None:
-    assert trace_id(trace_of(tmp_path, [event("kernel", "a")], trace_id="1D6E")) == "1D6E"
-    for other in ("", 7, None, ["x"]):
-        assert trace_id(trace_of(tmp_path, [event("kernel", "a")], trace_id=other)) is None
-    assert json.dumps(trace_id(trace_of(tmp_path, [event("kernel", "a")]))) == "null"

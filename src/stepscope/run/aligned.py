@@ -58,7 +58,6 @@ class AlignedRun(ArrayRecord):
 
     @cached_property
     def last_arrivals(self) -> LastArrivals:
-        """Return who came last to each match, and what that cost the others."""
         return _last_arrivals(self)
 
 

@@ -87,11 +87,7 @@ def _within_bounds(num_ranks: int, matches: Matches, start: Int64s, end: Int64s)
 Bools = npt.NDArray[np.bool_]
 
 _MIN_SPAN_FOR_DRIFT_NS = 5 * NS_PER_S
-_MIN_POINTS_FOR_DRIFT = 16
-_POINTS_OF_DRIFT = 64
-_FLOOR_NS = 1_000
 _MIN_JUMP_NS = 5 * NS_PER_MS
-_MIN_POINTS_FOR_JUMP = 6
 
 
 def _drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, usable: Bools) -> tuple[Floats, Int64s]:
@@ -102,14 +98,14 @@ def _drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, us
     lines = []
     for index in range(num_ranks):
         mine = _usable_members(matches, index, usable)
-        if len(mine) < _MIN_POINTS_FOR_DRIFT or np.ptp(when[mine]) < _MIN_SPAN_FOR_DRIFT_NS:
+        if len(mine) < 16 or np.ptp(when[mine]) < _MIN_SPAN_FOR_DRIFT_NS:
             return drift, shift
         x, y = when[mine].astype(float), residual[mine]
         lines.append((theil_sen(*_in_chunks(x, y)), x, y))
     base_slope, base_cut = lines[0][0]
     for index, ((slope, cut), x, y) in enumerate(lines):
         noise = mad_sigma(y - slope * x)
-        if abs(slope - base_slope) * np.ptp(x) > 3 * noise + _FLOOR_NS:
+        if abs(slope - base_slope) * np.ptp(x) > 3 * noise + 1_000:
             drift[index] = -(slope - base_slope) * 1e6
             shift[index] = -round(cut - base_cut)
     return drift, shift
@@ -122,7 +118,7 @@ def _usable_members(matches: Matches, index: int, usable: Bools) -> Int64s:
 
 def _in_chunks(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     order = np.argsort(x, kind="stable")
-    cuts = distinct(np.linspace(0, len(x), _POINTS_OF_DRIFT + 1).astype(np.int64))
+    cuts = distinct(np.linspace(0, len(x), 64 + 1).astype(np.int64))
     return medians(x[order], cuts), medians(y[order], cuts)
 
 
@@ -144,7 +140,7 @@ def _jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: 
 
 
 def _level_change(values: Floats) -> float:
-    if len(values) < _MIN_POINTS_FOR_JUMP:
+    if len(values) < 6:
         return 0.0
     steps = np.abs(np.diff(values))[1:-1]
     at = 2 + int(np.argmax(steps))
@@ -177,7 +173,6 @@ class Clocks(ArrayRecord):
     warnings: tuple[str, ...] = ()
 
     def shared(self, rank_index: npt.ArrayLike, local_ns: Int64s) -> Int64s:
-        """Return local times of a rank (or of one rank each) on the shared clock."""
         i = np.asarray(rank_index)
         shifted = local_ns + self.offset_ns[i]
         if np.isnan(self.drift_ppm).all():
@@ -330,7 +325,6 @@ def _by_rank(values: Floats, matches: Matches, chosen: Bools, num_ranks: int) ->
 # Ranks of one machine need no estimate between them, and what is estimated between machines is better for having
 # several ranks on each side.
 
-_CONTRADICTED = 3
 # time stamps of two processes on one machine are not better than a microsecond
 _SAME_CLOCK_NS = 1_000.0
 
@@ -378,7 +372,7 @@ def _ranks_of_machines(machines: list[str | None]) -> list[Int64s]:
 
 def _agree(clocks: Clocks, there: Int64s) -> bool:
     offsets, doubt = clocks.offset_ns[there], clocks.uncertainty_ns[there]
-    return bool(offsets.max() - offsets.min() <= _CONTRADICTED * doubt.max())
+    return bool(offsets.max() - offsets.min() <= 3 * doubt.max())
 
 
 # What did the recorder itself measure of the clocks, and does it agree with the collectives?

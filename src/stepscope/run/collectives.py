@@ -81,7 +81,6 @@ class Collectives(ArrayRecord):
 
     @property
     def unjoined(self) -> int:
-        """Return how many operations were launched in the window and still have no record."""
         return int(((self.record_row < 0) & (self.step >= 0)).sum())
 
 

@@ -44,11 +44,7 @@ def keep_columns(path: str, cache_folder: str | None, total_bytes: int) -> Outco
         return Outcome(path, None, str(error)[:300])
 
 
-_LOCAL = "local"
 _ADDRESS = re.compile(r"^dask://([\w.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):(\d{1,5})$")
-_CONNECT_S = 30
-_WORKERS_S = 60
-_RETRIES = 3
 Result = TypeVar("Result")
 # Called with files read so far and files in all.
 Progress = Callable[[int, int], None]
@@ -62,7 +58,7 @@ def scheduler_address(engine: str) -> str:
     """
     found = _ADDRESS.match(engine)
     if found is None or not 0 < int(found[2]) < 65536:
-        raise UsageError(f"--engine takes {_LOCAL} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
+        raise UsageError(f"--engine takes {'local'} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
     return f"tcp://{found[1]}:{found[2]}"
 
 
@@ -94,9 +90,9 @@ def run_on_cluster(
     address = scheduler_address(engine)
     distributed = _distributed()
     try:
-        with distributed.Client(address, timeout=_CONNECT_S, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=_WORKERS_S)
-            tasks = [client.submit(task, *one, retries=_RETRIES, pure=False) for one in given]
+        with distributed.Client(address, timeout=30, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+            tasks = [client.submit(task, *one, retries=3, pure=False) for one in given]
             # Taken as they come: what a worker gave before it died need not be made again.
             came = distributed.as_completed(tasks, loop=client.loop, with_results=True, raise_errors=False)
             found = {}

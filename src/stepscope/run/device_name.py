@@ -22,7 +22,6 @@ from stepscope.trace.classify import labels
 from stepscope.trace.table import Trace
 
 CPU = "CPU"
-_MAX_NAMES = 20_000
 # labels of processes that say nothing of the chip
 _NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 
@@ -88,7 +87,7 @@ def _entry(listed: Sequence[dict[str, Any]], used: int) -> dict[str, Any]:
 def _by_kernels(trace: Trace, work: DeviceWork) -> str | None:
     ids, count = np.unique(work.name[work.name >= 0], return_counts=True)
     found: dict[str, int] = {}
-    for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:_MAX_NAMES]:
+    for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:20_000]:
         said = _architecture(trace.strings[i])
         if said:
             found[said] = found.get(said, 0) + n

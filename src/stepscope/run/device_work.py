@@ -59,7 +59,6 @@ class DeviceWork(ArrayRecord):
         return len(self.row)
 
     def intervals(self, *kinds: EventKind) -> Intervals:
-        """Return the union of the work of these kinds."""
         keep = of_kinds(self.kind, kinds)
         return union(self.start_ns[keep], self.end_ns[keep])
 

@@ -26,7 +26,7 @@ from stepscope.stats.robust import median
 from stepscope.trace.table import Int64s
 
 if TYPE_CHECKING:
-    from stepscope.trace.flight_recorder import FlightEntry
+    pass
 
 # How large is what an operator was given? From the shapes and types as the profiler writes them.
 #
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 # a tensor of more than a petabyte is no tensor
 _MAX_ELEMENTS = 1 << 50
-_MAX_DIMENSIONS = 64
 _UNKNOWN = -1
 
 
@@ -75,7 +74,7 @@ def _listed(text: str | None) -> list[Any]:
 
 
 def _shape_elements(shape: Any) -> int | None:
-    if not isinstance(shape, list) or not 0 < len(shape) <= _MAX_DIMENSIONS:
+    if not isinstance(shape, list) or not 0 < len(shape) <= 64:
         return None
     if not all(type(n) is int and n >= 0 for n in shape):
         return None
@@ -84,12 +83,10 @@ def _shape_elements(shape: Any) -> int | None:
 
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
-_DUMP = "flight_recorder.dump"
 # torch keeps 2,000 unless told otherwise
 _MAX_CALLS = 20_000
 # of which each call takes a few hundred
 _MAX_FILE_BYTES = 64 << 20
-_MAX_TIME_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
 
     Where the recorder left none, a dump that was imported beside it is read.
     """
-    dump = path.parent / path.name.replace(FLIGHT_RECORDER, _DUMP)
+    dump = path.parent / path.name.replace(FLIGHT_RECORDER, "flight_recorder.dump")
     if not path.exists() and dump.is_file():
         return _calls_of_dump(dump)
     calls = []
@@ -136,15 +133,16 @@ def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
         for g in dump.groups.values()
     }
     calls = [
-        FlightCall(e.op, e.created_ns, _bytes_of(e.input_sizes, e.input_dtypes), groups.get(e.group) or _named_group(e))
+        FlightCall(
+            e.op,
+            e.created_ns,
+            _bytes_of(e.input_sizes, e.input_dtypes),
+            groups.get(e.group) or Group(e.group, e.group_desc, None, None),
+        )
         for e in dump.entries[-_MAX_CALLS:]
         if e.created_ns is not None
     ]
     return tuple(sorted(calls, key=lambda call: call.created_ns))
-
-
-def _named_group(entry: "FlightEntry") -> Group:
-    return Group(entry.group, entry.group_desc, None, None)
 
 
 def _bytes_of(shapes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
@@ -205,7 +203,7 @@ def _groups(header: dict[str, Any]) -> dict[str, Group]:
 
 def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
     created, named, group = line.get("time_created_ns"), line.get("profiling_name"), line.get("process_group")
-    if type(created) is not int or not 0 <= created < _MAX_TIME_NS or not isinstance(named, str):
+    if type(created) is not int or not 0 <= created < 1 << 62 or not isinstance(named, str):
         return None
     name = str(group[0]) if isinstance(group, list) and group else "?"
     return FlightCall(op_name(named), created, _input_bytes(line), groups.get(name, UNKNOWN_GROUP))

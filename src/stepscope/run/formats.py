@@ -51,7 +51,6 @@ class FileHead:
 
     @property
     def name(self) -> str:
-        """Return the file's name without `.gz`, in lower case."""
         return self.path.name.lower().removesuffix(".gz")
 
 
@@ -92,7 +91,6 @@ class Format:
 
     @property
     def endings(self) -> tuple[str, ...]:
-        """Return all endings of files of this format in a run folder."""
         return (self.ending, *self.other_endings)
 
 
@@ -183,7 +181,6 @@ def _is_known_otherwise(name: str) -> bool:
 # Kineto traces of a run folder: what PyTorch's profiler writes, under the name that the recorder gives them.
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
-_PACKED = (b"\x1f\x8b", b"\x28\xb5")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -201,7 +198,7 @@ def _store(source: Path, target: Path) -> None:
     with open_side_file(source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(target) as out:
         start = f.read(2)
         f.seek(0)
-        if start in _PACKED:
+        if start in (b"\x1f\x8b", b"\x28\xb5"):
             shutil.copyfileobj(f, out, _CHUNK_BYTES)
             return
         pack = zlib.compressobj(level=3, wbits=31)
@@ -221,9 +218,6 @@ _KINETO = Format(
 
 
 # What NCCL writes, in a run folder: its debug log, of one rank or of all, and NCCL inspector's measurements.
-
-_MAX_UNPACKED_BYTES = 1 << 30
-_TELL_EVERY_BYTES = 1 << 20
 
 
 def _is_log(head: FileHead) -> bool:
@@ -256,7 +250,7 @@ def _lines(path: Path, told: BytesRead = nobody) -> Iterator[bytes]:
         if not _is_packed(path):
             yield from _counted(side_file_lines(path), told)
             return
-        left = _MAX_UNPACKED_BYTES
+        left = 1 << 30
         with open_side_file(path, max_bytes=MAX_LOG_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
             while left > 0 and (line := f.readline(1 << 20)):
                 left -= len(line)
@@ -269,7 +263,7 @@ def _counted(lines: Iterator[bytes], told: BytesRead) -> Iterator[bytes]:
     read = said = 0
     for line in lines:
         read += len(line)
-        if read - said >= _TELL_EVERY_BYTES:
+        if read - said >= 1 << 20:
             told(read)
             said = read
         yield line

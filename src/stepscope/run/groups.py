@@ -74,13 +74,13 @@ def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
-    if isinstance(ranks, list) and 0 < len(ranks) <= _MAX_RANKS and all(_is_rank(r) for r in ranks):
+    if (
+        isinstance(ranks, list)
+        and 0 < len(ranks) <= _MAX_RANKS
+        and all((isinstance(r, int) and not isinstance(r, bool) and 0 <= r <= MAX_RANK) for r in ranks)
+    ):
         return tuple(ranks)
     return None
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RANK
 
 
 def _size(value: object) -> int | None:

@@ -23,9 +23,7 @@ from stepscope.run.sources import rank_in_name
 from stepscope.side_file import open_side_file
 from stepscope.units import printable
 
-_CHUNK_BYTES = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-_MAX_STEM = 80
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def place(plan: PlannedImport) -> None:
                 _require_readable(plan.target)
             return
         with open_side_file(plan.source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(plan.target) as out:
-            shutil.copyfileobj(f, out, _CHUNK_BYTES)
+            shutil.copyfileobj(f, out, 1 << 20)
     except OSError as error:
         raise InputError(f"cannot write {plan.target}: {error.strerror or error}") from error
 
@@ -148,7 +146,7 @@ def _target_name(path: Path, known: Format, rank: int | None) -> str:
     stem = path.name
     for ending in (*known.endings, ".sqlite", ".csv", ".nsys-rep", ".ncu-rep", ".log", ".json.gz", ".json", ".gz"):
         stem = stem.removesuffix(f".{ending.removeprefix('.')}")
-    return f"{_UNSAFE.sub('_', stem).strip('._')[:_MAX_STEM] or 'job'}.{known.ending}"
+    return f"{_UNSAFE.sub('_', stem).strip('._')[:80] or 'job'}.{known.ending}"
 
 
 def _is_there(source: Path, target: Path, known: Format, *, force: bool) -> bool:

@@ -203,7 +203,6 @@ class Matches(ArrayRecord):
 
     @cached_property
     def of_member(self) -> Int64s:
-        """Return the match that each flat member belongs to."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
     @cached_property

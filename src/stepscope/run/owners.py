@@ -24,8 +24,6 @@ _ROLES = (TRAINING, AUTOGRAD, OTHER)
 
 _MAX_TEXT = 4096
 _MAX_LINE = 1 << 31
-_MAX_STACK = 512
-_MAX_STACK_ENTRIES = 1 << 22
 _MAX_NS = 1 << 62
 # window bits of a gzip stream, for zlib
 _GZIP = 31
@@ -133,7 +131,7 @@ def _owners(said: dict[str, Any], rank: int) -> RankOwners:
     files = _texts(said, "files")
     frames = tuple(_frame(entry, files) for entry in _list(said, "frames"))
     stacks = tuple(_stack(entry, len(frames)) for entry in _list(said, "stacks"))
-    if sum(map(len, stacks)) > _MAX_STACK_ENTRIES:
+    if sum(map(len, stacks)) > 1 << 22:
         raise _RefusedField("stacks")
     modules, names = _texts(said, "modules"), _texts(said, "names")
     sizes = {"name": len(names), "stack": len(stacks), "module": len(modules)}
@@ -179,7 +177,7 @@ def _frame(entry: Any, files: tuple[str, ...]) -> Frame:
 
 
 def _stack(entry: Any, num_frames: int) -> tuple[int, ...]:
-    if not isinstance(entry, list) or len(entry) > _MAX_STACK or not all(_is_index(i, num_frames) for i in entry):
+    if not isinstance(entry, list) or len(entry) > 512 or not all(_is_index(i, num_frames) for i in entry):
         raise _RefusedField("stacks")
     return tuple(entry)
 

@@ -36,7 +36,6 @@ class Rank(ArrayRecord):
 
     @property
     def num_events(self) -> int:
-        """Return how many events its trace has."""
         return self.trace.num_events
 
     @property
@@ -45,16 +44,13 @@ class Rank(ArrayRecord):
         return len(self.work) > 0
 
     def names(self, *kinds: EventKind) -> list[str]:
-        """Return the distinct names of the rows of these kinds."""
         there = names_by_kind(self.trace)[list(kinds)].any(axis=0)
         return [self.trace.strings[i] for i in np.flatnonzero(there).tolist()]
 
     def rows_named(self, matches: Callable[[str], bool], *kinds: EventKind) -> Rows:
-        """Return the rows of these kinds whose name satisfies `matches`, which is asked once for each name."""
         return self.coded_rows(matches, *kinds)[0]
 
     def coded_rows(self, rule: Callable[[str], int], *kinds: EventKind) -> tuple[Rows, Kinds]:
-        """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers."""
         return coded_rows(self.trace, rule, kinds)
 
     def codes_of_names(self, rule: Callable[[str], int], *kinds: EventKind) -> Kinds:
@@ -65,18 +61,15 @@ class Rank(ArrayRecord):
 
     @property
     def host(self) -> str | None:
-        """Return the machine's name where the trace says it."""
         name = self.trace.header.get("host_name") or self.trace.header.get("hostname")
         return str(name) if name else None
 
     @cached_property
     def device(self) -> Device:
-        """Return the device and how it is known; `CPU` where nothing was launched."""
         return device_of(self.trace, self.work, launches=0 if self.has_device else self.joins.launches_without_work)
 
     @property
     def device_name(self) -> str | None:
-        """Return the chip's name as the driver gives it, `CPU` where nothing ran on a device."""
         return self.device.name
 
     @property
@@ -86,7 +79,6 @@ class Rank(ArrayRecord):
 
     @property
     def distributed(self) -> dict[str, Any]:
-        """Return the header's `distributedInfo`, empty where there is none."""
         info = self.trace.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}
 

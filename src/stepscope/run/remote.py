@@ -33,7 +33,6 @@ _MAX_FILES = 100_000
 _MAX_LEVELS = 4
 # of a web page that lists files
 _MAX_PAGE_BYTES = 8 << 20
-_PIECE_BYTES = 1 << 20
 _CONNECT_S, _READ_S = 30, 120
 _SAFE_NAME = re.compile(r"^[^/\\\x00-\x1f]{1,255}$")
 _MAX_REASON = 200
@@ -57,7 +56,6 @@ class Room:
         self._lock = Lock()
 
     def take(self, size_bytes: int) -> None:
-        """Take as much; an `InputError` where there is not that much."""
         with self._lock:
             self._left_bytes -= size_bytes
             left_bytes = self._left_bytes
@@ -92,7 +90,7 @@ def files_at(address: str) -> list[RemoteFile]:
 def copy_file(address: str, file: RemoteFile, target: Path, room: Room) -> None:
     """Copy one file of an address to a new file here, no further than there is room."""
     with _asking(address) as fs, _opened(fs, address, file.place) as source, target.open("xb") as out:
-        while piece := source.read(_PIECE_BYTES):
+        while piece := source.read(1 << 20):
             room.take(len(piece))
             out.write(piece)
 
@@ -257,7 +255,6 @@ class Copies:
     made_from: tuple[tuple[str, str], ...] = ()
 
     def shown(self, text: str) -> str:
-        """Return a text with addresses in place of the copies' paths."""
         for path, address in self.made_from:
             text = text.replace(path, address)
         return text

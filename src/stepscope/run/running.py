@@ -20,8 +20,6 @@ from stepscope.side_file import appended
 
 KEPT_STEPS = 200
 _FIRST_STEPS = 120
-_MANY_RANKS = 64
-_KEPT_OF_MANY = 64
 _FIRST_READ_BYTES = 256 << 10
 _MAX_READ_BYTES = 4 << 20
 
@@ -57,7 +55,6 @@ class Running:
 
     @property
     def is_over(self) -> bool:
-        """Whether every rank has ended."""
         return bool(self.ranks) and all(rank.ended is not None for rank in self.ranks)
 
 
@@ -70,10 +67,9 @@ class RunningJob:
         self._first: tuple[Line, ...] = ()
 
     def look(self) -> Running:
-        """Return what the folder says now."""
         found = {rank_of(path.name): path for path in self.folder.glob("rank*.steps.jsonl")}
         paths = {rank: path for rank, path in sorted(found.items(), key=lambda p: p[0] or 0) if rank is not None}
-        kept = KEPT_STEPS if len(paths) <= _MANY_RANKS else _KEPT_OF_MANY
+        kept = KEPT_STEPS if len(paths) <= 64 else 64
         for rank, path in paths.items():
             self._tails.setdefault(rank, _Tail(path, kept)).read()
         if paths and len(self._first) < _FIRST_STEPS:
@@ -127,8 +123,8 @@ def _first_lines(path: Path) -> tuple[Line, ...]:
 
 def _steps(lines: list[bytes]) -> list[Line]:
     found = (json_object(line) for line in lines if line)
-    return [line for line in found if line is not None and _is_step(line)]
-
-
-def _is_step(line: Line) -> bool:
-    return all(is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))
+    return [
+        line
+        for line in found
+        if line is not None and all(is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))
+    ]

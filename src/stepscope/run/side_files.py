@@ -37,8 +37,6 @@ from stepscope.units import ns_of_ms, readable_bytes
 # objects are counted; a last line that is cut is normal while the job runs. What is not read is said.
 
 _T = TypeVar("T")
-_MAX_FOLDER_BYTES = 128 << 20
-_MIN_SHARE_BYTES = 64 << 10
 _MAX_NAME = 200
 
 
@@ -50,10 +48,6 @@ class KeptLines(Generic[_T]):
     damaged: int = 0
     #: why not all of it was read
     unread: tuple[str, ...] = ()
-
-
-def _share_of_each(num_files: int) -> int:
-    return max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(num_files, 1))
 
 
 def _kept_lines(
@@ -122,9 +116,7 @@ _COLUMNS = (
     "time_ns", "step", "utilization_pct", "memory_utilization_pct", "sm_clock_mhz", "memory_clock_mhz", "power_w",
     "temperature_c", "memory_used_bytes",
 )  # fmt: skip
-_TEXTS = ("name", "uuid")
 _LIMITS = ("index", "max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
-_MAX_REASONS = 32
 
 Reasons = frozenset[str] | None
 
@@ -164,7 +156,7 @@ def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry
 
 def _line(line: dict[str, Any]) -> _Line | None:
     if line.get("kind") == "device":
-        texts = {key: name(line[key]) for key in _TEXTS if isinstance(line.get(key), str)}
+        texts = {key: name(line[key]) for key in ("name", "uuid") if isinstance(line.get(key), str)}
         limits = {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
         return _Line(device={**texts, **limits})
     if line.get("kind") != "state":
@@ -172,7 +164,7 @@ def _line(line: dict[str, Any]) -> _Line | None:
     numbers = (number(line.get(column)) for column in _COLUMNS)
     reasons = line.get("throttle_reasons")
     if isinstance(reasons, list):
-        return _Line(_known(numbers), frozenset(name(r) for r in reasons[:_MAX_REASONS] if isinstance(r, str)))
+        return _Line(_known(numbers), frozenset(name(r) for r in reasons[:32] if isinstance(r, str)))
     return _Line(_known(numbers))
 
 
@@ -181,15 +173,12 @@ def _known(numbers: Any) -> tuple[float, ...]:
 
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
-_INSPECTOR = "nccl_inspector.jsonl"
 _MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window(\d{1,6})$")
 # of one line: categories of memory
 _MAX_NAMES = 32
-_MAX_GROUPS = 10_000
 # of one rank
 _MAX_EDGES = 10_000
-_MAX_EDGES_OF_ALL = 200_000
 # operations and groups of one rank
 _MAX_LIVE = 2_000
 _MAX_LIVE_OF_ALL = 200_000
@@ -257,7 +246,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
-    share = _share_of_each(len(there))
+    share = max(64 << 10, (128 << 20) // max(len(there), 1))
     unread: list[str] = []
     telemetry: list[Telemetry] = []
     collectives: list[LiveCollective] = []
@@ -281,7 +270,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         else:
             found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
             known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
-            edges += known[: _MAX_EDGES_OF_ALL - len(edges)]
+            edges += known[: 200_000 - len(edges)]
             peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
         lost += found.damaged
         unread += found.unread
@@ -320,7 +309,7 @@ def _logs_of_all(
 def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[LiveCollective], int]:
     found: list[LiveCollective] = []
     lost = 0
-    for path in sorted(folder.glob(f"*.{_INSPECTOR}"))[:_MAX_JOB_FILES]:
+    for path in sorted(folder.glob(f"*.{'nccl_inspector.jsonl'}"))[:_MAX_JOB_FILES]:
         from stepscope.trace.nccl import inspected  # only where there is one
 
         rows, damaged = inspected(_text_lines(path, max_bytes=max_bytes, say=unread.append))
@@ -347,7 +336,7 @@ def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Li
 def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
     groups = line.get("groups")
     if isinstance(groups, list):
-        known = [g for g in groups[:_MAX_GROUPS] if isinstance(g, dict)]
+        known = [g for g in groups[:10_000] if isinstance(g, dict)]
         return {"groups": {name(g.get("name")): name(g["desc"]) for g in known if g.get("desc")}}
     op, count = line.get("operation"), _whole(line.get("count"))
     if not isinstance(op, str) or count is None:

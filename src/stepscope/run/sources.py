@@ -16,7 +16,6 @@ from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
 _TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
-_EXPORTS = (".sqlite", ".nsys.sqlite")
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"
@@ -33,7 +32,6 @@ _MAX_LEVELS = 4
 _MAX_FOLDERS = 10_000
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
 _MAX_RANKS = 1 << 30
-_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ def _below(given: Sequence[str | Path]) -> str:
         runs = []
     if not runs:
         return "; give the folder that holds them"
-    return f"; there are runs below: give one of {_shown(runs[:_MAX_NAMED])}"
+    return f"; there are runs below: give one of {_shown(runs[:3])}"
 
 
 def _shown(given: Sequence[str | Path]) -> str:
@@ -275,7 +273,7 @@ def _is_exported(path: Path) -> bool:
     if not path.name.endswith(NSYS_REPORT):
         return False
     stem = path.name.removesuffix(NSYS_REPORT)
-    return any((path.parent / f"{stem}{ending}").is_file() for ending in _EXPORTS)
+    return any((path.parent / f"{stem}{ending}").is_file() for ending in (".sqlite", ".nsys.sqlite"))
 
 
 def _beside(name: str) -> bool:

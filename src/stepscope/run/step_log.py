@@ -42,12 +42,8 @@ from stepscope.units import ms
 # |
 
 MISSING = -1
-_MAX_NAMES = 4096
 # a column that every eighth step fills takes as much
 _COLUMN_BYTES_PER_VALUE = 64
-_FREE_COLUMN_BYTES = 64 << 20
-_MAX_PHASES = 64
-_MAX_DEPTH = 16
 _COUNTS = ("step", "start_ns", "end_ns", "dur_ns")
 _OWN_COLUMNS = frozenset((*_COUNTS, "device_ns", "profiled", "phase"))
 
@@ -81,7 +77,7 @@ class StepColumns:
         for name, column in self._counts.items():
             value = line.get(name)
             column.append(value if isinstance(value, int) and is_count(value) else MISSING)
-        phase = str(line.get("phase") or "")[:_MAX_PHASES]
+        phase = str(line.get("phase") or "")[:64]
         self._phases.append(self._known_phases.setdefault(phase, phase))
         for path, number in _leaves({k: v for k, v in line.items() if k not in _OWN_COLUMNS}):
             self._put(path, number)
@@ -89,21 +85,18 @@ class StepColumns:
         return True
 
     def counts(self, name: str) -> Int64s:
-        """Return one of the columns that every step has: MISSING where a line lacks it."""
         return np.array(self._counts[name], np.int64)
 
     def profiled(self) -> npt.NDArray[np.bool_]:
-        """Return which steps the profiler watched."""
         return np.frombuffer(bytes(self._profiled), np.uint8).astype(bool)
 
     def phases(self) -> tuple[str, ...]:
-        """Return the phase of each step."""
         return tuple(self._phases)
 
     def numbers(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return every other number by its dotted path, NaN where a step lacks it; the fullest within the bound."""
         num_values = sum(len(rows) for rows, _ in self._numbers.values())
-        left = max(_FREE_COLUMN_BYTES, _COLUMN_BYTES_PER_VALUE * num_values)
+        left = max(64 << 20, _COLUMN_BYTES_PER_VALUE * num_values)
         kept = set()
         for path in sorted(self._numbers, key=lambda path: -len(self._numbers[path][0])):
             left -= 8 * len(self)
@@ -115,7 +108,7 @@ class StepColumns:
 
     def _put(self, path: str, number: float) -> None:
         if path not in self._numbers:
-            if len(self._numbers) >= _MAX_NAMES:
+            if len(self._numbers) >= 4096:
                 self.left_out_values += 1
                 return
             self._numbers[path] = (array("q"), array("d"))
@@ -136,19 +129,17 @@ def is_count(value: object) -> bool:
 
 def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
-        if depth < _MAX_DEPTH:
+        if depth < 16:
             for name, below in value.items():
                 yield from _leaves(below, f"{path}.{name}" if path else str(name), depth + 1)
     elif is_number(value):
         yield path, float(value)
 
 
-_ENDING = ".steps.jsonl"
 # unprofiled steps after a profiled one that do not count: ranks still wait for each other's export
 _SETTLING_STEPS = 1
 # time of forward passes without gradients between the steps of training
 PASSES_NS = f"regions.{EVALUATION}.ns"
-_MAX_RANK = 1 << 30
 _COLUMNS = ("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled")
 
 
@@ -238,7 +229,7 @@ def step_logs(folder: str | Path) -> tuple[StepLog, ...]:
 def readable_step_logs(folder: str | Path) -> tuple[tuple[StepLog, ...], list[str]]:
     """Return the step logs of a run folder that can be read, and a line for each loss."""
     logs, lines = [], []
-    for path in sorted(p for p in Path(folder).glob(f"*{_ENDING}") if rank_of(p.name) is not None):
+    for path in sorted(p for p in Path(folder).glob(f"*{'.steps.jsonl'}") if rank_of(p.name) is not None):
         try:
             logs.append(read_step_log(path))
         except InputError as error:
@@ -255,9 +246,7 @@ def read_step_log(path: str | Path) -> StepLog:
         raise InputError(f"{path}: cannot read the step log: {e.strerror}; check the path") from e
     rank = header.get("rank")
     named = rank_of(path.name)
-    known = (
-        rank if isinstance(rank, int) and is_count(rank) and rank <= _MAX_RANK else named if named is not None else 0
-    )
+    known = rank if isinstance(rank, int) and is_count(rank) and rank <= 1 << 30 else named if named is not None else 0
     return _log(columns, rank=int(known or 0), header=header, lost_lines=lost)
 
 

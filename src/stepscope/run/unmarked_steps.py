@@ -40,7 +40,6 @@ _LOADER = re.compile(r"^enumerate\(DataLoader\)#|^\[pl\]\[profile\]\[_?TrainingE
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$")
 _FEWEST = 2
-_MAX_OPTIMIZERS = 4
 # of the operators between two optimizer steps may differ from those one pattern later
 _ALIKE = 0.05
 
@@ -88,7 +87,7 @@ def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
 
 
 def _pattern_length(count: npt.NDArray[np.intp]) -> int:
-    for length in range(1, _MAX_OPTIMIZERS + 1):
+    for length in range(1, 4 + 1):
         if len(count) < 2 * length:
             break
         off = np.abs(count[length:] - count[:-length]) / np.maximum(count[:-length], 1)
@@ -109,11 +108,8 @@ def _pattern_length(count: npt.NDArray[np.intp]) -> int:
 # whole ones; fewer repetitions may be chance
 _MIN_STEPS = 2
 _MIN_CONFIDENCE = 0.9
-_NEARLY_BEST = 0.02
 # in a step: a loop over a handful of kernels is a benchmark, not a step
 _MIN_KERNELS = 5
-_MAX_KERNELS = 400_000
-_MAX_NAMES = 4_000
 # pieces times names that are compared for one anchor
 _MAX_CELLS = 1_000_000
 # of the kernels before the first and after the last anchor must belong to a usual step
@@ -135,19 +131,19 @@ class Period(ArrayRecord):
 def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats."""
     rows = np.flatnonzero((work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
-    if not _MIN_STEPS * _MIN_KERNELS <= len(rows) <= _MAX_KERNELS:
+    if not _MIN_STEPS * _MIN_KERNELS <= len(rows) <= 400_000:
         return None
     asked = trace["ts_ns"][work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], asked))
     rows, asked = rows[order], asked[order]
     names, code = np.unique(work.name[rows], return_inverse=True)
-    if len(names) > _MAX_NAMES:
+    if len(names) > 4_000:
         return None
     anchors = _anchors(code, len(names))
     if not anchors:
         return None
     best = max(score for _, score in anchors)
-    near = [(at, score) for at, score in anchors if score >= best - _NEARLY_BEST]
+    near = [(at, score) for at, score in anchors if score >= best - 0.02]
     most = max(len(at) for at, _ in near)
     alike = [(at, score) for at, score in near if len(at) == most]
     at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
@@ -289,12 +285,10 @@ def _in_steps(rank: Rank, steps: Steps) -> Collectives:
 
 # of a round: what comes more seldom recurs in some steps, and is told apart from the ordinary one
 _MAX_STEPS = round(1 / OFTEN)
-_MIN_ROUNDS = 4
 # of the time of all steps: passes that take less do not make a step another one
 _MIN_SHARE = 0.1
 # numbers that are no sums over time
 _LEVELS = "memory."
-_IN_STEPS = ("tokens_per_step", "samples_per_step")
 _OF_ONE_STEP = (
     "flops_per_step",
     "hardware_flops_per_step",
@@ -351,7 +345,7 @@ def in_rounds(
 def _rounds(log: StepLog) -> Rounds | None:
     passes = np.nan_to_num(log.column(PASSES_NS))
     begins = log.step[passes > 0]
-    if len(begins) < _MIN_ROUNDS or (np.diff(log.step) != 1).any():
+    if len(begins) < 4 or (np.diff(log.step) != 1).any():
         return None
     size, first, last = int(begins[1] - begins[0]), int(begins[0]), int(log.step[-1])
     is_regular = (np.diff(begins) == size).all() and last - begins[-1] < size
@@ -400,7 +394,7 @@ def _summed(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _description_in_rounds(description: dict[str, Any], rounds: Rounds, logs: Sequence[StepLog]) -> dict[str, Any]:
     step = unprofiled_step(logs)
     out = {name: value for name, value in description.items() if name not in _OF_ONE_STEP}
-    for name in _IN_STEPS:
+    for name in ("tokens_per_step", "samples_per_step"):
         if isinstance(out.get(name), int):
             out[name] *= rounds.size
     # The recorder's own warnings compare the steps after the window with those before it.

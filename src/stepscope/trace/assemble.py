@@ -26,7 +26,6 @@ _SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s*([,:])\s*|\s+')
 _BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 _PLAIN, _JSON = TextFlags(0), TextFlags.JSON
-_ELLIPSIS = "…"
 _REPLACEMENT = "\ufffd"
 
 
@@ -70,7 +69,7 @@ def _cleaned(text: str, flags: TextFlags, is_sound: bool) -> tuple[str, bool]:
     elif TextFlags.ESCAPED in flags:
         clean, bad_escapes = _unescaped(clean)
         is_sound = is_sound and not bad_escapes
-    return clean.rstrip(_REPLACEMENT) + _ELLIPSIS if TextFlags.SHORTENED in flags else clean, is_sound
+    return clean.rstrip(_REPLACEMENT) + "…" if TextFlags.SHORTENED in flags else clean, is_sound
 
 
 def _unescaped(text: str) -> tuple[str, bool]:
@@ -92,16 +91,10 @@ def _one_spelling(text: str) -> str:
 
 
 Ids = npt.NDArray[np.int64]
-_FIRST_CAPACITY = 1 << 14
 # events that may have the same argument before its array has to grow
 _MANY = 1 << 18
-_TYPICAL_EVENT_BYTES = 200
-_COPIED_BYTES = 1 << 20
-_OWN_PAGES_BYTES = 1 << 16
 _SIGN_OF_32_BITS = 1 << 31
 _OFFSET = next(i for i, column in enumerate(DENSE) if column.name == "offset")
-_STRING_COLUMNS = ("cat", "name")
-_ID_COLUMNS = ("pid", "tid")
 
 
 class _GrowingArray:
@@ -136,7 +129,7 @@ class _GrowingArray:
 
     def array(self) -> npt.NDArray[Any]:
         left_over = self._room.nbytes - self.length * self._room.itemsize
-        if left_over > self._room.nbytes // 2 and self._room.nbytes <= _COPIED_BYTES:  # it would stay with the values
+        if left_over > self._room.nbytes // 2 and self._room.nbytes <= 1 << 20:  # it would stay with the values
             return self._room[: self.length].copy()
         return self._room[: self.length]
 
@@ -146,7 +139,7 @@ def _reserved(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     to and go back to the system with it. From the heap, others would come to use what was left over.
     """
     size = count * dtype.itemsize
-    if size < _OWN_PAGES_BYTES:
+    if size < 1 << 16:
         return np.empty(count, dtype)
     return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype, count)
 
@@ -162,7 +155,7 @@ class Columns:
 
     def __init__(self, raw_bytes: int, share: Share) -> None:
         self._share = share
-        capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
+        capacity = max(raw_bytes // 200, min(1 << 14, raw_bytes))
         dtypes = ["int32" if number == _OFFSET else column.dtype for number, column in enumerate(DENSE)]
         self._dense = [_GrowingArray(dtype, capacity) for dtype in dtypes]
         some = max(capacity // 8, min(_MANY, capacity))
@@ -170,7 +163,6 @@ class Columns:
         self._segments: list[_Segment] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
-        """Add rows of a block that starts at byte `offset` of the file."""
         first_row = self._dense[0].length
         self._share.take(rows.nbytes)
         for number, values in enumerate(rows.columns):
@@ -190,7 +182,6 @@ class Columns:
         self._segments.append(_Segment(scanner, self._dense[0].length, ends))
 
     def dense(self, strings: "Strings") -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of `schema.DENSE` by name."""
         columns = {column.name: self._dense[number].array() for number, column in enumerate(DENSE)}
         start = 0
         for segment in self._segments:
@@ -256,9 +247,9 @@ def _added(ids: dict[str, int], texts: list[str]) -> Ids | None:
 
 def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
     or_none = np.append(numbers, NO_STRING).astype(np.int32)  # -1 picks the last: no string stays no string
-    for name in _STRING_COLUMNS:
+    for name in ("cat", "name"):
         columns[name][:] = or_none[columns[name]]
-    for name in _ID_COLUMNS:
+    for name in ("pid", "tid"):
         rows = np.flatnonzero(columns[name] < STRING_ID_BASE // 2)
         columns[name][rows] = numbers[columns[name][rows] - STRING_ID_BASE] + STRING_ID_BASE
 

@@ -43,7 +43,6 @@ from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
 # Could a parser have made these columns? A cache file is input like any other: what indexes an array is checked.
 
-_MAX_COUNT = 1 << 53
 _DTYPES = {ArgKind.TEXT: (np.int32,), ArgKind.INT: (np.int32, np.int64), ArgKind.FLOAT: (np.int64,)}
 
 
@@ -70,13 +69,16 @@ def _sound_quality(found: dict[str, Any]) -> Quality | None:
     said = Quality(**(found | {"notes": tuple(found["notes"])}))
     offset = said.first_bad_offset
     counts = [getattr(said, f.name) for f in fields(Quality) if f.type is int] + ([] if offset is None else [offset])
-    sound = all(type(n) is int and 0 <= n <= _MAX_COUNT for n in counts) and type(said.truncated) is bool
+    sound = all(type(n) is int and 0 <= n <= 1 << 53 for n in counts) and type(said.truncated) is bool
     return said if sound and all(isinstance(note, str) for note in said.notes) else None
 
 
 def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int) -> bool:
     rows = {id(arg.rows): arg.rows for arg in args.values()}  # of which many arguments have the same
-    if not all(_are_rows(array, count) for array in rows.values()):
+    if not all(
+        (array.dtype.kind in "iu" and bool((array[1:] > array[:-1]).all()) and _within(array, 0, count - 1))
+        for array in rows.values()
+    ):
         return False
     for column in ARGS:
         arg = args.get(column.name)
@@ -90,10 +92,6 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
         if column.kind is ArgKind.FLOAT and not np.isfinite(arg.values.view(np.float64)).all():
             return False
     return True
-
-
-def _are_rows(rows: npt.NDArray[Any], count: int) -> bool:
-    return rows.dtype.kind in "iu" and bool((rows[1:] > rows[:-1]).all()) and _within(rows, 0, count - 1)
 
 
 def _are_ids(column: npt.NDArray[np.int64], num_strings: int) -> bool:

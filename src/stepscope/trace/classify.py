@@ -139,7 +139,6 @@ _DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[
 # ranges of PyTorch's own that once had the category of operators
 _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
 
-_MEMORY_EVENT = "[memory]"
 # that are quicker looked for among all rows than in those of some kinds
 _FEW_NAMES = 8
 
@@ -202,7 +201,7 @@ def _by_name(trace: Trace, kinds: Kinds) -> _Classified:
 
 
 def _memory_kind(name: str) -> EventKind:
-    return EventKind.MEMORY if name == _MEMORY_EVENT else EventKind.OTHER
+    return EventKind.MEMORY if name == "[memory]" else EventKind.OTHER
 
 
 def _host_kind(name: str) -> EventKind:

@@ -22,7 +22,6 @@ _WHAT = "flight recorder dump"
 _MAX_ENTRIES = 100_000
 _MAX_JSON_BYTES = 256 << 20
 _MAX_FRAMES = 64
-_MAX_GROUPS = 10_000
 _MAX_TENSORS = 4_096
 _MAX_TEXT = 400
 _INT64 = range(-(2**63), 2**63)
@@ -167,7 +166,7 @@ def _groups(found: dict[str, Any]) -> dict[str, FlightGroup]:
     listed = found.get("pg_config")
     of_recorder = found.get("process_groups")
     described: Iterable[Any] = listed.values() if isinstance(listed, dict) else ()
-    described = [*islice(described, _MAX_GROUPS), *(of_recorder if isinstance(of_recorder, list) else [])]
+    described = [*islice(described, 10_000), *(of_recorder if isinstance(of_recorder, list) else [])]
     groups = {}
     for one in described:
         name = _text(one.get("name")) if isinstance(one, dict) else ""

@@ -26,11 +26,8 @@ from stepscope.trace.table import ARGS, NONE_NS, ArgKind, Int64s, SparseColumn
 # ends and differences of times within these stay within 64 bits; the last time is in the year 2116
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
 _MIN_GAP_NS = 60_000_000_000
-_MAX_STRAY_SHARE = 0.02
 # stray in a file of any size
 _MAX_STRAY_EVENTS = 3
-_COVERED_BY = 2
-_MAX_CELLS = 1 << 20
 # of so many events one is looked at first, which is enough in next to all files
 _SAMPLE = 64
 _TIMED, _METADATA = ord("X"), ord("M")
@@ -135,7 +132,7 @@ def _may_have_gap(start: Int64s, end: Int64s) -> bool:
     cells = 2 * (high - low) // _MIN_GAP_NS + 1
     if high - low <= _MIN_GAP_NS:
         return False
-    if cells > _MAX_CELLS:
+    if cells > 1 << 20:
         return True
     is_used = np.zeros(cells, bool)
     for moments in (start[::_SAMPLE], end[::_SAMPLE], start, end):
@@ -155,13 +152,13 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     order = np.lexsort((-change, moment))
     moment, event, open_after = moment[order], event[order], np.cumsum(change[order])
     gap = np.diff(moment)
-    cuts = np.flatnonzero((gap > _MIN_GAP_NS) & (open_after[:-1] < _COVERED_BY))
+    cuts = np.flatnonzero((gap > _MIN_GAP_NS) & (open_after[:-1] < 2))
     cluster = np.searchsorted(cuts, np.arange(len(moment)), side="left")
     members = np.bincount(cluster)
     main = int(members.argmax())
     first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
     low, high = int(moment[first]), int(moment[last])
-    few = members <= max(2 * _MAX_STRAY_EVENTS, _MAX_STRAY_SHARE * len(moment))
+    few = members <= max(2 * _MAX_STRAY_EVENTS, 0.02 * len(moment))
     few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
     begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
     away = np.maximum(begins - high, low - ends)

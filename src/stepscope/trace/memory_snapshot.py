@@ -23,10 +23,7 @@ _ACTIONS = (
     "segment_unmap",
 )
 ALLOC, FREE, FREED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(len(_ACTIONS))
-_ACTIVE = "active_allocated"
 _MAX_EVENTS = 5_000_000
-_MAX_FRAMES = 128
-_MAX_TEXT = 400
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -87,12 +84,10 @@ class MemorySnapshot:
 
     @property
     def allocated_bytes(self) -> int:
-        """Return what tensors hold at the moment of the snapshot, by the allocator's own sizes."""
         return sum(b.size_bytes for s in self.segments for b in s.blocks if b.allocated)
 
     @property
     def reserved_bytes(self) -> int:
-        """Return what the allocator has got from the device."""
         return sum(s.size_bytes for s in self.segments)
 
 
@@ -160,7 +155,7 @@ class _InternedFrames:
             return -1
         known = self._seen.get(id(frames))
         if known is None:
-            key = tuple(self._frame_number(f) for f in frames[:_MAX_FRAMES] if isinstance(f, dict))
+            key = tuple(self._frame_number(f) for f in frames[:128] if isinstance(f, dict))
             known = self._stack.setdefault(key, len(self.stacks))
             if known == len(self.stacks):
                 self.stacks.append(list(key))
@@ -207,7 +202,7 @@ def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None
             return None
         given = _whole(block.get("address"))
         at = at if given is None else given
-        blocks.append([at, length, block.get("state") == _ACTIVE, interned.stack(block.get("frames"))])
+        blocks.append([at, length, block.get("state") == "active_allocated", interned.stack(block.get("frames"))])
         at += length
     private = isinstance(pool, list | tuple) and any(pool)
     used = _whole(raw.get("allocated_size")) or 0
@@ -224,7 +219,7 @@ def _annotations(found: Any, device: int) -> list[list[Any]]:
 
 
 def _text(found: Any) -> str:
-    return found[:_MAX_TEXT] if isinstance(found, str) else ""
+    return found[:400] if isinstance(found, str) else ""
 
 
 def _whole(found: Any) -> int | None:

@@ -26,8 +26,6 @@ from stepscope.side_file import is_number
 LINE = re.compile(r"[\w.-]{1,128}:\d{1,12}:\d{1,12} \[\d{1,4}\] (?:[\w./+-]{1,128}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) ")
 _WHO = re.compile(r"([\w.-]{1,128}):(\d{1,12}):\d{1,12} \[\d{1,4}\](?: ([\w./+-]{1,128}:\d{1,6}))?$")
 _LEVELS = (b"INFO", b"WARN", b"TRACE", b"ABORT", b"ERROR")
-_MAX_PREFIX = 400
-_MAX_TEXT = 2000
 _VERSION = re.compile(r"NCCL version (\S{1,64})")
 _CHANNELS = re.compile(r"(\d{1,9}) coll channels")
 _VIA = re.compile(r"\bvia ([A-Za-z0-9]{1,32}(?:/[A-Za-z0-9]{1,32}){0,4})")
@@ -80,8 +78,8 @@ def _log_line(raw: bytes) -> LogLine | None:
     at = raw.find(b" NCCL ", 0, 4096)
     if at < 0:
         return None
-    level, _, text = raw[at + 6 : at + 6 + _MAX_TEXT].partition(b" ")
-    who = _who(raw[max(0, at - _MAX_PREFIX) : at]) if level in _LEVELS else None
+    level, _, text = raw[at + 6 : at + 6 + 2000].partition(b" ")
+    who = _who(raw[max(0, at - 400) : at]) if level in _LEVELS else None
     if who is None:
         return None
     host, pid, where = who
@@ -191,9 +189,7 @@ class NcclLog:
 #  "coll_perf": {"coll": "AllReduce", "coll_sn": 1407, "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,
 #                "coll_algobw_gbs": 277.21, "coll_busbw_gbs": 485.11}}
 
-_MAX_KINDS = 2_000
 _INSPECTOR_MAX_TEXT = 200
-_AMOUNTS = ("msg_size_bytes", "exec_time_us", "busbw_gbs")
 
 
 @dataclass(frozen=True)
@@ -213,12 +209,10 @@ class InspectedOperation:
 
     @property
     def algbw_gb_per_s(self) -> float | None:
-        """Return bytes over time."""
         return self.size_bytes / self.time_ns if self.time_ns else None
 
     @property
     def busbw_gb_per_s(self) -> float | None:
-        """Return the mean bus bandwidth over time, None where it was not measured."""
         return self.busbw_time_sum / self.time_ns if self.time_ns and self.best_busbw_gb_per_s is not None else None
 
 
@@ -242,7 +236,7 @@ def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], i
         key = (one.rank, one.op, one.group)
         before = sums.get(key)
         if before is None:
-            if len(sums) < _MAX_KINDS:
+            if len(sums) < 2_000:
                 sums[key] = one
             continue
         best = [b for b in (before.best_busbw_gb_per_s, one.best_busbw_gb_per_s) if b is not None]
@@ -264,7 +258,9 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
     if not isinstance(header, dict) or not isinstance(perf, dict):
         return None
     rank, ranks = header.get("rank"), header.get("n_ranks")
-    size, time_us, busbw = (_amount(perf.get(f"{kind}_{name}")) for name in _AMOUNTS)
+    size, time_us, busbw = (
+        _amount(perf.get(f"{kind}_{name}")) for name in ("msg_size_bytes", "exec_time_us", "busbw_gbs")
+    )
     named = perf.get(kind)
     if type(rank) is not int or not isinstance(named, str) or size is None or time_us is None:
         return None
@@ -286,12 +282,10 @@ def _amount(found: Any) -> float | None:
     return float(found) if is_number(found, low=0) else None
 
 
-_MAX_WARNINGS = 20
 # of transports, links and settings
 _LOG_MAX_KINDS = 64
 # operations and sizes that are told apart
 _MAX_SIZES = 4_000
-_MAX_PROCESSES = 1_000
 _MAX_COMMUNICATORS = 200
 
 _K = TypeVar("K")
@@ -317,7 +311,7 @@ def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
         if line is None:
             continue
         key = (line.host, line.pid)
-        if key in by_process or len(by_process) < _MAX_PROCESSES:
+        if key in by_process or len(by_process) < 1_000:
             by_process.setdefault(key, _ProcessLog()).take(line)
     known = [(c.rank_of_world(), c) for c in by_process.values()]
     ranked = sorted(((r, c) for r, c in known if r is not None), key=lambda pair: pair[0])
@@ -355,7 +349,7 @@ class _ProcessLog:
         self.host = self.host or line.host or None
         if line.level == "WARN" or "NCCL WARN " in text:
             said = text.partition("NCCL WARN ")[2] or text
-            if len(self.warnings) < _MAX_WARNINGS:
+            if len(self.warnings) < 20:
                 self.warnings[said[:400].strip()] = None
         elif "opCount" in text:
             self._collective(text)

@@ -30,8 +30,6 @@ from stepscope.units import printable
 
 # some percentages of peak go past 100 by a little; none by as much
 _MAX_PERCENT = 1000.0
-_MAX_BYTES = 1 << 60
-_MAX_NS = 1 << 60
 
 _OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy")
 _DRAM = (
@@ -143,7 +141,7 @@ def _duration(values: Mapping[str, tuple[float, str]], bad: list[str]) -> float 
     for name in _DURATION:
         value, unit = values.get(name, (None, ""))
         if value is not None and unit.strip() in _NS:
-            return _checked(value * _NS[unit.strip()], _MAX_NS, name, bad)
+            return _checked(value * _NS[unit.strip()], 1 << 60, name, bad)
     return None
 
 
@@ -153,7 +151,7 @@ def _size(values: Mapping[str, tuple[float, str]], name: str, bad: list[str]) ->
     if value is None or found is None:
         return None
     scale = found.group(1)
-    return _checked(value * _SCALE.get(scale[:1].upper() + scale[1:].lower(), 1.0), _MAX_BYTES, name, bad)
+    return _checked(value * _SCALE.get(scale[:1].upper() + scale[1:].lower(), 1.0), 1 << 60, name, bad)
 
 
 def _stalls(values: Mapping[str, tuple[float, str]]) -> tuple[tuple[str, float], ...]:
@@ -238,7 +236,6 @@ def _mark(text: str) -> str | None:
 
 MAX_BYTES = 1 << 30
 _MAX_LAUNCHES = 200_000
-_MAX_FIELD = 1 << 20
 _ID, _NAME, _METRIC, _UNIT, _VALUE = "ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
 _DETAILS = ("Block Size", "Grid Size", "Device", "Process ID")
 _NO_METRIC = {
@@ -325,7 +322,7 @@ def _launches(lines: Iterator[str], marks: set[str]) -> list[_Launch] | None:
             break
     if header is None:
         return None
-    csv.field_size_limit(_MAX_FIELD)
+    csv.field_size_limit(1 << 20)
     rows = csv.reader(line for line in lines if not line.startswith("=="))
     at = {name: i for i, name in reversed(list(enumerate(header)))}
     return _long(rows, at, marks) if _METRIC in at and _VALUE in at else _wide(rows, header, at, marks)

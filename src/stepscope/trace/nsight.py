@@ -47,8 +47,6 @@ from stepscope.trace.table import Quality, Trace
 #               of the command, where the export is of one rank's command; else the file's name or the order tells
 
 _MAX_EPOCH_NS = 1 << 62
-_MAX_DEVICES = 1024
-_MAX_RANKS = 1 << 20
 # columns of TARGET_INFO_GPU and what Kineto's `deviceProperties` call them; a later one overwrites an earlier
 _DEVICE_FIELDS = (
     ("id", "id"),
@@ -160,7 +158,7 @@ def _devices(db: Database) -> list[dict[str, Any]]:
         for i, raw in enumerate(chunk["name"]):
             known = {as_: int(numbers[name][0][i]) for name, as_ in _DEVICE_FIELDS if numbers[name][1][i]}
             devices.append({"name": db.text(raw) or "", **known})
-    return devices[:_MAX_DEVICES]
+    return devices[:1024]
 
 
 def _system(db: Database, wanted: str) -> str | None:
@@ -181,13 +179,12 @@ def _environment_rank(db: Database) -> tuple[int, int | None] | None:
                 if name in ("RANK", "WORLD_SIZE") and number.isdecimal() and len(number) < 8:
                     found[name] = int(number)
     rank, world = found.get("RANK"), found.get("WORLD_SIZE")
-    if rank is None or rank >= (world or _MAX_RANKS):
+    if rank is None or rank >= (world or 1 << 20):
         return None
     return rank, world if world else None
 
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
-_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _NO_DEVICE = "no process in it used a device; record with nsys profile --trace=cuda,nvtx"
 
 
@@ -261,7 +258,7 @@ def _all_rows(db: Database, texts: Texts, events: Events, communicators: Communi
 def _traces(
     db: Database, named: str, size: int, texts: Texts, events: Events, communicators: Communicators, session: Session
 ) -> tuple[Trace, ...]:
-    on_device = np.array([texts.id(category) for category in _DEVICE_CATEGORIES])
+    on_device = np.array([texts.id(category) for category in ("kernel", "gpu_memcpy", "gpu_memset")])
     found = []
     notes = (*session.notes, *_notes(db, communicators))
     bad_text, shortened = len(db.replaced), len(db.shortened)

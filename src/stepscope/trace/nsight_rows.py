@@ -34,7 +34,6 @@ from stepscope.trace.table import ARGS, DENSE, Int64s, SparseColumn
 
 # columns of one value: all events have a duration, and are rows of a database rather than places in a text
 _SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
-_BYTES_PER_ARG = 12
 _BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE if column.name not in _SAME_FOR_ALL)
 # values at most; a large block goes back to the system once it is joined, many small ones between others do not
 _BLOCK = 1 << 17
@@ -49,7 +48,6 @@ class Texts:
         self._share = share
 
     def id(self, text: str) -> int:
-        """Return the number of a string."""
         found = self._ids.get(text)
         if found is None:
             self._share.take(BYTES_PER_TEXT + len(text))
@@ -58,11 +56,9 @@ class Texts:
         return found
 
     def text(self, number: int) -> str:
-        """Return the string of a number."""
         return self._all[number]
 
     def strings(self) -> list[str]:
-        """Return all strings by their number."""
         return self._all
 
 
@@ -93,7 +89,6 @@ class Growing:
         self.length = 0
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Add values at the end."""
         at = 0
         while at < len(values):
             if not self._blocks or self._used == len(self._blocks[-1]):
@@ -164,14 +159,13 @@ class Events:
         for name, (values, known) in rows.args.items():
             where = np.flatnonzero(known[keep])
             if len(where):
-                self._share.take(len(where) * _BYTES_PER_ARG)
+                self._share.take(len(where) * 12)
                 numbers, found = of.args.setdefault(name, (Growing("int32"), Growing("int64")))
                 numbers.add(where + of.length)
                 found.add(values[keep][where])
         of.length += len(keep)
 
     def processes(self) -> list[int]:
-        """Return the processes that have rows."""
         return [key for key, of in self._processes.items() if of.length]
 
     def counts(self, process: int) -> dict[str, int]:
@@ -212,7 +206,6 @@ def _count(of: _Process, what: str, number: int) -> None:
 # Numbers in names make each of millions of texts another one; without them there are a few hundred.
 
 _SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
-_MAX_DIGITS = 18
 # Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
 _OPERATOR = re.compile(
     r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
@@ -243,7 +236,7 @@ def without_numbers(text: str) -> tuple[str, int | None]:
     text, _ = _without(text, _OP_ID)
     inputs = text.find(_INPUTS)
     number = sequence.strip()
-    return text if inputs < 0 else text[:inputs], int(number) if 0 < len(number) <= _MAX_DIGITS else None
+    return text if inputs < 0 else text[:inputs], int(number) if 0 < len(number) <= 18 else None
 
 
 def torch_range(plain: str) -> TorchRange:
@@ -291,9 +284,7 @@ _FIELDS = {
     "Rank": ("rank", "i"),
     "Root": ("root", "i"),
 }
-_MAX_SCHEMAS = 10_000
 _MAX_RANKS = 1 << 20
-_MAX_SIZE = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -314,7 +305,6 @@ class Schemas:
     fields: dict[tuple[int, int], tuple[tuple[str, str, int], ...]]
 
     def call(self, data: object) -> NcclCall | None:
-        """Return the fields of a payload, None where it is none of NCCL's."""
         raw = _bytes(data)
         if raw is None or len(raw) < _HEADER.size:
             return None
@@ -329,7 +319,7 @@ class Schemas:
                 found[name] = struct.unpack_from(f"<{code}", raw, at)[0]
         return NcclCall(
             communicator=found.get("communicator"),
-            size_bytes=_within(found.get("size_bytes"), _MAX_SIZE),
+            size_bytes=_within(found.get("size_bytes"), 1 << 48),
             peer=_within(found.get("peer"), _MAX_RANKS),
             num_ranks=_within(found.get("num_ranks"), _MAX_RANKS),
             rank=_within(found.get("rank"), _MAX_RANKS),
@@ -347,7 +337,7 @@ def payload_schemas(db: Database) -> Schemas:
         for i, raw in enumerate(chunk["name"]):
             known = _FIELDS.get(db.text(raw) or "")
             key = int(domain[i]), int(schema[i])
-            if known and domain_known[i] and schema_known[i] and (key in found or len(found) < _MAX_SCHEMAS):
+            if known and domain_known[i] and schema_known[i] and (key in found or len(found) < 10_000):
                 found.setdefault(key, {})[known[0]] = (known[1], int(offset[i]))
     fields = {key: tuple((name, *where) for name, where in entry.items()) for key, entry in found.items()}
     return Schemas({key: entry for key, entry in fields.items() if any(f[0] == "communicator" for f in entry)})
@@ -399,7 +389,6 @@ _COPY_KINDS = {
 }  # fmt: skip
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-_UNKNOWN_KERNEL = "unknown kernel"
 
 
 def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | None) -> Iterator[Rows]:
@@ -485,7 +474,7 @@ def _add_names(rows: Rows, texts: Texts, category: str, names: list[str]) -> Non
 def _add_kernels(rows: Rows, chunk: dict[str, Sequence[Any]], db: Database, texts: Texts) -> None:
     number = len(rows.process)
     rows.cat = np.full(number, texts.id("kernel"), np.int32)
-    name = np.full(number, texts.id(_UNKNOWN_KERNEL), np.int64)
+    name = np.full(number, texts.id("unknown kernel"), np.int64)
     for column in ("mangledName", "shortName", "demangledName"):  # the last that is there is the best
         name = _text_ids(db, texts, chunk[column], otherwise=name)
     rows.name = name.astype(np.int32)
@@ -542,11 +531,8 @@ _COMMUNICATES = re.compile(
 )
 # whether NCCL's count is of one rank's part: of what is received, of what is sent
 _NCCL_SIZE = {"all_gather": (1, 0), "reduce_scatter": (0, 1), "all_to_all": (0, 0)}
-_BYTE = "Byte"
-_MAX_COMMUNICATORS = 100_000
 # first text of NCCL's ranges, and the first that is none any more
 _NCCL_TEXTS = "nccl", "nccm"
-_MAX_NCCL_TEXTS = 500
 
 
 @dataclass
@@ -559,7 +545,6 @@ class Communicators:
     without_payload: int = 0
 
     def size(self, process: int, communicator: int | None) -> int | None:
-        """Return how many ranks a communicator of a process has, None where nothing said so."""
         known = (c.num_ranks for c in self.made.get(process, ()) if c.communicator == communicator and c.num_ranks)
         return next(known, None)
 
@@ -595,7 +580,7 @@ def range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Comm
 
 def nccl_range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
     """Yield the NVTX ranges of NCCL's calls alone; all ranges are walked, the others' texts are not read."""
-    found = db.ids_between(*_NCCL_TEXTS, _MAX_NCCL_TEXTS)
+    found = db.ids_between(*_NCCL_TEXTS, 500)
     conditions: dict[str, tuple[str, Sequence[Any]]] = {
         "text": ('"text" >= ? AND "text" < ?', list(_NCCL_TEXTS)),
         "textId": (f'"textId" IN ({", ".join("?" * len(found))})', found),
@@ -694,7 +679,7 @@ class _CommColumns:
             self._put("group_name", i, texts.id(f"{call.communicator:#x}"))
         self._put("group_size", i, ranks)
         if call.size_bytes is not None:
-            self._put("dtype", i, texts.id(_BYTE))
+            self._put("dtype", i, texts.id("Byte"))
             received, sent = _NCCL_SIZE.get(op, (0, 0))
             whole = call.size_bytes * ranks if ranks else None
             self._put("in_elems", i, whole if sent else call.size_bytes)
@@ -717,7 +702,7 @@ class _CommColumns:
 
 def _note(communicators: Communicators, process: int, call: NcclCall) -> None:
     made = communicators.made.setdefault(process, [])
-    if len(made) < _MAX_COMMUNICATORS:
+    if len(made) < 100_000:
         made.append(call)
 
 

@@ -324,13 +324,9 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 
 # after gzip is taken off
 _MAX_PICKLE_BYTES = 1 << 30
-_MIN_APART_BYTES = 16 << 20
 # a dict of three fields takes 232 bytes in memory and about 20 in a pickle
 _MEMORY_PER_BYTE = 32
 _MIN_MEMORY_BYTES = 1 << 30
-_SECONDS_PER_MB = 5
-_MIN_SECONDS = 60
-_GZIP = b"\x1f\x8b"
 # plain data to something that JSON can hold
 Reader = Callable[[Any], Any]
 
@@ -342,7 +338,7 @@ def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
     """
     try:
         size_bytes = _size_of(path)
-        if size_bytes >= _MIN_APART_BYTES:
+        if size_bytes >= 16 << 20:
             return _read_apart(path, reader, size_bytes=size_bytes, what=what)
         return reader(plain_data(_content(path)))
     except NotPlainData as error:
@@ -356,7 +352,7 @@ def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
 
 def _is_gzip(path: Path) -> bool:
     with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as f:
-        return f.read(2) == _GZIP
+        return f.read(2) == b"\x1f\x8b"
 
 
 def _size_of(path: Path) -> int:
@@ -383,7 +379,7 @@ def _content(path: Path) -> bytes:
 
 def _read_apart(path: Path, reader: Reader, *, size_bytes: int, what: str) -> Any:
     limit_bytes = max(_MIN_MEMORY_BYTES, _MEMORY_PER_BYTE * size_bytes)
-    seconds = _MIN_SECONDS + _SECONDS_PER_MB * (size_bytes >> 20)
+    seconds = 60 + 5 * (size_bytes >> 20)
     command = [sys.executable, "-m", "stepscope.trace.pickles", f"{reader.__module__}:{reader.__name__}"]
     package = str(Path(__file__).parents[2])
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *sys.path])}

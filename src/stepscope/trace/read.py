@@ -37,9 +37,7 @@ from stepscope.trace.table import Quality, Trace
 _MAX_HEADER_BYTES = 4 << 20
 # Twenty groups of 1,024 ranks each, at six characters a rank, are 120 kB.
 _MAX_TAIL_BYTES = 4 << 20
-_MAX_CANDIDATES = 16
 
-_BOM = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SALVAGED_NUMBER = re.compile(r'"(baseTimeNanoseconds|schemaVersion)"\s*:\s*(-?\d{1,30})\b')
@@ -61,7 +59,7 @@ def _read_head(data: bytes, *, complete: bool) -> Head | None:
 
     `complete` says that nothing follows: then a damaged head is taken as it is.
     """
-    notes = ("byte-order mark",) if data.startswith(_BOM) else ()
+    notes = ("byte-order mark",) if data.startswith(b"\xef\xbb\xbf") else ()
     text_at = _SPACE.match(data).end()  # type: ignore[union-attr]
     if data[text_at : text_at + 1] == b"[":
         return Head({}, text_at + 1, True, notes)
@@ -71,7 +69,7 @@ def _read_head(data: bytes, *, complete: bool) -> Head | None:
         if parsed is not None:
             return Head(parsed.value, found.end(), False, (*notes, *unusable_fields(parsed, "header")))
         candidates.append(found)
-        if len(candidates) == _MAX_CANDIDATES:
+        if len(candidates) == 16:
             break
     if not candidates or not (complete or len(data) >= _MAX_HEADER_BYTES):
         return None
@@ -131,8 +129,7 @@ _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 # before a second key, in which the object that holds it began
 _KEPT_BYTES = 1 << 20
-_TAR_MAGIC_AT = 257
-_ARCHIVES = ((_TAR_MAGIC_AT, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
+_ARCHIVES = ((257, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
 _UNPACK = {"tar": "tar -xf", "zip": "unzip"}
 
 
@@ -211,9 +208,7 @@ def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
 # it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
 
 _BLOCK_BYTES = 3 << 20
-_SEARCHED_BYTES = 1 << 16
 _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
-_MAX_TRIES = 64
 # blocks in flight beyond one per thread
 _AHEAD = 1
 
@@ -240,7 +235,6 @@ class Events(ArrayRecord):
     tail: bytearray = field(default_factory=bytearray)
 
     def flags(self, *, last: bool) -> Flags:
-        """Return what a scanner has to know of the next block."""
         wanted = {Flags.TOP_ARRAY: self.top_array, Flags.FINAL: last, Flags.LOST: self.lost}
         return sum((flag for flag, is_set in wanted.items() if is_set), Flags.NONE)
 
@@ -251,31 +245,26 @@ class Events(ArrayRecord):
         self._take(parsed, offset, size, last=last)
 
     def parse_room(self, room: Room, size: int, *, last: bool) -> None:
-        """Parse the next block, whose `size` bytes lie in a room of the first scanner."""
         offset, flags = self.offset - len(self.rest), self.flags(last=last)
         parsed = self.scanners[0].parse_room(room, size, flags, self._append, rest=self.rest, offset=offset)
         self._take(parsed, offset, size, last=last)
 
     def finish(self) -> None:
-        """Take over the rows that the first scanner still holds."""
         self.scanners[0].finish(self._append)
 
     def _append(self, rows: Rows) -> None:
         self.columns.append(rows, scanner=0, offset=rows.origin)
 
     def accept(self, parts: list[Rows], parsed: ParsedBlock, *, scanner: int, size: int, last: bool) -> None:
-        """Take over the next block as another scanner parsed it."""
         for rows in parts:
             self.columns.append(rows, scanner=scanner, offset=self.offset)
         self._take(parsed, self.offset, size, last=last)
 
     def keep_tail(self, pieces: Iterable[Buffer]) -> None:
-        """Keep what follows the events, within limits."""
         for piece in pieces:
             self.tail += memoryview(piece)[: _MAX_TAIL_BYTES + 1 - len(self.tail)]
 
     def pass_over(self, pieces: Iterable[Buffer]) -> None:
-        """Take over what follows the block in which the events ended."""
         for piece in pieces:
             self.keep_tail([piece])
             self.offset += len(piece)
@@ -343,7 +332,6 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes."""
         return sum(map(len, self.pieces))
 
 
@@ -412,9 +400,9 @@ def _cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
 
 
 def _last_separator(chunk: Buffer) -> int:
-    tail = bytes(memoryview(chunk)[-_SEARCHED_BYTES:])
+    tail = bytes(memoryview(chunk)[-(1 << 16) :])
     at = len(tail)
-    for _ in range(_MAX_TRIES):
+    for _ in range(64):
         at = tail.rfind(b'"ph"', 0, at)
         if at < 0:
             return 0
@@ -425,9 +413,6 @@ def _last_separator(chunk: Buffer) -> int:
 
 
 _CHUNK_BYTES = 1 << 18
-_MAGIC_BYTES = 512
-_XPLANE = ".xplane.pb"
-_MAX_BASE_NS = 1 << 62
 
 
 def read(
@@ -503,11 +488,11 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
         size = fill(memoryview(more))
         data += memoryview(more)[:size]
         complete = size < len(more)
-        _refuse_archive(stream.path, bytes(data[:_MAGIC_BYTES]))
+        _refuse_archive(stream.path, bytes(data[:512]))
         head = _read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
-    if stream.path.name.endswith(_XPLANE):
+    if stream.path.name.endswith(".xplane.pb"):
         raise TraceError(f"{stream.path}: XPlane, the profile of XLA, is not read; give a trace of torch's profiler")
     kind = "this JSON" if data.lstrip()[:1] == b"{" else "this file, which is not JSON,"
     raise TraceError(f"{stream.path}: {kind} has no traceEvents array; is it a profiler trace?")
@@ -546,6 +531,6 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
 
 def _base_time(header: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
     base = header.get("baseTimeNanoseconds") or 0
-    if isinstance(base, int) and not isinstance(base, bool) and abs(base) < _MAX_BASE_NS:
+    if isinstance(base, int) and not isinstance(base, bool) and abs(base) < 1 << 62:
         return base, ()
     return 0, ("baseTimeNanoseconds is no number of nanoseconds; times are as in the file",)

@@ -20,10 +20,8 @@ from zlib_ng import gzip_ng, zlib_ng
 from stepscope.errors import TraceError
 
 _COMPRESSED_CHUNK = 1 << 18
-_TYPICAL_RATIO = 15
 # Real traces compress 15 to 30 times.
 _MAX_RATIO = 300
-_RATIO_FREE_BYTES = 64 << 20
 
 # fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end
 Filler = Callable[[memoryview], int]
@@ -33,7 +31,6 @@ _CAREFUL_BYTES = 1 << 14
 _GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_ZSTD_MAX_WINDOW = 1 << 27
 
 
 class Stream:
@@ -51,8 +48,7 @@ class Stream:
         self.notes: list[str] = []
 
     def expected_raw_bytes(self) -> int:
-        """Return about how large the file is unpacked."""
-        return self.size * (_TYPICAL_RATIO if self.packed else 1)
+        return self.size * (15 if self.packed else 1)
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the uncompressed content in pieces of `size` bytes; the last one, and some others, are shorter."""
@@ -175,7 +171,7 @@ class Stream:
     def _unzstd(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         import zstandard  # only where a trace is packed that way
 
-        reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW).stream_reader(
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
             cast(IO[bytes], _CountingReader(f, self)),
             read_size=_COMPRESSED_CHUNK,
             read_across_frames=True,
@@ -206,7 +202,7 @@ class Stream:
 
     def _check_ratio(self, more: int) -> None:
         total = self.raw_bytes + more
-        if total > _RATIO_FREE_BYTES and total > _MAX_RATIO * self.read_bytes:
+        if total > 64 << 20 and total > _MAX_RATIO * self.read_bytes:
             raise TraceError(
                 f"{self.path}: unpacks to more than {_MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
                 "like a decompression bomb: unpack it yourself if it is genuine"

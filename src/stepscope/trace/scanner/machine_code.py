@@ -16,7 +16,6 @@ from stepscope.digest import digest_of
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
 _PERMISSIONS = 0o644  # for all users of a package that root installed
-_MAX_BYTES = 8 << 20
 _DIGEST_CHARACTERS = 32
 
 
@@ -40,7 +39,7 @@ def machine_code_file() -> Path:
 
 def _cached(place: Path, code: bytes) -> bytes | None:
     try:
-        with open_trusted_file(place, max_bytes=_MAX_BYTES) as f:
+        with open_trusted_file(place, max_bytes=8 << 20) as f:
             content = f.read()
     except OSError:
         return None

@@ -92,9 +92,7 @@ class Instance:
         return self._memory
 
     def write(self, address: int, piece: bytes | bytearray | memoryview) -> None:
-        """Copy a piece to where it is to lie in memory."""
         self.memory()[address : address + len(piece)] = np.frombuffer(piece, np.uint8)
 
     def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return a view of `count` values in memory, valid until the next call."""
         return np.ndarray((count,), dtype, self.memory(), address)
