@@ -110,8 +110,8 @@ def test_fields_of_another_kind_beside_the_traces_are_unknown(folder: Path, valu
 
 
 def test_files_beside_the_traces_share_one_budget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.run.side_files.MAX_FOLDER_BYTES", 4000)
-    monkeypatch.setattr("stepscope.run.side_files.MIN_SHARE_BYTES", 1000)
+    monkeypatch.setattr("stepscope.run.side_files._MAX_FOLDER_BYTES", 4000)
+    monkeypatch.setattr("stepscope.run.side_files._MIN_SHARE_BYTES", 1000)
     for rank in range(2):
         for what in ("telemetry.jsonl", "memory.jsonl"):
             (folder / rank_file(rank, what)).write_text('{"kind": "state"}\n' * 100)

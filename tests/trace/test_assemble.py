@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stepscope.trace.assemble import Columns, Strings
 from stepscope.trace.budget import Budget
+from stepscope.trace.read import Columns, Strings
 from stepscope.trace.scanner.scanner import Rows
 from stepscope.trace.table import ARGS, DENSE
 

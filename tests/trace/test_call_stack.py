@@ -96,7 +96,7 @@ def test_stack_after_another_begins_empty() -> None:
 
 def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
     code = (
-        "import numpy as np; from stepscope.trace.scanner import call_stack, call_stack_parents as ask; "
+        "import numpy as np; from stepscope.trace.scanner import call_stack; ask = call_stack.call_stack_parents; "
         "rows = np.arange(call_stack.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert call_stack._IDLE"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ import pytest
 import wasmtime
 
 from stepscope.digest import digest_of
-from stepscope.trace.scanner.machine_code import machine_code_file, module_of
+from stepscope.trace.scanner.wasm import machine_code_file, module_of
 from stepscope.trace.scanner.wasm import module_code
 
 ANSWER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 42))')

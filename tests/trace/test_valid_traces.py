@@ -81,8 +81,8 @@ def test_blocks_and_threads_make_no_difference(
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(blocks, "BLOCK_BYTES", block)
-        patched.setattr(reading, "CHUNK_BYTES", chunk)
+        patched.setattr(blocks, "_BLOCK_BYTES", block)
+        patched.setattr(reading, "_CHUNK_BYTES", chunk)
         check(file, data.decode(), threads=threads)
 
 
@@ -144,7 +144,7 @@ def test_events_that_differ_in_their_numbers_alone(
     data = written([*some, *similar, *some, *similar, SOUND], header | {"baseTimeNanoseconds": 0}, layout)
     file.write_bytes(data)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(blocks, "BLOCK_BYTES", block)
+        patched.setattr(blocks, "_BLOCK_BYTES", block)
         check(file, data.decode())
 
 

@@ -17,7 +17,7 @@ from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.output_path import why_no_file
-from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, nobody
+from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, no_progress
 from stepscope.run.rank import believable_world
 from stepscope.run.sources import rank_in_name
 from stepscope.side_file import open_side_file
@@ -56,7 +56,7 @@ def planned_imports(
     before = [sum(sizes[:i]) for i in range(len(files))]
 
     def told(start: int) -> BytesRead:
-        return nobody if progress is None else lambda read: progress(start + read, sum(sizes))
+        return no_progress if progress is None else lambda read: progress(start + read, sum(sizes))
 
     plans = [
         _planned(path, folder, rank=rank, force=force, told=told(start))
@@ -95,7 +95,7 @@ def _require_readable(target: Path) -> None:
         made = format_of(target)
         if made is None:
             raise InputError(f"{target}: what was written is of no known format")
-        made.look(target, nobody)
+        made.look(target, no_progress)
     except StepscopeError:
         target.unlink()
         raise

@@ -17,14 +17,20 @@ from stepscope.dataclass import dataclass
 from stepscope.digest import Digest
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
-from stepscope.run.flight_recorder import FLIGHT_RECORDER
+from stepscope.run.collectives import FLIGHT_RECORDER
 from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.rank import Rank, believable_world, cut_off, quality_warnings, rank_of_trace, rank_ranges
 from stepscope.run.read_files import FailedSource, Progress, ReadSource, source_reader
 from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.sources import (
+    Sources,
+    assign_ranks,
+    find_sources,
+    rank_in_header,
+    stated_name,
+)
 from stepscope.run.step_log import PASSES_NS, StepLog, UnprofiledStep, log_since, readable_step_logs, unprofiled_step
 from stepscope.run.unmarked_steps import with_derived_steps
 from stepscope.side_file import read_side_json, unusable_fields

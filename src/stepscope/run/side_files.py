@@ -13,7 +13,7 @@ Files grow while the job runs and may be cut: lines that are no JSON objects are
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,15 +28,10 @@ from stepscope.side_file import is_number, side_file_lines
 from stepscope.trace.nccl import NcclLog
 from stepscope.units import ns_of_ms, readable_bytes
 
-# Which lines of a file beside the traces are read, and what is kept of each?
-#
-# Anybody may have put the file there, and a job of a thousand ranks leaves thousands of them: all together are read up
-# to
-# MAX_FOLDER_BYTES, each up to its even share, and of each line only what `keep` makes of it stays. Lines that are no
-# JSON
-# objects are counted; a last line that is cut is normal while the job runs. What is not read is said.
+# Reading is bounded: all files together up to 128 MiB, each up to its even share. What is not read is reported.
 
 _T = TypeVar("T")
+_MAX_FOLDER_BYTES, _MIN_SHARE_BYTES = 128 << 20, 64 << 10
 _MAX_NAME = 200
 
 
@@ -103,12 +98,7 @@ def name(value: object) -> str:
     return value[:_MAX_NAME] if isinstance(value, str) else str(value)[:_MAX_NAME] if is_number(value) else ""
 
 
-# In what state was a rank's device while it ran? The recorder's samples as columns.
-#
-#     rank00000.telemetry.jsonl   {"kind": "device", "name": "NVIDIA H200", ...}                       -> `device`
-#                                 {"kind": "state", "time_ns": ..., "sm_clock_mhz": 1980, ...}         -> a row of each
-#
-# A value that is not of its kind is unknown, as is one that the driver did not give.
+# Device telemetry as columns; a value of the wrong type is unknown.
 
 # as many as the recorder keeps
 _MAX_STATES = 100_000
@@ -137,39 +127,27 @@ class Telemetry(ArrayRecord):
         return len(self.reasons)
 
 
-@dataclass(frozen=True)
-class _Line:
-    values: tuple[float, ...] = ()
-    reasons: Reasons = None
-    device: dict[str, Any] | None = None
-
-
 def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
-    found = _kept_lines(path, _line, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
-    device = next((line.device for line in found.lines if line.device is not None), {})
-    states = [line for line in found.lines if line.device is None]
-    values = np.array([line.values for line in states]).reshape(-1, len(_COLUMNS))
+    found = _kept_lines(path, _device_or_state, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
+    device = next((line for line in found.lines if isinstance(line, dict)), {})
+    states = [line for line in found.lines if not isinstance(line, dict)]
+    values = np.array([numbers for numbers, _ in states]).reshape(-1, len(_COLUMNS))
     order = np.argsort(np.nan_to_num(values[:, 0]), kind="stable")
     columns = {column: values[order, i] for i, column in enumerate(_COLUMNS)}
-    return Telemetry(rank, device, columns, tuple(states[i].reasons for i in order)), found
+    return Telemetry(rank, device, columns, tuple(states[i][1] for i in order)), found
 
 
-def _line(line: dict[str, Any]) -> _Line | None:
+def _device_or_state(line: dict[str, Any]) -> dict[str, Any] | tuple[list[float], Reasons] | None:
     if line.get("kind") == "device":
         texts = {key: name(line[key]) for key in ("name", "uuid") if isinstance(line.get(key), str)}
-        limits = {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
-        return _Line(device={**texts, **limits})
+        return texts | {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
     if line.get("kind") != "state":
         return None
-    numbers = (number(line.get(column)) for column in _COLUMNS)
+    numbers = [np.nan if n is None else n for n in (number(line.get(column)) for column in _COLUMNS)]
     reasons = line.get("throttle_reasons")
-    if isinstance(reasons, list):
-        return _Line(_known(numbers), frozenset(name(r) for r in reasons[:32] if isinstance(r, str)))
-    return _Line(_known(numbers))
-
-
-def _known(numbers: Any) -> tuple[float, ...]:
-    return tuple(np.nan if n is None else n for n in numbers)
+    if not isinstance(reasons, list):
+        return numbers, None
+    return numbers, frozenset(name(reason) for reason in reasons[:32] if isinstance(reason, str))
 
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
@@ -246,7 +224,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
-    share = max(64 << 10, (128 << 20) // max(len(there), 1))
+    share = max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(len(there), 1))
     unread: list[str] = []
     telemetry: list[Telemetry] = []
     collectives: list[LiveCollective] = []
@@ -266,7 +244,13 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             telemetry.append(device)
         elif what == _COLLECTIVES:
             found = _kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
-            collectives += _live_of(rank, found.lines)[: _MAX_LIVE_OF_ALL - len(collectives)]
+            called = found.lines[0].get("groups", {}) if found.lines else {}
+            live = [
+                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x)
+                for x in found.lines
+                if "op" in x
+            ]
+            collectives += live[: _MAX_LIVE_OF_ALL - len(collectives)]
         else:
             found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
             known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
@@ -316,17 +300,9 @@ def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Li
         lost += damaged
         found += [
             LiveCollective(
-                rank=one.rank,
-                op=one.op,
-                group=one.group,
+                **{f.name: getattr(one, f.name) for f in fields(LiveCollective) if hasattr(one, f.name)},
                 group_desc=one.group,
                 group_size=one.num_ranks,
-                count=one.count,
-                size_bytes=one.size_bytes,
-                time_ns=one.time_ns,
-                algbw_gb_per_s=one.algbw_gb_per_s,
-                busbw_gb_per_s=one.busbw_gb_per_s,
-                best_busbw_gb_per_s=one.best_busbw_gb_per_s,
             )
             for one in rows
         ]
@@ -341,7 +317,6 @@ def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
     op, count = line.get("operation"), _whole(line.get("count"))
     if not isinstance(op, str) or count is None:
         return None
-    rates = {key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")}
     return {
         "op": name(op),
         "group": name(line.get("group")),
@@ -349,25 +324,19 @@ def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
         "count": count,
         "size_bytes": _whole(line.get("bytes")),
         "time_ns": ns_of_ms(line.get("time_ms")),
-        **rates,
+        **{key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")},
     }
-
-
-def _live_of(rank: int, lines: tuple[dict[str, Any], ...]) -> list[LiveCollective]:
-    called = lines[0].get("groups", {}) if lines else {}
-    return [LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in lines if "op" in x]
 
 
 def _edge_or_peak(line: dict[str, Any]) -> dict[str, Any] | None:
     if line.get("kind") == "peak":
-        known = ((name(key), _plain(value)) for key, value in line.items())
-        return {"peak": dict(list(known)[:_MAX_NAMES])}
+        return {"peak": {name(key): _plain(value) for key, value in list(line.items())[:_MAX_NAMES]}}
     if line.get("kind") != "snapshot":
         return None
     sizes = ((key.removesuffix("_bytes"), _whole(value)) for key, value in line.items() if key.endswith("_bytes"))
     known_sizes = [(name(key), value) for key, value in sizes if value is not None]
-    about = {"step": _whole(line.get("step")), "label": name(line.get("label"))}
-    return {"edge": {**about, "bytes_by": dict(known_sizes[:_MAX_NAMES])}}
+    step, label = _whole(line.get("step")), name(line.get("label"))
+    return {"edge": {"step": step, "label": label, "bytes_by": dict(known_sizes[:_MAX_NAMES])}}
 
 
 def _plain(value: Any) -> Any:

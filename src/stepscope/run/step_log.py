@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,8 @@ from stepscope.stats.robust import Spread, mad_sigma, median, recurring_long, sl
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
-# Lines of a step log into columns, in memory that the log's own size bounds.
-#
-# A line may name numbers that no other line has (one region per step): a column of its own for each would grow with
-# the
-# square of the log. So numbers are kept sparse while lines are read, and become columns only as far as they are
-# filled:
-#
-# | what                                   | bound
-# |
-# |----------------------------------------|---------------------------------------------------------------------------
-# |
-# | distinct names                         | MAX_NAMES; later ones are left out and counted
-# |
-# | columns                                | the fullest ones, up to COLUMN_BYTES_PER_VALUE bytes for each number read
-# |
+# A line may hold numbers that no other line has, and a column for each would grow with the square of the log. So
+# numbers are sparse while lines are read; the fullest become columns, up to 64 bytes for each number read.
 
 MISSING = -1
 # a column that every eighth step fills takes as much
@@ -55,13 +43,10 @@ class StepColumns:
         self._counts = {name: array("q") for name in (*_COUNTS, "device_ns")}
         self._profiled = bytearray()
         self._phases: list[str] = []
-        self._known_phases: dict[str, str] = {}
         self._numbers: dict[str, tuple[array[int], array[float]]] = {}
         self._seen: set[int] = set()
-        # lines of a step that came before; the first counts
-        self.repeated_lines = 0
-        # numbers under names beyond the limits
-        self.left_out_values = 0
+        self._repeated_lines = 0
+        self._left_out_values = 0
 
     def __len__(self) -> int:
         return len(self._profiled)
@@ -71,55 +56,48 @@ class StepColumns:
         if not all(is_count(line.get(name)) for name in _COUNTS):
             return False
         if line["step"] in self._seen:
-            self.repeated_lines += 1
+            self._repeated_lines += 1
             return True
         self._seen.add(line["step"])
         for name, column in self._counts.items():
             value = line.get(name)
             column.append(value if isinstance(value, int) and is_count(value) else MISSING)
-        phase = str(line.get("phase") or "")[:64]
-        self._phases.append(self._known_phases.setdefault(phase, phase))
+        self._phases.append(intern(str(line.get("phase") or "")[:64]))
         for path, number in _leaves({k: v for k, v in line.items() if k not in _OWN_COLUMNS}):
-            self._put(path, number)
+            if path not in self._numbers and len(self._numbers) >= 4096:
+                self._left_out_values += 1
+                continue
+            rows, values = self._numbers.setdefault(path, (array("q"), array("d")))
+            rows.append(len(self))
+            values.append(number)
         self._profiled.append(bool(line.get("profiled")))
         return True
 
-    def counts(self, name: str) -> Int64s:
-        return np.array(self._counts[name], np.int64)
-
-    def profiled(self) -> npt.NDArray[np.bool_]:
-        return np.frombuffer(bytes(self._profiled), np.uint8).astype(bool)
-
-    def phases(self) -> tuple[str, ...]:
-        return tuple(self._phases)
-
-    def numbers(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Return every other number by its dotted path, NaN where a step lacks it; the fullest within the bound."""
+    def log(self, *, rank: int, header: dict[str, Any], lost_lines: int) -> "StepLog":
+        """Return the columns as a log; of the numbers those that most steps have, NaN where a step lacks one."""
         num_values = sum(len(rows) for rows, _ in self._numbers.values())
         left = max(64 << 20, _COLUMN_BYTES_PER_VALUE * num_values)
-        kept = set()
+        numbers = dict.fromkeys(self._numbers, np.empty(0))
         for path in sorted(self._numbers, key=lambda path: -len(self._numbers[path][0])):
+            rows, values = self._numbers[path]
             left -= 8 * len(self)
             if left < 0:
-                self.left_out_values += len(self._numbers[path][0])
+                self._left_out_values += len(rows)
+                del numbers[path]
             else:
-                kept.add(path)
-        return {path: self._column(*values) for path, values in self._numbers.items() if path in kept}
-
-    def _put(self, path: str, number: float) -> None:
-        if path not in self._numbers:
-            if len(self._numbers) >= 4096:
-                self.left_out_values += 1
-                return
-            self._numbers[path] = (array("q"), array("d"))
-        rows, values = self._numbers[path]
-        rows.append(len(self))
-        values.append(number)
-
-    def _column(self, rows: "array[int]", values: "array[float]") -> npt.NDArray[np.float64]:
-        column = np.full(len(self), np.nan)
-        column[np.array(rows, np.int64)] = np.array(values)
-        return column
+                numbers[path] = np.full(len(self), np.nan)
+                numbers[path][np.array(rows, np.int64)] = np.array(values)
+        return StepLog(
+            rank=rank,
+            header=header,
+            **{name: np.array(column, np.int64) for name, column in self._counts.items()},
+            profiled=np.frombuffer(bytes(self._profiled), np.uint8).astype(bool),
+            phase=tuple(self._phases),
+            numbers=numbers,
+            lost_lines=lost_lines,
+            repeated_lines=self._repeated_lines,
+            left_out_values=self._left_out_values,
+        )
 
 
 def is_count(value: object) -> bool:
@@ -136,11 +114,8 @@ def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, f
         yield path, float(value)
 
 
-# unprofiled steps after a profiled one that do not count: ranks still wait for each other's export
-_SETTLING_STEPS = 1
 # time of forward passes without gradients between the steps of training
 PASSES_NS = f"regions.{EVALUATION}.ns"
-_COLUMNS = ("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -177,10 +152,8 @@ class StepLog(ArrayRecord):
     def unprofiled(self) -> npt.NDArray[np.bool_]:
         """Return which steps ran without the profiler (its own warm-up included) and not right after it."""
         disturbed = self.profiled | (np.array(self.phase, str) == WARMUP)
-        near = disturbed.copy()
-        for k in range(1, _SETTLING_STEPS + 1):
-            near[k:] |= disturbed[:-k]
-        return ~near
+        # nor the step after it: ranks still wait for each other's export
+        return ~(disturbed | np.append(False, disturbed[:-1])[: len(disturbed)])
 
 
 @dataclass(frozen=True)
@@ -216,7 +189,7 @@ class UnprofiledStep:
 def log_since(log: StepLog, step: int) -> StepLog:
     """Return a log without the steps before this one."""
     kept = log.step >= step
-    columns = {name: getattr(log, name)[kept] for name in _COLUMNS}
+    columns = {name: getattr(log, name)[kept] for name in (*_COUNTS, "device_ns", "profiled")}
     phases = tuple(phase for phase, keep in zip(log.phase, kept, strict=True) if keep)
     return replace(log, **columns, phase=phases, numbers={name: values[kept] for name, values in log.numbers.items()})
 
@@ -245,9 +218,8 @@ def read_step_log(path: str | Path) -> StepLog:
     except OSError as e:
         raise InputError(f"{path}: cannot read the step log: {e.strerror}; check the path") from e
     rank = header.get("rank")
-    named = rank_of(path.name)
-    known = rank if isinstance(rank, int) and is_count(rank) and rank <= 1 << 30 else named if named is not None else 0
-    return _log(columns, rank=int(known or 0), header=header, lost_lines=lost)
+    known = rank if isinstance(rank, int) and is_count(rank) and rank <= 1 << 30 else rank_of(path.name) or 0
+    return columns.log(rank=known, header=header, lost_lines=lost)
 
 
 def step_log_of(
@@ -257,7 +229,7 @@ def step_log_of(
     columns = StepColumns()
     for line in lines:
         columns.add(line)
-    return _log(columns, rank=rank, header=header or {}, lost_lines=lost_lines)
+    return columns.log(rank=rank, header=header or {}, lost_lines=lost_lines)
 
 
 def _step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
@@ -269,25 +241,6 @@ def _step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
     return [
         f"rank {log.rank}: {count:,} {what}" for log in logs for name, what in kinds if (count := getattr(log, name))
     ]
-
-
-def _log(columns: StepColumns, *, rank: int, header: dict[str, Any], lost_lines: int) -> StepLog:
-    numbers = columns.numbers()
-    return StepLog(
-        rank=rank,
-        header=header,
-        step=columns.counts("step"),
-        start_ns=columns.counts("start_ns"),
-        end_ns=columns.counts("end_ns"),
-        dur_ns=columns.counts("dur_ns"),
-        device_ns=columns.counts("device_ns"),
-        profiled=columns.profiled(),
-        phase=columns.phases(),
-        numbers=numbers,
-        lost_lines=lost_lines,
-        repeated_lines=columns.repeated_lines,
-        left_out_values=columns.left_out_values,
-    )
 
 
 def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:

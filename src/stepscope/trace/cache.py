@@ -22,7 +22,6 @@ from zlib_ng import zlib_ng
 
 from stepscope.digest import digest_of
 from stepscope.later_writes import wait_for
-from stepscope.trace import table as schema
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key, is_unchanged
 from stepscope.trace.implausible_values import MAX_DURATION_NS, MAX_TIME_NS, MIN_TIME_NS
@@ -41,7 +40,7 @@ from stepscope.trace.table import (
 )
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
-# Could a parser have made these columns? A cache file is input like any other: what indexes an array is checked.
+# Checks of the columns: a cache file is input like any other.
 
 _DTYPES = {ArgKind.TEXT: (np.int32,), ArgKind.INT: (np.int32, np.int64), ArgKind.FLOAT: (np.int64,)}
 
@@ -137,37 +136,28 @@ def read_cached(
     trace_path = Path(path)
     target = cache_file(trace_path, cache_folder)
     wait_for(target)
-    key = _key(trace_path) if enabled else None
-    cached = _load(target, trace_path, key) if key else None
-    if cached:
-        return cached
+    key = content_key(trace_path) if enabled else None
+    if key:
+        key["parser"] = _parser_version()
+        cached = _load(target, trace_path, key)
+        if cached:
+            return cached
     from stepscope.trace.read import read  # only where it is not at hand
 
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
     if key and large_enough and is_unchanged(trace_path, key):
-        (write_later or _write_now)(target, lambda: _store(target, trace, key))
+        if write_later:
+            write_later(target, lambda: _store(target, trace, key))
+        else:
+            _store(target, trace, key)
     return trace
-
-
-def _write_now(_: Path, write: Callable[[], None]) -> None:
-    write()
 
 
 @cache
 def _parser_version() -> str:
-    columns = repr(
-        (schema.DENSE, schema.ARGS, schema.NONE_NS, schema.STRING_ID_BASE, Quality.__dataclass_fields__.keys())
-    )
+    columns = repr((DENSE, ARGS, NONE_NS, STRING_ID_BASE, Quality.__dataclass_fields__.keys()))
     return f"{version()}-{digest_of(columns.encode(), 16)}"
-
-
-def _key(path: Path) -> dict[str, Any] | None:
-    """Return what tells this trace, as this parser reads it, from another: one of the same size may have its time set
-    back.
-    """
-    content = content_key(path)
-    return content | {"parser": _parser_version()} if content else None
 
 
 def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
@@ -233,10 +223,10 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
         return None
     strings = json.loads(content[: description["strings_bytes"]].tobytes())
     arrays = _columns(content, description["columns"])
-    columns = {c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE}
+    columns = {c.name: arrays[f"dense/{c.name}"] for c in DENSE}
     args = {
         c.name: SparseColumn(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
-        for c in schema.ARGS
+        for c in ARGS
         if f"rows/{c.name}" in arrays
     }
     header, raw_bytes = description["header"], description["raw_bytes"]
@@ -248,18 +238,12 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
 
 
 def _columns(content: _Array, layout: dict[str, dict[str, Any]]) -> dict[str, _Array]:
-    known: dict[tuple[int, str, int], _Array] = {}
-    columns = {}
-    for name, where in layout.items():
-        at, kind, count = where["at"], where["dtype"], where["count"]
-        if (at, kind, count) not in known:
-            known[at, kind, count] = _column(content, at, np.dtype(kind), count)
-        columns[name] = known[at, kind, count]
-    return columns
+    @cache
+    def column(at: int, kind: str, count: int) -> _Array:  # many arguments lie on the same rows
+        dtype = np.dtype(kind)
+        end = at + count * dtype.itemsize
+        if not 0 <= at <= end <= len(content):
+            raise ValueError("a column outside the file")
+        return content[at:end].view(dtype)
 
-
-def _column(content: _Array, at: int, dtype: np.dtype[Any], count: int) -> _Array:
-    end = at + count * dtype.itemsize
-    if not 0 <= at <= end <= len(content):
-        raise ValueError("a column outside the file")
-    return content[at:end].view(dtype)
+    return {name: column(where["at"], where["dtype"], where["count"]) for name, where in layout.items()}

@@ -34,7 +34,7 @@ from stepscope.units import printable
 
 _TABLE_LEAF, _INDEX_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR = 13, 10, 5, 2
 _MIN_CELL_BYTES = 6  # with its offset; sqlite refuses pages with more cells
-_BATCH_PAGES = 256
+_BATCH_PAGES, _CHUNK_ROWS = 256, 20_000
 _VARINT_BYTES = 5  # 35 bits; a row of sqlite has at most 32
 _MULTIPLIED = "more rows than the file's bytes can hold"
 
@@ -210,7 +210,7 @@ class Database:
         listed = ", ".join(f'"{name}"' for name in there)
         condition = f" WHERE {where}" if where else ""
         cursor = self._db.execute(f'SELECT {listed} FROM "{table}" NOT INDEXED{condition}', values)
-        while rows := cursor.fetchmany(20_000):
+        while rows := cursor.fetchmany(_CHUNK_ROWS):
             chunk: dict[str, Sequence[Any]] = dict.fromkeys(columns, (None,) * len(rows))
             chunk.update(zip(there, zip(*rows, strict=True), strict=True))
             yield chunk

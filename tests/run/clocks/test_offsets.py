@@ -9,8 +9,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
-from stepscope.run.aligned import aligned
-from stepscope.run.clocks import Clocks
+from stepscope.run.aligned import Clocks, aligned
 from stepscope.run.load import load
 
 SECOND = 1_000_000.0

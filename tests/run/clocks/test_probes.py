@@ -8,8 +8,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
-from stepscope.run.aligned import AlignedRun, aligned
-from stepscope.run.clocks import Clocks
+from stepscope.run.aligned import AlignedRun, Clocks, aligned
 from stepscope.run.load import Run
 
 BASE_NS = 1_700_000_000_000_000_000

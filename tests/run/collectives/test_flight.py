@@ -14,7 +14,7 @@ from stepscope.analyze.rank_windows import rank_account
 from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import rank_file
 from stepscope.run.aligned import aligned
-from stepscope.run.flight_recorder import calls_of_operators, flight_calls
+from stepscope.run.collectives import calls_of_operators, flight_calls
 from stepscope.run.load import Run, load
 
 RECORDED = Path(__file__).parents[2] / "data" / "gloo-mesh"

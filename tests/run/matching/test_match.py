@@ -14,7 +14,7 @@ from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import trace_file
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
-from stepscope.run.matching import Matches, match_collectives, op_text
+from stepscope.run.matching import Matches, match_collectives
 
 
 def members(matches: Matches) -> list[set[tuple[int, int]]]:
@@ -36,7 +36,7 @@ def test_every_collective_is_matched_on_all_ranks(tmp_path: Path, seed: int) -> 
     assert len(matches) == job.steps * job.per_step
     assert all(len(m) == job.ranks for m in members(matches))
     assert all(len(moments) == 1 for moments in true_moments(run, matches))
-    assert [op_text(matches, m) for m in range(3)] == ["all_reduce", "all_gather", "reduce_scatter"]
+    assert [OPS[matches.op[m]] for m in range(3)] == ["all_reduce", "all_gather", "reduce_scatter"]
     assert matches.step.tolist() == sorted(matches.step.tolist())
 
 
@@ -168,7 +168,7 @@ def test_kernels_without_any_arguments_are_matched_by_order(tmp_path: Path, step
     run = built_run(tmp_path, traces)
     matches = match_collectives(run.ranks)
     assert [len(m) for m in members(matches)] == [3] * 6
-    assert [op_text(matches, m) for m in range(6)] == ["all_reduce", "all_to_all"] * 3
+    assert [OPS[matches.op[m]] for m in range(6)] == ["all_reduce", "all_to_all"] * 3
     waits = np.stack(aligned(run).wait_ns)
     assert (waits == [[100_000], [50_000], [0]]).all()
 
@@ -213,7 +213,7 @@ def test_every_send_meets_its_receive(tmp_path: Path, coalesced: bool) -> None:
     run = built_run(tmp_path, pipeline(coalesced=coalesced))
     matches = match_collectives(run.ranks)
     assert len(matches) == 2 * 3 * 3 * 2, "steps x repetitions x pairs x directions"
-    assert {op_text(matches, m) for m in range(len(matches))} == {"send"}
+    assert {OPS[matches.op[m]] for m in range(len(matches))} == {"send"}
     for m, (first, after) in enumerate(zip(matches.first[:-1], matches.first[1:], strict=True)):
         (sender, sent), (receiver, got) = zip(matches.rank_index[first:after], matches.row[first:after], strict=True)
         there, back = run.ranks[sender].collectives, run.ranks[receiver].collectives

@@ -10,8 +10,7 @@ from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
 from stepscope.run.formats import format_of
 from stepscope.trace.nccl import nccl_logs
-from stepscope.trace.nsight import overview, read_nsys
-from stepscope.trace.nsight_rows import Growing
+from stepscope.trace.nsight import Growing, overview, read_nsys
 
 CHUNK = 100
 KB = 1_000
@@ -57,8 +56,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.sqlite_file.CHUNK_ROWS", CHUNK)
-    monkeypatch.setattr("stepscope.trace.sqlite_file.BATCH_PAGES", 4)
+    monkeypatch.setattr("stepscope.trace.sqlite_file._CHUNK_ROWS", CHUNK)
+    monkeypatch.setattr("stepscope.trace.sqlite_file._BATCH_PAGES", 4)
 
 
 def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tuple[Path, Path]) -> None:
@@ -91,7 +90,7 @@ def test_look_agrees_with_the_tables(exports: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("sizes", [(), (1,), (3, 0, 5), (7,) * 50])
 def test_growing_column_keeps_order(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.nsight_rows._BLOCK", 16)
+    monkeypatch.setattr("stepscope.trace.nsight._BLOCK", 16)
     column, expected = Growing("int32"), np.arange(sum(sizes))
     for part in np.split(expected, np.cumsum(sizes)[:-1]) if sizes else ():
         column.add(part)
