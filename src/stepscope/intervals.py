@@ -146,11 +146,6 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     return intersect(a, complement(b, int(a.start[0]), int(a.end[-1])))
 
 
-def overlap_ns(a: Intervals, b: Intervals) -> int:
-    """Return how much time both cover."""
-    return intersect(a, b).total_ns
-
-
 def covered_ns(x: Intervals, start: Int64s, end: Int64s) -> Int64s:
     """Return for each `[start, end)` how much of it `x` covers, by prefix sums."""
     if not len(x):

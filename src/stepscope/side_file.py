@@ -16,7 +16,6 @@ import re
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 # Of a file that is read as a whole. JSON takes up to 27 times its size in memory (`{"a":1}` in a list).
@@ -201,10 +200,3 @@ def _is_unusable(value: object) -> bool:
 def is_number(value: object, *, low: float = -1e300, high: float = 1e300) -> bool:
     """Return whether a value from a file is a finite number in a range, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_regular_file(path: str | os.PathLike[str]) -> bool:
-    try:
-        return Path(path).is_file()
-    except OSError:
-        return False

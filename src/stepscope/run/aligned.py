@@ -175,7 +175,10 @@ class Clocks(ArrayRecord):
 def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
     """Return the clocks of these ranks relative to the first one."""
     start, end = member_times(ranks, matches)
-    usable = _usable(matches)
+    # Symmetric collectives tell clocks best; where they do not tie all ranks together, everything counts.
+    symmetric = np.isin(matches.op, SYMMETRIC)
+    tied = distinct(matches.rank_index[symmetric[matches.of_member]])
+    usable = symmetric if len(tied) == len(distinct(matches.rank_index)) else np.ones(len(matches), bool)
     clocks, hops = _first_estimate(ranks, matches, end, usable)
     for _ in range(_ROUNDS):
         residual, sharp = _residuals(clocks, matches, end, usable)
@@ -189,7 +192,11 @@ def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
         drift, shift = _drifts(len(ranks), matches, since, residual, usable)
         if np.isnan(drift).all():
             break
-        clocks = replace(clocks, drift_ppm=_sum(clocks.drift_ppm, drift), offset_ns=clocks.offset_ns + shift)
+        clocks = replace(
+            clocks,
+            drift_ppm=np.where(np.isnan(drift), clocks.drift_ppm, np.nan_to_num(clocks.drift_ppm) + drift),
+            offset_ns=clocks.offset_ns + shift,
+        )
     residual, sharp = _residuals(clocks, matches, end, usable)
     noise = 2 * mad_sigmas(*_by_rank(residual, matches, sharp, len(ranks)))
     shared_start, shared_end = (clocks.shared(matches.rank_index, times) for times in (start, end))
@@ -211,15 +218,6 @@ def member_times(ranks: tuple[Rank, ...], matches: Matches) -> tuple[Int64s, Int
         start[mine] = rank.collectives.start_ns[matches.row[mine]]
         end[mine] = rank.collectives.end_ns[matches.row[mine]]
     return start, end
-
-
-def _usable(matches: Matches) -> Bools:
-    """Return which matches may speak about clocks: symmetric collectives, where they tie all ranks together;
-    point-to-point messages and rooted collectives only where nothing better does.
-    """
-    symmetric = np.isin(matches.op, SYMMETRIC)
-    tied = distinct(matches.rank_index[symmetric[matches.of_member]])
-    return symmetric if len(tied) == len(distinct(matches.rank_index)) else np.ones(len(matches), bool)
 
 
 def _first_estimate(ranks: tuple[Rank, ...], matches: Matches, end: Int64s, usable: Bools) -> tuple[Clocks, Int64s]:
@@ -275,10 +273,6 @@ def _residuals(clocks: Clocks, matches: Matches, end: Int64s, usable: Bools) -> 
     residual = (shared - median_times(shared, matches.first)[matches.of_member]).astype(float)
     spread = np.maximum.reduceat(np.abs(residual), matches.first[:-1])
     return residual, usable & (spread <= (median(spread[usable]) if usable.any() else 0.0))
-
-
-def _sum(a: Floats, b: Floats) -> Floats:
-    return np.where(np.isnan(a) & np.isnan(b), np.nan, np.nan_to_num(a) + np.nan_to_num(b))
 
 
 def _by_rank(values: Floats, matches: Matches, chosen: Bools, num_ranks: int) -> tuple[Floats, Int64s]:

@@ -149,18 +149,13 @@ def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
         FlightCall(
             e.op,
             e.created_ns,
-            _bytes_of(e.input_sizes, e.input_dtypes),
+            _input_bytes([*map(list, e.input_sizes)], [*e.input_dtypes]),
             groups.get(e.group) or Group(e.group, e.group_desc, None, None),
         )
         for e in dump.entries[-_MAX_CALLS:]
         if e.created_ns is not None
     ]
     return tuple(sorted(calls, key=lambda call: call.created_ns))
-
-
-def _bytes_of(shapes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
-    line = {"input_sizes": [list(shape) for shape in shapes], "input_dtypes": list(types)}
-    return _input_bytes(line)
 
 
 def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_ns: Int64s) -> list[FlightCall | None]:
@@ -219,11 +214,15 @@ def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
     if type(created) is not int or not 0 <= created < 1 << 62 or not isinstance(named, str):
         return None
     name = str(group[0]) if isinstance(group, list) and group else "?"
-    return FlightCall(op_name(named), created, _input_bytes(line), groups.get(name, UNKNOWN_GROUP))
+    return FlightCall(
+        op_name(named),
+        created,
+        _input_bytes(line.get("input_sizes"), line.get("input_dtypes")),
+        groups.get(name, UNKNOWN_GROUP),
+    )
 
 
-def _input_bytes(line: dict[str, Any]) -> int:
-    shapes, types = line.get("input_sizes"), line.get("input_dtypes")
+def _input_bytes(shapes: Any, types: Any) -> int:
     if not isinstance(shapes, list) or not isinstance(types, list) or not shapes or len(shapes) != len(types):
         return _UNKNOWN
     elements = [1 if shape == [] else _shape_elements(shape) for shape in shapes]

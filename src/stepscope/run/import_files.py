@@ -82,23 +82,19 @@ def place(plan: PlannedImport) -> None:
         if plan.format.store is not None:
             plan.format.store(plan.source, plan.target)
             if plan.format.check_stored:
-                _require_readable(plan.target)
+                try:
+                    made = format_of(plan.target)
+                    if made is None:
+                        raise InputError(f"{plan.target}: what was written is of no known format")
+                    made.look(plan.target, no_progress)
+                except StepscopeError:
+                    plan.target.unlink()
+                    raise
             return
         with open_side_file(plan.source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(plan.target) as out:
             shutil.copyfileobj(f, out, 1 << 20)
     except OSError as error:
         raise InputError(f"cannot write {plan.target}: {error.strerror or error}") from error
-
-
-def _require_readable(target: Path) -> None:
-    try:
-        made = format_of(target)
-        if made is None:
-            raise InputError(f"{target}: what was written is of no known format")
-        made.look(target, no_progress)
-    except StepscopeError:
-        target.unlink()
-        raise
 
 
 def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: BytesRead) -> PlannedImport:
@@ -110,7 +106,9 @@ def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: B
     number, notes = _rank_of(path, contents, given=rank)
     if number is None and known.needs_rank and not contents.whole_job:
         raise UsageError(f"{printable(str(path))}: neither it nor its name says which rank it is of; give --rank")
-    notes += _beyond_the_world(number, folder)
+    world = believable_world(json_object_in(folder / RUN_JSON).get("world_size"))
+    if number is not None and world is not None and number >= world:
+        notes.append(f"rank {number} is none of the {world} ranks of this run")
     target = folder / _target_name(path, known, number)
     is_there = _is_there(path, target, known, force=force)
     return PlannedImport(path, known, contents, number, target, is_there, tuple(notes))
@@ -131,13 +129,6 @@ def _rank_of(path: Path, contents: Contents, *, given: int | None) -> tuple[int 
         for who, other in rest
         if other != rank
     ]
-
-
-def _beyond_the_world(rank: int | None, folder: Path) -> list[str]:
-    world = believable_world(json_object_in(folder / RUN_JSON).get("world_size"))
-    if rank is None or world is None or rank < world:
-        return []
-    return [f"rank {rank} is none of the {world} ranks of this run"]
 
 
 def _target_name(path: Path, known: Format, rank: int | None) -> str:

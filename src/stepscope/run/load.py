@@ -405,9 +405,8 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
 
 
 def _rank(trace: Trace, known: tuple[int, str]) -> Rank:
-    rank, rank_source = known
-    beside = Path(trace.path).parent / rank_file(rank, FLIGHT_RECORDER)
-    return rank_of_trace(trace, rank=rank, rank_source=rank_source, flight_file=beside)
+    beside = Path(trace.path).parent / rank_file(known[0], FLIGHT_RECORDER)
+    return rank_of_trace(trace, rank=known[0], rank_source=known[1], flight_file=beside)
 
 
 def run_name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:

@@ -1,6 +1,7 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -43,10 +44,12 @@ class Device:
 
 def device_of(trace: Trace, work: DeviceWork, *, launches: int) -> Device:
     """Return the device of a rank that ran `work` and called `launches` launches whose work was not recorded."""
-    listed = _listed(trace)
+    found = trace.header.get("deviceProperties")
+    listed = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
     if not len(work) and not launches and not (listed and trace.quality.truncated):
         return Device(CPU, None, {})
-    properties = _entry(listed, _used(work))
+    devices, count = np.unique(work.device, return_counts=True)
+    properties = _entry(listed, int(devices[count.argmax()]) if len(work) else 0)
     name = str(properties.get("name") or "").strip()
     if name:
         return Device(name, "properties", properties)
@@ -54,18 +57,6 @@ def device_of(trace: Trace, work: DeviceWork, *, launches: int) -> Device:
         if said:
             return Device(said, source, properties)
     return Device(None, None, properties)
-
-
-def _listed(trace: Trace) -> list[dict[str, Any]]:
-    listed = trace.header.get("deviceProperties")
-    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-
-
-def _used(work: DeviceWork) -> int:
-    if not len(work):
-        return 0
-    devices, count = np.unique(work.device, return_counts=True)
-    return int(devices[count.argmax()])
 
 
 def _entry(listed: Sequence[dict[str, Any]], used: int) -> dict[str, Any]:
@@ -81,12 +72,11 @@ def _entry(listed: Sequence[dict[str, Any]], used: int) -> dict[str, Any]:
 
 def _by_kernels(trace: Trace, work: DeviceWork) -> str | None:
     ids, count = np.unique(work.name[work.name >= 0], return_counts=True)
-    found: dict[str, int] = {}
+    found: Counter[str | None] = Counter()
     for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:20_000]:
-        said = _architecture(trace.strings[i])
-        if said:
-            found[said] = found.get(said, 0) + n
-    return max(found, key=lambda said: found[said]) if found else None
+        found[_architecture(trace.strings[i])] += n
+    del found[None]
+    return max(found, key=lambda said: found[said], default=None)
 
 
 def _architecture(kernel: str) -> str | None:
@@ -264,7 +254,10 @@ def cut_off(ranks: Sequence[Rank]) -> list[str]:
     cut = [r.rank for r in ranks if r.trace.quality.truncated]
     if not cut:
         return []
-    return [f"cut off: the trace of {_named(cut)}; what was readable is used, its last recorded step is left out"]
+    return [
+        f"cut off: the trace of rank{'s' if len(cut) > 1 else ''} {rank_ranges(cut)}; "
+        "what was readable is used, its last recorded step is left out"
+    ]
 
 
 def rank_ranges(numbers: Sequence[int]) -> str:
@@ -276,10 +269,6 @@ def rank_ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([n, n])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def _named(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)}"
 
 
 def _where(counts: list[tuple[int, int]]) -> str:

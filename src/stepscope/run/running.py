@@ -73,7 +73,9 @@ class RunningJob:
         for rank, path in paths.items():
             self._tails.setdefault(rank, _Tail(path, kept)).read()
         if paths and len(self._first) < _FIRST_STEPS:
-            self._first = _first_lines(paths[min(paths)])
+            with contextlib.suppress(OSError):
+                data, _ = appended(paths[min(paths)], 0, max_bytes=_FIRST_READ_BYTES)
+                self._first = tuple(_steps(data.split(b"\n")[:-1])[:_FIRST_STEPS])
         ranks = tuple(self._rank(rank) for rank in self._tails)
         facts = json_object_in(self.folder / facts_file(min(paths))) if paths else {}
         return Running(self.folder, ranks, self._first, json_object_in(self.folder / RUN_JSON), facts)
@@ -111,14 +113,6 @@ def _flops(counted: object) -> float | None:
         return None
     total, forward = number(counted.get("total")), number(counted.get("forward"))
     return min(total, 3.0 * forward) if total is not None and forward else total
-
-
-def _first_lines(path: Path) -> tuple[Line, ...]:
-    try:
-        data, _ = appended(path, 0, max_bytes=_FIRST_READ_BYTES)
-    except OSError:
-        return ()
-    return tuple(_steps(data.split(b"\n")[:-1])[:_FIRST_STEPS])
 
 
 def _steps(lines: list[bytes]) -> list[Line]:

@@ -30,7 +30,7 @@ from stepscope.units import ns_of_ms, readable_bytes
 
 # Reading is bounded: all files together up to 128 MiB, each up to its even share. What is not read is reported.
 
-_T = TypeVar("T")
+_T = TypeVar("_T")
 _MAX_FOLDER_BYTES, _MIN_SHARE_BYTES = 128 << 20, 64 << 10
 _MAX_NAME = 200
 

@@ -44,22 +44,14 @@ class SourceText:
         return found[number - 1].strip() if found is not None and 0 < number <= len(found) else None
 
     def _lines(self, file: str) -> tuple[str, ...] | None:
-        path = self._path(file)
-        if path is None:
-            return None
-        try:
-            text = read_side_file(path, max_bytes=MAX_SOURCE_FILE_BYTES).decode("utf-8")
-        except (OSError, ValueError):
-            return None
-        return tuple(line.expandtabs(4) for line in text.split("\n"))
-
-    def _path(self, file: str) -> Path | None:
         named = PurePosixPath(file)
         if self.folder is None or named.is_absolute() or ".." in named.parts or "\0" in file or not named.parts:
             return None
         try:
-            kept = self.folder.resolve() / SOURCE_FOLDER
-            path = kept.joinpath(*named.parts)
-            return path if path.resolve() == path else None
+            path = (self.folder.resolve() / SOURCE_FOLDER).joinpath(*named.parts)
+            if path.resolve() != path:
+                return None
+            text = read_side_file(path, max_bytes=MAX_SOURCE_FILE_BYTES).decode("utf-8")
         except (OSError, RuntimeError, ValueError):
             return None
+        return tuple(line.expandtabs(4) for line in text.split("\n"))

@@ -102,17 +102,13 @@ def runs_in(given: str) -> list[Path]:
 
 def folder_of_runs(given: str) -> list[Path]:
     """Return the runs of a folder that holds several and is none itself; none where it is anything else."""
-    if not _is_folder(given):
+    try:
+        if not Path(given).is_dir():
+            return []
+    except (OSError, ValueError):
         return []
     runs = [path for path in runs_in(given) if not (path / RESULTS_JSON).is_file()]
     return [] if runs == [Path(given)] else runs
-
-
-def _is_folder(given: str) -> bool:
-    try:
-        return Path(given).is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def holds_traces(folder: Path) -> bool:
@@ -124,13 +120,14 @@ def has_steps_only(given: Sequence[str | Path]) -> bool:
     """Return whether this is one run folder with step logs and no trace."""
     folder = Path(given[0]) if len(given) == 1 else None
     try:
-        return folder is not None and folder.is_dir() and not _readable(folder) and any(folder.glob(_STEP_LOGS))
+        return (
+            folder is not None
+            and folder.is_dir()
+            and all(is_unreadable_report(source.path) for source in _in_folder(folder))
+            and any(folder.glob(_STEP_LOGS))
+        )
     except (OSError, ValueError):  # said by `find_sources`
         return False
-
-
-def _readable(folder: Path) -> list[Source]:
-    return [source for source in _in_folder(folder) if not is_unreadable_report(source.path)]
 
 
 def is_unreadable_report(path: Path) -> bool:
@@ -239,12 +236,9 @@ def _in_folder(folder: Path) -> list[Source]:
     own = _directly_in(folder)
     if own:
         return own
-    return [Source(path, claimed=True) for below in _rank_folders(folder) for path in _of_rank(below)]
-
-
-def _rank_folders(folder: Path) -> list[Path]:
-    below = [p for p in sorted(folder.iterdir())[:_MAX_FOLDERS] if _RANK_FOLDER.match(p.name)]
-    return [p for p in below if p.is_dir() and not p.is_symlink()]
+    named = [p for p in sorted(folder.iterdir())[:_MAX_FOLDERS] if _RANK_FOLDER.match(p.name)]
+    below = [p for p in named if p.is_dir() and not p.is_symlink()]
+    return [Source(path, claimed=True) for one in below for path in _of_rank(one)]
 
 
 def _of_rank(folder: Path) -> list[Path]:

@@ -186,6 +186,13 @@ class UnprofiledStep:
         )
 
 
+_LOSSES = (
+    ("lost_lines", "lines of the step log that are no steps are left out"),
+    ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
+    ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
+)
+
+
 def log_since(log: StepLog, step: int) -> StepLog:
     """Return a log without the steps before this one."""
     kept = log.step >= step
@@ -207,7 +214,9 @@ def readable_step_logs(folder: str | Path) -> tuple[tuple[StepLog, ...], list[st
             logs.append(read_step_log(path))
         except InputError as error:
             lines.append(f"left out: {error}")
-    return tuple(logs), [*lines, *_step_log_warnings(logs)]
+    for log in logs:
+        lines += [f"rank {log.rank}: {n:,} {what}" for name, what in _LOSSES if (n := getattr(log, name))]
+    return tuple(logs), lines
 
 
 def read_step_log(path: str | Path) -> StepLog:
@@ -232,21 +241,14 @@ def step_log_of(
     return columns.log(rank=rank, header=header or {}, lost_lines=lost_lines)
 
 
-def _step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
-    kinds = (
-        ("lost_lines", "lines of the step log that are no steps are left out"),
-        ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
-        ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
-    )
-    return [
-        f"rank {log.rank}: {count:,} {what}" for log in logs for name, what in kinds if (count := getattr(log, name))
-    ]
-
-
 def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     """Return the step's time without the profiler, from the steps after warm-up; None where no step ran without it."""
-    by_rank = [_settled(log) for log in logs]
-    known = [(settled, left_out) for settled, left_out in by_rank if len(settled)]
+    known = []
+    for log in logs:
+        unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
+        first = slow_start(unprofiled)
+        if len(unprofiled) > first:
+            known.append((unprofiled[first:], first))
     if not known:
         return None
     medians = [median(settled) for settled, _ in known]
@@ -261,12 +263,6 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
         num_steps=min(len(settled) for settled, _ in known),
         warm_up_steps=max(left_out for _, left_out in known),
     )
-
-
-def _settled(log: StepLog) -> tuple[Int64s, int]:
-    unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
-    first = slow_start(unprofiled)
-    return unprofiled[first:], first
 
 
 def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], StepColumns, int]:

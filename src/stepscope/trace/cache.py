@@ -33,7 +33,6 @@ from stepscope.trace.table import (
     NONE_NS,
     STRING_ID_BASE,
     ArgKind,
-    DenseColumn,
     Quality,
     SparseColumn,
     Trace,
@@ -49,19 +48,19 @@ def _is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         return False
     count = len(columns["ts_ns"])
-    if any(columns[c.name].dtype not in _dtypes(c) or len(columns[c.name]) != count for c in DENSE):
-        return False
+    for c in DENSE:
+        dtypes = (c.dtype, "int32") if c.name == "offset" else (c.dtype,)
+        if columns[c.name].dtype not in map(np.dtype, dtypes) or len(columns[c.name]) != count:
+            return False
     texts = all(_within(columns[name], NO_STRING, len(strings) - 1) for name in ("cat", "name"))
-    ids = all(_are_ids(columns[name], len(strings)) for name in ("pid", "tid"))
+    ids = all(
+        _within(of[of < STRING_ID_BASE // 2], STRING_ID_BASE, STRING_ID_BASE + len(strings) - 1)
+        for of in (columns["pid"], columns["tid"])
+    )
     start, lasts, untimed = columns["ts_ns"], columns["dur_ns"], columns["ph"] != ord("X")
     timed = _within_or_none(start, MIN_TIME_NS, MAX_TIME_NS - 1) and bool((untimed | (start != NONE_NS)).all())
     lasting = _within_or_none(lasts, 0, MAX_DURATION_NS - 1) and bool((untimed | (lasts != NONE_NS)).all())
     return texts and ids and timed and lasting and _args_are_sound(args, count, len(strings))
-
-
-def _dtypes(column: DenseColumn) -> tuple[np.dtype[Any], ...]:
-    dtype = np.dtype(column.dtype)
-    return (dtype, np.dtype(np.int32)) if column.name == "offset" else (dtype,)
 
 
 def _sound_quality(found: dict[str, Any]) -> Quality | None:
@@ -91,11 +90,6 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
         if column.kind is ArgKind.FLOAT and not np.isfinite(arg.values.view(np.float64)).all():
             return False
     return True
-
-
-def _are_ids(column: npt.NDArray[np.int64], num_strings: int) -> bool:
-    texts = column[column < STRING_ID_BASE // 2]
-    return _within(texts, STRING_ID_BASE, STRING_ID_BASE + num_strings - 1)
 
 
 def _within_or_none(values: npt.NDArray[np.int64], low: int, high: int) -> bool:
@@ -164,7 +158,10 @@ def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     strings = json.dumps(trace.strings).encode()
     pieces: list[Any] = [strings]
     layout, place, at = {}, {}, _aligned(len(strings))
-    for name, array in _arrays(trace).items():
+    arrays = {f"dense/{name}": column for name, column in trace.columns.items()}
+    for name, sparse in trace.args.items():
+        arrays |= {f"rows/{name}": sparse.rows, f"values/{name}": sparse.values}
+    for name, array in arrays.items():
         if id(array) not in place:  # many arguments lie on the same rows
             place[id(array)] = at
             pieces.append(array.view(np.uint8).data)
@@ -191,14 +188,6 @@ _PREFIX = struct.Struct(f"<{len(_MAGIC)}sQI")
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _arrays(trace: Trace) -> dict[str, _Array]:
-    arrays = {f"dense/{name}": column for name, column in trace.columns.items()}
-    for name, sparse in trace.args.items():
-        arrays[f"rows/{name}"] = sparse.rows
-        arrays[f"values/{name}"] = sparse.values
-    return arrays
 
 
 def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:

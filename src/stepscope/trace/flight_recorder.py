@@ -194,6 +194,7 @@ def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
     between = _POINT_TO_POINT.search(named)
     ends = (int(between[2]), int(between[3])) if between else None
     state, dtypes, duration = text_of(raw.get("state")), raw.get("input_dtypes"), raw.get("duration_ms")
+    frames = raw.get("frames")
     return FlightEntry(
         record_id=record_id,
         group=group,
@@ -209,9 +210,13 @@ def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
         input_sizes=_sizes(raw.get("input_sizes")),
         output_sizes=_sizes(raw.get("output_sizes")),
         input_dtypes=tuple(map(text_of, dtypes[:_MAX_TENSORS])) if isinstance(dtypes, list | tuple) else (),
-        duration_ms=float(duration) if is_number(duration, low=-1e15, high=1e15) else None,
+        duration_ms=float(duration or 0) if is_number(duration, low=-1e15, high=1e15) else None,
         timeout_ms=int64_or_none(raw.get("timeout_ms")),
-        stack=_stack(raw.get("frames")),
+        stack=tuple(
+            Frame(text_of(f.get("filename")), int64_or_none(f.get("line")) or 0, text_of(f.get("name")))
+            for f in (frames[:_MAX_FRAMES] if isinstance(frames, list) else [])
+            if isinstance(f, dict)
+        ),
     )
 
 
@@ -221,15 +226,6 @@ def _group_of(raw: dict[str, Any]) -> tuple[str | None, str]:
         return text_of(said[0]), text_of(said[1]) if len(said) > 1 else ""
     number = int64_or_none(raw.get("pg_id"))
     return (text_of(said) if isinstance(said, str) else str(number) if number is not None else None), ""
-
-
-def _stack(frames: Any) -> tuple[Frame, ...]:
-    listed = frames[:_MAX_FRAMES] if isinstance(frames, list) else []
-    return tuple(
-        Frame(text_of(f.get("filename")), int64_or_none(f.get("line")) or 0, text_of(f.get("name")))
-        for f in listed
-        if isinstance(f, dict)
-    )
 
 
 def _sizes(found: Any) -> tuple[tuple[int, ...], ...]:

@@ -14,13 +14,11 @@ by one process within one window, so each file tells its own range:
 Files are judged one by one: ranks whose clocks lie hours apart are as good as any.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
 from stepscope.trace.table import ARGS, NONE_NS, ArgKind, Int64s, SparseColumn
 
 # ends and differences of times within these stay within 64 bits; the last time is in the year 2116
@@ -36,8 +34,7 @@ Columns = dict[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PlausibleColumns(ArrayRecord):
+class PlausibleColumns(NamedTuple):
     """The columns without what cannot be true, and how much that was."""
 
     columns: Columns
@@ -85,16 +82,13 @@ def _without_far_times(
     fits = 2 * np.count_nonzero(within & timed) >= np.count_nonzero(timed)
     if not fits:  # the base time itself is what is wrong
         base_ns, within = 0, _within_64_bits(columns, 0)
-    notes = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
+    notes: tuple[str, ...] = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
     columns, args = _only(columns, args, within)
     _add_base(columns, base_ns)
     near, jump_ns = _near_the_rest(columns)
     columns, args = _only(columns, args, near)
     if jump_ns:
-        notes = (
-            *notes,
-            f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",
-        )
+        notes += (f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",)
     return columns, args, notes
 
 
@@ -184,11 +178,6 @@ def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple
     return kept, sparse
 
 
-def _narrow(arg: SparseColumn, low: int, high: int) -> SparseColumn:
-    fits = low >= -(1 << 31) and high < 1 << 31
-    return SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False)) if fits else arg
-
-
 def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], int, list[str]]:
     out, bad, named = dict(args), 0, []
     for column in ARGS:
@@ -197,7 +186,8 @@ def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], i
             continue
         low, high = int(arg.values.min()), int(arg.values.max())
         if column.low <= low and high <= column.high:
-            out[column.name] = _narrow(arg, low, high)
+            if low >= -(1 << 31) and high < 1 << 31:
+                out[column.name] = SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False))
             continue
         sound = (arg.values >= column.low) & (arg.values <= column.high)
         count = int((~sound).sum())

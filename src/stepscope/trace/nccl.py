@@ -70,8 +70,6 @@ class LogLine(NamedTuple):
     pid: int
     level: str
     text: str
-    #: `file:line` of a warning
-    where: str | None
 
 
 def _log_line(raw: bytes) -> LogLine | None:
@@ -82,22 +80,17 @@ def _log_line(raw: bytes) -> LogLine | None:
     who = _who(raw[max(0, at - 400) : at]) if level in _LEVELS else None
     if who is None:
         return None
-    host, pid, where = who
-    return LogLine(host, pid, level.decode(), text.decode(errors="replace").rstrip(), where)
+    return LogLine(*who, level.decode(), text.decode(errors="replace").rstrip())
 
 
 @lru_cache(maxsize=4096)
-def _who(prefix: bytes) -> tuple[str, int, str | None] | None:
+def _who(prefix: bytes) -> tuple[str, int] | None:
     found = _WHO.search(prefix.decode(errors="replace"))
-    return (found[1], int(found[2]), found[3]) if found else None
+    return (found[1], int(found[2])) if found else None
 
 
-def _algorithm_name(said: str) -> str:
-    return _ALGORITHMS[int(said)] if said.isdigit() and int(said) < len(_ALGORITHMS) else said.upper()
-
-
-def _protocol_name(said: str) -> str:
-    return _PROTOCOLS[int(said)] if said.isdigit() and int(said) < len(_PROTOCOLS) else said.upper()
+def _spelt(said: str, names: tuple[str, ...]) -> str:
+    return names[int(said)] if said.isdigit() and int(said) < len(names) else said.upper()
 
 
 def _transport_name(path: str) -> str:
@@ -105,10 +98,6 @@ def _transport_name(path: str) -> str:
     if parts[:1] == ["NET"] and parts[-1].startswith("GDRDMA"):
         return "/".join((*parts[:2], "GDRDMA"))
     return "/".join(parts[:2]) or "unknown"
-
-
-# What NCCL's debug log says of a rank, as records. How it is read is in `log`: where there is none, nothing of that is
-# imported.
 
 
 @dataclass(frozen=True)
@@ -259,7 +248,8 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
         return None
     rank, ranks = header.get("rank"), header.get("n_ranks")
     size, time_us, busbw = (
-        _amount(perf.get(f"{kind}_{name}")) for name in ("msg_size_bytes", "exec_time_us", "busbw_gbs")
+        float(found or 0) if is_number(found := perf.get(f"{kind}_{name}"), low=0) else None
+        for name in ("msg_size_bytes", "exec_time_us", "busbw_gbs")
     )
     named = perf.get(kind)
     if type(rank) is not int or not isinstance(named, str) or size is None or time_us is None:
@@ -278,17 +268,13 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
     )
 
 
-def _amount(found: Any) -> float | None:
-    return float(found) if is_number(found, low=0) else None
-
-
 # of transports, links and settings
 _LOG_MAX_KINDS = 64
 # operations and sizes that are told apart
 _MAX_SIZES = 4_000
 _MAX_COMMUNICATORS = 200
 
-_K = TypeVar("K")
+_K = TypeVar("_K")
 
 
 def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
@@ -299,7 +285,7 @@ def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
         if line is not None:
             collected.take(line)
         elif b"NCCL" in raw or b" via " in raw or b"coll channels" in raw:
-            collected.take(LogLine("", 0, "INFO", raw[:4096].decode(errors="replace").rstrip(), None))
+            collected.take(LogLine("", 0, "INFO", raw[:4096].decode(errors="replace").rstrip()))
     return collected.log(rank)
 
 
@@ -327,7 +313,7 @@ class _ProcessLog:
         self.host: str | None = None
         self.channels: int | None = None
         self.network: str | None = None
-        self.nodes: tuple[int, int, int, int] | None = None
+        self.nodes: tuple[int, ...] | None = None
         self.bandwidth: tuple[float, float] | None = None
         self.infiniband_missing = False
         self.num_rings = 0
@@ -408,7 +394,7 @@ class _ProcessLog:
             return
         channels = int(found["high"]) - int(found["low"]) + 1 if found["high"] is not None else None
         op = op_name(found["op"]) if found["op"] else None
-        names = (_algorithm_name(found["algo"]), _protocol_name(found["proto"]))
+        names = (_spelt(found["algo"], _ALGORITHMS), _spelt(found["proto"], _PROTOCOLS))
         _count(self.choices, (op, int(found["bytes"]), *names, channels), _MAX_SIZES)
 
     def _transport(self, text: str) -> None:
@@ -433,8 +419,7 @@ class _ProcessLog:
             self.bandwidth = self.bandwidth or (float(found[1]), float(found[2]))
         elif found := _NODES.search(text):
             nodes = tuple(map(int, found.groups()))
-            if self.nodes is None or nodes[1] > self.nodes[1]:
-                self.nodes = (nodes[0], nodes[1], nodes[2], nodes[3])
+            self.nodes = max(self.nodes, nodes, key=lambda n: n[1]) if self.nodes else nodes
         elif found := _SETTING.search(text):
             if len(self.settings) < _LOG_MAX_KINDS:
                 self.settings[found[1]] = found[2]
@@ -459,7 +444,7 @@ class _ProcessLog:
         for c in self.communicators.values():
             times = left.get((c.rank, c.num_ranks))
             total, parts = times.pop(0) if times else (None, {})
-            yield Communicator(c.id, c.rank, c.num_ranks, c.device, c.bus_id, total, parts)
+            yield replace(c, init_s=total, init_parts_s=parts)
 
     def _named_choices(self) -> Iterable[Choice]:
         by_size: dict[int, set[str]] = {}

@@ -885,7 +885,8 @@ def _traces(
             far_times=table.far_times,
             bad_args=table.bad_args,
             notes=(*notes, *table.notes, *((conflict,) if conflict else ())),
-            **counts,
+            bad_time=counts["bad_time"],
+            negative_duration=counts["negative_duration"],
         )
         sparse = (array for arg in table.args.values() for array in (arg.rows, arg.values))
         for array in (*table.columns.values(), *sparse):

@@ -131,8 +131,11 @@ class _GrowingArray:
         self.extend(values, plus=plus)
 
     def extend_by_numbers(self, values: Ids) -> None:
-        if self._room.dtype != values.dtype and not _fit_32_bits(values):
-            self._move(len(self._room), values.dtype)
+        if self._room.dtype != values.dtype:
+            seen = int(np.bitwise_or.reduce(values))  # quicker than both ends
+            low, high = (0, seen) if seen >= 0 else (int(values.min()), int(values.max()))
+            if low < -_SIGN_OF_32_BITS or high >= _SIGN_OF_32_BITS:
+                self._move(len(self._room), values.dtype)
         self.extend(values)
 
     def _move(self, capacity: int, dtype: np.dtype[Any]) -> None:
@@ -267,12 +270,6 @@ def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
         columns[name][rows] = numbers[columns[name][rows] - STRING_ID_BASE] + STRING_ID_BASE
 
 
-def _fit_32_bits(values: Ids) -> bool:
-    if 0 <= int(np.bitwise_or.reduce(values)) < _SIGN_OF_32_BITS:
-        return True
-    return int(values.min()) >= -_SIGN_OF_32_BITS and int(values.max()) < _SIGN_OF_32_BITS
-
-
 def _floats(rows: npt.NDArray[Any], ids: npt.NDArray[np.int32], strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
     used = np.zeros(len(strings), np.bool_)
     used[ids] = True
@@ -291,10 +288,7 @@ def _float(text: str) -> float:
         return float("nan")
 
 
-# The top-level fields of a trace beside its events: where the array of events begins, and what stands around it.
-#
-# Both parts are small and are read by the standard library; where they are damaged, the fields that matter most are
-# picked out one by one.
+# Fields around the array of events; where they are damaged, the most important ones are salvaged.
 
 _MAX_HEADER_BYTES = 4 << 20
 # Twenty groups of 1,024 ranks each, at six characters a rank, are 120 kB.
@@ -375,15 +369,9 @@ def _salvaged(data: bytes) -> dict[str, Any]:
     return fields
 
 
-# Does a file hold more than one trace? Two that were written one after the other would be read as one rank.
-#
-#     cat rank0.json rank1.json > all.json      two objects, `} {`
-#     tar cf all.tar rank0.json rank1.json      a tar archive: headers between the files
-#
-# A second array of events counts where a new object, or a new array, began before it. The same key twice in one
-# object,
-# or in a text, is no second trace. Nor are braces in a text: a quote after them ends it, and no name follows that
-# quote.
+# A second trace in the file (`cat rank0.json rank1.json`, or a tar archive): two would be read as one rank. A second
+# array of events counts where a new object or array began before it; the same key twice in one object, or in a text,
+# is no second trace.
 
 _KEY = b'"traceEvents"'
 _SECOND_TRACE_EVENTS = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|\Z)|\Z)')
@@ -391,17 +379,7 @@ _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 # before a second key, in which the object that holds it began
 _KEPT_BYTES = 1 << 20
-_ARCHIVES = ((257, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
-_UNPACK = {"tar": "tar -xf", "zip": "unzip"}
-
-
-def _refuse_archive(path: Path, data: bytes) -> None:
-    for at, magic, kind in _ARCHIVES:
-        if data[at : at + len(magic)] == magic:
-            raise TraceError(
-                f"{path}: is a {kind} archive, not one trace; unpack it ({_UNPACK[kind]} {path.name}) and give the "
-                "folder"
-            )
+_ARCHIVES = ((257, b"ustar", "tar", "tar -xf"), (0, b"PK\x03\x04", "zip", "unzip"))
 
 
 class SecondTrace:
@@ -431,7 +409,12 @@ class SecondTrace:
             begin = self._begin if recent is None else until - sum(map(len, recent))
             at = _second_trace(b"".join(known)[: until - begin], top_array=self._top_array)
             if at is not None:
-                raise TraceError(_how_to_split(self._path, begin + at, packed=self._packed))
+                at, name = begin + at, self._path.name
+                read, source = (f"gzip -dc {name} | ", "") if self._packed else ("", f" {name}")
+                raise TraceError(
+                    f"{self._path}: holds several traces one after the other, the second from byte {at:,} on; split "
+                    f"them: {read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
+                )
         while self._recent and self._begin + len(self._recent[0]) <= until - _KEPT_BYTES:
             self._begin += len(self._recent.popleft())
 
@@ -449,25 +432,8 @@ def _second_trace(window: bytes, *, top_array: bool) -> int | None:
     return None
 
 
-def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
-    name = path.name
-    read = f"gzip -dc {name} | " if packed else ""
-    source = "" if packed else f" {name}"
-    return (
-        f"{path}: holds several traces one after the other, the second from byte {at:,} on; split them: "
-        f"{read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
-    )
-
-
-# A stream of events parsed block by block, on one thread or several, with the same result.
-#
-# What is packed takes as long to unpack as to parse, so one thread does either, and unpacks to where it is parsed.
-# What
-# is not is cut into blocks where one event ends and the next begins, as far as the bytes tell, which are parsed ahead
-# of
-# knowing whether that is right. A block's result counts only if the block before it ended exactly at the cut;
-# otherwise
-# it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
+# Packed files take as long to unpack as to parse, so one thread unpacks to where the other parses. Others are cut into
+# blocks where one event seems to end; a block parsed ahead counts only if the one before it ended exactly at the cut.
 
 _BLOCK_BYTES = 3 << 20
 _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
@@ -750,7 +716,12 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
         size = fill(memoryview(more))
         data += memoryview(more)[:size]
         complete = size < len(more)
-        _refuse_archive(stream.path, bytes(data[:512]))
+        for at, magic, kind, unpack in _ARCHIVES:
+            if data[at : at + len(magic)] == magic:
+                raise TraceError(
+                    f"{stream.path}: is a {kind} archive, not one trace; unpack it ({unpack} {stream.path.name}) and "
+                    "give the folder"
+                )
         head = _read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
@@ -771,7 +742,10 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     columns = events.columns.dense(strings)
     args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields
-    base_ns, time_notes = _base_time(header)
+    base_ns = header.get("baseTimeNanoseconds") or 0
+    if not isinstance(base_ns, int) or isinstance(base_ns, bool) or abs(base_ns) >= 1 << 62:
+        base_ns = 0
+        notes = (*notes, "baseTimeNanoseconds is no number of nanoseconds; times are as in the file")
     table = drop_implausible(columns, args, base_ns=base_ns)
     columns, args = table.columns, table.args
     counts = events.counts._replace(bad_args=events.counts.bad_args + bad_floats + table.bad_args)
@@ -780,7 +754,7 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
         bad_text=strings.num_bad,
         shortened=strings.num_shortened,
         first_bad_offset=events.first_bad_offset,
-        notes=(*head.notes, *stream.notes, *notes, *time_notes, *table.notes),
+        notes=(*head.notes, *stream.notes, *notes, *table.notes),
         far_times=table.far_times,
         **counts._asdict(),
     )
@@ -789,10 +763,3 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     for array in (*columns.values(), *(a for sparse in args.values() for a in (sparse.rows, sparse.values))):
         array.flags.writeable = False  # as from the cache
     return Trace(str(stream.path), stream.raw_bytes, header, strings.strings, columns, args, quality)
-
-
-def _base_time(header: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-    base = header.get("baseTimeNanoseconds") or 0
-    if isinstance(base, int) and not isinstance(base, bool) and abs(base) < 1 << 62:
-        return base, ()
-    return 0, ("baseTimeNanoseconds is no number of nanoseconds; times are as in the file",)

@@ -132,7 +132,6 @@ _MAX_TEXT = 65_536
 _IDS_AT_ONCE = 500
 # characters of a column's default value, which rows repeat without having it
 _MAX_DEFAULT = 64
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
 
 # sqlite names what is damaged in its message, and Python may fail to read that
 _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
@@ -222,8 +221,7 @@ class Database:
         missing = sorted(wanted - known.keys())
         for at in range(0, len(missing), _IDS_AT_ONCE):
             part = missing[at : at + _IDS_AT_ONCE]
-            found = self._strings(part)
-            known |= {i: found.get(i) for i in part}
+            known |= dict.fromkeys(part) | self._strings(part)
         if keep:
             self._texts |= known
         return {i: text for i, text in known.items() if text is not None}
@@ -294,13 +292,10 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _authorize(action: int, what: str | None, which: str | None, _database: str | None, _trigger: str | None) -> int:
-    if action in _ALLOWED:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_FUNCTION and which in {"max", "min", "substr"}:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_PRAGMA and what == "table_xinfo":
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
+    is_function = action == sqlite3.SQLITE_FUNCTION and which in {"max", "min", "substr"}
+    is_schema = action == sqlite3.SQLITE_PRAGMA and what == "table_xinfo"
+    is_reading = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+    return sqlite3.SQLITE_OK if is_reading or is_function or is_schema else sqlite3.SQLITE_DENY
 
 
 def integers(values: Sequence[Any], *, missing: int = 0) -> tuple[Int64s, Bools]:

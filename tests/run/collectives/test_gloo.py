@@ -75,13 +75,6 @@ def test_threads_that_start_out_of_order_are_told_apart_by_size(tmp_path: Path) 
     assert c.issue_ns.tolist() == [1000, 0]
 
 
-def test_many_of_one_size_go_in_the_order_they_were_called(tmp_path: Path) -> None:
-    events = [asked("allreduce", k, [10]) for k in range(6)]
-    events += [ran("all_reduce", 20 + k, 21 + k, 10) for k in range(6)]
-    c = rank_of(tmp_path, events, **world(2)).collectives
-    assert c.issue_ns.tolist() == [1000 * k for k in range(6)]
-
-
 def test_span_whose_operator_lies_before_the_window_has_none(tmp_path: Path) -> None:
     events = [ran("all_reduce", 1, 4, 10), asked("allreduce", 5, [10]), ran("all_reduce", 6, 9, 10)]
     c = rank_of(tmp_path, events, **world(2)).collectives
@@ -134,44 +127,8 @@ def test_sends_and_receives_meet_through_their_peers(tmp_path: Path) -> None:
     assert shared.wait_ns[1].tolist() == [20_000] * 3
 
 
-def test_group_is_unknown_where_there_are_several(tmp_path: Path) -> None:
-    header = world(2)
-    listed = header["distributedInfo"]["pg_config"]
-    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]
-    sent = asked("send", 20, [10], values=["", "", "1", "0"]) | {"name": "c10d::send"}
-    events = [asked("allreduce", 0, [10]), ran("all_reduce", 5, 9, 10), sent, ran("send", 22, 30, 10)]
-    c = rank_of(tmp_path, events, **header).collectives
-    assert c.groups[0].ranks is None
-    assert len(c.messages) == 0
-
-
 def test_hostile_peers_are_unknown(tmp_path: Path) -> None:
     for values in (["", "", "99"], ["", "", "-1"], ["", "", "x"], [""], "[[", 7):
         sent = event("cpu_op", "c10d::send", 1, 2, **{"Concrete Inputs": values})  # type: ignore[arg-type]
         c = rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives
         assert c.peer.tolist() == [-1]
-
-
-def test_operators_on_one_flat_buffer_say_what_they_receive(tmp_path: Path) -> None:
-    """Without the group its size is unknown, but the full buffer is the operator's first input."""
-    header = world(4)
-    listed = header["distributedInfo"]["pg_config"]
-    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]
-    both = {"Input type": ["float", "float"]}
-    events = [
-        asked("_allgather_base", 0, [2000], [1000]),
-        asked("_reduce_scatter_base", 20, [500], [1000]),
-        ran("all_gather", 10, 15, 1000),
-        ran("all_reduce", 30, 35, 1000),
-    ]
-    for e in events[:2]:
-        e["args"] |= both
-    c = rank_of(tmp_path, events, **header).collectives
-    assert c.full_bytes.tolist() == [8000, 4000]
-    assert c.out_bytes.tolist() == [8000, 2000]
-
-
-def test_without_recorded_inputs_the_peer_of_a_pair_is_the_other(tmp_path: Path) -> None:
-    sent = event("cpu_op", "c10d::send", 1, 2)
-    assert rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives.peer.tolist() == [1]
-    assert rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(3)).collectives.peer.tolist() == [-1]

@@ -68,26 +68,6 @@ def test_cut_file_matches_all_of_its_whole_steps(tmp_path: Path) -> None:
     assert len(matches) == job.steps * job.per_step, "the other ranks still match each other"
 
 
-def test_work_from_before_the_window_is_not_counted(tmp_path: Path) -> None:
-    """How many older kernels a trace still holds differs from rank to rank."""
-    job = Job(ranks=3)
-    traces = job.traces()
-    for r, trace in enumerate(traces):
-        for k in range(3 * r):
-            trace.collective("allreduce", at=None, start=-900 + 100 * k, end=-850 + 100 * k)
-    run = built_run(tmp_path, traces)
-    matches = match_collectives(run.ranks)
-    assert len(matches) == job.steps * job.per_step
-    assert all(len(moments) == 1 for moments in true_moments(run, matches))
-
-
-def test_missing_rank_leaves_the_others_matched(tmp_path: Path) -> None:
-    job = Job()
-    run = built_run(tmp_path, [t for t in job.traces() if t.rank != 1])
-    matches = match_collectives(run.ranks)
-    assert [len(m) for m in members(matches)] == [3] * (job.steps * job.per_step)
-
-
 def one_step(calls: Sequence[Sequence[tuple[str, int]]]) -> list[RankTrace]:
     """Return one rank per list of `(operation, elements)`, all in one step."""
     traces = [RankTrace(r, world_size=len(calls)) for r in range(len(calls))]
@@ -115,12 +95,6 @@ def test_lost_collectives_that_fit_in_several_ways_stay_unmatched(tmp_path: Path
     matches = match_collectives(run.ranks)
     assert [{r for r, _ in m} for m in members(matches)] == [{0, 2}] * 4
     assert (aligned(run).wait_ns[1] == -1).all()
-
-
-def test_lost_collectives_that_fit_nowhere_stay_unmatched(tmp_path: Path) -> None:
-    whole = [("allreduce", n) for n in (10, 20, 30)]
-    run = built_run(tmp_path, one_step([whole, [("allreduce", 77), ("allreduce", 20)], whole]))
-    assert [{r for r, _ in m} for m in members(match_collectives(run.ranks))] == [{0, 2}] * 3
 
 
 def test_exchanges_of_uneven_size_are_matched(tmp_path: Path) -> None:
@@ -229,9 +203,3 @@ def test_message_to_a_rank_that_was_not_recorded_stays_unmatched(tmp_path: Path)
     assert set(peer.tolist()) == {0, 2}
     unmatched = aligned(run).wait_ns[1] < 0
     assert (unmatched == (peer == 2)).all()
-
-
-def test_rank_numbers_and_not_file_order_say_who_the_peer_is(tmp_path: Path) -> None:
-    run = built_run(tmp_path, [t for t in pipeline(coalesced=False) if t.rank in (2, 3)])
-    assert [r.rank for r in run.ranks] == [2, 3]
-    assert len(match_collectives(run.ranks)) == 2 * 3 * 2

@@ -4,13 +4,11 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
-from stepscope.run.formats import format_of
 from stepscope.trace.nccl import nccl_logs
-from stepscope.trace.nsight import Growing, overview, read_nsys
+from stepscope.trace.nsight import overview, read_nsys
 
 CHUNK = 100
 KB = 1_000
@@ -76,29 +74,6 @@ def test_tables_take_little_more_than_their_columns_while_they_are_built(exports
     assert (large - small) / more_rows < 2 * per_row
 
 
-def test_what_is_the_same_in_every_row_is_kept_once(exports: tuple[Path, Path]) -> None:
-    for trace in read_nsys(exports[0]):
-        assert trace["offset"].strides == (0,) and trace["ph"].strides == (0,)
-        assert set(trace["offset"].tolist()) == {-1}
-
-
-def test_look_agrees_with_the_tables(exports: tuple[Path, Path]) -> None:
-    found, traces = overview(exports[0]), read_nsys(exports[0])
-    assert found.num_kernels == 400
-    assert [h["nsight"]["schema"] for h in found.headers] == [t.header["nsight"]["schema"] for t in traces]
-
-
-@pytest.mark.parametrize("sizes", [(), (1,), (3, 0, 5), (7,) * 50])
-def test_growing_column_keeps_order(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.nsight._BLOCK", 16)
-    column, expected = Growing("int32"), np.arange(sum(sizes))
-    for part in np.split(expected, np.cumsum(sizes)[:-1]) if sizes else ():
-        column.add(part)
-    assert column.length == len(expected)
-    joined = column.joined()
-    assert joined.dtype == np.int32 and joined.tolist() == expected.tolist()
-
-
 def log_lines(count: int) -> Iterator[bytes]:
     for rank in range(2):
         yield b"node:%d:9 [0] NCCL INFO comm 0xc%d rank %d nranks 2 cudaDev 0 busId 1000 - Init COMPLETE\n" % (
@@ -122,13 +97,3 @@ def test_log_takes_the_same_memory_whatever_its_length() -> None:
     short, long = (peak_of(lambda n=n: nccl_logs(log_lines(n))) for n in (300, 3000))  # type: ignore[misc]
     assert len(nccl_logs(log_lines(30))) == 2
     assert long < short + 20 * KB
-
-
-def test_progress_of_a_look_reaches_the_file_size(exports: tuple[Path, Path], tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
-    log.write_bytes(b"".join(log_lines(50)))
-    for path in (exports[0], log):
-        known, told = format_of(path), list[int]()
-        assert known is not None
-        known.look(path, told.append)
-        assert told == sorted(told) and told[-1] == path.stat().st_size

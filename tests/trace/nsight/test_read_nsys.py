@@ -4,19 +4,18 @@ import gzip
 import os
 import random
 import sqlite3
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.trace.nsight.kineto_as_nsys import INIT, MACHINE, SIZED, Export, payload
+from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.run.load import load
 from stepscope.trace.classify import EventKind, event_kinds
-from stepscope.trace.nsight import read_nsys, _OPERATOR, without_numbers
-from stepscope.trace.sqlite_file import Database, integers
+from stepscope.trace.nsight import read_nsys
+from stepscope.trace.sqlite_file import Database
 from stepscope.trace.table import Trace
 
 REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
@@ -104,12 +103,6 @@ def test_chunks_do_not_change_the_table(real: Path, monkeypatch: pytest.MonkeyPa
         assert one["ts_ns"].tolist() == other["ts_ns"].tolist()
 
 
-def test_progress_ends_at_the_file_size(real: Path) -> None:
-    told: list[int] = []
-    read_nsys(real, progress=told.append)
-    assert told == sorted(told) and told[-1] == real.stat().st_size
-
-
 # Small exports --------------------------------------------------------------------------------------------------------
 
 
@@ -178,33 +171,6 @@ def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
     assert (quality.bad_time, quality.negative_duration, quality.far_times) == (5, 2, 1)
     assert trace.num_events == 3
     assert "unknown kernel" in trace.strings
-
-
-def test_names_that_are_no_text_or_far_too_long_are_kept_short(tmp_path: Path) -> None:
-    export = small(tmp_path / "x.sqlite")
-    export.insert("StringIds", 5, b"bad \xff name".decode("latin1"))
-    export.db.execute("INSERT INTO StringIds VALUES (6, CAST(x'6261ff64' AS TEXT))")
-    export.insert("StringIds", 7, "y" * 1_000_000)
-    for name in (5, 6, 7, 8):
-        kernel(export, name=name)
-    trace = read_small(export, tmp_path / "x.sqlite")
-    assert "ba\ufffdd" in trace.strings and max(map(len, trace.strings)) < 70_000
-    assert (trace.quality.bad_text, trace.quality.shortened) == (1, 1)
-
-
-def test_payload_in_hexadecimal_is_read_too(tmp_path: Path) -> None:
-    export = small(tmp_path / "x.sqlite")
-    thread = MACHINE | 7 << 24 | 70
-    made = payload(INIT, struct.pack("<Qiiii", 0xAB, 8, 5, 0, 0))
-    export.nvtx(10, 20, "ncclCommInitRank", thread, data=made)
-    sent = payload(SIZED, struct.pack("<QQ", 0xAB, 4096))
-    export.insert("NVTX_EVENTS", 90, 120, 59, "ncclAllGather", None, thread, 1, sent.hex())
-    trace = read_small(export, tmp_path / "x.sqlite")
-    row = np.flatnonzero(trace["name"] == trace.strings.index("record_param_comms"))
-    said = [int(trace.arg(name).at(row, missing=-1)[0]) for name in ("in_elems", "out_elems", "group_size")]
-    assert said == [4096, 8 * 4096, 8]
-    info = trace.header["distributedInfo"]
-    assert (info["rank"], info["world_size"], info["pg_config"][0]["ranks"]) == (5, 8, list(range(8)))
 
 
 def test_rank_comes_from_the_environment_of_one_rank_and_conflicts_are_said(tmp_path: Path) -> None:
@@ -319,31 +285,3 @@ def test_only_reading_is_allowed(tmp_path: Path) -> None:
             with pytest.raises(sqlite3.Error):
                 db._db.execute(statement)
     assert not (tmp_path / "canary").exists()
-
-
-def test_integers_take_nothing_for_a_number_that_is_none() -> None:
-    values, known = integers((3, True, None, "7", 2.0, b"1", -(2**63)))
-    assert known.tolist() == [True, False, False, False, False, False, True]
-    assert values[[0, 6]].tolist() == [3, -(2**63)]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "operator", "sizes"),
-    [
-        ("aten::mm, op_id = 5, sizes = [[1, 2], [2, 3]], input_op_ids = [(4,0)]", "aten::mm", True, "[[1, 2], [2, 3]]"),
-        ("MulBackward0, seq = 3, op_id = 9", "MulBackward0", True, None),
-        ("autograd::engine::evaluate_function: N, op_id = 1", "autograd::engine::evaluate_function: N", True, None),
-        ("FSDP::pre_forward (a.b), op_id = 3", "FSDP::pre_forward (a.b)", False, None),
-        ("ProfilerStep#3, op_id = 12", "ProfilerStep#3", False, None),
-        ("Optimizer.step#AdamW.step, op_id = 1", "Optimizer.step#AdamW.step", False, None),
-        ("step 4", "step 4", False, None),
-        ("record_param_comms, seq = 3", "record_param_comms", True, None),
-        ("Torch-Compiled Region: 0/0, op_id = 4", "Torch-Compiled Region: 0/0", True, None),
-        ("torch.distributed.ddp.reducer::copy_, seq = 4", "torch.distributed.ddp.reducer::copy_", True, None),
-        ("forward, op_id = 4", "forward", False, None),
-        ("odd, op_id = x, seq = ", "odd, op_id = x, seq = ", False, None),
-    ],
-)  # fmt: skip
-def test_names_of_ranges_are_taken_apart(text: str, name: str, operator: bool, sizes: str | None) -> None:
-    found, _, found_sizes = without_numbers(text)[0].partition(", sizes = ")
-    assert (found, bool(_OPERATOR.match(found)), found_sizes or None) == (name, operator, sizes)
