@@ -92,17 +92,6 @@ def test_cut_and_shifted_windows_on_drifting_clocks_come_apart_too(tmp_path: Pat
         assert (c.end_ns - c.start_ns - wait)[mine].sum() / 1000 == pytest.approx(truth[1], rel=0.01)
 
 
-def test_last_arrival_is_the_same_moment_on_all_clocks(tmp_path: Path) -> None:
-    run = Job(end_jitter_us=0, offset_us=(0, 3 * SECOND, -SECOND, 11)).run(tmp_path)
-    shared = aligned(run)
-    last = shared.last_arrival_ns()
-    assert len(last) == len(shared.matches)
-    per_match = [
-        shared.arrival_ns[a:b] for a, b in zip(shared.matches.first[:-1], shared.matches.first[1:], strict=True)
-    ]
-    assert [int(a.max()) for a in per_match] == last.tolist()
-
-
 def test_coalesced_operation_waits_for_the_latest_of_its_peers(tmp_path: Path) -> None:
     traces = [RankTrace(r, world_size=3) for r in range(3)]
     starts = (100.0, 400.0, 250.0)

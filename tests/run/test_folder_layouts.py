@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace
 
-from stepscope.errors import InputError
 from stepscope.run.load import load
 from stepscope.run.sources import runs_in
 
@@ -56,18 +55,3 @@ def test_folders_of_ranks_are_one_run_not_a_set_of_runs(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / f"rank_{rank}" / "trace.json", rank)
     assert runs_in(str(tmp_path)) == [tmp_path]
-
-
-def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
-    write(tmp_path / "else" / "rank_0" / "trace.json", 0)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "rank_0").symlink_to(tmp_path / "else" / "rank_0")
-    with pytest.raises(InputError, match="no traces"):
-        load(tmp_path / "run")
-
-
-def test_folder_of_tensorboard(tmp_path: Path) -> None:
-    for rank in range(2):
-        write(tmp_path / f"worker{rank}.1623143089861.pt.trace.json.gz", rank)
-    (tmp_path / "events.out.tfevents.1623143089.host").write_bytes(b"\0" * 64)
-    assert starts(tmp_path) == [(0, "file name", 0), (1, "file name", 1)]

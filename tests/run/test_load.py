@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace
-from tests.run.traces import event
 
 from stepscope.contract.run_folder import trace_file
-from stepscope.errors import InputError, TraceError
+from stepscope.errors import InputError
 from stepscope.run.load import load
 
 
@@ -19,11 +18,6 @@ def small(rank: int, *, world_size: int = 4, shift: float = 0) -> RankTrace:
     trace.step(0, 0, 1000)
     trace.kernel("gemm", at=10, start=20 + shift, end=90)
     return trace
-
-
-def anonymous(folder: Path, name: str, *, start: float = 20) -> None:
-    """Write a trace that does not say which rank it is of."""
-    (folder / name).write_text(json.dumps({"traceEvents": [event("kernel", "gemm", start, 5)]}))
 
 
 def test_ranks_come_in_their_order_with_how_they_are_known(tmp_path: Path) -> None:
@@ -69,15 +63,6 @@ def test_two_runs_of_all_ranks_in_one_folder_are_refused(tmp_path: Path) -> None
         load(tmp_path, cache=False)
 
 
-def test_ranks_by_order_are_said_to_be(tmp_path: Path) -> None:
-    anonymous(tmp_path, "a.json", start=1)
-    anonymous(tmp_path, "b.json", start=2)
-    run = load(tmp_path, cache=False)
-    assert [r.rank_source for r in run.ranks] == ["order", "order"]
-    assert run.warnings[0] == "rank numbers of 0-1 are by order: neither the file nor its name says them"
-    assert run.world_size is None
-
-
 def test_unreadable_rank_is_named_and_the_rest_is_used(tmp_path: Path) -> None:
     small(0, world_size=2).write(tmp_path)
     (tmp_path / trace_file(1)).write_bytes(b"not gzip at all")
@@ -98,15 +83,6 @@ def test_file_that_claims_no_rank_is_left_out_and_named(tmp_path: Path) -> None:
     assert run.warnings[0].startswith("left out, not a trace of a rank: ")
 
 
-def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_text("{}")
-    with pytest.raises(TraceError):
-        load(tmp_path, cache=False)
-    (tmp_path / "rank1.json").write_text("")
-    with pytest.raises(InputError, match="none of 2 files could be read; the first: "):
-        load(tmp_path, cache=False)
-
-
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, "\xff"])
 def test_damaged_run_json_is_said_and_not_fatal(tmp_path: Path, text: str) -> None:
     small(0, world_size=1).write(tmp_path)
@@ -114,14 +90,3 @@ def test_damaged_run_json_is_said_and_not_fatal(tmp_path: Path, text: str) -> No
     run = load(tmp_path, cache=False)
     assert run.description == {}
     assert any(line.startswith("run.json is damaged") for line in run.warnings)
-
-
-@pytest.mark.parametrize("world", [10**15, -3, "4", True, None])
-def test_absurd_world_size_is_not_believed(tmp_path: Path, world: object) -> None:
-    trace = small(0)
-    document = trace.document()
-    document["distributedInfo"]["world_size"] = world
-    (tmp_path / "rank0.json").write_text(json.dumps(document))
-    run = load(tmp_path, cache=False)
-    assert run.world_size == 1
-    assert not any("missing" in line for line in run.warnings)

@@ -1,7 +1,6 @@
 """A file of owners is read, or refused as a whole with the name of the field; training data never depends on it."""
 
 import gzip
-import os
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +106,3 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     run = load(tmp_path, cache=False)
     assert run.owners == ()
     assert any("unpacked" in line for line in run.warnings)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    a_rank().write(tmp_path)
-    os.mkfifo(tmp_path / owners_file(0))
-    assert load(tmp_path, cache=False).owners == ()

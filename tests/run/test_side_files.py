@@ -89,14 +89,6 @@ def test_report_has_devices_live_bandwidths_and_memory_of_each_step(tmp_path: Pa
     json.dumps(found)
 
 
-def test_late_rank_that_is_throttled_is_said_to_be(tmp_path: Path) -> None:
-    account = account_of(load(run_folder(tmp_path, throttled=1)))
-    late = next(f for f in diagnose(account).findings if f.id == "straggler")
-    assert "throttled (power_cap) in 100 % of the samples, 1200 of 1980 MHz" in late.cause
-    assert any(e.value == "1200 MHz, the others 1980" for e in late.evidence)
-    assert any("rank 1: its device is throttled" in line for line in account.warnings)
-
-
 def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     (folder / "rank00000.telemetry.jsonl").write_text('nonsense\n{"kind": "state", "sm_clock_mhz": "fast"}\n[1]\n{}\n')

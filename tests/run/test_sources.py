@@ -56,24 +56,6 @@ def test_file_given_twice_counts_once_and_is_named(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["nothing-here", "nothing-*.json", "", "a" * 5000, "x\0y"])
-def test_nothing_found_is_one_line(folder: Path, given: str) -> None:
-    target = str(folder / "deeper" / given) if given else str(folder / "notes")
-    with pytest.raises(InputError) as error:
-        find_sources(target)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 600
-
-
-def test_folder_that_cannot_be_listed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(InputError, match="Permission denied"):
-        find_sources(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "rank"),
     [

@@ -41,30 +41,12 @@ def test_second_read_comes_from_the_cache_and_is_equal(trace_file: Path) -> None
     assert len(list(cache_file(trace_file).parent.iterdir())) == 1
 
 
-def test_given_folder_is_used_and_tells_equal_names_apart(trace_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    other = tmp_path / "other" / trace_file.name
-    other.parent.mkdir()
-    other.write_bytes(SAMPLE.read_bytes())
-    for path in (trace_file, other):
-        read_cached(path, cache_folder=folder)
-    assert len(list(folder.iterdir())) == 2
-    assert read_cached(trace_file, cache_folder=folder).from_cache
-    assert not (tmp_path / CACHE_FOLDER).exists()
-
-
 def test_changed_trace_is_read_again(trace_file: Path) -> None:
     read_cached(trace_file)
     status = trace_file.stat()
     os.utime(trace_file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert not read_cached(trace_file).from_cache
     assert read_cached(trace_file).from_cache
-
-
-def test_other_parser_or_schema_reads_again(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_cached(trace_file)
-    monkeypatch.setattr(cache, "_parser_version", lambda: "another")
-    assert not read_cached(trace_file).from_cache
 
 
 @pytest.mark.slow
@@ -84,21 +66,6 @@ def test_cut_or_damaged_cache_is_no_cache(trace_file: Path) -> None:
         assert_equal(again, whole)
     path.write_bytes(sound)
     assert read_cached(trace_file).from_cache
-
-
-def test_a_folder_nobody_may_write_to_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MIN_RAW_BYTES", 0)
-    path = tmp_path / "kept" / "one.json"
-    path.parent.mkdir()
-    path.write_text(
-        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}]}'
-    )
-    path.parent.chmod(0o555)
-    try:
-        assert cache.read_cached(path).num_events == 1
-        assert [p.name for p in path.parent.iterdir()] == ["one.json"]
-    finally:
-        path.parent.chmod(0o755)
 
 
 # content, links and forgery
@@ -127,14 +94,6 @@ def test_content_is_part_of_the_key(tmp_path: Path) -> None:
         second = cache._key(path)
         assert first is not None and second is not None
         assert first["content"] != second["content"]
-
-
-def test_linked_cache_folder_is_not_written_through(trace_file: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (trace_file.parent / CACHE_FOLDER).symlink_to(elsewhere)
-    assert not read_cached(trace_file).from_cache
-    assert list(elsewhere.iterdir()) == []
 
 
 def test_pipe_in_place_of_a_cache_is_no_cache(trace_file: Path) -> None:

@@ -11,36 +11,6 @@ from stepscope.trace.classify import _COMMUNICATES, COMMUNICATION, EventKind, ev
 
 
 @pytest.mark.parametrize(
-    ("category", "kind"),
-    [
-        ("kernel", EventKind.KERNEL),
-        ("Kernel", EventKind.KERNEL),  # until 2021
-        ("gpu_memcpy", EventKind.COPY),
-        ("Memcpy", EventKind.COPY),
-        ("gpu_memset", EventKind.SET),
-        ("Memset", EventKind.SET),
-        ("cuda_runtime", EventKind.RUNTIME),
-        ("cuda_driver", EventKind.RUNTIME),
-        ("Runtime", EventKind.RUNTIME),
-        ("hip_runtime", EventKind.RUNTIME),
-        ("xpu_runtime", EventKind.RUNTIME),
-        ("cpu_op", EventKind.HOST_OP),
-        ("Operator", EventKind.HOST_OP),
-        ("user_annotation", EventKind.ANNOTATION),
-        ("gpu_user_annotation", EventKind.DEVICE_ANNOTATION),
-        ("python_function", EventKind.PYTHON),
-        ("overhead", EventKind.OVERHEAD),
-        ("cuda_sync", EventKind.DEVICE_SYNC),
-        ("Trace", EventKind.OTHER),
-        ("nobody knows", EventKind.OTHER),
-        (None, EventKind.OTHER),
-    ],
-)
-def test_category_gives_the_kind(tmp_path: Path, category: str | None, kind: EventKind) -> None:
-    assert event_kinds(trace_of(tmp_path, [event(category, "x")])).tolist() == [kind]
-
-
-@pytest.mark.parametrize(
     "name",
     [
         "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
@@ -66,14 +36,6 @@ def test_category_gives_the_kind(tmp_path: Path, category: str | None, kind: Eve
 )
 def test_communication_kernels_of_all_libraries(tmp_path: Path, name: str) -> None:
     assert event_kinds(trace_of(tmp_path, [event("kernel", name)])).tolist() == [EventKind.COMM_KERNEL]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["sm90_xmma_gemm_bf16", "void at::native::reduce_kernel<512>", "triton_red_fused_sum_3", "step::epilogue<int>", ""],
-)
-def test_compute_kernels_are_not_communication(tmp_path: Path, name: str) -> None:
-    assert event_kinds(trace_of(tmp_path, [event("kernel", name)])).tolist() == [EventKind.KERNEL]
 
 
 @settings(deadline=None)

@@ -33,16 +33,6 @@ def test_kernel_far_from_all_others_is_in_quarantine(tmp_path: Path, shift_us: f
     assert int(trace["ts_ns"].max() - trace["ts_ns"].min()) < 2e9
 
 
-def test_long_wait_that_several_events_span_is_true(tmp_path: Path) -> None:
-    """A hang of ten minutes: the kernel, the call that waits for it and the step all last as long."""
-    wait_us = 600e6
-    events = [*window(steps=2), event("cuda_runtime", "cudaEventSynchronize", 2e5, wait_us)]
-    events += [event("kernel", "ncclDevKernel_AllReduce", 2e5, wait_us, tid=9)]
-    events += [event("user_annotation", "ProfilerStep#2", 2e5, wait_us + 5e3), event("cpu_op", "x", 2e5 + wait_us, 1)]
-    trace = far_of(tmp_path, events)
-    assert (trace.quality.far_times, trace.quality.notes) == (0, ())
-
-
 def test_clock_set_inside_the_window_keeps_both_sides_and_is_said(tmp_path: Path) -> None:
     events = window()
     for one in events:
@@ -80,14 +70,3 @@ def test_argument_out_of_range_is_unknown_and_its_field_named(
     assert trace.arg(column).at(np.array([0, 1]), missing=-7).tolist() == [1, -7]
     assert trace.quality.bad_args == 1
     assert any(note.startswith(f"{key}: 1 values outside") for note in trace.quality.notes)
-
-
-def test_numbers_of_the_header_that_fit_nothing_are_unknown(tmp_path: Path) -> None:
-    header: dict[str, Any] = {
-        "distributedInfo": {"rank": 10**400, "world_size": 2},
-        "deviceProperties": [{"totalGlobalMem": 1e999}],
-    }
-    trace = trace_of(tmp_path, window(), **header)
-    assert trace.header["distributedInfo"] == {"rank": None, "world_size": 2}
-    assert trace.header["deviceProperties"] == [{"totalGlobalMem": None}]
-    assert any("distributedInfo.rank" in note for note in trace.quality.notes)

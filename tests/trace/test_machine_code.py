@@ -1,7 +1,6 @@
 """Machine code from an earlier process: loaded where it fits, compiled again where it does not, never a failure."""
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,21 +59,6 @@ def test_a_damaged_file_is_compiled_again_and_replaced(place: Path, compiled: li
     assert len(compiled) == 2 and place.read_bytes() == whole
 
 
-def test_code_that_wasmtime_refuses_is_compiled_again(
-    place: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answer(ANSWER)
-    code, content = wasmtime.Module.serialize, place.read_bytes()
-    monkeypatch.setattr(wasmtime.Module, "serialize", lambda module: b"of another version")
-    place.unlink()
-    _answer(ANSWER)
-    monkeypatch.setattr(wasmtime.Module, "serialize", code)
-    assert place.read_bytes() != content
-    compiled.clear()
-    assert [_answer(ANSWER), _answer(ANSWER)] == [42, 42]
-    assert compiled == [ANSWER] and place.read_bytes() == content
-
-
 def _writable_file(place: Path) -> None:
     place.chmod(0o666)
 
@@ -100,12 +84,3 @@ def test_code_that_another_user_may_have_replaced_is_not_loaded(
     assert _answer(ANSWER) == 7, "the code of the user is taken for what it says it is"
     change(place)
     assert _answer(ANSWER) == 42
-
-
-def test_only_the_owner_can_write_the_code_whatever_the_umask(place: Path) -> None:
-    before = os.umask(0)
-    try:
-        _answer(ANSWER)
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (place, place.parent)] == [0o644, 0o755]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,16 +60,3 @@ def test_parts_joined_are_the_whole(
     assert {n: c.dtype for n, c in one.columns.items()} == {n: c.dtype for n, c in whole.columns.items()}
     assert len(set(one.strings)) == len(one.strings)
     assert (one["offset"][len(pieces[0]) :] == -1).all()
-
-
-def test_damage_of_all_parts_is_kept(tmp_path: Path) -> None:
-    good = trace_of(tmp_path, [event("kernel", "a")], name="a.json", who="first")
-    bad = trace_of(
-        tmp_path, [event("kernel", "b"), event("kernel", "c", dur=-1), event("kernel", "d")], name="b.json", cut=True
-    )
-    one = joined([good, bad])
-    assert one.quality.truncated
-    assert one.quality.negative_duration == 1
-    assert one.header["who"] == "first"
-    assert one.num_events == 2
-    assert np.array_equal(one.arg("correlation").rows, [])

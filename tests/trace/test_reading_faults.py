@@ -235,16 +235,6 @@ def test_byte_order_mark_and_trailing_garbage_are_noted(tmp_path: Path) -> None:
     assert not trace.quality.truncated
 
 
-def test_damaged_header_keeps_what_matters(tmp_path: Path) -> None:
-    text = text_of(event()).replace(
-        '"schemaVersion": 1', '"bad": ###, "baseTimeNanoseconds": 5, "distributedInfo": {"rank": 3}'
-    )
-    trace = read_text(tmp_path, text)
-    assert trace["ts_ns"].tolist() == [10_005]
-    assert trace.header["distributedInfo"] == {"rank": 3}
-    assert any("damaged" in note for note in trace.quality.notes)
-
-
 # Order
 
 

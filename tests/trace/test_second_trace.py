@@ -44,16 +44,6 @@ def test_two_packed_traces_one_after_the_other_are_refused(tmp_path: Path) -> No
         read(path)
 
 
-@pytest.mark.parametrize("name", ["}{", "} {", "}] [{", '} {"traceEvents": [{'])
-@pytest.mark.parametrize("as_array", [False, True])
-def test_braces_in_names_begin_no_trace(tmp_path: Path, name: str, as_array: bool) -> None:
-    events = [event("kernel", name, i, 1) for i in range(5)]
-    inside = {"rank": 3, "traceEvents": [{"ph": "no"}]}
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(events if as_array else {"traceEvents": events, "distributedInfo": inside}))
-    assert read(path).num_events == 5
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "ranks.json.gz"

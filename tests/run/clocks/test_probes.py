@@ -77,21 +77,6 @@ def test_ranks_without_a_common_collective_are_tied_by_probes(tmp_path: Path, of
     assert [int(w.sum()) for w in shared.wait_ns] == [6 * 30_000, 0, 6 * 30_000, 0]
 
 
-def test_probe_of_a_machine_holds_for_all_its_ranks(tmp_path: Path) -> None:
-    """The rank that asked was not even recorded."""
-    traces = [RankTrace(r, world_size=4, clock_offset_us=8_000 if r > 1 else 0) for r in range(4)]
-    for trace in traces:
-        trace.step(0, 0, 20_000)
-        trace.kernel("gemm", at=10, start=20, end=30)
-    asked = [probe(traces[2], 0, within_us=50)]
-    kept = [traces[0], traces[1], traces[3]]
-    run = built_run(tmp_path, kept, description=described({2: asked}, "aabb"))
-    shared = aligned(run)
-    assert shared.clocks.known.tolist() == [True, True, True]
-    assert shared.clocks.offset_ns.tolist() == [0, 0, -8_000_000]
-    assert shared.clocks.uncertainty_ns[2] == 51_000
-
-
 def test_drift_between_two_probes_is_taken_out(tmp_path: Path) -> None:
     """No collective at all, a window of a minute, a clock that runs 80 ppm fast: 4.8 ms apart at its end."""
     traces = [RankTrace(r, world_size=2, clock_offset_us=2e6 * r, drift_ppm=80 * r) for r in range(2)]

@@ -83,26 +83,3 @@ def test_coalesced_messages_are_all_counted(tmp_path: Path) -> None:
         (0, True, 2, 400),
         (1, True, 0, 200),
     ]
-
-
-def test_collectives_inside_a_graph_have_their_kernels_names(tmp_path: Path) -> None:
-    events: list[Any] = [
-        event("user_annotation", "ProfilerStep#0", 0, 100),
-        event("cuda_runtime", "cudaGraphLaunch", 5, 3, correlation=9),
-        event("kernel", "gemm", 10, 5, correlation=9),
-        event("kernel", NCCL, 20, 5, correlation=9),
-        event("kernel", NCCL.replace("AllReduce", "AllGather"), 30, 5, correlation=9),
-    ]
-    c = rank_of(tmp_path, events).collectives
-    assert ops(c) == ["all_reduce", "all_gather"]
-    assert c.step.tolist() == [0, 0]
-
-
-def test_numbers_that_no_job_has_are_unknown(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=2)
-    trace.step(0, 0, 900)
-    trace.collective("allreduce", at=10, start=50, end=90, elements=2**62)
-    trace.collective("send", at=110, start=150, end=190, peer=2**40)
-    c = rank(tmp_path, trace).collectives
-    assert c.in_bytes.tolist()[0] == -1
-    assert c.peer.tolist() == [-1, -1]

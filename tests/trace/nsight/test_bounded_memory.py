@@ -1,13 +1,12 @@
 """Large exports and logs take memory by what is kept of them, not by how they are read."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
-from stepscope.trace.nccl import nccl_logs
 from stepscope.trace.nsight import overview, read_nsys
 
 CHUNK = 100
@@ -72,28 +71,3 @@ def test_tables_take_little_more_than_their_columns_while_they_are_built(exports
     kept += sum(one.rows.nbytes + one.values.nbytes for t in traces for one in t.args.values())
     per_row = kept / sum(t.num_events for t in traces)
     assert (large - small) / more_rows < 2 * per_row
-
-
-def log_lines(count: int) -> Iterator[bytes]:
-    for rank in range(2):
-        yield b"node:%d:9 [0] NCCL INFO comm 0xc%d rank %d nranks 2 cudaDev 0 busId 1000 - Init COMPLETE\n" % (
-            100 + rank,
-            rank,
-            rank,
-        )
-    for i in range(count):
-        yield (
-            b"node:%d:9 [0] NCCL INFO AllReduce: opCount %x sendbuff 0x1 recvbuff 0x2 count %d datatype 7 op 0 "
-            % (
-                100 + i % 2,
-                i,
-                1 << (i % 10),
-            )
-            + b"root 0 comm 0xc0 [nranks=2] stream 0x3\n"
-        )
-
-
-def test_log_takes_the_same_memory_whatever_its_length() -> None:
-    short, long = (peak_of(lambda n=n: nccl_logs(log_lines(n))) for n in (300, 3000))  # type: ignore[misc]
-    assert len(nccl_logs(log_lines(30))) == 2
-    assert long < short + 20 * KB
