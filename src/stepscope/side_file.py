@@ -1,4 +1,4 @@
-"""What does a file beside the traces hold? The one way in for run.json, logs, calibrations, configurations, results.
+"""Bounded reading of untrusted files: run.json, logs, calibrations, configurations, results.
 
 Anybody may have put the file there. Only a regular file is read (a pipe would wait for ever, a device never ends), only
 up to a size that files of its kind never reach, and no number comes out of it that 64 bits or a float cannot hold:

@@ -18,7 +18,7 @@ from stepscope.stats.robust import mad_sigma, median, theil_sen
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_MS, NS_PER_S
 
-# What do single collectives allow the clocks to be? How far apart ends can lie, and that none precedes a start.
+# Bounds from single collectives: how far apart ends can be, and that no end precedes a start.
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -75,7 +75,7 @@ def _within_bounds(num_ranks: int, matches: Matches, start: Int64s, end: Int64s)
     return move
 
 
-# Did a clock run faster than the others inside the window, or was it set?
+# Drift and jumps inside the window.
 
 _MIN_SPAN_FOR_DRIFT_NS = 5 * NS_PER_S
 _MIN_JUMP_NS = 5 * NS_PER_MS
@@ -281,7 +281,7 @@ def _by_rank(values: Floats, matches: Matches, chosen: Bools, num_ranks: int) ->
     return values[member], np.searchsorted(matches.rank_index[member], np.arange(num_ranks + 1))
 
 
-# Which ranks read the same clock? Those of one machine since its last boot, where the recorder noted it, and those
+# Ranks that share a clock: those of one machine since its last boot, where the recorder noted it, and those
 # that one capture of Nsight Systems recorded together.
 #
 # Ranks of one machine need no estimate between them, and what is estimated between machines is better for having
@@ -322,7 +322,7 @@ def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:
     return replace(clocks, offset_ns=offset, uncertainty_ns=uncertainty, drift_ppm=drift)
 
 
-# What did the recorder itself measure of the clocks, and does it agree with the collectives?
+# Clock probes of the recorder.
 #
 # The first rank of every host asked rank 0 for the time, before and after the window (`clock_probes` in `run.json`):
 #

@@ -1,4 +1,4 @@
-"""Which collectives did this rank run, when, in which group, and with how many bytes?
+"""Collectives of one rank: times, groups and bytes.
 
 On devices the kernel has the time and the host has the meaning:
 
@@ -41,7 +41,7 @@ from stepscope.trace.table import NO_STRING, Int64s, Trace
 if TYPE_CHECKING:
     pass
 
-# How large is what an operator was given? From the shapes and types as the profiler writes them.
+# Input sizes from the shapes and types that the profiler writes.
 #
 # They come from a file that anybody may have written: what is no shape is unknown, never an error.
 
@@ -521,7 +521,7 @@ def _sum(sizes: list[int]) -> int:
     return sum(sizes) if all(s >= 0 for s in sizes) else -1
 
 
-# Which collectives did a CPU rank run? Gloo executes them on threads of its own.
+# Collectives of a CPU rank: gloo executes them on its own threads.
 #
 # The operator on the calling thread (`c10d::allreduce_`) says what was asked for; the span on a gloo thread
 # (`gloo:all_reduce`) says when it ran. Gloo's threads take operators in the order they were called, so a span belongs

@@ -1,4 +1,4 @@
-"""Which flight recorder dumps lie in a folder, and of which rank is each? All that can be read, the rest named."""
+"""Flight recorder dumps and memory snapshots of a folder by rank."""
 
 import re
 import zlib
@@ -90,7 +90,7 @@ def _by_rank(dumps: list[FlightDump]) -> tuple[dict[int, FlightDump], list[str]]
     return dict(sorted({**by_rank, **taken}.items())), notes
 
 
-# Which memory snapshots does a run folder hold, and what did the job say of its storages?
+# Memory snapshots and storages of a run folder.
 
 
 def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapshot]], list[str]]:

@@ -1,4 +1,4 @@
-"""Which format is a file of, and which such files lie in a run folder?
+"""File formats of other tools, and the files of each format in a run folder.
 
 Told by content. A name may be anything: a dump called `nccl_trace_rank_3` and one called `rank00003.flight.pickle` are
 the same to every reader.
@@ -31,7 +31,7 @@ from stepscope.trace.nsight_tools import (
 from stepscope.trace.read import read
 from stepscope.units import printable, readable_bytes
 
-# What is a format of another tool? How to tell it, its name in a run folder, and a look into a file of it.
+# Definition of a format: detection, name in a run folder, summary of a file.
 
 _HEAD_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 42

@@ -1,4 +1,4 @@
-"""Which process groups does a rank take part in, and which ranks belong to each?"""
+"""Process groups of a rank, and their members."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where does a file of another tool go in a run folder, and is it the rank's that it seems to be?
+"""Import of files of other tools into a run folder, under the rank they belong to.
 
     what the file itself says  >  what its name says  >  nobody knows
 

@@ -1,4 +1,4 @@
-"""Which operations of different ranks are the same collective, and which send meets which receive?
+"""Matching of collectives across ranks, and of sends with receives.
 
 Ranks agree on the order of the collectives of a group, so the k-th of a step on one rank is the k-th of that step
 on the others. Only operations launched inside the window count: how many older ones a trace still holds differs
@@ -23,7 +23,7 @@ from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import MAD_TO_SIGMA
 from stepscope.trace.table import Int64s
 
-# Which places do sequences have in common? Each member's calls of a step, laid over those of the others.
+# Alignment of each member's calls in a step with those of the others.
 #
 #     member 0   A B C D        A B C D      the longest sequence is the reference
 #     member 1     B C     ->     B C        placed where it fits in exactly one way

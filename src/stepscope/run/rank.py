@@ -207,7 +207,7 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)
 
 
-# What do the traces lack, in words? Every loss becomes a warning; none is silent.
+# Warnings about losses in the traces.
 
 _MAX_NAMED = 4
 

@@ -1,4 +1,4 @@
-"""Which files make up the run, and which rank does each belong to?"""
+"""Trace files of a run, and the rank of each."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""What do the step logs say: every step of every rank, profiled or not, and the step's time without the profiler?
+"""Step logs: every step of every rank, profiled or not, and the step time without the profiler.
 
     rank00000.steps.jsonl   header line, then one line per step -> `StepLog`, columns instead of lines
 

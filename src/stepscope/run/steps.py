@@ -1,4 +1,4 @@
-"""Which steps were recorded, and to which step does a moment belong?
+"""Recorded steps, and the step of each moment.
 
 The profiler marks them (`ProfilerStep#7`). Where it did not, the first of these stands in:
 
@@ -24,7 +24,7 @@ from stepscope.stats.distinct import among, union_of_values
 from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
-# What did a serving engine run in one step, by the name of its range?
+# Steps of serving engines by the names of their ranges.
 #
 #     vLLM            execute_context_9(8155)_generation_37(37)
 #                     execute_8192_context_9(sq8155sk8430...)_generation_37(sq37...)

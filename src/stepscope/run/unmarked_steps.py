@@ -1,4 +1,4 @@
-"""Which steps has a run whose traces mark none? Those that all ranks show alike.
+"""Steps of a run without step marks: those that all ranks show alike.
 
 The loader's batches and the optimizer's steps, else the period of the kernels' sequence, on every rank as many: a step
 is the same step everywhere. Else the whole window of each rank is one stretch, so that what was lost in it is found;
@@ -79,7 +79,7 @@ def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
     return ends
 
 
-# Where do steps begin in a trace without any mark? Where the sequence of kernels repeats.
+# Steps from the period of the kernel sequence.
 #
 # A kernel that runs once per step is an anchor: what lies between two of its launches is the same every time.
 #

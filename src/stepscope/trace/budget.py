@@ -1,4 +1,4 @@
-"""How much memory may the tables of some input take? A bound in bytes from the input's size on disk.
+"""Memory limit for the tables of some input, derived from the input's size on disk.
 
 Tables of 25 real traces, ours and of other projects, on NVIDIA, AMD and MTIA, took 4.0 to 6.3 times their gzipped size.
 Input that asks for three times as much is not what a profiler wrote: a few kilobytes can unpack to gigabytes of empty
@@ -60,13 +60,8 @@ class Share:
         self._taken_bytes = 0
 
 
-# What becomes of memory that was freed: returned to the system, or kept for the next array?
-#
-# Reading a trace leaves tens of megabytes that were freed and that the system still counts as used. In a process that
-# is
-# somebody else's they go back. In one of our own the analyses use them: to take each array of megabytes from the
-# system,
-# which clears it, costs as much as filling it.
+# Freed memory: reading a trace leaves tens of megabytes. In another program's process they are returned to the system;
+# in a command the analyses reuse them, because clearing new pages costs as much as filling them.
 
 # of raw text
 _WORTH_RETURNING_BYTES = 32 << 20

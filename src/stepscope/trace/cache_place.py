@@ -1,4 +1,4 @@
-"""Where is the cache of a trace? Standard library only."""
+"""Location and key of a trace's cache. Standard library only."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "c
     return cache_folder / f"{path.name}.{where}.{ending}"
 
 
-# What tells a file from any other, without reading all of it? Size, times and sampled content.
+# Key of a file: size, times and sampled content.
 #
 # The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart. Standard
 # library only: a report that was kept is found before anything heavy is imported.

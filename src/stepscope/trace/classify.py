@@ -1,4 +1,4 @@
-"""What kind of event is this row? Decided once per distinct category and name, then spread over the table.
+"""The kind of each event, decided once per distinct category and name.
 
 Categories changed over the years (`Kernel`, `Memcpy`, `Runtime` until 2021; `hip_runtime`, `xpu_driver` on other
 chips) and communication kernels come from many libraries, not only from NCCL. Until torch 1.12 ranges had the category
@@ -17,7 +17,7 @@ from stepscope.records import ArrayRecord, once_per_record
 from stepscope.stats.distinct import among
 from stepscope.trace.table import NO_STRING, Trace
 
-# Which rows without a category are device work? Tools other than Kineto file events by process and thread alone.
+# Device work without a category: tools other than Kineto file events by process and thread alone.
 #
 # Ascend (torch_npu)     process `Ascend Hardware`, threads `Stream 12`
 # TPU and JAX (xprof)    process `/device:TPU:0`, thread `XLA Ops`; threads such as `XLA Modules` and `Steps` hold

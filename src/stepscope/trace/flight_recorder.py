@@ -1,4 +1,4 @@
-"""What does a dump of torch's flight recorder say? The newest collectives of one rank, with groups, shapes and stacks.
+"""Dumps of torch's flight recorder: the newest collectives of one rank, with groups, shapes and stacks.
 
 Three forms, told apart by their first byte: the pickle that torch writes when a collective times out
 (`nccl_trace_rank_3`), the same as one JSON object, and the JSON lines that `stepscope record` leaves

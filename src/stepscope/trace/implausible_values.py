@@ -1,4 +1,4 @@
-"""Which values of a trace can be true? The one place where what a file says becomes a column that others compute with.
+"""Plausibility checks: the one place where values of a file become columns that others compute with.
 
 Arguments have a range in the schema. Times have none that holds for every file, but all events of one file were written
 by one process within one window, so each file tells its own range:

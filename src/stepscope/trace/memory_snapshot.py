@@ -1,4 +1,4 @@
-"""What does a CUDA memory snapshot hold? Segments and blocks at its end, and the allocator's history before it.
+"""CUDA memory snapshots: segments and blocks at the end, and the allocator's history before it.
 
 `torch.cuda.memory._dump_snapshot` writes it, and `stepscope record --memory` as `rank00000.memory.pickle`. Stacks are
 interned: an allocation has the number of its stack, a stack the numbers of its frames.

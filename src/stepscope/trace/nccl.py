@@ -1,4 +1,4 @@
-"""What does NCCL's debug log say of a rank: version, topology, channels, transports, algorithms, collectives, warnings?
+"""NCCL's debug log of a rank: version, topology, channels, transports, algorithms, collectives, warnings.
 
 Lines are read one by one; what is kept of them is counted, not listed, so that a log of any size takes the same memory.
 The algorithm is what NCCL says it chose, never what a kernel's name suggests.
@@ -16,7 +16,7 @@ from stepscope.contract.run_folder import json_object
 from stepscope.dataclass import dataclass
 from stepscope.side_file import is_number
 
-# What does one line of NCCL's debug log say? The forms of 2.14 to 2.30, one pattern per fact.
+# Lines of the debug log: the forms of 2.14 to 2.30, one pattern per fact.
 #
 #     [0] [2026-01-02 10:11:12] host:441:477 [3] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 #     `-launcher, from 2.26-'    host:pid:thread [device]   level   text
@@ -172,7 +172,7 @@ class NcclLog:
     num_lines: int = 0
 
 
-# What did NCCL inspector (2.28 and later) measure? Its JSON lines, one collective each, summed by operation and group.
+# NCCL inspector (2.28 and later): JSON lines, one collective each, summed by operation and group.
 #
 # {"header": {"id": "0x7f8c", "comm_name": "dp", "rank": 3, "n_ranks": 8, "nnodes": 1}, "metadata": {...},
 #  "coll_perf": {"coll": "AllReduce", "coll_sn": 1407, "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,

@@ -20,7 +20,7 @@ from stepscope.errors import InputError
 from stepscope.side_file import side_file_lines
 from stepscope.units import printable
 
-# What do the metrics of Nsight Compute say of one launch? Its names, old and new, raw and for people, to one record.
+# Metric names of Nsight Compute, old and new, raw and readable.
 #
 # occupancy      sm__warps_active.avg.pct_of_peak_sustained_active            Achieved Occupancy
 # DRAM use       dram__throughput.avg.pct_of_peak_sustained_elapsed           DRAM Throughput (%)
@@ -174,7 +174,7 @@ def _checked(value: float, most: float, name: str, bad: list[str]) -> float | No
     return None
 
 
-# Which number does a text hold, in the locale of whoever wrote it?
+# Numbers in any locale.
 #
 # 1,234.5   1234.5   1'234.5        the point is the decimal mark
 # 1.234,5   1234,5   1 234,5        the comma is

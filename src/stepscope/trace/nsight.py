@@ -173,7 +173,7 @@ class Events:
         return dense, args, of.counts
 
 
-# What does PyTorch write into the name of an NVTX range? (`torch.autograd.profiler.emit_nvtx`)
+# Names of PyTorch's NVTX ranges (`torch.autograd.profiler.emit_nvtx`).
 #
 #     aten::linear, op_id = 317149, sizes = [[16, 512, 4096], [4096, 4096]]
 #     MulBackward0, seq = 1201, op_id = 88
@@ -218,7 +218,7 @@ def _without(text: str, what: str) -> tuple[str, str]:
     return text[:at] + (text[end:] if end >= 0 else ""), digits
 
 
-# What does NCCL write behind its NVTX ranges? Communicator, bytes, peer, ranks: the payload of each call.
+# Payloads of NCCL's NVTX ranges: communicator, bytes, peer, ranks.
 #
 # An event's payload is 32 bytes of header, then the fields at the offsets that the export's tables give:
 #
@@ -652,7 +652,7 @@ def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
     )
 
 
-# Where and when was an export recorded: clock, machine, devices, and which rank was each process?
+# Clock, machine, devices and ranks of an export.
 #
 # wall clock    TARGET_INFO_SESSION_START_TIME.utcEpochNs is time 0; where the times of events count from when the
 #               machine started instead, that table's systemClockNs is the capture's start

@@ -113,7 +113,7 @@ def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
     return done.stdout
 
 
-# Is a file a report of Nsight or an export of one? Told by its name or first bytes, without the reader.
+# Detection of reports and exports by name or first bytes.
 
 NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 MAGIC = b"SQLite format 3\0"

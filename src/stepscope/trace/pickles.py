@@ -1,4 +1,4 @@
-"""Which plain data does a pickle hold? Read by an interpreter of our own that knows no opcode that runs anything.
+"""Plain data in a pickle, read by an interpreter without any opcode that runs code.
 
 A pickle is a program. The opcodes that name a class, call it, or set its state (GLOBAL, REDUCE, BUILD, persistent ids,
 extensions ...) are not implemented here, so there is nothing to refuse them with but their absence: the first one ends
@@ -298,7 +298,7 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 }
 
 
-# What does a pickled file hold? A large one is read in a process of its own, with a limit on its memory and its time.
+# Large files are read in a separate process with limits on memory and time.
 #
 # The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of
 # numbers

@@ -22,7 +22,7 @@ from stepscope.trace.nsight_tools import MAX_FILE_BYTES
 from stepscope.trace.table import Int64s
 from stepscope.units import printable
 
-# Does an sqlite table claim more than its file can hold?
+# Tables that claim more than their file can hold.
 #
 # sqlite follows the page numbers in a file without counting. Interior pages that all name the same child, and rows
 # that
