@@ -130,12 +130,10 @@ def read_cached(
     trace_path = Path(path)
     target = cache_file(trace_path, cache_folder)
     wait_for(target)
-    key = content_key(trace_path) if enabled else None
-    if key:
-        key["parser"] = _parser_version()
-        cached = _load(target, trace_path, key)
-        if cached:
-            return cached
+    key = _key(trace_path) if enabled else None
+    cached = _load(target, trace_path, key) if key else None
+    if cached:
+        return cached
     from stepscope.trace.read import read  # only where it is not at hand
 
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
@@ -152,6 +150,11 @@ def read_cached(
 def _parser_version() -> str:
     columns = repr((DENSE, ARGS, NONE_NS, STRING_ID_BASE, Quality.__dataclass_fields__.keys()))
     return f"{version()}-{digest_of(columns.encode(), 16)}"
+
+
+def _key(path: Path) -> dict[str, Any] | None:
+    content = content_key(path)
+    return content | {"parser": _parser_version()} if content else None
 
 
 def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
