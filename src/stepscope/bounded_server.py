@@ -38,7 +38,6 @@ class BoundedServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -18,11 +18,9 @@ class Digest:
         self._state = blake2b(first, digest_size=_BYTES)
 
     def add(self, more: bytes) -> None:
-        """Take some more bytes into account."""
         self._state.update(more)
 
     def text(self, characters: int = 2 * _BYTES) -> str:
-        """Return the first hexadecimal digits."""
         return self._state.hexdigest()[:characters]
 
 

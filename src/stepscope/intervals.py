@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from stepscope.stats.distinct import distinct
 
-_MAX_NS = 1 << 62
-
 Int64s = npt.NDArray[np.int64]
 
 
@@ -24,7 +22,6 @@ class Intervals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Return the covered time."""
         return int((self.end - self.start).sum())
 
     def __len__(self) -> int:  # number of intervals, not of fields
@@ -81,7 +78,7 @@ def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s, *, gap_ns
         return EMPTY.start, EMPTY
     key = key.astype(np.int64, copy=False)
     first, wide = int(start.min()), int(end.max()) - int(start.min()) + gap_ns
-    if wide * (int(key.max()) + 1) > _MAX_NS:  # times that no job has
+    if wide * (int(key.max()) + 1) > 1 << 62:  # times that no job has
         each = {one: union(start[key == one], end[key == one], gap_ns=gap_ns) for one in distinct(key).tolist()}
         of = np.repeat(np.array(list(each), np.int64), [len(x) for x in each.values()])
         return of, Intervals(*(np.concatenate(sides) for sides in zip(*each.values(), strict=True)))
@@ -147,11 +144,6 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     if not len(a) or not len(b):
         return a
     return intersect(a, complement(b, int(a.start[0]), int(a.end[-1])))
-
-
-def overlap_ns(a: Intervals, b: Intervals) -> int:
-    """Return how much time both cover."""
-    return intersect(a, b).total_ns
 
 
 def covered_ns(x: Intervals, start: Int64s, end: Int64s) -> Int64s:

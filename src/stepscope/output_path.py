@@ -1,4 +1,4 @@
-"""May something be written here? The one question that every output path is asked, by both sides.
+"""Checks of output paths, for both sides.
 
 An output is a regular file or new. A device, a pipe, a socket, a folder or a link is never written to and never
 replaced, whatever the user allows to be overwritten; and the way to it leads through no link that belongs to somebody

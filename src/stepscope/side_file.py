@@ -1,4 +1,4 @@
-"""What does a file beside the traces hold? The one way in for run.json, logs, calibrations, configurations, results.
+"""Bounded reading of untrusted files: run.json, logs, calibrations, configurations, results.
 
 Anybody may have put the file there. Only a regular file is read (a pipe would wait for ever, a device never ends), only
 up to a size that files of its kind never reach, and no number comes out of it that 64 bits or a float cannot hold:
@@ -16,7 +16,6 @@ import re
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 # Of a file that is read as a whole. JSON takes up to 27 times its size in memory (`{"a":1}` in a list).
@@ -34,7 +33,6 @@ MAX_DEPTH = 100
 # Texts in which a number may be out of range; all others are parsed without a look at each number.
 _SUSPECT = re.compile(rb"\d{20}|9[2-9]\d{17}|[eE]\+?\d{3}|NaN|Infinity")
 _INT64 = range(-(2**63), 2**63)
-_MAX_INT_CHARACTERS = 20
 _TOO_DEEP = "values nested too deeply"
 
 
@@ -173,7 +171,7 @@ _UNUSABLE = _UnusableNumber()
 
 def _int(text: str) -> int | _UnusableNumber:
     # The length first: Python refuses to convert thousands of digits.
-    number = int(text) if len(text) <= _MAX_INT_CHARACTERS else None
+    number = int(text) if len(text) <= 20 else None
     return number if number is not None and number in _INT64 else _UNUSABLE
 
 
@@ -202,10 +200,3 @@ def _is_unusable(value: object) -> bool:
 def is_number(value: object, *, low: float = -1e300, high: float = 1e300) -> bool:
     """Return whether a value from a file is a finite number in a range, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_regular_file(path: str | os.PathLike[str]) -> bool:
-    try:
-        return Path(path).is_file()
-    except OSError:
-        return False

@@ -16,8 +16,6 @@ from typing import IO
 from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
 from stepscope.side_file import MAX_BYTES, RefusedFile, open_side_file
 
-_MAX_TRUSTED_BYTES = 1 << 42
-
 
 @contextmanager
 def open_trusted_file(path: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[IO[bytes]]:
@@ -32,7 +30,7 @@ def open_trusted_file(path: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[IO[
 def is_trusted_file(path: Path) -> bool:
     """Return whether a cache file may be loaded by a library that opens it by its name."""
     try:
-        with open_trusted_file(path, max_bytes=_MAX_TRUSTED_BYTES):
+        with open_trusted_file(path, max_bytes=1 << 42):
             return True
     except OSError:
         return False

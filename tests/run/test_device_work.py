@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.errors import TraceError
-from stepscope.run.device_work import MAX_STREAMS, enclosing, lookup, numbered
+from stepscope.run.device_work import MAX_STREAMS, enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
@@ -91,42 +91,6 @@ def test_operator_by_external_id_or_else_by_the_call_stack(tmp_path: Path) -> No
     assert rank.joins.without_op == 1
 
 
-def test_launch_inside_a_launch_finds_the_operator_around_both(tmp_path: Path) -> None:
-    """The runtime's call contains the driver's: the inner one's parent is no operator."""
-    events = [
-        event("cpu_op", "aten::mm", 0, 100),
-        launch(10, 1, "cudaLaunchKernel") | {"dur": 20},
-        launch(15, 2, "cuLaunchKernel"),
-        kernel(50, 1),
-        kernel(60, 2),
-    ]
-    assert op_names(rank_of(tmp_path, events)) == ["aten::mm", "aten::mm"]
-
-
-def test_device_and_stream_from_arguments_or_else_from_ids(tmp_path: Path) -> None:
-    rank = rank_of(tmp_path, [kernel(1, None, device=2, stream=13), kernel(9, None)])
-    assert rank.work.device.tolist() == [2, 1]
-    assert rank.work.stream.tolist() == [13, 7]
-
-
-def test_rocm_names_are_joined_alike(tmp_path: Path) -> None:
-    events = [
-        step(0, 0, 100),
-        event("cpu_op", "aten::mm", 5, 30),
-        event("hip_runtime", "hipExtModuleLaunchKernel", 10, 2, correlation=1),
-        event("kernel", "Cijk_Ailk_Bljk_HHS_BH_MT128x128", 40, 10, tid=0, correlation=1, stream=0, device=4),
-        event("cuda_runtime", "hipMemcpyWithStream", 50, 2, correlation=2),
-        event("gpu_memcpy", "CopyHostToDevice", 60, 10, tid=0, correlation=2),
-        event("cuda_runtime", "hipLaunchKernel", 70, 2, correlation=3),
-        event("kernel", "ncclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)", 80, 9, correlation=3),
-    ]
-    rank = rank_of(tmp_path, events)
-    assert rank.work.kind.tolist() == [EventKind.KERNEL, EventKind.COPY, EventKind.COMM_KERNEL]
-    assert rank.work.step.tolist() == [0, 0, 0]
-    assert op_names(rank)[0] == "aten::mm"
-    assert rank.joins.launches_without_work == 0
-
-
 def test_work_overlapping_on_one_stream_never_exceeds_the_wall_time(tmp_path: Path) -> None:
     rng = random.Random(1)
     events = [kernel(rng.randrange(1000), None, dur=rng.randrange(200)) for _ in range(300)]
@@ -135,32 +99,6 @@ def test_work_overlapping_on_one_stream_never_exceeds_the_wall_time(tmp_path: Pa
     wall = rank.work.end_ns.max() - rank.work.start_ns.min()
     assert busy.total_ns <= wall
     assert rank.work.start_ns.tolist() == sorted(rank.work.start_ns.tolist())
-
-
-def test_order_of_the_file_does_not_matter(tmp_path: Path) -> None:
-    events = [step(0, 0, 100), step(1, 100, 200)]
-    for k in range(40):
-        events += [event("cpu_op", f"op{k}", 5 * k, 4), launch(5 * k + 1, k + 1), kernel(5 * k + 90, k + 1)]
-    plain = rank_of(tmp_path, events)
-    random.Random(2).shuffle(events)
-    shuffled = rank_of(tmp_path, events)
-    assert op_names(shuffled) == op_names(plain)
-    assert shuffled.work.step.tolist() == plain.work.step.tolist()
-    assert shuffled.joins == plain.joins
-
-
-KEYS = st.lists(st.integers(0, 30), max_size=20)
-
-
-@given(KEYS, KEYS, st.sampled_from([1, 10**12]))
-def test_lookup_finds_the_last_occurrence_whether_ids_are_dense_or_not(
-    keys: list[int], wanted: list[int], scale: int
-) -> None:
-    """Ids that lie far apart go another way than dense ones, to the same result."""
-    last = {key: i for i, key in enumerate(keys)}
-    values = np.arange(len(keys), dtype=np.intp)
-    found = lookup(np.array(keys, np.int64) * scale, values, np.array(wanted, np.int64) * scale)
-    assert found.tolist() == [last.get(w, -1) for w in wanted]
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 2)), max_size=12)
@@ -186,12 +124,6 @@ def test_enclosing_is_the_shortest_span_around(
         [(e - s, k) for k, (s, e, t) in enumerate(nested) if t == tid and s <= at and e > at] for at, tid in points
     ]
     assert enclosing(trace, outer, inner).tolist() == [min(a)[1] if a else -1 for a in around]
-
-
-@pytest.mark.parametrize("keys", [[], [5], [3, 3, -7, 0], [-(1 << 62), 4, 1 << 62, 4], [10**9, 2, 2, 10**9]])
-def test_keys_are_numbered_in_their_order(keys: list[int]) -> None:
-    column = np.array(keys, np.int64)
-    assert numbered(column).tolist() == np.unique(column, return_inverse=True)[1].tolist()
 
 
 def test_more_streams_than_any_job_has_are_one_line_of_error(tmp_path: Path) -> None:

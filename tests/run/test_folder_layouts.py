@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace
 
-from stepscope.errors import InputError
 from stepscope.run.load import load
 from stepscope.run.sources import runs_in
 
@@ -52,64 +51,7 @@ def test_glob_and_list_of_rank_folders(tmp_path: Path) -> None:
     assert starts([tmp_path / "rank_1", tmp_path / "rank_0"]) == expected
 
 
-def test_folder_around_the_run_says_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "worker3" / "rank_0_logs" / "run"
-    write(run / "trace.json", 0)
-    assert starts(run) == [(0, "order", 0)]
-    assert starts(str(run / "trace.json")) == [(0, "order", 0)]
-
-
-def test_header_goes_before_the_folder(tmp_path: Path) -> None:
-    for rank in range(2):
-        write(tmp_path / f"rank_{1 - rank}" / "trace.json", rank, header=True)
-    assert starts(tmp_path) == [(0, "distributedInfo", 0), (1, "distributedInfo", 1)]
-
-
 def test_folders_of_ranks_are_one_run_not_a_set_of_runs(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / f"rank_{rank}" / "trace.json", rank)
     assert runs_in(str(tmp_path)) == [tmp_path]
-
-
-def test_folders_of_runs_are_still_a_set(tmp_path: Path) -> None:
-    for name in ("before", "after"):
-        write(tmp_path / name / "rank0.json", 0)
-    assert runs_in(str(tmp_path)) == [tmp_path / "after", tmp_path / "before"]
-    with pytest.raises(InputError, match="there are runs below"):
-        load(tmp_path)
-
-
-def test_two_windows_in_the_folder_of_a_rank_are_refused(tmp_path: Path) -> None:
-    for window in range(2):
-        write(tmp_path / "rank_0" / f"{window}.json", window)
-    with pytest.raises(InputError, match="two traces are of rank 0"):
-        load(tmp_path)
-
-
-def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
-    write(tmp_path / "else" / "rank_0" / "trace.json", 0)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "rank_0").symlink_to(tmp_path / "else" / "rank_0")
-    with pytest.raises(InputError, match="no traces"):
-        load(tmp_path / "run")
-
-
-def test_folder_of_hta(tmp_path: Path) -> None:
-    for rank in (0, 7):
-        write(tmp_path / f"rank-{rank}.Nov_11_15_33_21.1337.pt.trace.json.gz", rank)
-    assert starts(tmp_path) == [(0, "file name", 0), (7, "file name", 7)]
-
-
-def test_folder_of_tensorboard(tmp_path: Path) -> None:
-    for rank in range(2):
-        write(tmp_path / f"worker{rank}.1623143089861.pt.trace.json.gz", rank)
-    (tmp_path / "events.out.tfevents.1623143089.host").write_bytes(b"\0" * 64)
-    assert starts(tmp_path) == [(0, "file name", 0), (1, "file name", 1)]
-
-
-def test_folder_of_tensorboard_with_hosts_only(tmp_path: Path) -> None:
-    for rank, host in enumerate(("alpha_113", "beta_42")):
-        write(tmp_path / f"{host}.1623143089861.pt.trace.json", rank)
-    run = load(tmp_path, cache=False)
-    assert [r.rank_source for r in run.ranks] == ["order", "order"]
-    assert any("are by order" in line for line in run.warnings)

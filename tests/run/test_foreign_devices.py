@@ -37,21 +37,6 @@ def test_without_properties_the_kernels_tell_the_architecture(tmp_path: Path, ke
     assert with_kernel(tmp_path, 0, [], kernel).device_name == name
 
 
-def test_properties_go_before_kernels_and_kernels_before_metadata(tmp_path: Path) -> None:
-    said: dict[str, Any] = {"metadata": {"system": {"gpu": {"gpu_00": "AMD Instinct MI300X VF"}}}}
-    assert with_kernel(tmp_path, 0, [device(0, "A")], "ampere_gemm", **said).device_name == "A"
-    assert with_kernel(tmp_path, 0, [], "ampere_gemm", **said).device_name == "NVIDIA Ampere GPU"
-    assert with_kernel(tmp_path, 0, [], **said).device_name == "AMD Instinct MI300X VF"
-
-
-def test_launches_alone_are_a_device_and_operators_alone_a_cpu(tmp_path: Path) -> None:
-    launch = event("cuda_runtime", "cudaLaunchKernel", correlation=1)
-    unseen = rank_of(tmp_path, [launch], deviceProperties=[device(0, "A")])
-    assert unseen.device_unseen and unseen.device_name == "A"
-    assert rank_of(tmp_path, [launch]).device_name is None
-    assert rank_of(tmp_path, [event("cpu_op", "aten::mm")], deviceProperties=[device(0, "A")]).device_name == "CPU"
-
-
 def labelled(process: str, thread: str, names: list[str]) -> list[Event]:
     meta = [
         {**event(None, what, ph="M"), "args": {"name": label}}

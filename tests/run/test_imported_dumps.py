@@ -14,7 +14,6 @@ from stepscope.contract.run_folder import rank_file
 from stepscope.run.formats import format_of
 from stepscope.run.load import load
 from stepscope.run.side_files import side_files
-from stepscope.trace.nccl import inspected
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS = DATA / "nccl_logs"
@@ -80,14 +79,6 @@ def test_imported_files_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert live.algbw_gb_per_s == 2.0 and live.busbw_gb_per_s == 2.0 and live.best_busbw_gb_per_s == 4.0
 
 
-def test_log_of_all_ranks_is_one_file(tmp_path: Path) -> None:
-    whole = tmp_path / "slurm-12.out"
-    whole.write_bytes(b"".join((LOGS / f"nccl_vm_{1059 + r}.log").read_bytes() for r in range(4)))
-    run = tmp_path / "run"
-    assert main(["import", str(whole), "--into", str(run)]) == 0
-    assert [log.rank for log in side_files(run).nccl] == [0, 1, 2, 3]
-
-
 def test_gloo_collectives_have_their_group_by_an_imported_dump(tmp_path: Path) -> None:
     """The recorder's own lines as the pickle that torch would have written."""
     recorded = DATA / "gloo-mesh"
@@ -106,18 +97,6 @@ def test_gloo_collectives_have_their_group_by_an_imported_dump(tmp_path: Path) -
         return [[(c.groups[g].desc, int(n)) for g, n in zip(c.group, c.full_bytes, strict=True)] for c in all_ranks]
 
     assert groups(tmp_path) == groups(recorded)
-
-
-def test_damaged_lines_of_the_inspector_are_counted() -> None:
-    good = json.dumps(measured(0, 8, 2)).encode()
-    bad = [
-        b"nonsense",
-        b"{}",
-        b'{"header": {"rank": "x"}, "coll_perf": {}}',
-        good.replace(b'"rank": 0', b'"rank": null'),
-    ]
-    found, damaged = inspected([good, *bad, b"\n", good])
-    assert damaged == 4 and [one.count for one in found] == [2]
 
 
 @pytest.mark.parametrize(

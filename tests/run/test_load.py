@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.analyze.build import RankTrace, built_run
-from tests.run.traces import event
+from tests.analyze.build import RankTrace
 
 from stepscope.contract.run_folder import trace_file
-from stepscope.errors import InputError, TraceError
+from stepscope.errors import InputError
 from stepscope.run.load import load
 
 
@@ -19,11 +18,6 @@ def small(rank: int, *, world_size: int = 4, shift: float = 0) -> RankTrace:
     trace.step(0, 0, 1000)
     trace.kernel("gemm", at=10, start=20 + shift, end=90)
     return trace
-
-
-def anonymous(folder: Path, name: str, *, start: float = 20) -> None:
-    """Write a trace that does not say which rank it is of."""
-    (folder / name).write_text(json.dumps({"traceEvents": [event("kernel", "gemm", start, 5)]}))
 
 
 def test_ranks_come_in_their_order_with_how_they_are_known(tmp_path: Path) -> None:
@@ -50,13 +44,6 @@ def test_two_different_traces_of_a_rank_are_refused(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_two_windows_of_a_rank_by_name_are_refused(tmp_path: Path) -> None:
-    for k in range(2):
-        anonymous(tmp_path, f"worker0.{k}.pt.trace.json", start=20 + k)
-    with pytest.raises(InputError, match=r"two traces are of rank 0 \(by file name\)"):
-        load(tmp_path, cache=False)
-
-
 def test_copy_of_a_trace_counts_once_and_is_named(tmp_path: Path) -> None:
     path = small(0, world_size=1).write(tmp_path)
     shutil.copy(path, tmp_path / "copy.json.gz")
@@ -67,17 +54,6 @@ def test_copy_of_a_trace_counts_once_and_is_named(tmp_path: Path) -> None:
     assert len(run.warnings) == 2
 
 
-def test_ranks_that_did_the_same_at_the_same_time_are_two(tmp_path: Path) -> None:
-    run = built_run(tmp_path, [small(0, world_size=2), small(1, world_size=2)])
-    assert [r.rank for r in run.ranks] == [0, 1]
-    assert run.warnings == ()
-
-
-def test_traces_of_two_jobs_are_named(tmp_path: Path) -> None:
-    run = built_run(tmp_path, [small(0, world_size=2), small(1, world_size=4)])
-    assert any("disagree on the number of ranks (2 say rank 0; 4 say rank 1)" in line for line in run.warnings)
-
-
 def test_two_runs_of_all_ranks_in_one_folder_are_refused(tmp_path: Path) -> None:
     for attempt in range(2):
         for rank in range(2):
@@ -85,22 +61,6 @@ def test_two_runs_of_all_ranks_in_one_folder_are_refused(tmp_path: Path) -> None
             (tmp_path / f"attempt{attempt}-rank{rank}.json").write_text(document)
     with pytest.raises(InputError, match="two runs or two windows lie together"):
         load(tmp_path, cache=False)
-
-
-def test_ranks_by_order_are_said_to_be(tmp_path: Path) -> None:
-    anonymous(tmp_path, "a.json", start=1)
-    anonymous(tmp_path, "b.json", start=2)
-    run = load(tmp_path, cache=False)
-    assert [r.rank_source for r in run.ranks] == ["order", "order"]
-    assert run.warnings[0] == "rank numbers of 0-1 are by order: neither the file nor its name says them"
-    assert run.world_size is None
-
-
-def test_single_trace_needs_no_rank(tmp_path: Path) -> None:
-    anonymous(tmp_path, "trace.json")
-    run = load(tmp_path / "trace.json", cache=False)
-    assert run.world_size == 1
-    assert not any("by order" in line for line in run.warnings)
 
 
 def test_unreadable_rank_is_named_and_the_rest_is_used(tmp_path: Path) -> None:
@@ -123,21 +83,6 @@ def test_file_that_claims_no_rank_is_left_out_and_named(tmp_path: Path) -> None:
     assert run.warnings[0].startswith("left out, not a trace of a rank: ")
 
 
-def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_text("{}")
-    with pytest.raises(TraceError):
-        load(tmp_path, cache=False)
-    (tmp_path / "rank1.json").write_text("")
-    with pytest.raises(InputError, match="none of 2 files could be read; the first: "):
-        load(tmp_path, cache=False)
-
-
-def test_description_comes_from_run_json(tmp_path: Path) -> None:
-    run = built_run(tmp_path, [small(0, world_size=1)], description={"world_size": 3, "strategy": "ddp"})
-    assert run.description["strategy"] == "ddp"
-    assert run.world_size == 3
-
-
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, "\xff"])
 def test_damaged_run_json_is_said_and_not_fatal(tmp_path: Path, text: str) -> None:
     small(0, world_size=1).write(tmp_path)
@@ -145,38 +90,3 @@ def test_damaged_run_json_is_said_and_not_fatal(tmp_path: Path, text: str) -> No
     run = load(tmp_path, cache=False)
     assert run.description == {}
     assert any(line.startswith("run.json is damaged") for line in run.warnings)
-
-
-@pytest.mark.parametrize("world", [10**15, -3, "4", True, None])
-def test_absurd_world_size_is_not_believed(tmp_path: Path, world: object) -> None:
-    trace = small(0)
-    document = trace.document()
-    document["distributedInfo"]["world_size"] = world
-    (tmp_path / "rank0.json").write_text(json.dumps(document))
-    run = load(tmp_path, cache=False)
-    assert run.world_size == 1
-    assert not any("missing" in line for line in run.warnings)
-
-
-def test_progress_reaches_all_bytes(tmp_path: Path) -> None:
-    for rank in range(3):
-        small(rank, world_size=3).write(tmp_path)
-    seen: list[tuple[int, int]] = []
-    load(tmp_path, cache=False, jobs=2, progress=lambda done, total: seen.append((done, total)))
-    total = sum(p.stat().st_size for p in tmp_path.iterdir())
-    assert max(seen) == (total, total)
-
-
-def test_several_paths_make_one_run(tmp_path: Path) -> None:
-    paths = [small(rank, world_size=2).write(tmp_path) for rank in range(2)]
-    run = load([str(p) for p in paths], cache=False)
-    assert [r.rank for r in run.ranks] == [0, 1]
-    assert run.name == paths[0].name
-
-
-def test_a_rank_numbered_by_its_file_alone_misses_nobody(tmp_path: Path) -> None:
-    (tmp_path / "rank-1.json").write_text(
-        '{"distributedInfo": {"world_size": 1}, "traceEvents": ['
-        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "args": {}}]}'
-    )
-    assert not any("ranks missing" in w for w in load(tmp_path / "rank-1.json", cache=False).warnings)

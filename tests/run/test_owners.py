@@ -1,17 +1,16 @@
 """A file of owners is read, or refused as a whole with the name of the field; training data never depends on it."""
 
 import gzip
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.analyze.build import built_run
-from tests.analyze.owners.planted import PlantedRank, write_owners
+from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.contract.run_folder import owners_file
 from stepscope.run.load import load
-from stepscope.run.owners import Frame, read_owners
+from stepscope.run.owners import Frame
 
 
 def a_rank() -> PlantedRank:
@@ -39,14 +38,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert owners.buckets == (("up.weight",),)
     assert owners.loader == (("data.py:7", 0.5),)
     assert not [line for line in run.warnings if owners_file(0) in line]
-
-
-def test_a_line_that_is_not_known_keeps_its_bounds(tmp_path: Path) -> None:
-    document = a_rank().owners_document((0, 100))
-    document["frames"] = [[*frame, 9] for frame in document["frames"]]
-    write_owners(tmp_path, 0, document)
-    (owners,), _ = read_owners(tmp_path, [0])
-    assert {frame.line_to for frame in owners.frames} == {9}
 
 
 def thread_with(**changed: Any) -> dict[str, Any]:
@@ -115,15 +106,3 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     run = load(tmp_path, cache=False)
     assert run.owners == ()
     assert any("unpacked" in line for line in run.warnings)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    a_rank().write(tmp_path)
-    os.mkfifo(tmp_path / owners_file(0))
-    assert load(tmp_path, cache=False).owners == ()
-
-
-def test_ranks_without_a_file_have_no_owners(tmp_path: Path) -> None:
-    run = built_run(tmp_path, [a_rank()])
-    assert run.owners == ()
-    assert not [line for line in run.warnings if owners_file(0) in line]

@@ -5,13 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.document.report import memory_of_steps, report_json
+from stepscope.document.report import report_json
 from stepscope.report.text.summary import print_summary
 from stepscope.run.load import load, pulled_window, steps_it_stands_for
 from stepscope.run.side_files import side_files
@@ -90,32 +89,6 @@ def test_report_has_devices_live_bandwidths_and_memory_of_each_step(tmp_path: Pa
     json.dumps(found)
 
 
-def test_memory_of_each_step_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    account = account_of(load(run_folder(tmp_path)))
-    print_summary(account, diagnose(account), Console(width=120))
-    assert "memory on the device, rank 0, steps 0 to 5: ▁▂▃▅▆█" in capsys.readouterr().out
-
-
-def test_late_rank_that_is_throttled_is_said_to_be(tmp_path: Path) -> None:
-    account = account_of(load(run_folder(tmp_path, throttled=1)))
-    late = next(f for f in diagnose(account).findings if f.id == "straggler")
-    assert "throttled (power_cap) in 100 % of the samples, 1200 of 1980 MHz" in late.cause
-    assert any(e.value == "1200 MHz, the others 1980" for e in late.evidence)
-    assert any("rank 1: its device is throttled" in line for line in account.warnings)
-
-
-def test_late_rank_beside_a_throttled_one_is_not_blamed_on_it(tmp_path: Path) -> None:
-    late = next(
-        f for f in diagnose(account_of(load(run_folder(tmp_path, throttled=0)))).findings if f.id == "straggler"
-    )
-    assert late.ranks == (1,) and "throttled" not in late.cause
-
-
-def test_memory_of_other_processes_on_the_device_is_said(tmp_path: Path) -> None:
-    lines = account_of(load(run_folder(tmp_path, used=20 * GB))).warnings
-    assert any("rank 0: other processes hold" in line for line in lines)
-
-
 def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     (folder / "rank00000.telemetry.jsonl").write_text('nonsense\n{"kind": "state", "sm_clock_mhz": "fast"}\n[1]\n{}\n')
@@ -158,11 +131,6 @@ def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) ->
     assert f"window 1, pulled by: {why}" in out.getvalue()
 
 
-@pytest.mark.parametrize("windows", [None, 3, [1], [{"window": 0}], [{"window": 0, "ranks": {"0": {"asked_by": 5}}}]])
-def test_windows_of_a_damaged_description_have_no_reason(windows: object) -> None:
-    assert pulled_window({"windows": windows}, 0) is None
-
-
 def test_window_of_an_alarm_is_held_against_the_steps_since_then() -> None:
     lines = [
         {"step": n, "start_ns": 0, "end_ns": 0, "dur_ns": (20 if n < 340 else 35) * 10**6, "profiled": n in (500, 501)}
@@ -177,9 +145,3 @@ def test_window_of_an_alarm_is_held_against_the_steps_since_then() -> None:
     late = {"windows": [{"window": 1, "ranks": {"0": {"asked_by": "a", "since": 595}}}]}
     assert steps_it_stands_for(logs, late, pulled_window(late, 1))[1:] == (late, [])  # too few to tell
     assert steps_it_stands_for(logs, described, pulled_window(described, 0))[0] == tuple(logs)
-
-
-def test_step_log_without_memory_has_none_to_show() -> None:
-    log = step_log_of([{"step": 0, "start_ns": 0, "end_ns": 1, "dur_ns": 1}], rank=3)
-    found = memory_of_steps(log)
-    assert found["rank"] == 3 and found["step"] == [] and found["host_bytes"] == []

@@ -20,14 +20,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_lines_are_counted_from_one(folder: Path) -> None:
-    source = SourceText(folder)
-    assert source.line("train.py", 1) == "import torch"
-    assert source.line("data/augment.py", 1) == "flip(x)"
-    assert source.lines("train.py") == ("import torch", "    x = 1", "")
-    assert [source.line("train.py", n) for n in (0, -1, 4, 1 << 40)] == [None] * 4
-
-
 @pytest.mark.parametrize(
     "name",
     ["../run.json", "../../secret.txt", "/etc/passwd", "data/../../run.json", "", ".", "data", "nul\0byte", "x" * 5000],
@@ -43,19 +35,8 @@ def test_links_are_not_followed(folder: Path) -> None:
     assert source.lines("link.py") is None and source.lines("up/secret.txt") is None
 
 
-def test_a_link_in_place_of_the_folder_leads_nowhere(folder: Path) -> None:
-    other = folder.parent / "other"
-    other.mkdir()
-    (other / SOURCE_FOLDER).symlink_to(folder.parent)
-    assert SourceText(other).lines("secret.txt") is None
-
-
 def test_what_is_too_large_or_no_text_has_no_lines(folder: Path) -> None:
     (folder / SOURCE_FOLDER / "large.py").write_bytes(b"#" * (MAX_SOURCE_FILE_BYTES + 1))
     (folder / SOURCE_FOLDER / "binary.py").write_bytes(b"\xff\xfe\x00")
     source = SourceText(folder)
     assert source.lines("large.py") is None and source.lines("binary.py") is None
-
-
-def test_a_run_without_a_folder_has_no_source() -> None:
-    assert SourceText(None).lines("train.py") is None

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stepscope.contract.run_folder import steps_file
-from stepscope.errors import InputError
-from stepscope.run.step_log import MISSING, read_step_log, step_log_of, step_logs, unprofiled_step
+from stepscope.run.step_log import MISSING, read_step_log, step_logs, unprofiled_step
 from stepscope.units import ms
 
 MS = 1_000_000
@@ -63,27 +62,6 @@ def test_bad_line_in_the_middle_is_counted(tmp_path: Path) -> None:
     assert log.lost_lines == 2
 
 
-def test_huge_and_nested_values_break_nothing(tmp_path: Path) -> None:
-    nested = b'{"a":' * 5000
-    huge = json.dumps({**line(0, 10), "dur_ns": 10**40}).encode()
-    big = json.dumps({**line(1, 10), "memory": {"x": 10**400}}).encode()
-    log = read_step_log(write(tmp_path / steps_file(0), [], tail=nested + b"\n" + huge + b"\n" + big + b"\n"))
-    assert log.step.tolist() == [1]
-    assert log.lost_lines == 2
-
-
-def test_missing_log_is_a_one_line_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="step log"):
-        read_step_log(tmp_path / "rank00000.steps.jsonl")
-
-
-def test_empty_folder_and_header_only_log_have_no_unprofiled_step(tmp_path: Path) -> None:
-    assert step_logs(tmp_path) == ()
-    assert unprofiled_step(()) is None
-    write(tmp_path / steps_file(0), [])
-    assert unprofiled_step(step_logs(tmp_path)) is None
-
-
 def test_unprofiled_step_leaves_out_warm_up_window_and_the_step_after_it(tmp_path: Path) -> None:
     for rank, steady in ((0, 10.0), (1, 12.0)):
         slow = [line(0, 900), line(1, 60)]
@@ -97,17 +75,3 @@ def test_unprofiled_step_leaves_out_warm_up_window_and_the_step_after_it(tmp_pat
     assert found.num_steps == 14
     assert found.warm_up_steps == 2
     assert (ms(found.over_ranks_ns.min), ms(found.over_ranks_ns.max)) == pytest.approx((10.01, 12.01), abs=0.02)
-
-
-@pytest.mark.parametrize(("every", "share"), [(3, 1 / 3), (100, 0.0)])
-def test_share_of_long_steps_is_known_where_they_recur(every: int, share: float) -> None:
-    log = step_log_of([line(n, 30 if n % every == 2 else 10) for n in range(60)], rank=0)
-    found = unprofiled_step([log])
-    assert found is not None and ms(found.median_ns) == pytest.approx(10)
-    assert found.long_share == pytest.approx(share)
-    assert ms(found.mean_ns) == pytest.approx(10 + 20 * sum(n % every == 2 for n in range(60)) / 60)
-
-
-def test_only_profiled_steps_give_no_unprofiled_step() -> None:
-    log = step_log_of([line(n, 10, profiled=True) for n in range(5)], rank=0)
-    assert unprofiled_step([log]) is None

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.run.traces import Event, event, trace_of
 
@@ -31,12 +30,6 @@ def test_profiler_steps_by_start_each_once(tmp_path: Path) -> None:
     assert steps.by_profiler
 
 
-def test_moments_belong_to_the_step_they_lie_in_or_follow() -> None:
-    steps = Steps(np.array([3, 4]), np.array([10, 30]), np.array([20, 40]))
-    assert steps.of(np.array([9, 10, 19, 25, 30, 39, 40, 99])).tolist() == [-1, 0, 0, 0, 1, 1, -1, -1]
-    assert Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)).of(np.array([5])).tolist() == [-1]
-
-
 @pytest.mark.parametrize(
     ("names", "named", "numbers"),
     [
@@ -56,29 +49,6 @@ def test_ranges_of_the_loop_stand_in_for_steps(
     assert steps.number.tolist() == numbers
     assert steps.named == named
     assert not steps.by_profiler
-
-
-@pytest.mark.parametrize(
-    "name", ["optimizer_step", "Optimizer.step#AdamW.step", "step", "iteration", "forward", "step_1_fwd"]
-)
-def test_parts_of_a_step_are_no_steps(tmp_path: Path, name: str) -> None:
-    assert len(steps_of(tmp_path, [mark(name, 0, 90), mark(name, 100, 190)])) == 0
-
-
-def test_profiler_steps_go_before_the_loops_own(tmp_path: Path) -> None:
-    steps = steps_of(tmp_path, [mark("step_3", 0, 90), mark("ProfilerStep#1", 0, 95)])
-    assert steps.number.tolist() == [1]
-
-
-def test_outermost_of_several_names_is_the_step(tmp_path: Path) -> None:
-    events = []
-    for k in range(2):
-        events += [mark(f"iteration {k}", 100 * k, 100 * k + 95), mark("training_step", 100 * k + 10, 100 * k + 60)]
-    assert steps_of(tmp_path, events).named == "iteration"
-
-
-def test_ranges_that_overlap_are_no_steps(tmp_path: Path) -> None:
-    assert len(steps_of(tmp_path, [mark("step_1", 0, 90), mark("step_2", 50, 190)])) == 0
 
 
 def test_cut_trace_loses_its_last_step(tmp_path: Path) -> None:
@@ -105,15 +75,3 @@ def test_cut_trace_keeps_only_steps_whose_launches_are_there(tmp_path: Path) -> 
     """The host's side of all steps is written before the first launch, so it is there although the launches are not."""
     found = steps_of(tmp_path, steps_with_launches(3, threads=(AUTOGRAD, 1)), cut=True)
     assert found.number.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("threads", [(AUTOGRAD,), (1,)])
-def test_cut_trace_without_a_launching_thread_has_no_whole_step(tmp_path: Path, threads: tuple[int, ...]) -> None:
-    assert len(steps_of(tmp_path, steps_with_launches(5, threads=threads), cut=True)) == 0
-
-
-def test_cut_before_any_launch_leaves_no_whole_step_of_a_device(tmp_path: Path) -> None:
-    events = [mark(f"ProfilerStep#{k}", 100 * k, 100 * k + 90) for k in range(3)]
-    device = {"deviceProperties": [{"id": 0, "name": "chip"}]}
-    assert len(steps_of(tmp_path, events, cut=True, **device)) == 0
-    assert len(steps_of(tmp_path, events, cut=True, deviceProperties=[])) == 1

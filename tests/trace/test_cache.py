@@ -41,36 +41,12 @@ def test_second_read_comes_from_the_cache_and_is_equal(trace_file: Path) -> None
     assert len(list(cache_file(trace_file).parent.iterdir())) == 1
 
 
-def test_tables_are_read_only_with_and_without_cache(trace_file: Path) -> None:
-    for trace in (read_cached(trace_file), read_cached(trace_file)):
-        with pytest.raises(ValueError, match="read-only"):
-            trace["ts_ns"][0] = 0
-
-
-def test_given_folder_is_used_and_tells_equal_names_apart(trace_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    other = tmp_path / "other" / trace_file.name
-    other.parent.mkdir()
-    other.write_bytes(SAMPLE.read_bytes())
-    for path in (trace_file, other):
-        read_cached(path, cache_folder=folder)
-    assert len(list(folder.iterdir())) == 2
-    assert read_cached(trace_file, cache_folder=folder).from_cache
-    assert not (tmp_path / CACHE_FOLDER).exists()
-
-
 def test_changed_trace_is_read_again(trace_file: Path) -> None:
     read_cached(trace_file)
     status = trace_file.stat()
     os.utime(trace_file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert not read_cached(trace_file).from_cache
     assert read_cached(trace_file).from_cache
-
-
-def test_other_parser_or_schema_reads_again(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_cached(trace_file)
-    monkeypatch.setattr(cache, "_parser_version", lambda: "another")
-    assert not read_cached(trace_file).from_cache
 
 
 @pytest.mark.slow
@@ -90,40 +66,6 @@ def test_cut_or_damaged_cache_is_no_cache(trace_file: Path) -> None:
         assert_equal(again, whole)
     path.write_bytes(sound)
     assert read_cached(trace_file).from_cache
-
-
-def test_cache_can_be_turned_off(trace_file: Path) -> None:
-    read_cached(trace_file, enabled=False)
-    assert not cache_file(trace_file).exists()
-    read_cached(trace_file)
-    assert not read_cached(trace_file, enabled=False).from_cache
-
-
-def test_small_trace_leaves_no_cache(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.json.gz"
-    path.write_bytes(SAMPLE.read_bytes())
-    read_cached(path)
-    assert not cache_file(path).exists()
-
-
-def test_folder_that_cannot_be_written_is_no_error(trace_file: Path) -> None:
-    (trace_file.parent / CACHE_FOLDER).write_text("in the way")
-    assert read_cached(trace_file).num_events == read(trace_file).num_events
-
-
-def test_a_folder_nobody_may_write_to_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MIN_RAW_BYTES", 0)
-    path = tmp_path / "kept" / "one.json"
-    path.parent.mkdir()
-    path.write_text(
-        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}]}'
-    )
-    path.parent.chmod(0o555)
-    try:
-        assert cache.read_cached(path).num_events == 1
-        assert [p.name for p in path.parent.iterdir()] == ["one.json"]
-    finally:
-        path.parent.chmod(0o755)
 
 
 # content, links and forgery
@@ -152,34 +94,6 @@ def test_content_is_part_of_the_key(tmp_path: Path) -> None:
         second = cache._key(path)
         assert first is not None and second is not None
         assert first["content"] != second["content"]
-
-
-def test_trace_that_changes_while_it_is_read_leaves_no_cache(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_and_touch(path: Path, **options: Any) -> Trace:
-        trace = read(path, **options)
-        os.utime(path, ns=(0, 0))
-        return trace
-
-    monkeypatch.setattr("stepscope.trace.read.read", read_and_touch)
-    assert not read_cached(trace_file).from_cache
-    assert not cache_file(trace_file).exists()
-
-
-def test_arguments_on_the_same_rows_share_them_in_the_cache(trace_file: Path) -> None:
-    def num_row_arrays(trace: Trace) -> int:
-        return len({id(arg.rows) for arg in trace.args.values()})
-
-    first, second = read_cached(trace_file), read_cached(trace_file)
-    assert second.from_cache
-    assert num_row_arrays(second) == num_row_arrays(first) < len(first.args)
-
-
-def test_linked_cache_folder_is_not_written_through(trace_file: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (trace_file.parent / CACHE_FOLDER).symlink_to(elsewhere)
-    assert not read_cached(trace_file).from_cache
-    assert list(elsewhere.iterdir()) == []
 
 
 def test_pipe_in_place_of_a_cache_is_no_cache(trace_file: Path) -> None:

@@ -1,7 +1,6 @@
 """Machine code from an earlier process: loaded where it fits, compiled again where it does not, never a failure."""
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 import wasmtime
 
 from stepscope.digest import digest_of
-from stepscope.trace.scanner.machine_code import machine_code_file, module_of
-from stepscope.trace.scanner.wasm import module_code
+from stepscope.trace.scanner.wasm import machine_code_file, module_of
 
 ANSWER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 42))')
 OTHER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 7))')
@@ -50,11 +48,6 @@ def test_what_was_compiled_once_is_loaded(place: Path, compiled: list[bytes]) ->
     assert place.is_file() and [f.name for f in place.parent.iterdir()] == [place.name]
 
 
-def test_another_module_takes_its_place(place: Path, compiled: list[bytes]) -> None:
-    assert [_answer(ANSWER), _answer(OTHER), _answer(OTHER)] == [42, 7, 7]
-    assert compiled == [ANSWER, OTHER]
-
-
 @pytest.mark.parametrize("at", [0, 31, 32, 5_000, -1])
 def test_a_damaged_file_is_compiled_again_and_replaced(place: Path, compiled: list[bytes], at: int) -> None:
     _answer(ANSWER)
@@ -64,56 +57,6 @@ def test_a_damaged_file_is_compiled_again_and_replaced(place: Path, compiled: li
     place.write_bytes(damaged)
     assert _answer(ANSWER) == 42
     assert len(compiled) == 2 and place.read_bytes() == whole
-
-
-@pytest.mark.parametrize("size", [0, 16, 32, 5_000])
-def test_a_cut_file_is_compiled_again(place: Path, compiled: list[bytes], size: int) -> None:
-    _answer(ANSWER)
-    place.write_bytes(place.read_bytes()[:size])
-    assert _answer(ANSWER) == 42 and len(compiled) == 2
-
-
-def test_code_that_wasmtime_refuses_is_compiled_again(
-    place: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answer(ANSWER)
-    code, content = wasmtime.Module.serialize, place.read_bytes()
-    monkeypatch.setattr(wasmtime.Module, "serialize", lambda module: b"of another version")
-    place.unlink()
-    _answer(ANSWER)
-    monkeypatch.setattr(wasmtime.Module, "serialize", code)
-    assert place.read_bytes() != content
-    compiled.clear()
-    assert [_answer(ANSWER), _answer(ANSWER)] == [42, 42]
-    assert compiled == [ANSWER] and place.read_bytes() == content
-
-
-def test_code_of_another_setting_is_not_taken(place: Path) -> None:
-    """Wasmtime compares what the code was compiled for: an engine that checks every access, or a processor."""
-    _answer(ANSWER)
-    config = wasmtime.Config()
-    config.consume_fuel = True
-    engine = wasmtime.Engine(config)
-    before = place.read_bytes()
-    store = wasmtime.Store(engine)
-    store.set_fuel(1_000)
-    assert int(wasmtime.Instance(store, module_of(engine, ANSWER), []).exports(store)["answer"](store)) == 42
-    assert place.read_bytes() != before
-
-
-def test_where_nothing_can_be_written_nothing_is_kept(place: Path, compiled: list[bytes]) -> None:
-    place.parent.parent.mkdir(parents=True)
-    place.parent.write_bytes(b"no folder")
-    assert [_answer(ANSWER), _answer(ANSWER)] == [42, 42] and len(compiled) == 2
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_file_is_left_alone(place: Path, compiled: list[bytes], kind: str) -> None:
-    place.parent.mkdir(parents=True)
-    make = {"pipe": os.mkfifo, "link": lambda p: p.symlink_to("nowhere"), "folder": Path.mkdir}
-    make[kind](place)
-    mode = place.lstat().st_mode
-    assert _answer(ANSWER) == 42 and place.lstat().st_mode == mode and len(compiled) == 1
 
 
 def _writable_file(place: Path) -> None:
@@ -141,18 +84,3 @@ def test_code_that_another_user_may_have_replaced_is_not_loaded(
     assert _answer(ANSWER) == 7, "the code of the user is taken for what it says it is"
     change(place)
     assert _answer(ANSWER) == 42
-
-
-def test_only_the_owner_can_write_the_code_whatever_the_umask(place: Path) -> None:
-    before = os.umask(0)
-    try:
-        _answer(ANSWER)
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (place, place.parent)] == [0o644, 0o755]
-
-
-def test_the_scanner_itself_is_kept(place: Path, compiled: list[bytes]) -> None:
-    for _ in range(2):
-        module_of(wasmtime.Engine(), module_code())
-    assert compiled == [module_code()]

@@ -1,17 +1,14 @@
 """A trace that lies in several files is the same trace."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.traces import event, trace_of
 
-from stepscope.trace.parts import joined, trace_id
-from stepscope.trace.table import Trace
+from stepscope.trace.table import Trace, joined
 
 NAMES = st.sampled_from(["aten::mm", "gemm", "κ", "record_param_comms"])
 EVENTS = st.lists(
@@ -63,23 +60,3 @@ def test_parts_joined_are_the_whole(
     assert {n: c.dtype for n, c in one.columns.items()} == {n: c.dtype for n, c in whole.columns.items()}
     assert len(set(one.strings)) == len(one.strings)
     assert (one["offset"][len(pieces[0]) :] == -1).all()
-
-
-def test_damage_of_all_parts_is_kept(tmp_path: Path) -> None:
-    good = trace_of(tmp_path, [event("kernel", "a")], name="a.json", who="first")
-    bad = trace_of(
-        tmp_path, [event("kernel", "b"), event("kernel", "c", dur=-1), event("kernel", "d")], name="b.json", cut=True
-    )
-    one = joined([good, bad])
-    assert one.quality.truncated
-    assert one.quality.negative_duration == 1
-    assert one.header["who"] == "first"
-    assert one.num_events == 2
-    assert np.array_equal(one.arg("correlation").rows, [])
-
-
-def test_only_a_text_is_a_trace_id(tmp_path: Path) -> None:
-    assert trace_id(trace_of(tmp_path, [event("kernel", "a")], trace_id="1D6E")) == "1D6E"
-    for other in ("", 7, None, ["x"]):
-        assert trace_id(trace_of(tmp_path, [event("kernel", "a")], trace_id=other)) is None
-    assert json.dumps(trace_id(trace_of(tmp_path, [event("kernel", "a")]))) == "null"

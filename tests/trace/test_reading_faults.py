@@ -15,7 +15,7 @@ import pytest
 from stepscope import intervals
 from stepscope.errors import TraceError
 from stepscope.trace.read import read
-from stepscope.trace.table import NONE_NS, Trace
+from stepscope.trace.table import Trace
 
 SAMPLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
 
@@ -75,13 +75,6 @@ def test_cut_file_in_another_layout_keeps_the_events_before_the_cut(tmp_path: Pa
         assert trace.num_events >= np.searchsorted(starts, cut) - 1
 
 
-def test_file_cut_in_its_last_fields_is_noted_and_keeps_all_events(tmp_path: Path) -> None:
-    text = text_of(event(), event())
-    trace = read_text(tmp_path, text[: text.index("traceName") + 4])
-    assert trace.quality.truncated
-    assert trace.num_events == 2
-
-
 # Times
 
 
@@ -109,19 +102,6 @@ def test_times_are_exact_where_floats_are_not(tmp_path: Path) -> None:
     assert trace["ts_ns"].tolist() == [
         3850983455851745, 1699999999999999001, 1, 1, 12346, 0, -7500, 12300000,
     ]  # fmt: skip
-
-
-def test_base_time_that_does_not_fit_is_left_out_with_a_note(tmp_path: Path) -> None:
-    text = text_of(event(ts=10)).replace('"schemaVersion": 1', f'"baseTimeNanoseconds": {2**63 - 5}')
-    trace = read_text(tmp_path, text)
-    assert trace["ts_ns"].tolist() == [10_000]
-    assert any("baseTimeNanoseconds" in note for note in trace.quality.notes)
-
-
-def test_complete_event_needs_times_and_others_do_not(tmp_path: Path) -> None:
-    trace = read_text(tmp_path, text_of('{"ph": "X", "ts": 1}', '{"ph": "M", "name": "process_name"}', event()))
-    assert trace["ts_ns"].tolist() == [NONE_NS, 10_000]
-    assert trace.quality.bad_time == 1
 
 
 # Duplicate keys
@@ -255,33 +235,6 @@ def test_byte_order_mark_and_trailing_garbage_are_noted(tmp_path: Path) -> None:
     assert not trace.quality.truncated
 
 
-def test_stray_bracket_between_events_does_not_end_them(tmp_path: Path) -> None:
-    trace = read_text(tmp_path, text_of(event(name="a"), "]", event(name="b"), "]]", event(name="c")))
-    assert names(trace) == ["a", "b", "c"]
-    assert trace.header["traceName"] == "x"
-
-
-def test_fields_after_lost_events_are_still_found(tmp_path: Path) -> None:
-    text = text_of(event(name="a"), '{"ph": "X", "name": ###}').replace(
-        '"traceName"', '"baseTimeNanoseconds": 7000, "traceName"'
-    )
-    trace = read_text(tmp_path, text)
-    assert names(trace) == ["a"]
-    assert trace["ts_ns"].tolist() == [17_000]
-    assert trace.quality.malformed == 1
-    assert trace.quality.first_bad_offset == text.index('{"ph": "X", "name": ###')
-
-
-def test_damaged_header_keeps_what_matters(tmp_path: Path) -> None:
-    text = text_of(event()).replace(
-        '"schemaVersion": 1', '"bad": ###, "baseTimeNanoseconds": 5, "distributedInfo": {"rank": 3}'
-    )
-    trace = read_text(tmp_path, text)
-    assert trace["ts_ns"].tolist() == [10_005]
-    assert trace.header["distributedInfo"] == {"rank": 3}
-    assert any("damaged" in note for note in trace.quality.notes)
-
-
 # Order
 
 
@@ -391,10 +344,3 @@ def test_limited_address_space_is_enough() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) == read(SAMPLE).num_events
-
-
-def test_profile_of_xla_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "vm.xplane.pb"
-    path.write_bytes(b"\x0a\x1a\x12\x09/host:CPU" + bytes(range(256)))
-    with pytest.raises(TraceError, match="XPlane, the profile of XLA, is not read; give a trace of torch's profiler"):
-        read(path)

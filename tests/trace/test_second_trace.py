@@ -44,55 +44,6 @@ def test_two_packed_traces_one_after_the_other_are_refused(tmp_path: Path) -> No
         read(path)
 
 
-def test_one_trace_in_two_packed_pieces_is_one(tmp_path: Path) -> None:
-    text = text_of(0).encode()
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(text[:500]) + gzip.compress(text[500:]))
-    assert read(path).num_events == 40
-
-
-def test_two_arrays_of_events_are_refused(tmp_path: Path) -> None:
-    events = json.dumps([event("kernel", "k", i, 1) for i in range(30)])
-    path = tmp_path / "both.json"
-    path.write_text(events + "\n" + events)
-    with pytest.raises(TraceError, match="several traces"):
-        read(path)
-
-
-@pytest.mark.parametrize("name", ['"traceEvents": [', '} {"traceEvents": [{', "}] [{"])
-def test_names_that_look_like_headers_are_names(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": [event("kernel", name, i, 1) for i in range(5)]}))
-    assert read(path).num_events == 5
-
-
-@pytest.mark.parametrize("name", ["}{", "} {", "}] [{", '} {"traceEvents": [{'])
-@pytest.mark.parametrize("as_array", [False, True])
-def test_braces_in_names_begin_no_trace(tmp_path: Path, name: str, as_array: bool) -> None:
-    events = [event("kernel", name, i, 1) for i in range(5)]
-    inside = {"rank": 3, "traceEvents": [{"ph": "no"}]}
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(events if as_array else {"traceEvents": events, "distributedInfo": inside}))
-    assert read(path).num_events == 5
-
-
-def test_second_trace_that_begins_with_its_events_is_refused(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": [event("kernel", "k", i, 1) for i in range(5)]})
-    path = tmp_path / "both.json"
-    path.write_text(text + text)
-    with pytest.raises(TraceError, match=f"from byte {len(text):,} on"):
-        read(path)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_trace_behind_one_that_was_cut_is_refused(tmp_path: Path, threads: int) -> None:
-    first = text_of(0)
-    path = tmp_path / "both.json"
-    path.write_text(first[: first.rindex("]")] + text_of(1))
-    with pytest.raises(TraceError, match="several traces one after the other"):
-        read(path, threads=threads)
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "ranks.json.gz"

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.trace.test_reading_faults import SAMPLE, event, peak_growth_bytes, text_of
 from zlib_ng import gzip_ng
 
@@ -80,15 +78,6 @@ def test_cut_or_damaged_packing_keeps_what_can_be_unpacked(
         assert np.array_equal(trace["ts_ns"][:-2], whole["ts_ns"][: trace.num_events - 2])
 
 
-def test_progress_counts_compressed_bytes_up_to_the_file_size(tmp_path: Path, raw: bytes) -> None:
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(raw, 1))
-    seen: list[int] = []
-    read(path, progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == path.stat().st_size
-
-
 BOMBS = {
     "spaces": b" " * (1 << 20),
     "zeros": b"\0" * (1 << 20),
@@ -113,13 +102,6 @@ def test_bomb_is_refused_in_bounded_memory(tmp_path: Path, content: str, packing
         warm_up=SAMPLE,
     )
     assert grown < 50 << 20
-
-
-def test_what_is_wrong_with_a_file_is_said_by_the_thread_that_unpacks_it(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(BOMBS["events"] * 200))
-    with pytest.raises(TraceError, match="bomb"):
-        read(path, threads=2)
 
 
 def test_bomb_that_is_long_text_is_no_trace(tmp_path: Path) -> None:
@@ -149,43 +131,9 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("size", [1000, 1 << 18, 1 << 22])
-@pytest.mark.parametrize("packing", PACKED)
-def test_buffers_are_filled_with_what_chunks_hold(tmp_path: Path, packing: str, size: int) -> None:
-    (tmp_path / "a").write_bytes(PACKED[packing])
-    by_chunks, by_buffers = Stream(tmp_path / "a"), Stream(tmp_path / "a")
-    assert b"".join(by_chunks.chunks(1 << 16)) == filled(by_buffers, size) == CONTENT
-    assert by_buffers.notes == by_chunks.notes and by_buffers.truncated is by_chunks.truncated is False
-    assert by_buffers.raw_bytes == len(CONTENT) and by_buffers.packed is by_chunks.packed
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    cut=st.integers(20, len(PACKED["members"])),
-    damaged=st.none() | st.integers(0, len(PACKED["members"]) - 1),
-    size=st.sampled_from([777, 1 << 16, 1 << 22]),
-)
-def test_damaged_gzip_fills_buffers_with_no_less_than_chunks(
-    tmp_path_factory: pytest.TempPathFactory, cut: int, damaged: int | None, size: int
-) -> None:
-    path = tmp_path_factory.mktemp("damaged") / "a"
-    data = bytearray(PACKED["members"][:cut])
-    if damaged is not None and 4 <= damaged < cut:  # it stays gzip
-        data[damaged] ^= 0x55
-    path.write_bytes(data)
-    by_chunks, by_buffers = Stream(path), Stream(path)
-    chunks = b"".join(by_chunks.chunks(1 << 16))
-    given_ = filled(by_buffers, size)
-    assert given_.startswith(chunks)
-    assert (by_buffers.truncated, by_buffers.notes) == (by_chunks.truncated, by_chunks.notes)
-    assert by_buffers.raw_bytes == len(given_)
-
-
 def test_gzip_is_read_by_the_files_of_zlib_ng_where_there_is_no_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside = gzip_ng._GzipReader
     monkeypatch.setattr(streams, "gzip_ng", SimpleNamespace(GzipNGFile=gzip_ng.GzipNGFile))
-    assert inside and not isinstance(streams._gzip_reader((tmp_path / "b").open("wb+")), inside)
     (tmp_path / "a").write_bytes(PACKED["members"])
     assert filled(Stream(tmp_path / "a"), 1 << 20) == CONTENT

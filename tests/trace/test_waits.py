@@ -1,7 +1,5 @@
 """Earliest and latest times in a graph of waits, against the plain definition."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,9 +64,3 @@ def test_each_node_may_end_as_late_as_what_waits_for_it_allows(
 def test_a_circle_is_found() -> None:
     graph = wait_graph([[(1, 0.0)], [(0, 0.0)], []])
     assert graph.is_circular and graph.order.tolist() == [2]
-
-
-def test_a_graph_is_the_same_in_another_process() -> None:
-    graph = wait_graph([[], [(0, 2.0)]])
-    again = pickle.loads(pickle.dumps(graph))
-    assert again.ends(np.zeros(2), np.array([1.0, 3.0])).tolist() == [1.0, 6.0]

@@ -21,9 +21,8 @@ from stepscope.cost.kernel_names import MATMUL_FAMILIES, Family, KernelClass, Op
 from stepscope.cost.operators import counted_once, may_cost, operator_cost
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.run.device_name import CPU
 from stepscope.run.device_work import numbered
-from stepscope.run.rank import Rank
+from stepscope.run.rank import CPU, Rank
 from stepscope.stats.distinct import distinct, distinct_places
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import NO_STRING, Int64s, Trace

@@ -27,9 +27,8 @@ from stepscope.intervals import (
     union_by,
 )
 from stepscope.records import ArrayRecord
-from stepscope.run.device_name import Device
 from stepscope.run.device_work import DeviceWork
-from stepscope.run.rank import Rank
+from stepscope.run.rank import Device, Rank
 from stepscope.run.steps import Steps
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import DENSE, Int64s, Trace

@@ -24,7 +24,7 @@ from stepscope.analyze.outlined_rank import OutlinedRank, outlined, window_of
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError
 from stepscope.run.aligned import AlignedRun, aligned
-from stepscope.run.flight_recorder import FLIGHT_RECORDER
+from stepscope.run.collectives import FLIGHT_RECORDER
 from stepscope.run.load import MAX_FULL_RANKS, MAX_JOBS, Run, load_sources, run_description, run_name
 from stepscope.run.rank import Rank, rank_of_trace
 from stepscope.run.read_files import Progress, refuse_too_many, size_on_disk

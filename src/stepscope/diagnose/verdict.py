@@ -29,8 +29,7 @@ from stepscope.dataclass import dataclass
 from stepscope.diagnose.examined import applied
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.run.device_name import CPU
-from stepscope.run.rank import rank_ranges
+from stepscope.run.rank import CPU, rank_ranges
 
 # What a run can be bound by: which parts of the budget, and which findings, stand for each category.
 

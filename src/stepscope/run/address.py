@@ -1,4 +1,4 @@
-"""Is a name an address (`s3://bucket/run`)? Standard library only: every command line asks it."""
+"""Addresses such as `s3://bucket/run`. Standard library only: every command imports it."""
 
 import re
 

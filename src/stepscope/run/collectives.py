@@ -1,4 +1,4 @@
-"""Which collectives did this rank run, when, in which group, and with how many bytes?
+"""Collectives of one rank: times, groups and bytes.
 
 On devices the kernel has the time and the host has the meaning:
 
@@ -12,26 +12,224 @@ gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see 
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
-from itertools import takewhile
-from typing import NamedTuple
+from functools import cache, cached_property, lru_cache
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
+from stepscope.contract.run_folder import json_object
 from stepscope.dataclass import dataclass
+from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import DeviceWork, Rows, enclosing, lookup
-from stepscope.run.flight_recorder import FlightCall, calls_of_operators, element_counts, shape_bytes
-from stepscope.run.groups import UNKNOWN_GROUP, Group, group_of_record, header_groups
+from stepscope.run.groups import MAX_RANK, UNKNOWN_GROUP, Group, group_of_record, header_groups
 from stepscope.run.sources import rank_in_header
 from stepscope.run.steps import Steps
+from stepscope.side_file import parsed_json, side_file_lines
 from stepscope.stats.distinct import among, distinct
+from stepscope.stats.robust import median
 from stepscope.trace.classify import EventKind, Kinds, by_string, coded_rows, rows_named
 from stepscope.trace.table import NO_STRING, Int64s, Trace
+
+if TYPE_CHECKING:
+    pass
+
+# Input sizes from the shapes and types that the profiler writes.
+#
+# They come from a file that anybody may have written: what is no shape is unknown, never an error.
+
+# a tensor of more than a petabyte is no tensor
+_MAX_ELEMENTS = 1 << 50
+_UNKNOWN = -1
+
+
+def shape_bytes(dims: str | None, types: str | None) -> int:
+    """Return the bytes of the first input whose shape and type are recorded, UNKNOWN where there is none.
+
+    >>> shape_bytes("[[6144], []]", '["float", ""]')
+    24576
+    """
+    for shape, kind in zip(_listed(dims), _listed(types), strict=False):
+        size = element_bytes(kind if isinstance(kind, str) else None)
+        elements = _shape_elements(shape)
+        if size and elements is not None:
+            return elements * size
+    return _UNKNOWN
+
+
+@lru_cache(maxsize=4096)
+def element_counts(dims: str | None) -> frozenset[int]:
+    """Return how many elements each of the inputs has, those in lists of tensors too.
+
+    >>> sorted(element_counts("[[[4, 8], [10]], [3], []]"))
+    [3, 10, 32]
+    """
+    counts = set()
+    for shape in _listed(dims):
+        each = [shape] if _shape_elements(shape) is not None else shape if isinstance(shape, list) else []
+        counts |= {n for n in map(_shape_elements, each) if n is not None}
+    return frozenset(counts)
+
+
+def _listed(text: str | None) -> list[Any]:
+    try:
+        found = parsed_json(text or "[]").value
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _shape_elements(shape: Any) -> int | None:
+    if not isinstance(shape, list) or not 0 < len(shape) <= 64:
+        return None
+    if not all(type(n) is int and n >= 0 for n in shape):
+        return None
+    elements = math.prod(shape)
+    return elements if elements <= _MAX_ELEMENTS else None
+
+
+FLIGHT_RECORDER = "flight_recorder.jsonl"
+# torch keeps 2,000 unless told otherwise
+_MAX_CALLS = 20_000
+# of which each call takes a few hundred
+_MAX_FILE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class FlightCall:
+    """One call as torch's flight recorder noted it."""
+
+    op: str
+    created_ns: int
+    #: of its input, -1 unknown
+    size_bytes: int
+    group: Group
+
+
+def flight_calls(path: Path) -> tuple[FlightCall, ...]:
+    """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged.
+
+    Where the recorder left none, a dump that was imported beside it is read.
+    """
+    dump = path.parent / path.name.replace(FLIGHT_RECORDER, "flight_recorder.dump")
+    if not path.exists() and dump.is_file():
+        return _calls_of_dump(dump)
+    calls = []
+    try:
+        lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=_MAX_FILE_BYTES))
+        groups = _flight_groups(next(lines, {}))
+        for line in islice(lines, _MAX_CALLS):
+            call = _call(line, groups)
+            if call is not None:
+                calls.append(call)
+    except OSError:
+        return ()
+    return tuple(sorted(calls, key=lambda call: call.created_ns))
+
+
+def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
+    try:
+        from stepscope.trace.flight_recorder import read_flight_dump  # only where there is such a file
+
+        dump = read_flight_dump(path)
+    except InputError:
+        return ()
+    groups = {
+        g.name: Group(g.name, g.desc, g.ranks, len(g.ranks)) if g.ranks else Group(g.name, g.desc, None, None)
+        for g in dump.groups.values()
+    }
+    calls = [
+        FlightCall(
+            e.op,
+            e.created_ns,
+            _input_bytes([*map(list, e.input_sizes)], [*e.input_dtypes]),
+            groups.get(e.group) or Group(e.group, e.group_desc, None, None),
+        )
+        for e in dump.entries[-_MAX_CALLS:]
+        if e.created_ns is not None
+    ]
+    return tuple(sorted(calls, key=lambda call: call.created_ns))
+
+
+def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_ns: Int64s) -> list[FlightCall | None]:
+    """Return the call that each operator made, None where the recorder no longer holds it.
+
+    `ops` and `called_ns` are the operators in the order they were called. Where they fit in several places, the one
+    in which the times between calls agree best is theirs.
+    """
+    held = np.array([_runs_as(call.op) for call in calls], np.int64)
+    wanted = np.array([_runs_as(op) for op in ops], np.int64)
+    created = np.array([call.created_ns for call in calls], np.int64)
+    fits = [(0, at) for at in _fits(held, wanted)] or [(lost, 0) for lost in _overrun(held, wanted)]
+    if not fits:
+        return [None] * len(ops)
+
+    def disagreement(fit: tuple[int, int]) -> float:
+        lost, at = fit
+        apart = created[at : at + len(ops) - lost] - called_ns[lost:]
+        return median(np.abs(apart - median(apart)))
+
+    lost, at = min(fits, key=disagreement)
+    return [*[None] * lost, *calls[at : at + len(ops) - lost]]
+
+
+def _fits(held: Int64s, wanted: Int64s) -> list[int]:
+    starts = np.flatnonzero(held[: max(len(held) - len(wanted) + 1, 0)] == wanted[0]) if len(wanted) else wanted
+    return [at for at in starts.tolist() if np.array_equal(held[at : at + len(wanted)], wanted)]
+
+
+def _overrun(held: Int64s, wanted: Int64s) -> list[int]:
+    most = len(wanted) // 2
+    return [
+        lost
+        for lost in range(max(1, len(wanted) - len(held)), most + 1)
+        if np.array_equal(held[: len(wanted) - lost], wanted[lost:])
+    ]
+
+
+def _runs_as(op: str) -> int:
+    return OP_CODE["all_reduce" if op == "reduce_scatter" else op]
+
+
+def _flight_groups(header: dict[str, Any]) -> dict[str, Group]:
+    listed = header.get("process_groups")
+    groups = {}
+    for entry in listed if isinstance(listed, list) else []:
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
+        if isinstance(ranks, list) and ranks and all(type(rank) is int and 0 <= rank <= MAX_RANK for rank in ranks):
+            name = str(entry.get("name", "?"))
+            groups[name] = Group(name, str(entry.get("desc") or ""), tuple(ranks), len(ranks))
+    return groups
+
+
+def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
+    created, named, group = line.get("time_created_ns"), line.get("profiling_name"), line.get("process_group")
+    if type(created) is not int or not 0 <= created < 1 << 62 or not isinstance(named, str):
+        return None
+    name = str(group[0]) if isinstance(group, list) and group else "?"
+    return FlightCall(
+        op_name(named),
+        created,
+        _input_bytes(line.get("input_sizes"), line.get("input_dtypes")),
+        groups.get(name, UNKNOWN_GROUP),
+    )
+
+
+def _input_bytes(shapes: Any, types: Any) -> int:
+    if not isinstance(shapes, list) or not isinstance(types, list) or not shapes or len(shapes) != len(types):
+        return _UNKNOWN
+    elements = [1 if shape == [] else _shape_elements(shape) for shape in shapes]
+    each = [element_bytes(kind if isinstance(kind, str) else None) for kind in types]
+    known = [n * size for n, size in zip(elements, each, strict=True) if n is not None and size]
+    return sum(known) if len(known) == len(shapes) else _UNKNOWN
+
 
 # The communication operations of one rank as a table: one row per kernel or gloo span, and one per message.
 
@@ -81,7 +279,6 @@ class Collectives(ArrayRecord):
 
     @property
     def unjoined(self) -> int:
-        """Return how many operations were launched in the window and still have no record."""
         return int(((self.record_row < 0) & (self.step >= 0)).sum())
 
 
@@ -133,9 +330,9 @@ def _collective_table(
         issue_ns=issue_ns,
         op=np.array([OP_CODE[m.op] for m in meanings], np.uint8)[meaning],
         group=group[meaning],
-        in_bytes=_known(m.in_bytes for m in meanings)[meaning],
-        out_bytes=_known(m.out_bytes for m in meanings)[meaning],
-        peer=_known((m.peer for m in meanings), most=_MAX_RANKS).astype(np.int32)[meaning],
+        in_bytes=_masked_column(m.in_bytes for m in meanings)[meaning],
+        out_bytes=_masked_column(m.out_bytes for m in meanings)[meaning],
+        peer=_masked_column((m.peer for m in meanings), most=_MAX_RANKS).astype(np.int32)[meaning],
         step=step,
         device_index=device_index,
         record_row=record_row,
@@ -143,19 +340,18 @@ def _collective_table(
         messages=Messages(
             collective=np.array([m[0] for m in messages], np.int64),
             is_send=np.array([m[1] for m in messages], bool),
-            peer=_known((m[2] for m in messages), most=_MAX_RANKS).astype(np.int32),
-            size_bytes=_known(m[3] for m in messages),
+            peer=_masked_column((m[2] for m in messages), most=_MAX_RANKS).astype(np.int32),
+            size_bytes=_masked_column(m[3] for m in messages),
         ),
         unanswered=unanswered,
     )
 
 
-def _known(values: Iterable[int], *, most: int = 1 << 60) -> Int64s:
+def _masked_column(values: Iterable[int], *, most: int = 1 << 60) -> Int64s:
     return np.array([value if value <= most else -1 for value in values], np.int64)
 
 
 RECORD = "record_param_comms"
-_IS_RECORD = 2
 
 # the values of a `_Record` or a `_Range`, which is what they are made into once they differ from all before
 _Said = tuple[int, ...]
@@ -200,16 +396,28 @@ def device_collectives(trace: Trace, work: DeviceWork) -> Collectives:
     record = lookup(launches, inside, launch)
     own = trace.arg("collective").at(kernel, missing=NO_STRING) != NO_STRING
     record = np.where((record < 0) & own, kernel, record)
-    said = _said_by_kernels(trace, record)
+    by_records = zip(record.tolist(), _said_by_records(trace, record), strict=True)
+    said: list[tuple[_Said, ...]] = [(one,) if row >= 0 else () for row, one in by_records]
     if coalesced:
         said_at = dict(zip(records.tolist(), _said_by_records(trace, records), strict=True))
         for i in np.flatnonzero(among(launch, np.array(list(coalesced), np.int64))).tolist():
             rows = coalesced[int(launch[i])]
             record[i], said[i] = rows[0], tuple(said_at[row] for row in rows)
-    named = _said_by_ranges(trace, lookup(launches, around, launch))
-    meanings, meaning = _distinct_meanings(trace, zip(said, named, trace["name"][kernel].tolist(), strict=True))
+    range_row = lookup(launches, around, launch)
+    range_name = np.where(range_row >= 0, trace["name"][range_row], NO_STRING).tolist()
+    shapes = (trace.arg(name).at(range_row, missing=NO_STRING).tolist() for name in ("input_dims", "input_types"))
+    named = zip(range_name, *shapes, strict=True)
+    numbers: dict[_SaidOfKernel, int] = {}
+    kernels = zip(said, named, trace["name"][kernel].tolist(), strict=True)
+    meaning = np.array([numbers.setdefault(one, len(numbers)) for one in kernels], np.int64)
+    known = header_groups(trace.header)
+
+    @cache
+    def group_of(*arguments: int) -> Group:
+        return group_of_record(trace, dict(zip(_GROUP_ARGS, arguments, strict=True)), known)
+
     return _collective_table(
-        meanings,
+        [_meaning(trace, *one, group_of) for one in numbers],
         meaning,
         start_ns=work.start_ns[index],
         end_ns=work.end_ns[index],
@@ -221,14 +429,12 @@ def device_collectives(trace: Trace, work: DeviceWork) -> Collectives:
 
 
 def _records_and_ranges(trace: Trace) -> tuple[Rows, Rows]:
-    rows, code = coded_rows(trace, _code, (EventKind.HOST_OP, EventKind.ANNOTATION))
-    records, ranges = rows[code == _IS_RECORD], rows[code != _IS_RECORD]
+    rows, code = coded_rows(
+        trace, lambda s: 2 if s == RECORD else is_comm_annotation(s), (EventKind.HOST_OP, EventKind.ANNOTATION)
+    )
+    records, ranges = rows[code == 2], rows[code != 2]
     waits = by_string(trace, trace.arg("collective").at(records, missing=NO_STRING), lambda s: s == "wait")
     return records[waits == 0], ranges
-
-
-def _code(name: str) -> int:
-    return _IS_RECORD if name == RECORD else is_comm_annotation(name)
 
 
 def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dict[int, list[int]]:
@@ -245,38 +451,13 @@ def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dic
         mine = pending.setdefault(thread, [])
         if row not in launching:
             mine.append(row)
-            continue
-        if mine and row in bare:
-            out[row] = list(mine)
-        mine.clear()
+        elif pending.pop(thread) and row in bare:
+            out[row] = mine
     return out
-
-
-def _said_by_kernels(trace: Trace, rows: Rows) -> list[tuple[_Said, ...]]:
-    said = zip(rows.tolist(), _said_by_records(trace, rows), strict=True)
-    return [(one,) if row >= 0 else () for row, one in said]
 
 
 def _said_by_records(trace: Trace, rows: Rows) -> list[_Said]:
     return list(zip(*(trace.arg(name).at(rows, missing=-1).tolist() for name in _Record._fields), strict=True))
-
-
-def _said_by_ranges(trace: Trace, rows: Rows) -> list[_Said]:
-    names = np.where(rows >= 0, trace["name"][rows], NO_STRING).tolist()
-    shapes = (trace.arg(name).at(rows, missing=NO_STRING).tolist() for name in ("input_dims", "input_types"))
-    return list(zip(names, *shapes, strict=True))
-
-
-def _distinct_meanings(trace: Trace, kernels: Iterable[_SaidOfKernel]) -> tuple[list[Meaning], Int64s]:
-    known = header_groups(trace.header)
-
-    @cache
-    def group_of(*arguments: int) -> Group:
-        return group_of_record(trace, dict(zip(_GROUP_ARGS, arguments, strict=True)), known)
-
-    numbers: dict[_SaidOfKernel, int] = {}
-    meaning = np.array([numbers.setdefault(said, len(numbers)) for said in kernels], np.int64)
-    return [_meaning(trace, *said, group_of) for said in numbers], meaning
 
 
 def _meaning(
@@ -340,7 +521,7 @@ def _sum(sizes: list[int]) -> int:
     return sum(sizes) if all(s >= 0 for s in sizes) else -1
 
 
-# Which collectives did a CPU rank run? Gloo executes them on threads of its own.
+# Collectives of a CPU rank: gloo executes them on its own threads.
 #
 # The operator on the calling thread (`c10d::allreduce_`) says what was asked for; the span on a gloo thread
 # (`gloo:all_reduce`) says when it ran. Gloo's threads take operators in the order they were called, so a span belongs
@@ -349,8 +530,6 @@ def _sum(sizes: list[int]) -> int:
 # without
 # its file the group is known where the rank has just one.
 
-# What gloo runs for an operator where the names differ.
-_RUNS_AS = {"reduce_scatter": ("reduce_scatter", "all_reduce")}
 # operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the
 # second
 _BASE = "_base_"
@@ -367,12 +546,12 @@ def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequen
     operator_of = _match(trace, spans, asked)
     called = trace["ts_ns"][np.array(asked, np.int64)]
     calls = dict(zip(asked, calls_of_operators(flight, [_op(trace, row) for row in asked], called), strict=True))
-    group = _only_group(trace)
+    groups = list(header_groups(trace.header).values())
+    group = groups[0] if len(groups) == 1 else UNKNOWN_GROUP
     meanings = [
         _gloo_meaning(trace, span, op, group, calls.get(op)) for span, op in zip(spans, operator_of, strict=True)
     ]
-    rows = np.array(spans, np.int64)
-    ops = np.array(operator_of, np.int64)
+    rows, ops = np.array(spans, np.int64), np.array(operator_of, np.int64)
     issue = np.where(ops >= 0, trace["ts_ns"][ops], np.iinfo(np.int64).min)
     start = trace["ts_ns"][rows]
     return _collective_table(
@@ -409,7 +588,8 @@ def _match(trace: Trace, spans: list[int], asked: list[int]) -> list[int]:
     """
     waiting: dict[str, deque[int]] = {}
     for row in asked:
-        for runs_as in _RUNS_AS.get(op := _op(trace, row), (op,)):
+        op = _op(trace, row)
+        for runs_as in (op, "all_reduce") if op == "reduce_scatter" else (op,):
             waiting.setdefault(runs_as, deque()).append(row)
     if trace.quality.truncated:
         held = [_op(trace, span) for span in spans]
@@ -470,8 +650,7 @@ def _peer(trace: Trace, operator: int, group: Group) -> int:
         others = [rank for rank in group.ranks or () if rank != own]
         return others[0] if len(others) == 1 else -1
     try:
-        values = json.loads(said or "[]")
-        return dict(enumerate(group.ranks or ()))[int(values[_PEER_AT])]
+        return dict(enumerate(group.ranks or ()))[int(json.loads(said or "[]")[_PEER_AT])]
     except (ValueError, LookupError, TypeError, RecursionError):
         return -1
 
@@ -486,8 +665,3 @@ def _op(trace: Trace, row: int) -> str:
 
 def _text(trace: Trace, column: str, row: int) -> str | None:
     return trace.text(int(trace.arg(column).at(np.array([row], np.int64), missing=-1)[0]))
-
-
-def _only_group(trace: Trace) -> Group:
-    groups = list(header_groups(trace.header).values())
-    return groups[0] if len(groups) == 1 else UNKNOWN_GROUP

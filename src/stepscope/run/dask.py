@@ -44,11 +44,7 @@ def keep_columns(path: str, cache_folder: str | None, total_bytes: int) -> Outco
         return Outcome(path, None, str(error)[:300])
 
 
-_LOCAL = "local"
 _ADDRESS = re.compile(r"^dask://([\w.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):(\d{1,5})$")
-_CONNECT_S = 30
-_WORKERS_S = 60
-_RETRIES = 3
 Result = TypeVar("Result")
 # Called with files read so far and files in all.
 Progress = Callable[[int, int], None]
@@ -62,11 +58,11 @@ def scheduler_address(engine: str) -> str:
     """
     found = _ADDRESS.match(engine)
     if found is None or not 0 < int(found[2]) < 65536:
-        raise UsageError(f"--engine takes {_LOCAL} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
+        raise UsageError(f"--engine takes {'local'} or dask://HOST:PORT, not {printable(engine, width=100)!r}")
     return f"tcp://{found[1]}:{found[2]}"
 
 
-class Lost(NamedTuple):
+class FailedTask(NamedTuple):
     """A task that no worker could do: workers that die again and again, or are not like this machine."""
 
     why: str
@@ -80,7 +76,10 @@ def read_on_cluster(
     folder = None if cache_folder is None else str(cache_folder.absolute())
     given = [(str(path.absolute()), folder, total_bytes) for path in paths]
     came = run_on_cluster(engine, keep_columns, given, progress=progress)
-    return [Outcome(path, None, r.why) if isinstance(r, Lost) else r for r, (path, *_) in zip(came, given, strict=True)]
+    return [
+        Outcome(path, None, r.why) if isinstance(r, FailedTask) else r
+        for r, (path, *_) in zip(came, given, strict=True)
+    ]
 
 
 def run_on_cluster(
@@ -89,36 +88,30 @@ def run_on_cluster(
     given: Sequence[tuple[Any, ...]],
     *,
     progress: Progress | None = None,
-) -> list[Result | Lost]:
+) -> list[Result | FailedTask]:
     """Return what the task gives for each of the given arguments, in their order."""
     address = scheduler_address(engine)
-    distributed = _distributed()
     try:
-        with distributed.Client(address, timeout=_CONNECT_S, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=_WORKERS_S)
-            tasks = [client.submit(task, *one, retries=_RETRIES, pure=False) for one in given]
+        distributed = import_module("distributed")
+    except ImportError as error:
+        raise UsageError("--engine dask:// needs distributed; pip install 'stepscope[cluster]'") from error
+    try:
+        with distributed.Client(address, timeout=30, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+            tasks = [client.submit(task, *one, retries=3, pure=False) for one in given]
             # Taken as they come: what a worker gave before it died need not be made again.
             came = distributed.as_completed(tasks, loop=client.loop, with_results=True, raise_errors=False)
             found = {}
             for number, (future, result) in enumerate(came, 1):
-                found[future.key] = result if future.status == "finished" else _lost(result)
+                if future.status != "finished":
+                    problem = result[1] if isinstance(result, tuple) and len(result) > 1 else result
+                    result = FailedTask(printable(str(problem), width=300))
+                found[future.key] = result
                 if progress:
                     progress(number, len(tasks))
-            return [found.get(future.key, Lost("no result")) for future in tasks]
+            return [found.get(future.key, FailedTask("no result")) for future in tasks]
     except (OSError, TimeoutError) as error:
         what = printable(str(error), width=200)
         raise InputError(
             f"no Dask cluster with a worker at {engine}: {what}; start one, or leave --engine out"
         ) from error
-
-
-def _lost(result: Any) -> Lost:
-    problem = result[1] if isinstance(result, tuple) and len(result) > 1 else result
-    return Lost(printable(str(problem), width=300))
-
-
-def _distributed() -> Any:
-    try:
-        return import_module("distributed")
-    except ImportError as error:
-        raise UsageError("--engine dask:// needs distributed; pip install 'stepscope[cluster]'") from error

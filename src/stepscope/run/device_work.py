@@ -59,7 +59,6 @@ class DeviceWork(ArrayRecord):
         return len(self.row)
 
     def intervals(self, *kinds: EventKind) -> Intervals:
-        """Return the union of the work of these kinds."""
         keep = of_kinds(self.kind, kinds)
         return union(self.start_ns[keep], self.end_ns[keep])
 
@@ -104,7 +103,12 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
         op_row=op_row,
         step=step,
     )
-    _refuse_too_many_streams(work, trace)
+    count = _num_streams(work)
+    if count > MAX_STREAMS:
+        raise TraceError(
+            f"{trace.path}: work on {count:,} streams, where a rank has a few dozen; at most {MAX_STREAMS:,} are read: "
+            "pass the trace of one rank, as the profiler wrote it"
+        )
     counts = JoinCounts(
         device_events=len(row),
         without_launch=int((launch_row < 0).sum()),
@@ -115,21 +119,10 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
     return work, counts
 
 
-def _refuse_too_many_streams(work: DeviceWork, trace: Trace) -> None:
-    count = _num_streams(work)
-    if count > MAX_STREAMS:
-        raise TraceError(
-            f"{trace.path}: work on {count:,} streams, where a rank has a few dozen; at most {MAX_STREAMS:,} are read: "
-            "pass the trace of one rank, as the profiler wrote it"
-        )
-
-
 def _num_streams(work: DeviceWork) -> int:
     if len(distinct(work.device)) <= 1:
         return len(distinct(work.stream))
-    order = np.lexsort((work.stream, work.device))
-    device, stream = work.device[order], work.stream[order]
-    return 1 + int(((device[1:] != device[:-1]) | (stream[1:] != stream[:-1])).sum())
+    return len(np.unique(np.stack((work.device, work.stream)), axis=1).T)
 
 
 def lookup(keys: Numbers, values: Numbers, wanted: Int64s) -> Rows:
@@ -186,8 +179,7 @@ def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
     """Return the innermost host operator around each launch: by external id where it names one on the same
     thread around the launch, else by the call stack.
     """
-    external = trace.arg("external_id")
-    ops, calls = _of_each_kind(external, kinds, EventKind.HOST_OP, EventKind.RUNTIME)
+    ops, calls = _of_each_kind(trace.arg("external_id"), kinds, EventKind.HOST_OP, EventKind.RUNTIME)
     found = lookup(ops.values, ops.rows, calls.at(launch_rows, missing=-1))
     found[~_encloses(trace, found, launch_rows)] = -1
     missing = np.flatnonzero(found < 0)

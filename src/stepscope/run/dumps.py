@@ -1,4 +1,4 @@
-"""Which flight recorder dumps lie in a folder, and of which rank is each? All that can be read, the rest named."""
+"""Flight recorder dumps and memory snapshots of a folder by rank."""
 
 import re
 import zlib
@@ -14,7 +14,6 @@ from stepscope.side_file import open_side_file, side_file_lines
 from stepscope.trace.flight_recorder import FlightDump, rank_in, read_flight_dump
 from stepscope.trace.memory_snapshot import MemorySnapshot, read_memory_snapshot
 
-_MAX_DUMPS = 100_000
 _DUMP_NAME = re.compile(
     r"(trace|fr|flight|dump)[A-Za-z]*[_.-]?(rank)?[_-]?\d+(\.json|(\.(pickle|pkl|bin))?(\.gz)?)$|flight_recorder",
     re.IGNORECASE,
@@ -38,7 +37,7 @@ def read_dumps(given: Sequence[str]) -> Dumps:
     files = named or perhaps
     dumps: list[FlightDump] = []
     unreadable: list[str] = []
-    for path in files[:_MAX_DUMPS]:
+    for path in files[:100_000]:
         try:
             dumps.append(read_flight_dump(path))
         except InputError as error:
@@ -91,11 +90,7 @@ def _by_rank(dumps: list[FlightDump]) -> tuple[dict[int, FlightDump], list[str]]
     return dict(sorted({**by_rank, **taken}.items())), notes
 
 
-# Which memory snapshots does a run folder hold, and what did the job say of its storages?
-
-_ENDINGS = (".memory.pickle", ".memory.pickle.gz")
-_MAX_STORAGES = 1_000_000
-_HEAD_BYTES = 1 << 12
+# Memory snapshots and storages of a run folder.
 
 
 def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapshot]], list[str]]:
@@ -104,7 +99,11 @@ def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapsho
     Those named as the recorder names them, and whatever else in the folder is one by its content; the rank of such a
     file is None where its name does not say it.
     """
-    named = [p for p in sorted(folder.glob("rank*")) if rank_of(p.name) is not None and p.name.endswith(_ENDINGS)]
+    named = [
+        p
+        for p in sorted(folder.glob("rank*"))
+        if rank_of(p.name) is not None and p.name.endswith((".memory.pickle", ".memory.pickle.gz"))
+    ]
     ranks: dict[Path, int | None] = {p: rank_of(p.name) for p in named}
     ranks |= {one.path: one.rank for one in beside(folder, MEMORY_SNAPSHOT.id) if one.path not in ranks}
     found: list[tuple[int | None, MemorySnapshot]] = []
@@ -141,7 +140,7 @@ def storages_beside(path: Path, *, rank: int, device: int) -> SaidStorages:
                 category[address] = str(line.get("category"))
             elif line.get("kind") == "bucket" and isinstance(size_bytes, int) and 0 < size_bytes < 1 << 48:
                 buckets.append(size_bytes)
-            if len(category) + len(buckets) >= _MAX_STORAGES:
+            if len(category) + len(buckets) >= 1_000_000:
                 break
     except OSError:
         return SaidStorages()
@@ -152,7 +151,7 @@ def is_snapshot(path: Path) -> bool:
     """Return whether a file is a pickle by its first bytes, packed or not: traces are text."""
     try:
         with open_side_file(path, max_bytes=1 << 42) as f:
-            start = f.read(_HEAD_BYTES)
+            start = f.read(1 << 12)
     except OSError:
         return False
     if start.startswith(b"\x1f\x8b"):

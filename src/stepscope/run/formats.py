@@ -1,4 +1,4 @@
-"""Which format is a file of, and which such files lie in a run folder?
+"""File formats of other tools, and the files of each format in a run folder.
 
 Told by content. A name may be anything: a dump called `nccl_trace_rank_3` and one called `rank00003.flight.pickle` are
 the same to every reader.
@@ -19,25 +19,29 @@ from stepscope.run.sources import rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.nccl import LINE, inspected, is_inspector, nccl_logs
 from stepscope.trace.ncu import KernelMetrics, is_ncu_csv, read_ncu_csv
-from stepscope.trace.nsight_tools import MAGIC, NCU_REPORT, NSYS_REPORT, export_ncu, export_nsys, require_tool
+from stepscope.trace.nsight_tools import (
+    MAGIC,
+    NCU_REPORT,
+    NSYS_REPORT,
+    export_ncu,
+    export_nsys,
+    exported_metrics,
+    require_tool,
+)
 from stepscope.trace.read import read
 from stepscope.units import printable, readable_bytes
 
-# What is a format of another tool? How to tell it, its name in a run folder, and a look into a file of it.
+# Definition of a format: detection, name in a run folder, summary of a file.
 
 _HEAD_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 42
 _GZIP = b"\x1f\x8b"
-# a gzip header is expected
-_WINDOW_BITS = 31
-
-
 # told how many bytes of a file were read so far
 BytesRead = Callable[[int], None]
 
 
-def nobody(_read_bytes: int) -> None:
-    """Be told, and tell nobody."""
+def no_progress(_read_bytes: int) -> None:
+    """No-op progress callback."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,6 @@ class FileHead:
 
     @property
     def name(self) -> str:
-        """Return the file's name without `.gz`, in lower case."""
         return self.path.name.lower().removesuffix(".gz")
 
 
@@ -92,7 +95,6 @@ class Format:
 
     @property
     def endings(self) -> tuple[str, ...]:
-        """Return all endings of files of this format in a run folder."""
         return (self.ending, *self.other_endings)
 
 
@@ -102,7 +104,7 @@ def _file_head(path: Path) -> FileHead:
         size = path.stat().st_size
     if start.startswith(_GZIP):
         try:
-            start = zlib.decompressobj(_WINDOW_BITS).decompress(start, _HEAD_BYTES)
+            start = zlib.decompressobj(31).decompress(start, _HEAD_BYTES)
         except zlib.error:
             start = b""
     return FileHead(path, size, start)
@@ -173,22 +175,18 @@ def _candidates(folder: Path) -> list[Path]:
         entries = sorted(folder.iterdir())[:_MAX_FILES]
     except OSError:
         return []
-    return [path for path in entries if not _is_known_otherwise(path.name) and path.is_file()]
-
-
-def _is_known_otherwise(name: str) -> bool:
-    return name.startswith(".") or name in (RUN_JSON, CACHE_FOLDER) or bool(_OURS.match(name))
+    names = (RUN_JSON, CACHE_FOLDER)
+    return [
+        path
+        for path in entries
+        if not path.name.startswith(".") and path.name not in names and not _OURS.match(path.name) and path.is_file()
+    ]
 
 
 # Kineto traces of a run folder: what PyTorch's profiler writes, under the name that the recorder gives them.
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
-_PACKED = (b"\x1f\x8b", b"\x28\xb5")
 _CHUNK_BYTES = 1 << 20
-
-
-def _is_kineto(head: FileHead) -> bool:
-    return bool(_EVENTS.search(head.start))
 
 
 def _look(path: Path, told: BytesRead) -> Contents:
@@ -201,7 +199,7 @@ def _store(source: Path, target: Path) -> None:
     with open_side_file(source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(target) as out:
         start = f.read(2)
         f.seek(0)
-        if start in _PACKED:
+        if start in (b"\x1f\x8b", b"\x28\xb5"):
             shutil.copyfileobj(f, out, _CHUNK_BYTES)
             return
         pack = zlib.compressobj(level=3, wbits=31)
@@ -214,20 +212,13 @@ _KINETO = Format(
     id="kineto",
     title="Kineto trace",
     ending="pt.trace.json.gz",
-    is_it=_is_kineto,
+    is_it=lambda head: _EVENTS.search(head.start) is not None,
     look=_look,
     store=_store,
 )
 
 
 # What NCCL writes, in a run folder: its debug log, of one rank or of all, and NCCL inspector's measurements.
-
-_MAX_UNPACKED_BYTES = 1 << 30
-_TELL_EVERY_BYTES = 1 << 20
-
-
-def _is_log(head: FileHead) -> bool:
-    return b"NCCL " in head.start and LINE.search(head.start.decode(errors="replace")) is not None
 
 
 def _look_log(path: Path, told: BytesRead) -> Contents:
@@ -237,9 +228,8 @@ def _look_log(path: Path, told: BytesRead) -> Contents:
     version = next((log.version for log in logs if log.version), None)
     transports = sorted({name for log in logs for name in log.transports})
     what = f"NCCL {version or 'of unknown version'}, {', '.join(transports) or 'no connections'}"
-    ranks = tuple(log.rank for log in logs)
     several = f", {len(logs)} ranks" if len(logs) > 1 else ""
-    return Contents(what + several, ranks, whole_job=len(logs) > 1)
+    return Contents(what + several, tuple(log.rank for log in logs), whole_job=len(logs) > 1)
 
 
 def _look_inspector(path: Path, told: BytesRead) -> Contents:
@@ -251,12 +241,12 @@ def _look_inspector(path: Path, told: BytesRead) -> Contents:
     return Contents(f"{count:,} collectives measured", ranks, whole_job=len(ranks) > 1)
 
 
-def _lines(path: Path, told: BytesRead = nobody) -> Iterator[bytes]:
+def _lines(path: Path, told: BytesRead = no_progress) -> Iterator[bytes]:
     try:
         if not _is_packed(path):
             yield from _counted(side_file_lines(path), told)
             return
-        left = _MAX_UNPACKED_BYTES
+        left = 1 << 30
         with open_side_file(path, max_bytes=MAX_LOG_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
             while left > 0 and (line := f.readline(1 << 20)):
                 left -= len(line)
@@ -269,7 +259,7 @@ def _counted(lines: Iterator[bytes], told: BytesRead) -> Iterator[bytes]:
     read = said = 0
     for line in lines:
         read += len(line)
-        if read - said >= _TELL_EVERY_BYTES:
+        if read - said >= 1 << 20:
             told(read)
             said = read
         yield line
@@ -295,7 +285,7 @@ NCCL_LOG = Format(
     id="nccl-log",
     title="NCCL log",
     ending="nccl.log",
-    is_it=_is_log,
+    is_it=lambda head: b"NCCL " in head.start and LINE.search(head.start.decode(errors="replace")) is not None,
     look=_look_log,
     store=_nccl_store,
     needs_rank=False,
@@ -331,18 +321,12 @@ def _look_ncu(path: Path, _told: BytesRead) -> Contents:
     return Contents(f"{len(launches):,} launches of {len({launch.name for launch in launches}):,} kernels")
 
 
-def _look_nsys_report(path: Path, _told: BytesRead) -> Contents:
-    require_tool("nsys", path)
-    return Contents("to be exported by nsys")
+def _exported_later(tool: str) -> Callable[[Path, BytesRead], Contents]:
+    def look(path: Path, _told: BytesRead) -> Contents:
+        require_tool(tool, path)
+        return Contents(f"to be exported by {tool}")
 
-
-def _look_ncu_report(path: Path, _told: BytesRead) -> Contents:
-    require_tool("ncu", path)
-    return Contents("to be exported by ncu")
-
-
-def _named(ending: str) -> Callable[[FileHead], bool]:
-    return lambda head: head.name.endswith(ending)
+    return look
 
 
 _NSIGHT_SYSTEMS = Format(
@@ -357,8 +341,8 @@ _NSIGHT_SYSTEMS_REPORT = Format(
     id="nsys-report",
     title="Nsight Systems report",
     ending="nsys.sqlite",
-    is_it=_named(NSYS_REPORT),
-    look=_look_nsys_report,
+    is_it=lambda head: head.name.endswith(NSYS_REPORT),
+    look=_exported_later("nsys"),
     store=export_nsys,
     check_stored=True,
     needs_rank=False,
@@ -375,8 +359,8 @@ _NSIGHT_COMPUTE_REPORT = Format(
     id="ncu-report",
     title="Nsight Compute report",
     ending="ncu.csv",
-    is_it=_named(NCU_REPORT),
-    look=_look_ncu_report,
+    is_it=lambda head: head.name.endswith(NCU_REPORT),
+    look=_exported_later("ncu"),
     store=export_ncu,
     check_stored=True,
     needs_rank=False,
@@ -403,10 +387,6 @@ def _look_flight(path: Path, _told: BytesRead) -> Contents:
     return Contents(what, () if dump.rank is None else (dump.rank,))
 
 
-def _is_snapshot(head: FileHead) -> bool:
-    return head.start.startswith(_PICKLE) and b"segments" in head.start[:256]
-
-
 def _look_snapshot(path: Path, _told: BytesRead) -> Contents:
     from stepscope.trace.memory_snapshot import read_memory_snapshot  # only where there is such a file
 
@@ -426,7 +406,7 @@ MEMORY_SNAPSHOT = Format(
     id="memory",
     title="CUDA memory snapshot",
     ending="memory.pickle",
-    is_it=_is_snapshot,
+    is_it=lambda head: head.start.startswith(_PICKLE) and b"segments" in head.start[:256],
     look=_look_snapshot,
 )
 
@@ -450,9 +430,6 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
     """
     if not others_in(folder, but=but):
         return (), []
-    from stepscope.trace.ncu import read_ncu_csv
-    from stepscope.trace.nsight_tools import exported_metrics
-
     found, lines = [], []
     tables = beside(folder, _NSIGHT_COMPUTE.id, but=but)
     named = {one.path.name for one in tables}

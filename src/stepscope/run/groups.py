@@ -1,4 +1,4 @@
-"""Which process groups does a rank take part in, and which ranks belong to each?"""
+"""Process groups of a rank, and their members."""
 
 from typing import Any
 
@@ -31,14 +31,10 @@ def header_groups(header: dict[str, Any]) -> dict[str, Group]:
     groups = {}
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict):
-            ranks = entry.get("ranks")
-            name = str(entry.get("pg_name", "?"))
-            groups[name] = Group(
-                name=name,
-                desc=str(entry.get("pg_desc", "")),
-                ranks=_rank_tuple(ranks),
-                size=_size(entry.get("pg_size")),
-            )
+            name, size = str(entry.get("pg_name", "?")), entry.get("pg_size")
+            is_size = isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _MAX_RANKS
+            desc, ranks = str(entry.get("pg_desc", "")), _rank_tuple(entry.get("ranks"))
+            groups[name] = Group(name, desc, ranks, size if is_size else None)
     return groups
 
 
@@ -74,14 +70,10 @@ def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
-    if isinstance(ranks, list) and 0 < len(ranks) <= _MAX_RANKS and all(_is_rank(r) for r in ranks):
+    if (
+        isinstance(ranks, list)
+        and 0 < len(ranks) <= _MAX_RANKS
+        and all((isinstance(r, int) and not isinstance(r, bool) and 0 <= r <= MAX_RANK) for r in ranks)
+    ):
         return tuple(ranks)
     return None
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RANK
-
-
-def _size(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_RANKS else None

@@ -1,4 +1,4 @@
-"""Where does a file of another tool go in a run folder, and is it the rank's that it seems to be?
+"""Import of files of other tools into a run folder, under the rank they belong to.
 
     what the file itself says  >  what its name says  >  nobody knows
 
@@ -17,15 +17,13 @@ from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.output_path import why_no_file
-from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, nobody
+from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, no_progress
 from stepscope.run.rank import believable_world
 from stepscope.run.sources import rank_in_name
 from stepscope.side_file import open_side_file
 from stepscope.units import printable
 
-_CHUNK_BYTES = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-_MAX_STEM = 80
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def planned_imports(
     before = [sum(sizes[:i]) for i in range(len(files))]
 
     def told(start: int) -> BytesRead:
-        return nobody if progress is None else lambda read: progress(start + read, sum(sizes))
+        return no_progress if progress is None else lambda read: progress(start + read, sum(sizes))
 
     plans = [
         _planned(path, folder, rank=rank, force=force, told=told(start))
@@ -84,23 +82,19 @@ def place(plan: PlannedImport) -> None:
         if plan.format.store is not None:
             plan.format.store(plan.source, plan.target)
             if plan.format.check_stored:
-                _require_readable(plan.target)
+                try:
+                    made = format_of(plan.target)
+                    if made is None:
+                        raise InputError(f"{plan.target}: what was written is of no known format")
+                    made.look(plan.target, no_progress)
+                except StepscopeError:
+                    plan.target.unlink()
+                    raise
             return
         with open_side_file(plan.source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(plan.target) as out:
-            shutil.copyfileobj(f, out, _CHUNK_BYTES)
+            shutil.copyfileobj(f, out, 1 << 20)
     except OSError as error:
         raise InputError(f"cannot write {plan.target}: {error.strerror or error}") from error
-
-
-def _require_readable(target: Path) -> None:
-    try:
-        made = format_of(target)
-        if made is None:
-            raise InputError(f"{target}: what was written is of no known format")
-        made.look(target, nobody)
-    except StepscopeError:
-        target.unlink()
-        raise
 
 
 def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: BytesRead) -> PlannedImport:
@@ -112,7 +106,9 @@ def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: B
     number, notes = _rank_of(path, contents, given=rank)
     if number is None and known.needs_rank and not contents.whole_job:
         raise UsageError(f"{printable(str(path))}: neither it nor its name says which rank it is of; give --rank")
-    notes += _beyond_the_world(number, folder)
+    world = believable_world(json_object_in(folder / RUN_JSON).get("world_size"))
+    if number is not None and world is not None and number >= world:
+        notes.append(f"rank {number} is none of the {world} ranks of this run")
     target = folder / _target_name(path, known, number)
     is_there = _is_there(path, target, known, force=force)
     return PlannedImport(path, known, contents, number, target, is_there, tuple(notes))
@@ -135,20 +131,13 @@ def _rank_of(path: Path, contents: Contents, *, given: int | None) -> tuple[int 
     ]
 
 
-def _beyond_the_world(rank: int | None, folder: Path) -> list[str]:
-    world = believable_world(json_object_in(folder / RUN_JSON).get("world_size"))
-    if rank is None or world is None or rank < world:
-        return []
-    return [f"rank {rank} is none of the {world} ranks of this run"]
-
-
 def _target_name(path: Path, known: Format, rank: int | None) -> str:
     if rank is not None:
         return rank_file(rank, known.ending)
     stem = path.name
     for ending in (*known.endings, ".sqlite", ".csv", ".nsys-rep", ".ncu-rep", ".log", ".json.gz", ".json", ".gz"):
         stem = stem.removesuffix(f".{ending.removeprefix('.')}")
-    return f"{_UNSAFE.sub('_', stem).strip('._')[:_MAX_STEM] or 'job'}.{known.ending}"
+    return f"{_UNSAFE.sub('_', stem).strip('._')[:80] or 'job'}.{known.ending}"
 
 
 def _is_there(source: Path, target: Path, known: Format, *, force: bool) -> bool:

@@ -11,8 +11,6 @@ from stepscope.run.load import run_description
 from stepscope.run.sources import is_unreadable_report
 from stepscope.run.step_log import StepLog, readable_step_logs
 
-_MAX_NAMED = 3
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LightRun(ArrayRecord):
@@ -34,7 +32,7 @@ def load_light(folder: str | Path) -> LightRun:
     logs, warnings = readable_step_logs(path)
     unread = sorted(p.name for p in path.iterdir() if is_unreadable_report(p))
     if unread:
-        warnings = [*warnings, f"{', '.join(unread[:_MAX_NAMED])}: not read, because nsys is not on PATH"]
+        warnings = [*warnings, f"{', '.join(unread[:3])}: not read, because nsys is not on PATH"]
     if not logs:
         raise InputError(f"none of the step logs in {path} could be read; {'; '.join(warnings)}")
     description, damaged = run_description(path)

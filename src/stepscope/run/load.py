@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,70 +17,67 @@ from stepscope.dataclass import dataclass
 from stepscope.digest import Digest
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
-from stepscope.run.flight_recorder import FLIGHT_RECORDER
+from stepscope.run.collectives import FLIGHT_RECORDER
 from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.rank import Rank, believable_world, cut_off, quality_warnings, rank_of_trace, rank_ranges
 from stepscope.run.read_files import FailedSource, Progress, ReadSource, source_reader
 from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.sources import (
+    Sources,
+    assign_ranks,
+    find_sources,
+    rank_in_header,
+    stated_name,
+)
 from stepscope.run.step_log import PASSES_NS, StepLog, UnprofiledStep, log_since, readable_step_logs, unprofiled_step
 from stepscope.run.unmarked_steps import with_derived_steps
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.trace.budget import return_freed
 from stepscope.trace.cache import WriteLater
 from stepscope.trace.classify import EventKind, event_kinds, labels
-from stepscope.trace.table import NO_STRING, Trace
+from stepscope.trace.table import NO_STRING, Trace, joined
 from stepscope.units import NS_PER_MS, ms
 
-# Who asked for a profile window while the job ran, and which steps does it stand for?
-#
-# An alarm pulls a window because the job has changed: rank 1 is slow since step 340. Held against the steps before
-# that,
-# the change would look like the profiler's own cost. So the steps since then are what such a window is held against.
-
-_MIN_STEPS = 10
+# Windows triggered by an alarm: the steps since the alarm are their baseline, not the steps before the change.
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """Why there is a window."""
+class WindowTrigger(NamedTuple):
+    """The command or alarm that started a window, and the first affected step of an alarm."""
 
-    #: a command, or an alarm in words
     by: str
-    #: the step since when it is so, by an alarm
     since: int | None
 
 
-def pulled_window(description: Mapping[str, Any], window: int) -> Pulled | None:
-    """Return who asked for a window, as the ranks noted it in `run.json`; None where nobody did."""
+def pulled_window(description: Mapping[str, Any], window: int) -> WindowTrigger | None:
+    """Return what triggered a window according to `run.json`; None for a window of the settings."""
     windows = description.get("windows")
-    known = [w for w in windows if isinstance(w, dict)] if isinstance(windows, list) else []
-    by_rank = [w["ranks"] for w in known if w.get("window") == window and isinstance(w.get("ranks"), dict)]
-    for rank in (rank for ranks in by_rank for rank in ranks.values() if isinstance(rank, dict)):
-        by, since = rank.get("asked_by"), rank.get("since")
-        if isinstance(by, str) and by:
-            return Pulled(by, since if isinstance(since, int) and not isinstance(since, bool) else None)
+    for known in windows if isinstance(windows, list) else []:
+        ranks = known.get("ranks") if isinstance(known, dict) and known.get("window") == window else None
+        for rank in ranks.values() if isinstance(ranks, dict) else []:
+            by, since = (rank.get("asked_by"), rank.get("since")) if isinstance(rank, dict) else (None, None)
+            if isinstance(by, str) and by:
+                return WindowTrigger(by, since if isinstance(since, int) and not isinstance(since, bool) else None)
     return None
 
 
 def steps_it_stands_for(
-    logs: Sequence[StepLog], description: dict[str, Any], pulled: Pulled | None
+    logs: Sequence[StepLog], description: dict[str, Any], pulled: WindowTrigger | None
 ) -> tuple[tuple[StepLog, ...], dict[str, Any], list[str]]:
     """Return the logs and the description of a window: the steps since its alarm, where there are enough of them."""
     if pulled is None or pulled.since is None:
         return tuple(logs), description, []
     since = [log_since(log, pulled.since) for log in logs]
     step = unprofiled_step(since)
-    if step is None or step.num_steps < _MIN_STEPS:
+    if step is None or step.num_steps < 10:
         return tuple(logs), description, []
     line = f"this window was pulled for what is so since step {pulled.since}: the steps before are not in this report"
     # The recorder's own warnings compare the steps after the first window with those before it.
     return tuple(since), {**description, "unprofiled_step_ms": ms(step.median_ns), "warnings": []}, [line]
 
 
-# Which events does nothing here understand? They are left out of every number, so they are named with their count.
+# Events that no analysis reads.
 
 # spans around the whole recording, and joins that the other events carry as well
 _HARMLESS = {"trace", "trace_root", "external_correlation"}
@@ -89,11 +86,7 @@ _MAX_NAMED = 4
 
 def unread_lines(ranks: tuple[Rank, ...]) -> list[str]:
     """Return one line per category (or process, for events without one) of spans that no analysis reads."""
-    total: dict[str, int] = {}
-    for rank in ranks:
-        for what, count in _unread(rank).items():
-            total[what] = total.get(what, 0) + count
-    most = sorted(total.items(), key=lambda item: -item[1])
+    most = sum((_unread(rank) for rank in ranks), Counter[str]()).most_common()
     lines = [f"{count:,} events {what} are not understood and in no number here" for what, count in most[:_MAX_NAMED]]
     if len(most) > _MAX_NAMED:
         rest = sum(count for _, count in most[_MAX_NAMED:])
@@ -101,31 +94,23 @@ def unread_lines(ranks: tuple[Rank, ...]) -> list[str]:
     return lines
 
 
-def _unread(rank: Rank) -> dict[str, int]:
+def _unread(rank: Rank) -> Counter[str]:
     trace = rank.trace
     rows = np.flatnonzero((rank.kinds == EventKind.OTHER) & (trace["ph"] == ord("X")))
-    out: dict[str, int] = {}
-    ids, count = np.unique(trace["cat"][rows], return_counts=True)
-    for i, n in zip(ids.tolist(), count.tolist(), strict=True):
+    out: Counter[str] = Counter()
+    for i, n in Counter(trace["cat"][rows].tolist()).items():
         if i != NO_STRING and trace.strings[i].lower() not in _HARMLESS:
             out[f"of category {trace.strings[i]!r}"] = n
     bare = rows[trace["cat"][rows] == NO_STRING]
     if len(bare):
         names = {pid: text for (pid, _), text in labels(trace, "process_name").items()}
-        pids, count = np.unique(trace["pid"][bare], return_counts=True)
-        for pid, n in zip(pids.tolist(), count.tolist(), strict=True):
-            what = f"without a category, of process {names.get(pid) or trace.id_text(pid)!r}"
-            out[what] = out.get(what, 0) + n
+        for pid, n in Counter(trace["pid"][bare].tolist()).items():
+            out[f"without a category, of process {names.get(pid) or trace.id_text(pid)!r}"] += n
     return out
 
 
-# Do two recordings of one rank, by PyTorch's profiler and by Nsight Systems, show the same?
-#
-# The trace of PyTorch's profiler is what the report is made of: it has operators, shapes and collectives. The other
-# one
-# is held against it where both were recording, by the wall clock.
+# The same rank recorded by PyTorch's profiler and by Nsight Systems: compared where both were recording.
 
-_KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
 # share by which the device's time may differ before the two are said to disagree
 _MAX_APART = 0.02
 
@@ -148,30 +133,23 @@ def _second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
         return f"{names} both record it, and one of them has no kernels; the latter is used"
     begin, end = max(ours[:, 0].min(), theirs[:, 0].min()), min(ours[:, 1].max(), theirs[:, 1].max())
     if begin >= end:
-        apart_s = (begin - end) / 1e9
-        return f"{names} record other times ({apart_s:,.1f} s apart by the wall clock); the latter is used"
+        return f"{names} record other times ({(begin - end) / 1e9:,.1f} s apart by the wall clock); the latter is used"
     both = [of[(of[:, 0] >= begin) & (of[:, 1] <= end)] for of in (ours, theirs)]
     count, busy = [len(of) for of in both], [int((of[:, 1] - of[:, 0]).sum()) for of in both]
     told = f"{count[1]:,} and {count[0]:,} kernels, {busy[1] / NS_PER_MS:,.1f} and {busy[0] / NS_PER_MS:,.1f} ms"
     agree = count[0] == count[1] and abs(busy[0] - busy[1]) <= _MAX_APART * max(*busy, 1)
-    word = "agree" if agree else "disagree"
-    return f"{names} {word} where both record ({told}); the latter is used"
+    return f"{names} {'agree' if agree else 'disagree'} where both record ({told}); the latter is used"
 
 
 def _kernels(trace: Trace) -> npt.NDArray[np.int64]:
-    rows = np.flatnonzero(np.isin(event_kinds(trace), _KERNELS))
+    rows = np.flatnonzero(np.isin(event_kinds(trace), (EventKind.KERNEL, EventKind.COMM_KERNEL)))
     start = trace["ts_ns"][rows]
     return np.stack((start, start + trace["dur_ns"][rows]), axis=1)
 
 
-# Which trace stands for each rank, where PyTorch's profiler and Nsight Systems recorded the same job?
-#
-# PyTorch's, where a rank has both: the other is compared with it and set aside. A rank that only Nsight Systems
-# recorded
-# joins the others where it is known which it is.
-
-
-def _one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
+def _one_recording_each(
+    traces: list[Trace], root: Path | None, warn: Callable[[str], None]
+) -> tuple[list[Trace], list[tuple[int, str]]]:
     of_file = Counter(t.path for t in traces)
     # The name of a file that holds several ranks is of none of them.
     named = [
@@ -179,52 +157,48 @@ def _one_recording_each(traces: list[Trace], root: Path | None) -> tuple[list[Tr
     ]
     by_kineto = [i for i, t in enumerate(traces) if not is_nsight(t)]
     if not by_kineto or len(by_kineto) == len(traces):
-        return traces, assign_ranks(named), []
+        return traces, assign_ranks(named)
     first = assign_ranks([named[i] for i in by_kineto])
     kineto = {rank: traces[i] for i, (rank, _) in zip(by_kineto, first, strict=True)}
-    kept, known, lines = [traces[i] for i in by_kineto], list(first), []
+    kept, known = [traces[i] for i in by_kineto], list(first)
     nsight = [i for i in range(len(traces)) if is_nsight(traces[i])]
     for i, (rank, source) in zip(nsight, assign_ranks([named[i] for i in nsight]), strict=True):
         if source == "order" and len(nsight) != len(by_kineto):
-            lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
+            warn(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
         elif rank in kineto:
-            lines.append(_second_recording(kineto[rank], traces[i], rank=rank))
+            warn(_second_recording(kineto[rank], traces[i], rank=rank))
         else:
             kept.append(traces[i])
             known.append((rank, source))
-    return kept, known, lines
+    return kept, known
 
 
-# Which of the traces are ranks of one job? Copies count once, parts are joined, what is no trace is left out.
-
-
-def _sorted_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[str]]:
+def _readable_traces(results: list[ReadSource], warn: Callable[[str], None]) -> tuple[list[Trace], tuple[str, ...]]:
     traces = [trace for r in results if not isinstance(r, FailedSource) for trace in r]
     failed = [r for r in results if isinstance(r, FailedSource)]
     if not traces:
-        if len(failed) == 1:
-            raise failed[0].error
         first = failed[0].error
+        if len(failed) == 1:
+            raise first
         raise InputError(f"none of {len(failed)} files could be read; the first: {first}") from first
-    unreadable = [str(error) for source, error in failed if source.claimed]
-    left_out = [f"left out, not a trace of a rank: {error}" for source, error in failed if not source.claimed]
-    return traces, unreadable, left_out
+    for source, error in failed:
+        if not source.claimed:
+            warn(f"left out, not a trace of a rank: {error}")
+    return traces, tuple(str(error) for source, error in failed if source.claimed)
 
 
-def _without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
-    """Return each distinct trace once; copies of a file count once and are named.
+def _dedupe_traces(traces: list[Trace], warn: Callable[[str], None]) -> list[Trace]:
+    """Return each distinct trace once.
 
     Ranks that did the same at the same time are no copies of each other: their headers differ.
     """
     alike = Counter(map(_size, traces))
     seen: dict[tuple[int, int | None, int | None, str], Trace] = {}
-    warnings = []
     for trace in traces:
         first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else ""), trace)
         if first is not trace:
-            names = f"{Path(first.path).name} and {Path(trace.path).name}"
-            warnings.append(f"{names} hold the same trace; it counts once")
-    return list(seen.values()), warnings
+            warn(f"{Path(first.path).name} and {Path(trace.path).name} hold the same trace; it counts once")
+    return list(seen.values())
 
 
 def _size(trace: Trace) -> tuple[int, int | None, int | None]:
@@ -238,24 +212,18 @@ def _digest(trace: Trace) -> str:
     return content.text()
 
 
-def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
-    if len(traces) < 2:
-        return traces, []
-    from stepscope.trace.parts import (
-        joined,
-        trace_id,  # one trace has no other part
-    )
-
+def _with_parts_joined(traces: list[Trace], warn: Callable[[str], None]) -> list[Trace]:
+    """Join traces with one `trace_id`: the profiler gives every trace its own, so they are parts of one."""
     parts: dict[object, list[Trace]] = {}
     for trace in traces:
-        of = trace_id(trace)
-        parts.setdefault((rank_in_header(trace.header), of) if of else id(trace), []).append(trace)
-    lines = [
-        f"{', '.join(Path(t.path).name for t in several)} hold parts of one trace and are read as one"
-        for several in parts.values()
-        if len(several) > 1
-    ]
-    return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
+        of = trace.header.get("trace_id")
+        parts.setdefault((rank_in_header(trace.header), of) if isinstance(of, str) and of else id(trace), []).append(
+            trace
+        )
+    for several in parts.values():
+        if len(several) > 1:
+            warn(f"{', '.join(Path(t.path).name for t in several)} hold parts of one trace and are read as one")
+    return [joined(several) if len(several) > 1 else several[0] for several in parts.values()]
 
 
 def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:
@@ -324,12 +292,10 @@ class Run(ArrayRecord):
 
     @property
     def ranks_read(self) -> tuple[Rank, ...]:
-        """Return all ranks that were read: in full, or what was kept of them."""
         return self.everyone.ranks if self.everyone else self.ranks
 
     @cached_property
     def unprofiled(self) -> UnprofiledStep | None:
-        """Return the step's time without the profiler by the step logs, None without such steps."""
         return unprofiled_step(self.logs)
 
 
@@ -372,26 +338,29 @@ def load_sources(
         files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress, write_later=write_later
     )
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
-        results = list(pool.map(read, files))
-        traces, unreadable, warnings = _sorted_out(results)
-        traces, repeated = _without_repeats(traces)
-        traces, in_parts = _with_parts_joined(traces)
-        traces, known, set_aside = _one_recording_each(traces, folder)
+        lines = list[str]()
+        traces, unreadable = _readable_traces(list(pool.map(read, files)), lines.append)
+        lines += sources.repeated
+        traces = _with_parts_joined(_dedupe_traces(traces, lines.append), lines.append)
+        traces, known = _one_recording_each(traces, folder, lines.append)
         _refuse_double_ranks(traces, known)
-        ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
+        ranks = list(pool.map(_rank, traces, known))
     return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
-    about = _run_folder(folder)
+    about = folder
+    if folder is not None and is_later_window(folder.resolve()) and (folder.resolve().parent / RUN_JSON).is_file():
+        about = folder.resolve().parent
     description, damaged = run_description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
-    in_words: list[str] = []
+    lines += [*damaged, *lost, *since]
     # Ranks that are only outlined cannot be put into other steps.
     if not everyone and any(PASSES_NS in log.numbers for log in logs):
         from stepscope.run.unmarked_steps import in_rounds  # few jobs have such passes
 
         ranks, logs, description, in_words = in_rounds(ranks, logs, description)
+        lines += in_words
     read_here = {source.path.name for source in files if source.path.parent == about}
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about, but=read_here) if about else ((), [])
@@ -404,33 +373,25 @@ def load_sources(
         owners=owners,
         source=SourceText(about),
         measured=measured,
-        unreadable=tuple(unreadable),
+        unreadable=unreadable,
         window=window,
         jobs=jobs,
         sampling=sampling,
     )
     if everyone:
         run = replace(run, everyone=replace(run, ranks=tuple(everyone), sampling=""))
-    beside = [*damaged, *lost, *since, *in_words, *refused, *faults, *_beside_warnings(run, folder)]
-    lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
-    return _with_warnings(run, lines)
-
-
-def _run_folder(folder: Path | None) -> Path | None:
-    if folder is not None and is_later_window(folder.resolve()) and (folder.resolve().parent / RUN_JSON).is_file():
-        return folder.resolve().parent
-    return folder
+    return _with_warnings(run, [*lines, *refused, *faults, *_beside_warnings(run, folder)])
 
 
 def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
     lines = []
     others = [w for w in run.beside.windows if folder is None or w.resolve() != folder.resolve()]
     if others:
-        names = ", ".join(_named_window(run, window) for window in others)
-        which = "it" if len(others) == 1 else "each"
+        pulled = [(window, pulled_window(run.description, window_number(window))) for window in others]
+        names = ", ".join(w.name if by is None else f"{w.name} (pulled by: {by.by})" for w, by in pulled)
         lines.append(
             f"{names} of this run hold later profiled windows that are not in this report: "
-            f"read {which} with stepscope report {others[0]}"
+            f"read {'it' if len(others) == 1 else 'each'} with stepscope report {others[0]}"
         )
     if run.beside.lost_lines:
         lines.append(
@@ -443,15 +404,9 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
     return lines
 
 
-def _named_window(run: Run, folder: Path) -> str:
-    pulled = pulled_window(run.description, window_number(folder))
-    return folder.name if pulled is None else f"{folder.name} (pulled by: {pulled.by})"
-
-
 def _rank(trace: Trace, known: tuple[int, str]) -> Rank:
-    rank, rank_source = known
-    beside = Path(trace.path).parent / rank_file(rank, FLIGHT_RECORDER)
-    return rank_of_trace(trace, rank=rank, rank_source=rank_source, flight_file=beside)
+    beside = Path(trace.path).parent / rank_file(known[0], FLIGHT_RECORDER)
+    return rank_of_trace(trace, rank=known[0], rank_source=known[1], flight_file=beside)
 
 
 def run_name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
@@ -482,28 +437,25 @@ def run_description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
 
 def incomplete(run: Run) -> list[str]:
     """Return what of the run was not read: ranks not in full, lost, missing, or cut off."""
-    return [*_sampled(run), *_lost(run), *_missing(run), *cut_off(run.ranks_read)]
-
-
-def _sampled(run: Run) -> list[str]:
-    return [run.sampling] if run.sampling else []
-
-
-def _lost(run: Run) -> list[str]:
-    return [f"rank lost: {line}" for line in run.unreadable]
+    lost = [f"rank lost: {line}" for line in run.unreadable]
+    return [*filter(None, [run.sampling]), *lost, *_missing(run), *cut_off(run.ranks_read)]
 
 
 def _missing(run: Run) -> list[str]:
     present = {r.rank for r in run.ranks_read}
     missing = [n for n in range(run.world_size or 0) if n not in present]
-    if len(present) >= (run.world_size or 0):  # the files are numbered otherwise than the job numbers its ranks
-        missing = []
+    if not missing or len(present) >= (run.world_size or 0):  # the files are numbered otherwise than the job's ranks
+        return []
     doubt = "what they did is unknown, and waiting for them looks like transfer"
-    return [f"ranks missing: {rank_ranges(missing)} of {run.world_size}; {doubt}"] if missing else []
+    return [f"ranks missing: {rank_ranges(missing)} of {run.world_size}; {doubt}"]
 
 
 def _with_warnings(run: Run, warnings: list[str]) -> Run:
-    lines = [*_sampled(run), *warnings, *_said_by_recorder(run), *_lost(run), *_worlds(run), *_missing(run)]
+    recorded = run.description.get("warnings")
+    if isinstance(recorded, list):
+        warnings += [line for line in recorded if isinstance(line, str)]
+    lost = [f"rank lost: {line}" for line in run.unreadable]
+    lines = [*filter(None, [run.sampling]), *warnings, *lost, *_worlds(run), *_missing(run)]
     guessed = [r.rank for r in run.ranks_read if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
@@ -522,11 +474,6 @@ def _unseen_devices(run: Run) -> list[str]:
     ]
 
 
-def _said_by_recorder(run: Run) -> list[str]:
-    said = (run.description or {}).get("warnings")
-    return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
-
-
 def _worlds(run: Run) -> list[str]:
     said: dict[int, list[int]] = {}
     for rank in run.ranks_read:
@@ -537,12 +484,6 @@ def _worlds(run: Run) -> list[str]:
     listed = "; ".join(f"{world} say rank {rank_ranges(ranks)}" for world, ranks in sorted(said.items()))
     return [f"the traces disagree on the number of ranks ({listed}): they are of different jobs"]
 
-
-# One question asked of every rank, on as many threads as the run was read with; answers come in the order of ranks.
-#
-# What a rank's answer follows from is that rank alone, so it is the same with any number of threads. Sorting, sums
-# over
-# columns and the compiled module let other threads run meanwhile.
 
 Answer = TypeVar("Answer")
 

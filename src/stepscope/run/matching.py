@@ -1,4 +1,4 @@
-"""Which operations of different ranks are the same collective, and which send meets which receive?
+"""Matching of collectives across ranks, and of sends with receives.
 
 Ranks agree on the order of the collectives of a group, so the k-th of a step on one rank is the k-th of that step
 on the others. Only operations launched inside the window count: how many older ones a trace still holds differs
@@ -23,7 +23,7 @@ from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import MAD_TO_SIGMA
 from stepscope.trace.table import Int64s
 
-# Which places do sequences have in common? Each member's calls of a step, laid over those of the others.
+# Alignment of each member's calls in a step with those of the others.
 #
 #     member 0   A B C D        A B C D      the longest sequence is the reference
 #     member 1     B C     ->     B C        placed where it fits in exactly one way
@@ -101,20 +101,12 @@ def _placed(signature: Int64s, cuts: Int64s) -> Int64s:
     reference = signature[cuts[longest] : cuts[longest + 1]]
     place = np.full(len(signature), _UNPLACED, np.int64)
     for begin, end in pairwise(cuts.tolist()):
-        at = _only_fit(reference, signature[begin:end])
-        if at is not None:
-            place[begin:end] = at + np.arange(end - begin)
+        sequence, length = signature[begin:end], end - begin
+        starts = np.flatnonzero(reference[: len(reference) - length + 1] == sequence[0]).tolist()
+        fits = [at for at in starts if np.array_equal(reference[at : at + length], sequence)]
+        if len(fits) == 1:
+            place[begin:end] = fits[0] + np.arange(length)
     return place
-
-
-def _only_fit(reference: Int64s, sequence: Int64s) -> int | None:
-    fit = None
-    for at in np.flatnonzero(reference[: len(reference) - len(sequence) + 1] == sequence[0]).tolist():
-        if np.array_equal(reference[at : at + len(sequence)], sequence):
-            if fit is not None:
-                return None
-            fit = at
-    return fit
 
 
 def _columns(order: Int64s, step: Int64s, block: Int64s, place: Int64s) -> Columns:
@@ -128,8 +120,6 @@ def _columns(order: Int64s, step: Int64s, block: Int64s, place: Int64s) -> Colum
 
 
 # Medians of the segments of a flat array: segment `i` is `values[first[i]:first[i + 1]]`.
-#
-# Segments of equal length are taken together, so that a thousand ranks or collectives take no loop over each.
 
 Floats = npt.NDArray[np.float64]
 _Number = TypeVar("_Number", np.int64, np.float64)
@@ -203,7 +193,6 @@ class Matches(ArrayRecord):
 
     @cached_property
     def of_member(self) -> Int64s:
-        """Return the match that each flat member belongs to."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
     @cached_property
@@ -230,10 +219,7 @@ class Matches(ArrayRecord):
         members = np.flatnonzero(there & (count > 1)[self.of_member])
         found = replace(
             self,
-            op=self.op[kept],
-            size_bytes=self.size_bytes[kept],
-            group=self.group[kept],
-            step=self.step[kept],
+            **{name: getattr(self, name)[kept] for name in ("op", "size_bytes", "group", "step")},
             first=np.concatenate(([0], np.cumsum(count[kept]))),
             rank_index=place[self.rank_index[members]],
             row=self.row[members],
@@ -277,17 +263,15 @@ class _Calls(ArrayRecord):
 
 def _calls(ranks: tuple[Rank, ...]) -> tuple[_Calls, tuple[Group, ...]]:
     numbers = {rank.rank: index for index, rank in enumerate(ranks)}
-    groups: dict[tuple[str, tuple[int, ...] | None], Group] = {}
-    number: dict[tuple[str, tuple[int, ...] | None], int] = {}
+    groups: dict[tuple[str, tuple[int, ...] | None], tuple[int, Group]] = {}
     parts = []
     for index, rank in enumerate(ranks):
         named = rank.collectives.groups
-        known = [number.setdefault((g.name, g.ranks), len(number)) for g in named]
-        groups |= {(g.name, g.ranks): groups.get((g.name, g.ranks), g) for g in named}
+        known = [groups.setdefault((g.name, g.ranks), (len(groups), g))[0] for g in named]
         group = np.array(known, np.int64)[rank.collectives.group] if known else np.empty(0, np.int64)
         parts += [_collective_calls(rank, index, group), _message_calls(rank, index, group, numbers)]
     columns = (np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(_Calls))
-    return _Calls(*columns), tuple(groups.values())
+    return _Calls(*columns), tuple(group for _, group in groups.values())
 
 
 def _collective_calls(rank: Rank, index: int, group: Int64s) -> _Calls:
@@ -337,8 +321,3 @@ def _issued(rank: Rank, wanted: npt.NDArray[np.bool_]) -> Int64s:
 def _step_numbers(rank: Rank, rows: Int64s) -> Int64s:
     step = rank.collectives.step[rows]
     return np.where(step >= 0, rank.steps.number[step], NO_STEP) if len(rank.steps) else np.full(len(rows), NO_STEP)
-
-
-def op_text(matches: Matches, m: int) -> str:
-    """Return the name of a match's operation."""
-    return OPS[matches.op[m]]

@@ -20,15 +20,9 @@ from stepscope.records import ArrayRecord
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
 from stepscope.trace.table import Int64s
 
-_ROLES = (TRAINING, AUTOGRAD, OTHER)
-
 _MAX_TEXT = 4096
 _MAX_LINE = 1 << 31
-_MAX_STACK = 512
-_MAX_STACK_ENTRIES = 1 << 22
 _MAX_NS = 1 << 62
-# window bits of a gzip stream, for zlib
-_GZIP = 31
 
 Int32s = npt.NDArray[np.int32]
 
@@ -95,8 +89,9 @@ class RankOwners(ArrayRecord):
     reasons: tuple[str, ...] = ()
 
 
-class _RefusedField(ValueError):
-    """A field of the file that cannot be used."""
+def _require(is_sound: bool, field: str) -> None:
+    if not is_sound:
+        raise ValueError(field)
 
 
 def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, ...], list[str]]:
@@ -115,28 +110,26 @@ def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, .
 
 
 def _document(path: Path) -> dict[str, Any]:
-    unpack = zlib.decompressobj(_GZIP)
+    unpack = zlib.decompressobj(wbits=31)  # of a gzip stream
     text = unpack.decompress(read_side_file(path), MAX_BYTES)
-    if unpack.unconsumed_tail or not unpack.eof:
-        raise _RefusedField(f"more than {MAX_BYTES:,} bytes unpacked" if unpack.unconsumed_tail else "cut off")
+    _require(not unpack.unconsumed_tail, f"more than {MAX_BYTES:,} bytes unpacked")
+    _require(unpack.eof, "cut off")
     value = parsed_json(text).value
-    if not isinstance(value, dict):
-        raise _RefusedField("no JSON object")
+    _require(isinstance(value, dict), "no JSON object")
     return value
 
 
 def _owners(said: dict[str, Any], rank: int) -> RankOwners:
-    if said.get("schema") != OWNERS_SCHEMA or said.get("rank") != rank:
-        raise _RefusedField("schema or rank is not what its name says")
-    if said.get("lines") not in (EXECUTING, FUNCTIONS):
-        raise _RefusedField("lines")
+    is_named = said.get("schema") == OWNERS_SCHEMA and said.get("rank") == rank
+    _require(is_named, "schema or rank is not what its name says")
+    _require(said.get("lines") in (EXECUTING, FUNCTIONS), "lines")
     files = _texts(said, "files")
     frames = tuple(_frame(entry, files) for entry in _list(said, "frames"))
     stacks = tuple(_stack(entry, len(frames)) for entry in _list(said, "stacks"))
-    if sum(map(len, stacks)) > _MAX_STACK_ENTRIES:
-        raise _RefusedField("stacks")
+    _require(sum(map(len, stacks)) <= 1 << 22, "stacks")
     modules, names = _texts(said, "modules"), _texts(said, "names")
     sizes = {"name": len(names), "stack": len(stacks), "module": len(modules)}
+    reasons = said.get("reasons")
     return RankOwners(
         rank=rank,
         lines=said["lines"],
@@ -149,38 +142,33 @@ def _owners(said: dict[str, Any], rank: int) -> RankOwners:
         source_files=_texts(said, "source_files") if said.get("source_files") else (),
         buckets=_buckets(said),
         loader=_loader(said),
-        reasons=tuple(f"{k}: {v}"[:_MAX_TEXT] for k, v in _reasons(said).items()),
+        reasons=tuple(f"{k}: {v}"[:_MAX_TEXT] for k, v in reasons.items()) if isinstance(reasons, dict) else (),
     )
 
 
 def _list(said: dict[str, Any], field: str) -> list[Any]:
     value = said.get(field)
-    if not isinstance(value, list):
-        raise _RefusedField(field)
-    return value
+    _require(isinstance(value, list), field)
+    return value  # type: ignore[return-value]
 
 
 def _texts(said: dict[str, Any], field: str) -> tuple[str, ...]:
     found = _list(said, field)
-    if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in found):
-        raise _RefusedField(field)
+    _require(all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in found), field)
     return tuple(found)
 
 
 def _frame(entry: Any, files: tuple[str, ...]) -> Frame:
-    if not isinstance(entry, list) or len(entry) not in (4, 5):
-        raise _RefusedField("frames")
+    _require(isinstance(entry, list) and len(entry) in (4, 5), "frames")
     file, line, function, is_user, line_to = (*entry, entry[1])[:5]
-    if not (_is_index(file, len(files)) and _is_index(line, _MAX_LINE) and isinstance(function, str)):
-        raise _RefusedField("frames")
-    if not _is_index(line_to, _MAX_LINE):
-        raise _RefusedField("frames")
+    indices = ((file, len(files)), (line, _MAX_LINE), (line_to, _MAX_LINE))
+    _require(isinstance(function, str) and all(_is_index(i, size) for i, size in indices), "frames")
     return Frame(files[file], line, function[:_MAX_TEXT], bool(is_user), line_to)
 
 
 def _stack(entry: Any, num_frames: int) -> tuple[int, ...]:
-    if not isinstance(entry, list) or len(entry) > _MAX_STACK or not all(_is_index(i, num_frames) for i in entry):
-        raise _RefusedField("stacks")
+    is_sound = isinstance(entry, list) and len(entry) <= 512 and all(_is_index(i, num_frames) for i in entry)
+    _require(is_sound, "stacks")
     return tuple(entry)
 
 
@@ -189,23 +177,18 @@ def _is_index(value: Any, size: int) -> bool:
 
 
 def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
-    if not isinstance(entry, dict) or entry.get("role") not in _ROLES:
-        raise _RefusedField("threads.role")
+    _require(isinstance(entry, dict) and entry.get("role") in (TRAINING, AUTOGRAD, OTHER), "threads.role")
     name = _column(entry, "name", 0, sizes["name"])
     count = len(name)
-    columns = {
-        "depth": _column(entry, "depth", 0, 1 << 20, count),
-        "stack": _column(entry, "stack", -1, sizes["stack"], count),
-        "module": _column(entry, "module", -1, sizes["module"], count),
-    }
     gaps = _list(entry, "python")
-    if not all(isinstance(gap, list) and len(gap) == 3 for gap in gaps):
-        raise _RefusedField("threads.python")
+    _require(all(isinstance(gap, list) and len(gap) == 3 for gap in gaps), "threads.python")
     by_part = {str(i): [gap[i] for gap in gaps] for i in range(3)}
     return OwnedThread(
         role=entry["role"],
         name=name.astype(np.int32),
-        **{key: column.astype(np.int32) for key, column in columns.items()},
+        depth=_column(entry, "depth", 0, 1 << 20, count).astype(np.int32),
+        stack=_column(entry, "stack", -1, sizes["stack"], count).astype(np.int32),
+        module=_column(entry, "module", -1, sizes["module"], count).astype(np.int32),
         sequence=_column(entry, "sequence", -1, _MAX_NS, count),
         step=_column(entry, "step", -1, _MAX_NS, count),
         gap_before=_column(by_part, "0", 0, count + 1),
@@ -215,14 +198,11 @@ def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
 
 
 def _column(said: dict[str, Any], field: str, low: int, high: int, count: int | None = None) -> Int64s:
-    values = said.get(field)
-    if not isinstance(values, list) or (count is not None and len(values) != count):
-        raise _RefusedField(f"threads.{field}")
-    if not set(map(type, values)) <= {int}:
-        raise _RefusedField(f"threads.{field}")
-    column = np.array(values, np.int64)
-    if len(column) and not (low <= column.min() and column.max() < high):
-        raise _RefusedField(f"threads.{field}")
+    values = _list(said, field)
+    column = np.array(values, np.int64) if set(map(type, values)) <= {int} else None
+    is_sound = column is not None and count in (None, len(column))
+    if column is None or not is_sound or (len(column) and not (low <= column.min() and column.max() < high)):
+        raise ValueError(f"threads.{field}")
     return column
 
 
@@ -230,29 +210,17 @@ def _buckets(said: dict[str, Any]) -> tuple[tuple[str, ...], ...] | None:
     given = said.get("buckets")
     if given is None:
         return None
-    if not isinstance(given, list) or not all(isinstance(bucket, list) for bucket in given):
-        raise _RefusedField("buckets")
-    if not all(isinstance(name, str) and len(name) <= _MAX_TEXT for bucket in given for name in bucket):
-        raise _RefusedField("buckets")
-    return tuple(tuple(bucket) for bucket in given)
+    _require(isinstance(given, list) and all(isinstance(bucket, list) for bucket in given), "buckets")
+    names = (name for bucket in given for name in bucket)
+    _require(all(isinstance(name, str) and len(name) <= _MAX_TEXT for name in names), "buckets")
+    return tuple(map(tuple, given))
 
 
 def _loader(said: dict[str, Any]) -> tuple[tuple[str, float], ...] | None:
     given = said.get("loader")
     if given is None:
         return None
-    if not isinstance(given, list):
-        raise _RefusedField("loader")
-    found = []
-    for entry in given:
-        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise _RefusedField("loader")
-        if not isinstance(entry[1], int | float) or not 0 <= entry[1] <= 1:
-            raise _RefusedField("loader")
-        found.append((entry[0][:_MAX_TEXT], float(entry[1])))
-    return tuple(found)
-
-
-def _reasons(said: dict[str, Any]) -> dict[str, Any]:
-    given = said.get("reasons")
-    return given if isinstance(given, dict) else {}
+    for entry in _list(said, "loader"):
+        _require(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str), "loader")
+        _require(isinstance(entry[1], int | float) and 0 <= entry[1] <= 1, "loader")
+    return tuple((name[:_MAX_TEXT], float(share)) for name, share in given)

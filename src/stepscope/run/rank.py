@@ -1,6 +1,8 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,105 @@ import numpy as np
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives import Collectives, device_collectives
-from stepscope.run.device_name import Device, device_of
 from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work
 from stepscope.run.steps import Steps, recorded_steps
-from stepscope.trace.classify import EventKind, Kinds, coded_rows, codes_of_names, event_kinds, names_by_kind
+from stepscope.trace.classify import EventKind, Kinds, coded_rows, codes_of_names, event_kinds, labels, names_by_kind
 from stepscope.trace.table import Trace
+
+CPU = "CPU"
+# labels of processes that say nothing of the chip
+_NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
+
+# First match wins.
+_ARCHITECTURES = (
+    (re.compile(r"(?<![a-z0-9])sm_?(\d{2,3})a?(?=[_.x]|$)", re.IGNORECASE), "NVIDIA GPU of compute capability {}"),
+    (re.compile(r"(gfx\d+[a-z]?)"), "AMD GPU {}"),
+    (re.compile(r"(?<![a-z])(volta|turing|ampere|hopper|blackwell)_"), "NVIDIA {} GPU"),
+    (re.compile(r"(Cijk_)"), "AMD GPU"),
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of a rank as its trace shows it."""
+
+    #: as the driver gives it, `CPU` where nothing was launched; None where nothing names it
+    name: str | None
+    #: properties, kernels or metadata
+    source: str | None
+    #: the header's entry, empty where there is none
+    properties: dict[str, Any]
+
+
+def device_of(trace: Trace, work: DeviceWork, *, launches: int) -> Device:
+    """Return the device of a rank that ran `work` and called `launches` launches whose work was not recorded."""
+    found = trace.header.get("deviceProperties")
+    listed = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    if not len(work) and not launches and not (listed and trace.quality.truncated):
+        return Device(CPU, None, {})
+    devices, count = np.unique(work.device, return_counts=True)
+    properties = _entry(listed, int(devices[count.argmax()]) if len(work) else 0)
+    name = str(properties.get("name") or "").strip()
+    if name:
+        return Device(name, "properties", properties)
+    for said, source in ((_by_kernels(trace, work), "kernels"), (_by_metadata(trace, work), "metadata")):
+        if said:
+            return Device(said, source, properties)
+    return Device(None, None, properties)
+
+
+def _entry(listed: Sequence[dict[str, Any]], used: int) -> dict[str, Any]:
+    own = next((entry for entry in listed if entry.get("id") == used), None)
+    if own is not None:
+        return own
+    kinds = {(str(entry.get("name")), str(entry.get("totalGlobalMem")), str(entry.get("numSms"))) for entry in listed}
+    names = {name for name, _, _ in kinds}
+    if len(kinds) == 1:
+        return listed[0]
+    return {"name": listed[0].get("name")} if len(names) == 1 and listed else {}
+
+
+def _by_kernels(trace: Trace, work: DeviceWork) -> str | None:
+    ids, count = np.unique(work.name[work.name >= 0], return_counts=True)
+    found: Counter[str | None] = Counter()
+    for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:20_000]:
+        found[_architecture(trace.strings[i])] += n
+    del found[None]
+    return max(found, key=lambda said: found[said], default=None)
+
+
+def _architecture(kernel: str) -> str | None:
+    for pattern, words in _ARCHITECTURES:
+        match = pattern.search(kernel)
+        if match:
+            digits = match.group(1)
+            spelt = f"{digits[:-1]}.{digits[-1]}" if digits.isdigit() else digits.capitalize()
+            return words.format(digits if digits.startswith("gfx") else spelt)
+    return None
+
+
+def _by_metadata(trace: Trace, work: DeviceWork) -> str | None:
+    for field in (("metadata", "system", "gpu"), ("metadata", "gpu"), ("gpu_name",), ("device_name",)):
+        names = set(_texts(_inside(trace.header, field)))
+        if len(names) == 1:
+            return names.pop()
+    pids, count = np.unique(trace["pid"][work.row], return_counts=True)
+    named = {pid: text for (pid, _), text in labels(trace, "process_name").items()}
+    said = named.get(int(pids[count.argmax()])) if len(pids) else None
+    return said if said and not _NO_NAME.match(said) else None
+
+
+def _inside(header: dict[str, Any], path: Iterable[str]) -> object:
+    value: object = header
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _texts(value: object) -> list[str]:
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [v.strip() for v in values if isinstance(v, str) and v.strip()]
+
 
 # a world said to be larger is not believed
 _MAX_RANKS = 1 << 20
@@ -36,7 +132,6 @@ class Rank(ArrayRecord):
 
     @property
     def num_events(self) -> int:
-        """Return how many events its trace has."""
         return self.trace.num_events
 
     @property
@@ -45,16 +140,13 @@ class Rank(ArrayRecord):
         return len(self.work) > 0
 
     def names(self, *kinds: EventKind) -> list[str]:
-        """Return the distinct names of the rows of these kinds."""
         there = names_by_kind(self.trace)[list(kinds)].any(axis=0)
         return [self.trace.strings[i] for i in np.flatnonzero(there).tolist()]
 
     def rows_named(self, matches: Callable[[str], bool], *kinds: EventKind) -> Rows:
-        """Return the rows of these kinds whose name satisfies `matches`, which is asked once for each name."""
         return self.coded_rows(matches, *kinds)[0]
 
     def coded_rows(self, rule: Callable[[str], int], *kinds: EventKind) -> tuple[Rows, Kinds]:
-        """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers."""
         return coded_rows(self.trace, rule, kinds)
 
     def codes_of_names(self, rule: Callable[[str], int], *kinds: EventKind) -> Kinds:
@@ -65,18 +157,15 @@ class Rank(ArrayRecord):
 
     @property
     def host(self) -> str | None:
-        """Return the machine's name where the trace says it."""
         name = self.trace.header.get("host_name") or self.trace.header.get("hostname")
         return str(name) if name else None
 
     @cached_property
     def device(self) -> Device:
-        """Return the device and how it is known; `CPU` where nothing was launched."""
         return device_of(self.trace, self.work, launches=0 if self.has_device else self.joins.launches_without_work)
 
     @property
     def device_name(self) -> str | None:
-        """Return the chip's name as the driver gives it, `CPU` where nothing ran on a device."""
         return self.device.name
 
     @property
@@ -86,7 +175,6 @@ class Rank(ArrayRecord):
 
     @property
     def distributed(self) -> dict[str, Any]:
-        """Return the header's `distributedInfo`, empty where there is none."""
         info = self.trace.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}
 
@@ -109,15 +197,17 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     if len(work):
         collectives = device_collectives(trace, work)
     else:
-        from stepscope.run.collectives import gloo_collectives
-        from stepscope.run.flight_recorder import flight_calls  # only for a rank without a device
+        from stepscope.run.collectives import (
+            flight_calls,  # only for a rank without a device
+            gloo_collectives,
+        )
 
         flight = flight_calls(flight_file) if flight_file is not None else ()
         collectives = gloo_collectives(trace, kinds, steps, flight=flight)
     return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)
 
 
-# What do the traces lack, in words? Every loss becomes a warning; none is silent.
+# Warnings about losses in the traces.
 
 _MAX_NAMED = 4
 
@@ -164,7 +254,10 @@ def cut_off(ranks: Sequence[Rank]) -> list[str]:
     cut = [r.rank for r in ranks if r.trace.quality.truncated]
     if not cut:
         return []
-    return [f"cut off: the trace of {_named(cut)}; what was readable is used, its last recorded step is left out"]
+    return [
+        f"cut off: the trace of rank{'s' if len(cut) > 1 else ''} {rank_ranges(cut)}; "
+        "what was readable is used, its last recorded step is left out"
+    ]
 
 
 def rank_ranges(numbers: Sequence[int]) -> str:
@@ -176,10 +269,6 @@ def rank_ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([n, n])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def _named(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)}"
 
 
 def _where(counts: list[tuple[int, int]]) -> str:

@@ -71,15 +71,11 @@ def source_reader(
                 write_later=write_later,
             )
         except StepscopeError as error:
-            return FailedSource(source, _without_frames(error))
+            error.__cause__ = error.__context__ = None  # frames would hold what was read
+            return FailedSource(source, error.with_traceback(None))
         return (trace,)
 
     return read
-
-
-def _without_frames(error: StepscopeError) -> StepscopeError:
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def size_on_disk(source: Source) -> int:

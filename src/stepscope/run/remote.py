@@ -33,7 +33,6 @@ _MAX_FILES = 100_000
 _MAX_LEVELS = 4
 # of a web page that lists files
 _MAX_PAGE_BYTES = 8 << 20
-_PIECE_BYTES = 1 << 20
 _CONNECT_S, _READ_S = 30, 120
 _SAFE_NAME = re.compile(r"^[^/\\\x00-\x1f]{1,255}$")
 _MAX_REASON = 200
@@ -49,7 +48,7 @@ class RemoteFile(NamedTuple):
     size_bytes: int | None
 
 
-class Room:
+class ByteBudget:
     """The bytes that copies may take together; shared by all threads that copy."""
 
     def __init__(self, free_bytes: int) -> None:
@@ -57,7 +56,6 @@ class Room:
         self._lock = Lock()
 
     def take(self, size_bytes: int) -> None:
-        """Take as much; an `InputError` where there is not that much."""
         with self._lock:
             self._left_bytes -= size_bytes
             left_bytes = self._left_bytes
@@ -73,12 +71,17 @@ class Room:
 
 def files_at(address: str) -> list[RemoteFile]:
     """Return the file at an address, those that a glob stands for, or all in a folder, four levels deep."""
-    with _asking(address) as fs:
+    with _open_filesystem(address) as fs:
         place = fs._strip_protocol(address)
         if is_web(address):
-            found = _on_web(fs, address) if _is_listing(address) else [RemoteFile(place, (_last(place),), None)]
+            is_listing = "." not in urlsplit(address).path.rpartition("/")[2]
+            found = _on_web(fs, address) if is_listing else [RemoteFile(place, (_last(place),), None)]
         elif re.search(r"[*\[]", address):
-            found = [_file(p, (_last(p),), info) for p, info in fs.glob(place, detail=True).items() if _is_file(info)]
+            found = [
+                _file(p, (_last(p),), info)
+                for p, info in fs.glob(place, detail=True).items()
+                if info.get("type") == "file"
+            ]
         elif fs.isdir(place):
             found = list(_below(fs, place))
         else:
@@ -89,10 +92,10 @@ def files_at(address: str) -> list[RemoteFile]:
     return sorted(safe, key=lambda one: one.name)
 
 
-def copy_file(address: str, file: RemoteFile, target: Path, room: Room) -> None:
+def copy_file(address: str, file: RemoteFile, target: Path, room: ByteBudget) -> None:
     """Copy one file of an address to a new file here, no further than there is room."""
-    with _asking(address) as fs, _opened(fs, address, file.place) as source, target.open("xb") as out:
-        while piece := source.read(_PIECE_BYTES):
+    with _open_filesystem(address) as fs, _opened(fs, address, file.place) as source, target.open("xb") as out:
+        while piece := source.read(1 << 20):
             room.take(len(piece))
             out.write(piece)
 
@@ -100,7 +103,7 @@ def copy_file(address: str, file: RemoteFile, target: Path, room: Room) -> None:
 def _refuse_object(address: str, *, force: bool) -> None:
     if is_web(address):
         raise UsageError(f"cannot write {shown_address(address)}: a web server takes no files; give a path or a bucket")
-    with _asking(address) as fs:
+    with _open_filesystem(address) as fs:
         place = fs._strip_protocol(address)
         if address.endswith("/") or fs.isdir(place):
             raise UsageError(f"cannot write {shown_address(address)}: it is a folder; give a file name in it")
@@ -114,13 +117,13 @@ def write_object(address: str, pieces: Iterable[bytes], *, force: bool) -> int:
         written = sum(map(out.write, pieces))
         out.flush()
         _refuse_object(address, force=force)
-        with _asking(address) as fs:
+        with _open_filesystem(address) as fs:
             fs.put_file(out.name, fs._strip_protocol(address))
     return written
 
 
 @contextmanager
-def _asking(address: str) -> Iterator[Any]:
+def _open_filesystem(address: str) -> Iterator[Any]:
     try:
         yield _file_system(address)
     except StepscopeError:
@@ -171,9 +174,6 @@ def _opened(fs: Any, address: str, place: str) -> Any:
     return fs.open(place, block_size=0) if is_web(address) else fs.open(place)
 
 
-# Listing ------------------------------------------------------------------------------------------------------------
-
-
 def _below(fs: Any, place: str) -> Iterator[RemoteFile]:
     root, level = place.rstrip("/"), [place]
     for _ in range(_MAX_LEVELS):
@@ -181,7 +181,7 @@ def _below(fs: Any, place: str) -> Iterator[RemoteFile]:
         level = []
         for entry in entries:
             name = posixpath.relpath(entry["name"], root)
-            if _is_file(entry):
+            if entry.get("type") == "file":
                 yield _file(entry["name"], tuple(name.split("/")), entry)
             elif not name.rpartition("/")[2].startswith(".") and name != ".":
                 level.append(entry["name"])
@@ -194,21 +194,12 @@ def _file(place: str, name: tuple[str, ...], info: dict[str, Any]) -> RemoteFile
     return RemoteFile(place, name, size if isinstance(size, int) and size >= 0 else None)
 
 
-def _is_file(info: dict[str, Any]) -> bool:
-    return info.get("type") == "file"
-
-
 def _is_safe(name: str) -> bool:
     return _SAFE_NAME.match(name) is not None and name not in (".", "..") and len(os.fsencode(name)) <= 255
 
 
 def _last(place: str) -> str:
     return unquote(urlsplit(place).path.rpartition("/")[2]) if is_web(place) else place.rpartition("/")[2]
-
-
-def _is_listing(address: str) -> bool:
-    path = urlsplit(address).path
-    return path.endswith("/") or "." not in path.rpartition("/")[2]
 
 
 def _on_web(fs: Any, address: str) -> list[RemoteFile]:
@@ -257,7 +248,6 @@ class Copies:
     made_from: tuple[tuple[str, str], ...] = ()
 
     def shown(self, text: str) -> str:
-        """Return a text with addresses in place of the copies' paths."""
         for path, address in self.made_from:
             text = text.replace(path, address)
         return text
@@ -292,7 +282,7 @@ def local_copies(
         return
     scratch = Path(tempfile.mkdtemp(prefix="stepscope-remote-"))
     try:
-        room = Room(max(0, shutil.disk_usage(scratch).free - _KEPT_FREE_BYTES))
+        room = ByteBudget(max(0, shutil.disk_usage(scratch).free - _KEPT_FREE_BYTES))
         made = [
             (_copy(one, scratch / str(n), room, wanted, progress), one) if is_address(one) else (one, None)
             for n, one in enumerate(given)
@@ -306,7 +296,7 @@ def local_copies(
 
 
 def _copy(
-    address: str, parent: Path, room: Room, wanted: Callable[[str], bool] | None, progress: CopyProgress | None
+    address: str, parent: Path, room: ByteBudget, wanted: Callable[[str], bool] | None, progress: CopyProgress | None
 ) -> str:
     found = files_at(address)
     files = [one for one in found if wanted is None or wanted(one.name[-1])]
@@ -317,13 +307,6 @@ def _copy(
     folder = parent if alone else parent / base_name(address)
     for below in {folder.joinpath(*one.name[:-1]) for one in files}:
         below.mkdir(parents=True, exist_ok=True)
-    _copy_all(address, files, folder, room, progress)
-    return str(folder / files[0].name[-1] if alone else folder)
-
-
-def _copy_all(
-    address: str, files: Sequence[RemoteFile], folder: Path, room: Room, progress: CopyProgress | None
-) -> None:
     with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
         copied = pool.map(lambda one: copy_file(address, one, folder.joinpath(*one.name), room), files)
         try:
@@ -333,3 +316,4 @@ def _copy_all(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    return str(folder / files[0].name[-1] if alone else folder)

@@ -20,8 +20,6 @@ from stepscope.side_file import appended
 
 KEPT_STEPS = 200
 _FIRST_STEPS = 120
-_MANY_RANKS = 64
-_KEPT_OF_MANY = 64
 _FIRST_READ_BYTES = 256 << 10
 _MAX_READ_BYTES = 4 << 20
 
@@ -57,7 +55,6 @@ class Running:
 
     @property
     def is_over(self) -> bool:
-        """Whether every rank has ended."""
         return bool(self.ranks) and all(rank.ended is not None for rank in self.ranks)
 
 
@@ -70,14 +67,15 @@ class RunningJob:
         self._first: tuple[Line, ...] = ()
 
     def look(self) -> Running:
-        """Return what the folder says now."""
         found = {rank_of(path.name): path for path in self.folder.glob("rank*.steps.jsonl")}
         paths = {rank: path for rank, path in sorted(found.items(), key=lambda p: p[0] or 0) if rank is not None}
-        kept = KEPT_STEPS if len(paths) <= _MANY_RANKS else _KEPT_OF_MANY
+        kept = KEPT_STEPS if len(paths) <= 64 else 64
         for rank, path in paths.items():
             self._tails.setdefault(rank, _Tail(path, kept)).read()
         if paths and len(self._first) < _FIRST_STEPS:
-            self._first = _first_lines(paths[min(paths)])
+            with contextlib.suppress(OSError):
+                data, _ = appended(paths[min(paths)], 0, max_bytes=_FIRST_READ_BYTES)
+                self._first = tuple(_steps(data.split(b"\n")[:-1])[:_FIRST_STEPS])
         ranks = tuple(self._rank(rank) for rank in self._tails)
         facts = json_object_in(self.folder / facts_file(min(paths))) if paths else {}
         return Running(self.folder, ranks, self._first, json_object_in(self.folder / RUN_JSON), facts)
@@ -117,18 +115,10 @@ def _flops(counted: object) -> float | None:
     return min(total, 3.0 * forward) if total is not None and forward else total
 
 
-def _first_lines(path: Path) -> tuple[Line, ...]:
-    try:
-        data, _ = appended(path, 0, max_bytes=_FIRST_READ_BYTES)
-    except OSError:
-        return ()
-    return tuple(_steps(data.split(b"\n")[:-1])[:_FIRST_STEPS])
-
-
 def _steps(lines: list[bytes]) -> list[Line]:
     found = (json_object(line) for line in lines if line)
-    return [line for line in found if line is not None and _is_step(line)]
-
-
-def _is_step(line: Line) -> bool:
-    return all(is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))
+    return [
+        line
+        for line in found
+        if line is not None and all(is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))
+    ]

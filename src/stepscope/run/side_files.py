@@ -13,7 +13,7 @@ Files grow while the job runs and may be cut: lines that are no JSON objects are
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,17 +28,10 @@ from stepscope.side_file import is_number, side_file_lines
 from stepscope.trace.nccl import NcclLog
 from stepscope.units import ns_of_ms, readable_bytes
 
-# Which lines of a file beside the traces are read, and what is kept of each?
-#
-# Anybody may have put the file there, and a job of a thousand ranks leaves thousands of them: all together are read up
-# to
-# MAX_FOLDER_BYTES, each up to its even share, and of each line only what `keep` makes of it stays. Lines that are no
-# JSON
-# objects are counted; a last line that is cut is normal while the job runs. What is not read is said.
+# Reading is bounded: all files together up to 128 MiB, each up to its even share. What is not read is reported.
 
-_T = TypeVar("T")
-_MAX_FOLDER_BYTES = 128 << 20
-_MIN_SHARE_BYTES = 64 << 10
+_T = TypeVar("_T")
+_MAX_FOLDER_BYTES, _MIN_SHARE_BYTES = 128 << 20, 64 << 10
 _MAX_NAME = 200
 
 
@@ -50,10 +43,6 @@ class KeptLines(Generic[_T]):
     damaged: int = 0
     #: why not all of it was read
     unread: tuple[str, ...] = ()
-
-
-def _share_of_each(num_files: int) -> int:
-    return max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(num_files, 1))
 
 
 def _kept_lines(
@@ -109,12 +98,7 @@ def name(value: object) -> str:
     return value[:_MAX_NAME] if isinstance(value, str) else str(value)[:_MAX_NAME] if is_number(value) else ""
 
 
-# In what state was a rank's device while it ran? The recorder's samples as columns.
-#
-#     rank00000.telemetry.jsonl   {"kind": "device", "name": "NVIDIA H200", ...}                       -> `device`
-#                                 {"kind": "state", "time_ns": ..., "sm_clock_mhz": 1980, ...}         -> a row of each
-#
-# A value that is not of its kind is unknown, as is one that the driver did not give.
+# Device telemetry as columns; a value of the wrong type is unknown.
 
 # as many as the recorder keeps
 _MAX_STATES = 100_000
@@ -122,9 +106,7 @@ _COLUMNS = (
     "time_ns", "step", "utilization_pct", "memory_utilization_pct", "sm_clock_mhz", "memory_clock_mhz", "power_w",
     "temperature_c", "memory_used_bytes",
 )  # fmt: skip
-_TEXTS = ("name", "uuid")
 _LIMITS = ("index", "max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
-_MAX_REASONS = 32
 
 Reasons = frozenset[str] | None
 
@@ -145,51 +127,36 @@ class Telemetry(ArrayRecord):
         return len(self.reasons)
 
 
-@dataclass(frozen=True)
-class _Line:
-    values: tuple[float, ...] = ()
-    reasons: Reasons = None
-    device: dict[str, Any] | None = None
-
-
 def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
-    found = _kept_lines(path, _line, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
-    device = next((line.device for line in found.lines if line.device is not None), {})
-    states = [line for line in found.lines if line.device is None]
-    values = np.array([line.values for line in states]).reshape(-1, len(_COLUMNS))
+    found = _kept_lines(path, _device_or_state, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
+    device = next((line for line in found.lines if isinstance(line, dict)), {})
+    states = [line for line in found.lines if not isinstance(line, dict)]
+    values = np.array([numbers for numbers, _ in states]).reshape(-1, len(_COLUMNS))
     order = np.argsort(np.nan_to_num(values[:, 0]), kind="stable")
     columns = {column: values[order, i] for i, column in enumerate(_COLUMNS)}
-    return Telemetry(rank, device, columns, tuple(states[i].reasons for i in order)), found
+    return Telemetry(rank, device, columns, tuple(states[i][1] for i in order)), found
 
 
-def _line(line: dict[str, Any]) -> _Line | None:
+def _device_or_state(line: dict[str, Any]) -> dict[str, Any] | tuple[list[float], Reasons] | None:
     if line.get("kind") == "device":
-        texts = {key: name(line[key]) for key in _TEXTS if isinstance(line.get(key), str)}
-        limits = {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
-        return _Line(device={**texts, **limits})
+        texts = {key: name(line[key]) for key in ("name", "uuid") if isinstance(line.get(key), str)}
+        return texts | {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
     if line.get("kind") != "state":
         return None
-    numbers = (number(line.get(column)) for column in _COLUMNS)
+    numbers = [np.nan if n is None else n for n in (number(line.get(column)) for column in _COLUMNS)]
     reasons = line.get("throttle_reasons")
-    if isinstance(reasons, list):
-        return _Line(_known(numbers), frozenset(name(r) for r in reasons[:_MAX_REASONS] if isinstance(r, str)))
-    return _Line(_known(numbers))
-
-
-def _known(numbers: Any) -> tuple[float, ...]:
-    return tuple(np.nan if n is None else n for n in numbers)
+    if not isinstance(reasons, list):
+        return numbers, None
+    return numbers, frozenset(name(reason) for reason in reasons[:32] if isinstance(reason, str))
 
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
-_INSPECTOR = "nccl_inspector.jsonl"
 _MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window(\d{1,6})$")
 # of one line: categories of memory
 _MAX_NAMES = 32
-_MAX_GROUPS = 10_000
 # of one rank
 _MAX_EDGES = 10_000
-_MAX_EDGES_OF_ALL = 200_000
 # operations and groups of one rank
 _MAX_LIVE = 2_000
 _MAX_LIVE_OF_ALL = 200_000
@@ -257,7 +224,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
-    share = _share_of_each(len(there))
+    share = max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(len(there), 1))
     unread: list[str] = []
     telemetry: list[Telemetry] = []
     collectives: list[LiveCollective] = []
@@ -277,11 +244,17 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             telemetry.append(device)
         elif what == _COLLECTIVES:
             found = _kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
-            collectives += _live_of(rank, found.lines)[: _MAX_LIVE_OF_ALL - len(collectives)]
+            called = found.lines[0].get("groups", {}) if found.lines else {}
+            live = [
+                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x)
+                for x in found.lines
+                if "op" in x
+            ]
+            collectives += live[: _MAX_LIVE_OF_ALL - len(collectives)]
         else:
             found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
             known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
-            edges += known[: _MAX_EDGES_OF_ALL - len(edges)]
+            edges += known[: 200_000 - len(edges)]
             peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
         lost += found.damaged
         unread += found.unread
@@ -320,24 +293,16 @@ def _logs_of_all(
 def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[LiveCollective], int]:
     found: list[LiveCollective] = []
     lost = 0
-    for path in sorted(folder.glob(f"*.{_INSPECTOR}"))[:_MAX_JOB_FILES]:
+    for path in sorted(folder.glob(f"*.{'nccl_inspector.jsonl'}"))[:_MAX_JOB_FILES]:
         from stepscope.trace.nccl import inspected  # only where there is one
 
         rows, damaged = inspected(_text_lines(path, max_bytes=max_bytes, say=unread.append))
         lost += damaged
         found += [
             LiveCollective(
-                rank=one.rank,
-                op=one.op,
-                group=one.group,
+                **{f.name: getattr(one, f.name) for f in fields(LiveCollective) if hasattr(one, f.name)},
                 group_desc=one.group,
                 group_size=one.num_ranks,
-                count=one.count,
-                size_bytes=one.size_bytes,
-                time_ns=one.time_ns,
-                algbw_gb_per_s=one.algbw_gb_per_s,
-                busbw_gb_per_s=one.busbw_gb_per_s,
-                best_busbw_gb_per_s=one.best_busbw_gb_per_s,
             )
             for one in rows
         ]
@@ -347,12 +312,11 @@ def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Li
 def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
     groups = line.get("groups")
     if isinstance(groups, list):
-        known = [g for g in groups[:_MAX_GROUPS] if isinstance(g, dict)]
+        known = [g for g in groups[:10_000] if isinstance(g, dict)]
         return {"groups": {name(g.get("name")): name(g["desc"]) for g in known if g.get("desc")}}
     op, count = line.get("operation"), _whole(line.get("count"))
     if not isinstance(op, str) or count is None:
         return None
-    rates = {key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")}
     return {
         "op": name(op),
         "group": name(line.get("group")),
@@ -360,25 +324,19 @@ def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
         "count": count,
         "size_bytes": _whole(line.get("bytes")),
         "time_ns": ns_of_ms(line.get("time_ms")),
-        **rates,
+        **{key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")},
     }
-
-
-def _live_of(rank: int, lines: tuple[dict[str, Any], ...]) -> list[LiveCollective]:
-    called = lines[0].get("groups", {}) if lines else {}
-    return [LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in lines if "op" in x]
 
 
 def _edge_or_peak(line: dict[str, Any]) -> dict[str, Any] | None:
     if line.get("kind") == "peak":
-        known = ((name(key), _plain(value)) for key, value in line.items())
-        return {"peak": dict(list(known)[:_MAX_NAMES])}
+        return {"peak": {name(key): _plain(value) for key, value in list(line.items())[:_MAX_NAMES]}}
     if line.get("kind") != "snapshot":
         return None
     sizes = ((key.removesuffix("_bytes"), _whole(value)) for key, value in line.items() if key.endswith("_bytes"))
     known_sizes = [(name(key), value) for key, value in sizes if value is not None]
-    about = {"step": _whole(line.get("step")), "label": name(line.get("label"))}
-    return {"edge": {**about, "bytes_by": dict(known_sizes[:_MAX_NAMES])}}
+    step, label = _whole(line.get("step")), name(line.get("label"))
+    return {"edge": {"step": step, "label": label, "bytes_by": dict(known_sizes[:_MAX_NAMES])}}
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,6 @@ from stepscope.contract.run_folder import SOURCE_FOLDER
 from stepscope.dataclass import dataclass
 from stepscope.side_file import read_side_file
 
-_MAX_WIDTH = 1000
 _TEXT = re.compile(r"""[rbfuRBFU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
 
 
@@ -23,7 +22,7 @@ def code_of(line: str) -> str:
     >>> code_of("f('a[0]') + x[1]  # times 2")
     'f(") + x[1]  "'
     """
-    return _TEXT.sub('"', line[:_MAX_WIDTH])
+    return _TEXT.sub('"', line[:1000])
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class SourceText:
     _read: dict[str, tuple[str, ...] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def lines(self, file: str) -> tuple[str, ...] | None:
-        """Return the lines of a file, None where it was not kept."""
         if file not in self._read:
             self._read[file] = self._lines(file)
         return self._read[file]
@@ -46,22 +44,14 @@ class SourceText:
         return found[number - 1].strip() if found is not None and 0 < number <= len(found) else None
 
     def _lines(self, file: str) -> tuple[str, ...] | None:
-        path = self._path(file)
-        if path is None:
-            return None
-        try:
-            text = read_side_file(path, max_bytes=MAX_SOURCE_FILE_BYTES).decode("utf-8")
-        except (OSError, ValueError):
-            return None
-        return tuple(line.expandtabs(4) for line in text.split("\n"))
-
-    def _path(self, file: str) -> Path | None:
         named = PurePosixPath(file)
         if self.folder is None or named.is_absolute() or ".." in named.parts or "\0" in file or not named.parts:
             return None
         try:
-            kept = self.folder.resolve() / SOURCE_FOLDER
-            path = kept.joinpath(*named.parts)
-            return path if path.resolve() == path else None
+            path = (self.folder.resolve() / SOURCE_FOLDER).joinpath(*named.parts)
+            if path.resolve() != path:
+                return None
+            text = read_side_file(path, max_bytes=MAX_SOURCE_FILE_BYTES).decode("utf-8")
         except (OSError, RuntimeError, ValueError):
             return None
+        return tuple(line.expandtabs(4) for line in text.split("\n"))

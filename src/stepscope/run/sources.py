@@ -1,4 +1,4 @@
-"""Which files make up the run, and which rank does each belong to?"""
+"""Trace files of a run, and the rank of each."""
 
 import glob
 import os
@@ -16,7 +16,6 @@ from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
 _TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
-_EXPORTS = (".sqlite", ".nsys.sqlite")
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"
@@ -33,7 +32,6 @@ _MAX_LEVELS = 4
 _MAX_FOLDERS = 10_000
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
 _MAX_RANKS = 1 << 30
-_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -104,17 +102,13 @@ def runs_in(given: str) -> list[Path]:
 
 def folder_of_runs(given: str) -> list[Path]:
     """Return the runs of a folder that holds several and is none itself; none where it is anything else."""
-    if not _is_folder(given):
+    try:
+        if not Path(given).is_dir():
+            return []
+    except (OSError, ValueError):
         return []
     runs = [path for path in runs_in(given) if not (path / RESULTS_JSON).is_file()]
     return [] if runs == [Path(given)] else runs
-
-
-def _is_folder(given: str) -> bool:
-    try:
-        return Path(given).is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def holds_traces(folder: Path) -> bool:
@@ -126,13 +120,14 @@ def has_steps_only(given: Sequence[str | Path]) -> bool:
     """Return whether this is one run folder with step logs and no trace."""
     folder = Path(given[0]) if len(given) == 1 else None
     try:
-        return folder is not None and folder.is_dir() and not _readable(folder) and any(folder.glob(_STEP_LOGS))
+        return (
+            folder is not None
+            and folder.is_dir()
+            and all(is_unreadable_report(source.path) for source in _in_folder(folder))
+            and any(folder.glob(_STEP_LOGS))
+        )
     except (OSError, ValueError):  # said by `find_sources`
         return False
-
-
-def _readable(folder: Path) -> list[Source]:
-    return [source for source in _in_folder(folder) if not is_unreadable_report(source.path)]
 
 
 def is_unreadable_report(path: Path) -> bool:
@@ -159,7 +154,7 @@ def _below(given: Sequence[str | Path]) -> str:
         runs = []
     if not runs:
         return "; give the folder that holds them"
-    return f"; there are runs below: give one of {_shown(runs[:_MAX_NAMED])}"
+    return f"; there are runs below: give one of {_shown(runs[:3])}"
 
 
 def _shown(given: Sequence[str | Path]) -> str:
@@ -241,12 +236,9 @@ def _in_folder(folder: Path) -> list[Source]:
     own = _directly_in(folder)
     if own:
         return own
-    return [Source(path, claimed=True) for below in _rank_folders(folder) for path in _of_rank(below)]
-
-
-def _rank_folders(folder: Path) -> list[Path]:
-    below = [p for p in sorted(folder.iterdir())[:_MAX_FOLDERS] if _RANK_FOLDER.match(p.name)]
-    return [p for p in below if p.is_dir() and not p.is_symlink()]
+    named = [p for p in sorted(folder.iterdir())[:_MAX_FOLDERS] if _RANK_FOLDER.match(p.name)]
+    below = [p for p in named if p.is_dir() and not p.is_symlink()]
+    return [Source(path, claimed=True) for one in below for path in _of_rank(one)]
 
 
 def _of_rank(folder: Path) -> list[Path]:
@@ -275,7 +267,7 @@ def _is_exported(path: Path) -> bool:
     if not path.name.endswith(NSYS_REPORT):
         return False
     stem = path.name.removesuffix(NSYS_REPORT)
-    return any((path.parent / f"{stem}{ending}").is_file() for ending in _EXPORTS)
+    return any((path.parent / f"{stem}{ending}").is_file() for ending in (".sqlite", ".nsys.sqlite"))
 
 
 def _beside(name: str) -> bool:

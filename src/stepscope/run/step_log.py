@@ -1,4 +1,4 @@
-"""What do the step logs say: every step of every rank, profiled or not, and the step's time without the profiler?
+"""Step logs: every step of every rank, profiled or not, and the step time without the profiler.
 
     rank00000.steps.jsonl   header line, then one line per step -> `StepLog`, columns instead of lines
 
@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -25,29 +26,12 @@ from stepscope.stats.robust import Spread, mad_sigma, median, recurring_long, sl
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
-# Lines of a step log into columns, in memory that the log's own size bounds.
-#
-# A line may name numbers that no other line has (one region per step): a column of its own for each would grow with
-# the
-# square of the log. So numbers are kept sparse while lines are read, and become columns only as far as they are
-# filled:
-#
-# | what                                   | bound
-# |
-# |----------------------------------------|---------------------------------------------------------------------------
-# |
-# | distinct names                         | MAX_NAMES; later ones are left out and counted
-# |
-# | columns                                | the fullest ones, up to COLUMN_BYTES_PER_VALUE bytes for each number read
-# |
+# A line may hold numbers that no other line has, and a column for each would grow with the square of the log. So
+# numbers are sparse while lines are read; the fullest become columns, up to 64 bytes for each number read.
 
 MISSING = -1
-_MAX_NAMES = 4096
 # a column that every eighth step fills takes as much
 _COLUMN_BYTES_PER_VALUE = 64
-_FREE_COLUMN_BYTES = 64 << 20
-_MAX_PHASES = 64
-_MAX_DEPTH = 16
 _COUNTS = ("step", "start_ns", "end_ns", "dur_ns")
 _OWN_COLUMNS = frozenset((*_COUNTS, "device_ns", "profiled", "phase"))
 
@@ -59,13 +43,10 @@ class StepColumns:
         self._counts = {name: array("q") for name in (*_COUNTS, "device_ns")}
         self._profiled = bytearray()
         self._phases: list[str] = []
-        self._known_phases: dict[str, str] = {}
         self._numbers: dict[str, tuple[array[int], array[float]]] = {}
         self._seen: set[int] = set()
-        # lines of a step that came before; the first counts
-        self.repeated_lines = 0
-        # numbers under names beyond the limits
-        self.left_out_values = 0
+        self._repeated_lines = 0
+        self._left_out_values = 0
 
     def __len__(self) -> int:
         return len(self._profiled)
@@ -75,58 +56,48 @@ class StepColumns:
         if not all(is_count(line.get(name)) for name in _COUNTS):
             return False
         if line["step"] in self._seen:
-            self.repeated_lines += 1
+            self._repeated_lines += 1
             return True
         self._seen.add(line["step"])
         for name, column in self._counts.items():
             value = line.get(name)
             column.append(value if isinstance(value, int) and is_count(value) else MISSING)
-        phase = str(line.get("phase") or "")[:_MAX_PHASES]
-        self._phases.append(self._known_phases.setdefault(phase, phase))
+        self._phases.append(intern(str(line.get("phase") or "")[:64]))
         for path, number in _leaves({k: v for k, v in line.items() if k not in _OWN_COLUMNS}):
-            self._put(path, number)
+            if path not in self._numbers and len(self._numbers) >= 4096:
+                self._left_out_values += 1
+                continue
+            rows, values = self._numbers.setdefault(path, (array("q"), array("d")))
+            rows.append(len(self))
+            values.append(number)
         self._profiled.append(bool(line.get("profiled")))
         return True
 
-    def counts(self, name: str) -> Int64s:
-        """Return one of the columns that every step has: MISSING where a line lacks it."""
-        return np.array(self._counts[name], np.int64)
-
-    def profiled(self) -> npt.NDArray[np.bool_]:
-        """Return which steps the profiler watched."""
-        return np.frombuffer(bytes(self._profiled), np.uint8).astype(bool)
-
-    def phases(self) -> tuple[str, ...]:
-        """Return the phase of each step."""
-        return tuple(self._phases)
-
-    def numbers(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Return every other number by its dotted path, NaN where a step lacks it; the fullest within the bound."""
+    def log(self, *, rank: int, header: dict[str, Any], lost_lines: int) -> "StepLog":
+        """Return the columns as a log; of the numbers those that most steps have, NaN where a step lacks one."""
         num_values = sum(len(rows) for rows, _ in self._numbers.values())
-        left = max(_FREE_COLUMN_BYTES, _COLUMN_BYTES_PER_VALUE * num_values)
-        kept = set()
+        left = max(64 << 20, _COLUMN_BYTES_PER_VALUE * num_values)
+        numbers = dict.fromkeys(self._numbers, np.empty(0))
         for path in sorted(self._numbers, key=lambda path: -len(self._numbers[path][0])):
+            rows, values = self._numbers[path]
             left -= 8 * len(self)
             if left < 0:
-                self.left_out_values += len(self._numbers[path][0])
+                self._left_out_values += len(rows)
+                del numbers[path]
             else:
-                kept.add(path)
-        return {path: self._column(*values) for path, values in self._numbers.items() if path in kept}
-
-    def _put(self, path: str, number: float) -> None:
-        if path not in self._numbers:
-            if len(self._numbers) >= _MAX_NAMES:
-                self.left_out_values += 1
-                return
-            self._numbers[path] = (array("q"), array("d"))
-        rows, values = self._numbers[path]
-        rows.append(len(self))
-        values.append(number)
-
-    def _column(self, rows: "array[int]", values: "array[float]") -> npt.NDArray[np.float64]:
-        column = np.full(len(self), np.nan)
-        column[np.array(rows, np.int64)] = np.array(values)
-        return column
+                numbers[path] = np.full(len(self), np.nan)
+                numbers[path][np.array(rows, np.int64)] = np.array(values)
+        return StepLog(
+            rank=rank,
+            header=header,
+            **{name: np.array(column, np.int64) for name, column in self._counts.items()},
+            profiled=np.frombuffer(bytes(self._profiled), np.uint8).astype(bool),
+            phase=tuple(self._phases),
+            numbers=numbers,
+            lost_lines=lost_lines,
+            repeated_lines=self._repeated_lines,
+            left_out_values=self._left_out_values,
+        )
 
 
 def is_count(value: object) -> bool:
@@ -136,20 +107,15 @@ def is_count(value: object) -> bool:
 
 def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
-        if depth < _MAX_DEPTH:
+        if depth < 16:
             for name, below in value.items():
                 yield from _leaves(below, f"{path}.{name}" if path else str(name), depth + 1)
     elif is_number(value):
         yield path, float(value)
 
 
-_ENDING = ".steps.jsonl"
-# unprofiled steps after a profiled one that do not count: ranks still wait for each other's export
-_SETTLING_STEPS = 1
 # time of forward passes without gradients between the steps of training
 PASSES_NS = f"regions.{EVALUATION}.ns"
-_MAX_RANK = 1 << 30
-_COLUMNS = ("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -186,10 +152,8 @@ class StepLog(ArrayRecord):
     def unprofiled(self) -> npt.NDArray[np.bool_]:
         """Return which steps ran without the profiler (its own warm-up included) and not right after it."""
         disturbed = self.profiled | (np.array(self.phase, str) == WARMUP)
-        near = disturbed.copy()
-        for k in range(1, _SETTLING_STEPS + 1):
-            near[k:] |= disturbed[:-k]
-        return ~near
+        # nor the step after it: ranks still wait for each other's export
+        return ~(disturbed | np.append(False, disturbed[:-1])[: len(disturbed)])
 
 
 @dataclass(frozen=True)
@@ -222,10 +186,17 @@ class UnprofiledStep:
         )
 
 
+_LOSSES = (
+    ("lost_lines", "lines of the step log that are no steps are left out"),
+    ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
+    ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
+)
+
+
 def log_since(log: StepLog, step: int) -> StepLog:
     """Return a log without the steps before this one."""
     kept = log.step >= step
-    columns = {name: getattr(log, name)[kept] for name in _COLUMNS}
+    columns = {name: getattr(log, name)[kept] for name in (*_COUNTS, "device_ns", "profiled")}
     phases = tuple(phase for phase, keep in zip(log.phase, kept, strict=True) if keep)
     return replace(log, **columns, phase=phases, numbers={name: values[kept] for name, values in log.numbers.items()})
 
@@ -238,12 +209,14 @@ def step_logs(folder: str | Path) -> tuple[StepLog, ...]:
 def readable_step_logs(folder: str | Path) -> tuple[tuple[StepLog, ...], list[str]]:
     """Return the step logs of a run folder that can be read, and a line for each loss."""
     logs, lines = [], []
-    for path in sorted(p for p in Path(folder).glob(f"*{_ENDING}") if rank_of(p.name) is not None):
+    for path in sorted(p for p in Path(folder).glob(f"*{'.steps.jsonl'}") if rank_of(p.name) is not None):
         try:
             logs.append(read_step_log(path))
         except InputError as error:
             lines.append(f"left out: {error}")
-    return tuple(logs), [*lines, *_step_log_warnings(logs)]
+    for log in logs:
+        lines += [f"rank {log.rank}: {n:,} {what}" for name, what in _LOSSES if (n := getattr(log, name))]
+    return tuple(logs), lines
 
 
 def read_step_log(path: str | Path) -> StepLog:
@@ -254,11 +227,8 @@ def read_step_log(path: str | Path) -> StepLog:
     except OSError as e:
         raise InputError(f"{path}: cannot read the step log: {e.strerror}; check the path") from e
     rank = header.get("rank")
-    named = rank_of(path.name)
-    known = (
-        rank if isinstance(rank, int) and is_count(rank) and rank <= _MAX_RANK else named if named is not None else 0
-    )
-    return _log(columns, rank=int(known or 0), header=header, lost_lines=lost)
+    known = rank if isinstance(rank, int) and is_count(rank) and rank <= 1 << 30 else rank_of(path.name) or 0
+    return columns.log(rank=known, header=header, lost_lines=lost)
 
 
 def step_log_of(
@@ -268,43 +238,17 @@ def step_log_of(
     columns = StepColumns()
     for line in lines:
         columns.add(line)
-    return _log(columns, rank=rank, header=header or {}, lost_lines=lost_lines)
-
-
-def _step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
-    kinds = (
-        ("lost_lines", "lines of the step log that are no steps are left out"),
-        ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
-        ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
-    )
-    return [
-        f"rank {log.rank}: {count:,} {what}" for log in logs for name, what in kinds if (count := getattr(log, name))
-    ]
-
-
-def _log(columns: StepColumns, *, rank: int, header: dict[str, Any], lost_lines: int) -> StepLog:
-    numbers = columns.numbers()
-    return StepLog(
-        rank=rank,
-        header=header,
-        step=columns.counts("step"),
-        start_ns=columns.counts("start_ns"),
-        end_ns=columns.counts("end_ns"),
-        dur_ns=columns.counts("dur_ns"),
-        device_ns=columns.counts("device_ns"),
-        profiled=columns.profiled(),
-        phase=columns.phases(),
-        numbers=numbers,
-        lost_lines=lost_lines,
-        repeated_lines=columns.repeated_lines,
-        left_out_values=columns.left_out_values,
-    )
+    return columns.log(rank=rank, header=header or {}, lost_lines=lost_lines)
 
 
 def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     """Return the step's time without the profiler, from the steps after warm-up; None where no step ran without it."""
-    by_rank = [_settled(log) for log in logs]
-    known = [(settled, left_out) for settled, left_out in by_rank if len(settled)]
+    known = []
+    for log in logs:
+        unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
+        first = slow_start(unprofiled)
+        if len(unprofiled) > first:
+            known.append((unprofiled[first:], first))
     if not known:
         return None
     medians = [median(settled) for settled, _ in known]
@@ -319,12 +263,6 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
         num_steps=min(len(settled) for settled, _ in known),
         warm_up_steps=max(left_out for _, left_out in known),
     )
-
-
-def _settled(log: StepLog) -> tuple[Int64s, int]:
-    unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
-    first = slow_start(unprofiled)
-    return unprofiled[first:], first
 
 
 def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], StepColumns, int]:

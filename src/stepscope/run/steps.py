@@ -1,4 +1,4 @@
-"""Which steps were recorded, and to which step does a moment belong?
+"""Recorded steps, and the step of each moment.
 
 The profiler marks them (`ProfilerStep#7`). Where it did not, the first of these stands in:
 
@@ -24,7 +24,7 @@ from stepscope.stats.distinct import among, union_of_values
 from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
-# What did a serving engine run in one step, by the name of its range?
+# Steps of serving engines by the names of their ranges.
 #
 #     vLLM            execute_context_9(8155)_generation_37(37)
 #                     execute_8192_context_9(sq8155sk8430...)_generation_37(sq37...)
@@ -169,14 +169,21 @@ class Steps(ArrayRecord):
 def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
     """Return the steps of a trace; of one that was cut off only those that are there as a whole, never its last."""
     ranges = np.flatnonzero(kinds == int(EventKind.ANNOTATION))
-    unfinished = _first_unfinished(trace)
-    marked = rows_named(trace, ranges, lambda s: _whole_step(s, unfinished))
+    said = trace.header.get("stepscope")
+    last = said.get("last_step") if isinstance(said, dict) else None
+
+    def is_whole(name: str) -> bool:
+        found = _PROFILER_STEP.match(name)
+        return found is not None and not (isinstance(last, int) and int(found.group(2)) >= last)
+
+    marked = rows_named(trace, ranges, is_whole)
     if len(marked):
         return _steps(trace, kinds, marked, _PROFILER_STEP)
     loop = _steps(trace, kinds, _longest_family(trace, ranges, _loop_name), _LOOP_STEP)
     if len(loop):
         return loop
-    served = _longest_family(trace, _engines_own(trace, ranges), _served_name)
+    own = rows_named(trace, ranges, lambda s: s.startswith("step[") and serving_step(s) is not None)
+    served = _longest_family(trace, own if len(own) else ranges, _served_name)
     if len(served):
         served = served[np.argsort(trace["ts_ns"][served], kind="stable")]
         start = trace["ts_ns"][served]
@@ -189,17 +196,6 @@ def unnamed_steps(start: Int64s, end: Int64s, told_by: str, *, is_window: bool =
     """Return steps that no range numbers."""
     number = np.arange(len(start), dtype=np.int64)
     return Steps(number, start, end, named="", numbered=False, told_by=told_by, is_window=is_window)
-
-
-def _first_unfinished(trace: Trace) -> int | None:
-    said = trace.header.get("stepscope")
-    last = said.get("last_step") if isinstance(said, dict) else None
-    return last if isinstance(last, int) else None
-
-
-def _whole_step(name: str, unfinished: int | None) -> bool:
-    found = _PROFILER_STEP.match(name)
-    return found is not None and (unfinished is None or int(found.group(2)) < unfinished)
 
 
 def _steps(trace: Trace, kinds: Kinds, rows: npt.NDArray[np.intp], pattern: re.Pattern[str]) -> Steps:
@@ -246,11 +242,6 @@ def _loop_name(name: str) -> str | None:
 
 def _served_name(name: str) -> str | None:
     return re.split(r"[\d\[]", name, maxsplit=1)[0] if serving_step(name) is not None else None
-
-
-def _engines_own(trace: Trace, ranges: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    own = rows_named(trace, ranges, lambda s: s.startswith("step[") and serving_step(s) is not None)
-    return own if len(own) else ranges
 
 
 def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:

@@ -1,4 +1,4 @@
-"""Which steps has a run whose traces mark none? Those that all ranks show alike.
+"""Steps of a run without step marks: those that all ranks show alike.
 
 The loader's batches and the optimizer's steps, else the period of the kernels' sequence, on every rank as many: a step
 is the same step everywhere. Else the whole window of each rank is one stretch, so that what was lost in it is found;
@@ -9,16 +9,14 @@ work it is complete, and only that far it is looked at; without any device work 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
-from stepscope.run.collectives import Collectives
 from stepscope.run.device_work import DeviceWork, device_work
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import MISSING, PASSES_NS, StepLog, unprofiled_step
@@ -28,19 +26,13 @@ from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 from stepscope.units import ms
 
-# Where did steps begin in a trace whose loop marked none? PyTorch's own ranges tell, whichever framework ran them.
-#
-#     the loader's next batch     one per step begins it, where there is one per optimizer step
-#     the optimizer's step        ends it; the loop's first is left out, because nobody knows where it began
-#
-# Several optimizers in a row end one step. Where they alternate (a generator's and a discriminator's), the pattern of
-# what runs between them tells how many make one step.
+# Marks: the loader's next batch begins a step where there is one per optimizer step; else the optimizer ends it, and
+# the first is left out. Optimizers that alternate (a generator's and a discriminator's) make one step together.
 
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#|^\[pl\]\[profile\]\[_?TrainingEpochLoop\]\.train_dataloader_next$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$")
 _FEWEST = 2
-_MAX_OPTIMIZERS = 4
 # of the operators between two optimizer steps may differ from those one pattern later
 _ALIKE = 0.05
 
@@ -54,7 +46,7 @@ def steps_between_marks(trace: Trace, kinds: Kinds) -> tuple[Int64s, Int64s, str
         return None
     ends = _last_of_each(trace, kinds, optimizer)
     begins = loader[:, 0]
-    if len(begins) >= _FEWEST and _one_per_step(begins, ends):
+    if len(begins) >= _FEWEST and (np.diff(np.searchsorted(ends, begins)) == 1).all():
         last = ends[ends > begins[-1]]
         edges = np.append(begins, last[:1]) if len(last) else begins
         return edges[:-1], edges[1:], "the batches of the loader"
@@ -72,32 +64,22 @@ def _spans(trace: Trace, rows: npt.NDArray[np.intp]) -> Int64s:
     return both[np.append(True, both[1:, 0] >= reach[:-1])]
 
 
-def _one_per_step(begins: Int64s, ends: Int64s) -> bool:
-    between = np.diff(np.searchsorted(ends, begins))
-    return bool((between == 1).all())
-
-
 def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
     ops = np.flatnonzero(kinds == EventKind.HOST_OP)
     backward = np.sort(trace["ts_ns"][rows_named(trace, ops, lambda s: bool(_ENGINE.search(s)))])
     passed = np.searchsorted(backward, optimizer[:, 0])
     ends = optimizer[np.append(np.diff(passed) > 0, True), 1] if len(backward) else optimizer[:, 1]
     count = np.diff(np.searchsorted(np.sort(trace["ts_ns"][ops]), ends))
-    every = _pattern_length(count)
-    return ends[(len(ends) - 1) % every :: every]
-
-
-def _pattern_length(count: npt.NDArray[np.intp]) -> int:
-    for length in range(1, _MAX_OPTIMIZERS + 1):
-        if len(count) < 2 * length:
+    for every in range(1, 5):
+        if len(count) < 2 * every:
             break
-        off = np.abs(count[length:] - count[:-length]) / np.maximum(count[:-length], 1)
+        off = np.abs(count[every:] - count[:-every]) / np.maximum(count[:-every], 1)
         if median(off) <= _ALIKE:
-            return length
-    return 1
+            return ends[(len(ends) - 1) % every :: every]
+    return ends
 
 
-# Where do steps begin in a trace without any mark? Where the sequence of kernels repeats.
+# Steps from the period of the kernel sequence.
 #
 # A kernel that runs once per step is an anchor: what lies between two of its launches is the same every time.
 #
@@ -109,11 +91,8 @@ def _pattern_length(count: npt.NDArray[np.intp]) -> int:
 # whole ones; fewer repetitions may be chance
 _MIN_STEPS = 2
 _MIN_CONFIDENCE = 0.9
-_NEARLY_BEST = 0.02
 # in a step: a loop over a handful of kernels is a benchmark, not a step
 _MIN_KERNELS = 5
-_MAX_KERNELS = 400_000
-_MAX_NAMES = 4_000
 # pieces times names that are compared for one anchor
 _MAX_CELLS = 1_000_000
 # of the kernels before the first and after the last anchor must belong to a usual step
@@ -122,8 +101,7 @@ _MIN_FITTING = 0.98
 _MIN_COVERED = 0.6
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Period(ArrayRecord):
+class Period(NamedTuple):
     """Steps as the kernels' sequence shows them, on the host's clock."""
 
     start_ns: Int64s
@@ -135,19 +113,19 @@ class Period(ArrayRecord):
 def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats."""
     rows = np.flatnonzero((work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
-    if not _MIN_STEPS * _MIN_KERNELS <= len(rows) <= _MAX_KERNELS:
+    if not _MIN_STEPS * _MIN_KERNELS <= len(rows) <= 400_000:
         return None
     asked = trace["ts_ns"][work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], asked))
     rows, asked = rows[order], asked[order]
     names, code = np.unique(work.name[rows], return_inverse=True)
-    if len(names) > _MAX_NAMES:
+    if len(names) > 4_000:
         return None
     anchors = _anchors(code, len(names))
     if not anchors:
         return None
     best = max(score for _, score in anchors)
-    near = [(at, score) for at, score in anchors if score >= best - _NEARLY_BEST]
+    near = [(at, score) for at, score in anchors if score >= best - 0.02]
     most = max(len(at) for at, _ in near)
     alike = [(at, score) for at, score in near if len(at) == most]
     at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
@@ -203,7 +181,8 @@ def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
     """Return the ranks with steps where none of them has any and all tell the same number of them."""
     if any(len(rank.steps) for rank in ranks):
         return list(ranks)
-    for tell in _ways(ranks):
+    is_short = sum(len(rank.work) or len(rank.collectives) for rank in ranks) <= _MAX_ITEMS
+    for tell in (_marked, _periodic, _whole) if is_short else (_marked, _periodic):
         found = [_as_far_as_known(rank, tell(rank)) for rank in ranks]
         steps = [one for one in found if one is not None]
         if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
@@ -233,7 +212,7 @@ def _periodic(rank: Rank) -> Steps | None:
     if found is None:
         return None
     told_by = f"the period of the sequence of kernels (confidence {found.confidence:.2f})"
-    return unnamed_steps(found.start_ns, found.end_ns, told_by)
+    return unnamed_steps(*found[:2], told_by)
 
 
 def _whole(rank: Rank) -> Steps | None:
@@ -243,37 +222,23 @@ def _whole(rank: Rank) -> Steps | None:
         return None
     start = rank.trace["ts_ns"][rows]
     end = start + rank.trace["dur_ns"][rows]
-    first, last = np.array([_begin_ns(rank, int(start.min()))], np.int64), np.array([end.max() + 1], np.int64)
-    return unnamed_steps(first, last, "the whole window", is_window=True)
-
-
-def _begin_ns(rank: Rank, first_ns: int) -> int:
-    """Return where a window begins: with the first launch, or before it where the device is busy with earlier work and
-    the host is seen: what the host does then is part of the window.
-    """
+    first_ns = start.min()
     host = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION, EventKind.RUNTIME)))
-    if not rank.has_device or not len(host):
-        return first_ns
-    return min(first_ns, max(int(rank.work.start_ns.min()), int(rank.trace["ts_ns"][host].min())))
-
-
-def _ways(ranks: Sequence[Rank]) -> tuple[Callable[[Rank], Steps | None], ...]:
-    is_short = sum(len(rank.work) or len(rank.collectives) for rank in ranks) <= _MAX_ITEMS
-    return (_marked, _periodic, _whole) if is_short else (_marked, _periodic)
+    if rank.has_device and len(host):
+        # The device may be busy with earlier work: what the host does meanwhile is part of the window.
+        first_ns = min(first_ns, max(rank.work.start_ns.min(), rank.trace["ts_ns"][host].min()))
+    bounds = np.array([first_ns], np.int64), np.array([end.max() + 1], np.int64)
+    return unnamed_steps(*bounds, "the whole window", is_window=True)
 
 
 def _with_steps(rank: Rank, steps: Steps) -> Rank:
     work, joins = device_work(rank.trace, rank.kinds, steps)
-    return replace(rank, steps=steps, work=work, joins=joins, collectives=_in_steps(rank, steps))
-
-
-def _in_steps(rank: Rank, steps: Steps) -> Collectives:
     c = rank.collectives
     asked = c.issue_ns > np.iinfo(np.int64).min
     step = steps.of(np.where(asked, c.issue_ns, c.start_ns))
     if rank.has_device:
-        step = np.where(asked, step, -1).astype(np.int32)
-    return replace(c, step=step)
+        step[~asked] = -1
+    return replace(rank, steps=steps, work=work, joins=joins, collectives=replace(c, step=step))
 
 
 # Several steps of the optimizer that follow passes without gradients, again and again, are one step of the loop.
@@ -289,12 +254,8 @@ def _in_steps(rank: Rank, steps: Steps) -> Collectives:
 
 # of a round: what comes more seldom recurs in some steps, and is told apart from the ordinary one
 _MAX_STEPS = round(1 / OFTEN)
-_MIN_ROUNDS = 4
 # of the time of all steps: passes that take less do not make a step another one
 _MIN_SHARE = 0.1
-# numbers that are no sums over time
-_LEVELS = "memory."
-_IN_STEPS = ("tokens_per_step", "samples_per_step")
 _OF_ONE_STEP = (
     "flops_per_step",
     "hardware_flops_per_step",
@@ -351,7 +312,7 @@ def in_rounds(
 def _rounds(log: StepLog) -> Rounds | None:
     passes = np.nan_to_num(log.column(PASSES_NS))
     begins = log.step[passes > 0]
-    if len(begins) < _MIN_ROUNDS or (np.diff(log.step) != 1).any():
+    if len(begins) < 4 or (np.diff(log.step) != 1).any():
         return None
     size, first, last = int(begins[1] - begins[0]), int(begins[0]), int(log.step[-1])
     is_regular = (np.diff(begins) == size).all() and last - begins[-1] < size
@@ -368,9 +329,8 @@ def _steps_in_rounds(steps: Steps, rounds: Rounds) -> Steps | None:
     if not len(each):
         return None
     first, last = each[:, 0], each[:, -1]
-    number = rounds.of(steps.number[first])
-    start_ns, end_ns = steps.start_ns[first], steps.end_ns[last]
-    return replace(steps, number=number, start_ns=start_ns, end_ns=end_ns, in_rounds=steps)
+    number, start_ns = rounds.of(steps.number[first]), steps.start_ns[first]
+    return replace(steps, number=number, start_ns=start_ns, end_ns=steps.end_ns[last], in_rounds=steps)
 
 
 def _log_in_rounds(log: StepLog, rounds: Rounds) -> StepLog:
@@ -387,20 +347,18 @@ def _log_in_rounds(log: StepLog, rounds: Rounds) -> StepLog:
         profiled=np.asarray(log.profiled[each].any(axis=1)),
         phase=tuple(log.phase[i] for i in last.tolist()),
         numbers={
-            name: values[last] if name.startswith(_LEVELS) else _summed(values[each])
+            name: values[last]
+            if name.startswith("memory.")  # a level, no sum over time
+            else np.where(np.isnan(values[each]).all(axis=1), np.nan, np.nansum(values[each], axis=1))
             for name, values in log.numbers.items()
         },
     )
 
 
-def _summed(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.where(np.isnan(values).all(axis=1), np.nan, np.nansum(values, axis=1))
-
-
 def _description_in_rounds(description: dict[str, Any], rounds: Rounds, logs: Sequence[StepLog]) -> dict[str, Any]:
     step = unprofiled_step(logs)
     out = {name: value for name, value in description.items() if name not in _OF_ONE_STEP}
-    for name in _IN_STEPS:
+    for name in ("tokens_per_step", "samples_per_step"):
         if isinstance(out.get(name), int):
             out[name] *= rounds.size
     # The recorder's own warnings compare the steps after the window with those before it.

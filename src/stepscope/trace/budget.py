@@ -1,4 +1,4 @@
-"""How much memory may the tables of some input take? A bound in bytes from the input's size on disk.
+"""Memory limit for the tables of some input, derived from the input's size on disk.
 
 Tables of 25 real traces, ours and of other projects, on NVIDIA, AMD and MTIA, took 4.0 to 6.3 times their gzipped size.
 Input that asks for three times as much is not what a profiler wrote: a few kilobytes can unpack to gigabytes of empty
@@ -11,8 +11,6 @@ from threading import Lock
 
 from stepscope.errors import InputError
 
-_FREE_BYTES = 256 << 20
-_BYTES_PER_INPUT_BYTE = 20
 # of a distinct string: in the scanner, as bytes, as text, and in the table of strings
 BYTES_PER_TEXT = 300
 # bytes in memory of a byte of JSON at worst, a list of small objects
@@ -27,12 +25,11 @@ class Budget:
     """The memory that the tables of one input may take together; shared by all threads that read it."""
 
     def __init__(self, input_bytes: int) -> None:
-        self.limit_bytes = max(_FREE_BYTES, _BYTES_PER_INPUT_BYTE * input_bytes)
+        self.limit_bytes = max(256 << 20, 20 * input_bytes)
         self._used_bytes = 0
         self._lock = Lock()
 
     def share(self) -> "Share":
-        """Return an account of one file's share."""
         return Share(self)
 
     def _take(self, size_bytes: int) -> None:
@@ -54,28 +51,20 @@ class Share:
         self._taken_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Take as much; an `OverBudget` where that is more than there is."""
         self._taken_bytes += size_bytes
         self._budget._take(size_bytes)
 
     def give_back(self) -> None:
-        """Return everything."""
         with self._budget._lock:
             self._budget._used_bytes -= self._taken_bytes
         self._taken_bytes = 0
 
 
-# What becomes of memory that was freed: returned to the system, or kept for the next array?
-#
-# Reading a trace leaves tens of megabytes that were freed and that the system still counts as used. In a process that
-# is
-# somebody else's they go back. In one of our own the analyses use them: to take each array of megabytes from the
-# system,
-# which clears it, costs as much as filling it.
+# Freed memory: reading a trace leaves tens of megabytes. In another program's process they are returned to the system;
+# in a command the analyses reuse them, because clearing new pages costs as much as filling them.
 
 # of raw text
 _WORTH_RETURNING_BYTES = 32 << 20
-_KEPT_BYTES = 64 << 20
 # the most that glibc takes
 _MAX_IN_HEAP_BYTES = 32 << 20
 # of `mallopt` in glibc's malloc.h
@@ -94,7 +83,7 @@ def keep_freed() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_ARENA_MAX, 1)
         library.mallopt(_MMAP_THRESHOLD, _MAX_IN_HEAP_BYTES)
-        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, 64 << 20)
         _is_kept = True
 
 

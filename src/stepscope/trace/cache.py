@@ -22,7 +22,6 @@ from zlib_ng import zlib_ng
 
 from stepscope.digest import digest_of
 from stepscope.later_writes import wait_for
-from stepscope.trace import table as schema
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key, is_unchanged
 from stepscope.trace.implausible_values import MAX_DURATION_NS, MAX_TIME_NS, MIN_TIME_NS
@@ -34,16 +33,14 @@ from stepscope.trace.table import (
     NONE_NS,
     STRING_ID_BASE,
     ArgKind,
-    DenseColumn,
     Quality,
     SparseColumn,
     Trace,
 )
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
-# Could a parser have made these columns? A cache file is input like any other: what indexes an array is checked.
+# Checks of the columns: a cache file is input like any other.
 
-_MAX_COUNT = 1 << 53
 _DTYPES = {ArgKind.TEXT: (np.int32,), ArgKind.INT: (np.int32, np.int64), ArgKind.FLOAT: (np.int64,)}
 
 
@@ -51,32 +48,35 @@ def _is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         return False
     count = len(columns["ts_ns"])
-    if any(columns[c.name].dtype not in _dtypes(c) or len(columns[c.name]) != count for c in DENSE):
-        return False
+    for c in DENSE:
+        dtypes = (c.dtype, "int32") if c.name == "offset" else (c.dtype,)
+        if columns[c.name].dtype not in map(np.dtype, dtypes) or len(columns[c.name]) != count:
+            return False
     texts = all(_within(columns[name], NO_STRING, len(strings) - 1) for name in ("cat", "name"))
-    ids = all(_are_ids(columns[name], len(strings)) for name in ("pid", "tid"))
+    ids = all(
+        _within(of[of < STRING_ID_BASE // 2], STRING_ID_BASE, STRING_ID_BASE + len(strings) - 1)
+        for of in (columns["pid"], columns["tid"])
+    )
     start, lasts, untimed = columns["ts_ns"], columns["dur_ns"], columns["ph"] != ord("X")
     timed = _within_or_none(start, MIN_TIME_NS, MAX_TIME_NS - 1) and bool((untimed | (start != NONE_NS)).all())
     lasting = _within_or_none(lasts, 0, MAX_DURATION_NS - 1) and bool((untimed | (lasts != NONE_NS)).all())
     return texts and ids and timed and lasting and _args_are_sound(args, count, len(strings))
 
 
-def _dtypes(column: DenseColumn) -> tuple[np.dtype[Any], ...]:
-    dtype = np.dtype(column.dtype)
-    return (dtype, np.dtype(np.int32)) if column.name == "offset" else (dtype,)
-
-
 def _sound_quality(found: dict[str, Any]) -> Quality | None:
     said = Quality(**(found | {"notes": tuple(found["notes"])}))
     offset = said.first_bad_offset
     counts = [getattr(said, f.name) for f in fields(Quality) if f.type is int] + ([] if offset is None else [offset])
-    sound = all(type(n) is int and 0 <= n <= _MAX_COUNT for n in counts) and type(said.truncated) is bool
+    sound = all(type(n) is int and 0 <= n <= 1 << 53 for n in counts) and type(said.truncated) is bool
     return said if sound and all(isinstance(note, str) for note in said.notes) else None
 
 
 def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int) -> bool:
     rows = {id(arg.rows): arg.rows for arg in args.values()}  # of which many arguments have the same
-    if not all(_are_rows(array, count) for array in rows.values()):
+    if not all(
+        (array.dtype.kind in "iu" and bool((array[1:] > array[:-1]).all()) and _within(array, 0, count - 1))
+        for array in rows.values()
+    ):
         return False
     for column in ARGS:
         arg = args.get(column.name)
@@ -90,15 +90,6 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
         if column.kind is ArgKind.FLOAT and not np.isfinite(arg.values.view(np.float64)).all():
             return False
     return True
-
-
-def _are_rows(rows: npt.NDArray[Any], count: int) -> bool:
-    return rows.dtype.kind in "iu" and bool((rows[1:] > rows[:-1]).all()) and _within(rows, 0, count - 1)
-
-
-def _are_ids(column: npt.NDArray[np.int64], num_strings: int) -> bool:
-    texts = column[column < STRING_ID_BASE // 2]
-    return _within(texts, STRING_ID_BASE, STRING_ID_BASE + num_strings - 1)
 
 
 def _within_or_none(values: npt.NDArray[np.int64], low: int, high: int) -> bool:
@@ -148,26 +139,20 @@ def read_cached(
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
     if key and large_enough and is_unchanged(trace_path, key):
-        (write_later or _write_now)(target, lambda: _store(target, trace, key))
+        if write_later:
+            write_later(target, lambda: _store(target, trace, key))
+        else:
+            _store(target, trace, key)
     return trace
-
-
-def _write_now(_: Path, write: Callable[[], None]) -> None:
-    write()
 
 
 @cache
 def _parser_version() -> str:
-    columns = repr(
-        (schema.DENSE, schema.ARGS, schema.NONE_NS, schema.STRING_ID_BASE, Quality.__dataclass_fields__.keys())
-    )
+    columns = repr((DENSE, ARGS, NONE_NS, STRING_ID_BASE, Quality.__dataclass_fields__.keys()))
     return f"{version()}-{digest_of(columns.encode(), 16)}"
 
 
 def _key(path: Path) -> dict[str, Any] | None:
-    """Return what tells this trace, as this parser reads it, from another: one of the same size may have its time set
-    back.
-    """
     content = content_key(path)
     return content | {"parser": _parser_version()} if content else None
 
@@ -176,7 +161,10 @@ def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     strings = json.dumps(trace.strings).encode()
     pieces: list[Any] = [strings]
     layout, place, at = {}, {}, _aligned(len(strings))
-    for name, array in _arrays(trace).items():
+    arrays = {f"dense/{name}": column for name, column in trace.columns.items()}
+    for name, sparse in trace.args.items():
+        arrays |= {f"rows/{name}": sparse.rows, f"values/{name}": sparse.values}
+    for name, array in arrays.items():
         if id(array) not in place:  # many arguments lie on the same rows
             place[id(array)] = at
             pieces.append(array.view(np.uint8).data)
@@ -205,14 +193,6 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _arrays(trace: Trace) -> dict[str, _Array]:
-    arrays = {f"dense/{name}": column for name, column in trace.columns.items()}
-    for name, sparse in trace.args.items():
-        arrays[f"rows/{name}"] = sparse.rows
-        arrays[f"values/{name}"] = sparse.values
-    return arrays
-
-
 def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
     try:
         with open_trusted_file(target, max_bytes=_MAX_CACHE_BYTES) as f:
@@ -235,10 +215,10 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
         return None
     strings = json.loads(content[: description["strings_bytes"]].tobytes())
     arrays = _columns(content, description["columns"])
-    columns = {c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE}
+    columns = {c.name: arrays[f"dense/{c.name}"] for c in DENSE}
     args = {
         c.name: SparseColumn(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
-        for c in schema.ARGS
+        for c in ARGS
         if f"rows/{c.name}" in arrays
     }
     header, raw_bytes = description["header"], description["raw_bytes"]
@@ -250,18 +230,12 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
 
 
 def _columns(content: _Array, layout: dict[str, dict[str, Any]]) -> dict[str, _Array]:
-    known: dict[tuple[int, str, int], _Array] = {}
-    columns = {}
-    for name, where in layout.items():
-        at, kind, count = where["at"], where["dtype"], where["count"]
-        if (at, kind, count) not in known:
-            known[at, kind, count] = _column(content, at, np.dtype(kind), count)
-        columns[name] = known[at, kind, count]
-    return columns
+    @cache
+    def column(at: int, kind: str, count: int) -> _Array:  # many arguments lie on the same rows
+        dtype = np.dtype(kind)
+        end = at + count * dtype.itemsize
+        if not 0 <= at <= end <= len(content):
+            raise ValueError("a column outside the file")
+        return content[at:end].view(dtype)
 
-
-def _column(content: _Array, at: int, dtype: np.dtype[Any], count: int) -> _Array:
-    end = at + count * dtype.itemsize
-    if not 0 <= at <= end <= len(content):
-        raise ValueError("a column outside the file")
-    return content[at:end].view(dtype)
+    return {name: column(where["at"], where["dtype"], where["count"]) for name, where in layout.items()}

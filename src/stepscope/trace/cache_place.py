@@ -1,4 +1,4 @@
-"""Where is the cache of a trace? Standard library only."""
+"""Location and key of a trace's cache. Standard library only."""
 
 import os
 from pathlib import Path
@@ -20,12 +20,11 @@ def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "c
     return cache_folder / f"{path.name}.{where}.{ending}"
 
 
-# What tells a file from any other, without reading all of it? Size, times and sampled content.
+# Key of a file: size, times and sampled content.
 #
 # The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart. Standard
 # library only: a report that was kept is found before anything heavy is imported.
 
-_MAX_FILE_BYTES = 1 << 42
 _SAMPLE_BYTES = 1 << 14
 _NUM_SAMPLES = 32
 
@@ -33,7 +32,7 @@ _NUM_SAMPLES = 32
 def content_key(path: Path) -> dict[str, Any] | None:
     """Return size, times and sampled content of a file, None where it cannot be read."""
     try:
-        with open_side_file(path, max_bytes=_MAX_FILE_BYTES) as f:
+        with open_side_file(path, max_bytes=1 << 42) as f:
             status = os.fstat(f.fileno())
             content = _sampled(f, status.st_size)
     except OSError:

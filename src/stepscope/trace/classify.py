@@ -1,4 +1,4 @@
-"""What kind of event is this row? Decided once per distinct category and name, then spread over the table.
+"""The kind of each event, decided once per distinct category and name.
 
 Categories changed over the years (`Kernel`, `Memcpy`, `Runtime` until 2021; `hip_runtime`, `xpu_driver` on other
 chips) and communication kernels come from many libraries, not only from NCCL. Until torch 1.12 ranges had the category
@@ -17,7 +17,7 @@ from stepscope.records import ArrayRecord, once_per_record
 from stepscope.stats.distinct import among
 from stepscope.trace.table import NO_STRING, Trace
 
-# Which rows without a category are device work? Tools other than Kineto file events by process and thread alone.
+# Device work without a category: tools other than Kineto file events by process and thread alone.
 #
 # Ascend (torch_npu)     process `Ascend Hardware`, threads `Stream 12`
 # TPU and JAX (xprof)    process `/device:TPU:0`, thread `XLA Ops`; threads such as `XLA Modules` and `Steps` hold
@@ -41,10 +41,9 @@ def _uncategorised_device_rows(trace: Trace) -> npt.NDArray[np.intp]:
     if not len(open_rows):
         return open_rows
     devices = {pid for (pid, _), text in labels(trace, "process_name").items() if _DEVICE_PROCESS.search(text)}
-    threads = [key for key, text in labels(trace, "thread_name").items() if _WORK_THREAD.search(text)]
     out = np.zeros(len(open_rows), bool)
-    for pid, tid in threads:
-        if pid in devices:
+    for (pid, tid), text in labels(trace, "thread_name").items():
+        if pid in devices and _WORK_THREAD.search(text):
             out |= (trace["pid"][open_rows] == pid) & (trace["tid"][open_rows] == tid)
     return open_rows[out]
 
@@ -139,7 +138,6 @@ _DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[
 # ranges of PyTorch's own that once had the category of operators
 _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
 
-_MEMORY_EVENT = "[memory]"
 # that are quicker looked for among all rows than in those of some kinds
 _FEW_NAMES = 8
 
@@ -185,7 +183,7 @@ def _by_name(trace: Trace, kinds: Kinds) -> _Classified:
     In tables with a row per `EventKind` and a column for no name and for each string.
     """
     width = len(trace.strings) + 1
-    place = _kind_and_name(trace, kinds)
+    place = (kinds * np.int32(width) + trace["name"] - np.int32(NO_STRING)).astype(np.intp)
     there = np.zeros(len(EventKind) * width, bool)
     there[place] = True
     refined = np.repeat(np.arange(len(EventKind), dtype=np.uint8), width)
@@ -201,14 +199,6 @@ def _by_name(trace: Trace, kinds: Kinds) -> _Classified:
     return _Classified(kinds, named[:, 1:])
 
 
-def _memory_kind(name: str) -> EventKind:
-    return EventKind.MEMORY if name == _MEMORY_EVENT else EventKind.OTHER
-
-
-def _host_kind(name: str) -> EventKind:
-    return EventKind.ANNOTATION if _RANGE.match(name) else EventKind.HOST_OP
-
-
 def _device_kind(name: str) -> EventKind:
     small = name.lower()
     if (not name.isascii() or any(part in small for part in _COMMUNICATES)) and COMMUNICATION.search(name):
@@ -219,7 +209,11 @@ def _device_kind(name: str) -> EventKind:
 
 
 # what names decide in which category
-_RULES = {EventKind.MEMORY: _memory_kind, EventKind.HOST_OP: _host_kind, EventKind.KERNEL: _device_kind}
+_RULES: dict[EventKind, Callable[[str], EventKind]] = {
+    EventKind.MEMORY: lambda name: EventKind.MEMORY if name == "[memory]" else EventKind.OTHER,
+    EventKind.HOST_OP: lambda name: EventKind.ANNOTATION if _RANGE.match(name) else EventKind.HOST_OP,
+    EventKind.KERNEL: _device_kind,
+}
 
 
 def by_string(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
@@ -264,13 +258,6 @@ def codes_of_names(trace: Trace, rule: Callable[[str], int], wanted: Sequence[Ev
     code_of = np.zeros(len(trace.strings) + 1, np.uint8)
     code_of[known] = [rule(trace.strings[i]) for i in known]
     return code_of
-
-
-def _kind_and_name(trace: Trace, kinds: Kinds) -> npt.NDArray[np.intp]:
-    place = kinds * np.int32(len(trace.strings) + 1)
-    place += trace["name"]
-    place -= NO_STRING
-    return place.astype(np.intp)
 
 
 def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:

@@ -1,4 +1,4 @@
-"""What does a dump of torch's flight recorder say? The newest collectives of one rank, with groups, shapes and stacks.
+"""Dumps of torch's flight recorder: the newest collectives of one rank, with groups, shapes and stacks.
 
 Three forms, told apart by their first byte: the pickle that torch writes when a collective times out
 (`nccl_trace_rank_3`), the same as one JSON object, and the JSON lines that `stepscope record` leaves
@@ -15,17 +15,15 @@ from stepscope.contract.collectives import op_name
 from stepscope.contract.run_folder import json_object
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
-from stepscope.side_file import open_side_file, parsed_json, read_side_file, side_file_lines
+from stepscope.side_file import is_number, open_side_file, parsed_json, read_side_file, side_file_lines
 from stepscope.trace.pickles import read_pickled
 
 _WHAT = "flight recorder dump"
 _MAX_ENTRIES = 100_000
 _MAX_JSON_BYTES = 256 << 20
 _MAX_FRAMES = 64
-_MAX_GROUPS = 10_000
 _MAX_TENSORS = 4_096
 _MAX_TEXT = 400
-_INT64 = range(-(2**63), 2**63)
 _FIELDS = (
     *("record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "seq_id", "op_id", "profiling_name"),
     *("time_created_ns", "duration_ms", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "state"),
@@ -113,9 +111,9 @@ def read_flight_dump(path: Path) -> FlightDump:
     entries.sort(key=lambda e: e.record_id)
     return FlightDump(
         path=str(path),
-        rank=_whole(found.get("rank")) if _whole(found.get("rank")) is not None else rank_in(path.name),
-        version=_text(found.get("version")) or None,
-        library=_text(found.get("comm_lib_version") or found.get("nccl_version")) or None,
+        rank=int64_or_none(found.get("rank")) if int64_or_none(found.get("rank")) is not None else rank_in(path.name),
+        version=text_of(found.get("version")) or None,
+        library=text_of(found.get("comm_lib_version") or found.get("nccl_version")) or None,
         groups=groups,
         entries=tuple(entries),
         overrun=bool(entries) and entries[0].record_id > 0,
@@ -167,13 +165,9 @@ def _groups(found: dict[str, Any]) -> dict[str, FlightGroup]:
     listed = found.get("pg_config")
     of_recorder = found.get("process_groups")
     described: Iterable[Any] = listed.values() if isinstance(listed, dict) else ()
-    described = [*islice(described, _MAX_GROUPS), *(of_recorder if isinstance(of_recorder, list) else [])]
-    groups = {}
-    for one in described:
-        name = _text(one.get("name")) if isinstance(one, dict) else ""
-        if name:
-            groups[name] = FlightGroup(name, _text(one.get("desc")), _ranks(one.get("ranks")))
-    return groups
+    described = [*islice(described, 10_000), *(of_recorder if isinstance(of_recorder, list) else [])]
+    named = [(text_of(one.get("name")), one) for one in described if isinstance(one, dict)]
+    return {name: FlightGroup(name, text_of(one.get("desc")), _ranks(one.get("ranks"))) for name, one in named if name}
 
 
 def _ranks(said: Any) -> tuple[int, ...] | None:
@@ -182,7 +176,7 @@ def _ranks(said: Any) -> tuple[int, ...] | None:
             said = parsed_json(said[: 1 << 20]).value
         except ValueError:
             return None
-    ranks = [_whole(r) for r in said] if isinstance(said, list) else []
+    ranks = [int64_or_none(r) for r in said] if isinstance(said, list) else []
     known = [r for r in ranks if r is not None and r >= 0]
     return tuple(sorted(set(known))) if known and len(known) == len(ranks) else None
 
@@ -190,19 +184,17 @@ def _ranks(said: Any) -> tuple[int, ...] | None:
 def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
     if not isinstance(raw, dict):
         return None
-    named, record_id = raw.get("profiling_name"), _whole(raw.get("record_id"))
+    named, record_id = raw.get("profiling_name"), int64_or_none(raw.get("record_id"))
     is_p2p = raw.get("is_p2p") is True
     numbers = ("p2p_seq_id",) if is_p2p else ("collective_seq_id", "seq_id")
-    seq = next((n for n in (_whole(raw.get(key)) for key in numbers) if n is not None), None)
+    seq = next((n for n in (int64_or_none(raw.get(key)) for key in numbers) if n is not None), None)
     group, desc = _group_of(raw)
     if not isinstance(named, str) or record_id is None or seq is None or group is None:
         return None
     between = _POINT_TO_POINT.search(named)
-    peers = None
-    if between:
-        a, b = int(between[2]), int(between[3])
-        peers = (a, b) if between[1] == "send" else (b, a)
-    state = _text(raw.get("state"))
+    ends = (int(between[2]), int(between[3])) if between else None
+    state, dtypes, duration = text_of(raw.get("state")), raw.get("input_dtypes"), raw.get("duration_ms")
+    frames = raw.get("frames")
     return FlightEntry(
         record_id=record_id,
         group=group,
@@ -211,57 +203,45 @@ def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
         is_p2p=is_p2p,
         named=named[:_MAX_TEXT],
         op=op_name(named.partition(":")[2] or named),
-        peers=peers,
-        created_ns=_whole(raw.get("time_created_ns")),
+        peers=ends[::-1] if ends and between and between[1] == "recv" else ends,
+        created_ns=int64_or_none(raw.get("time_created_ns")),
         state=state,
         completed=state == "completed" or raw.get("retired") is True,
         input_sizes=_sizes(raw.get("input_sizes")),
         output_sizes=_sizes(raw.get("output_sizes")),
-        input_dtypes=_texts(raw.get("input_dtypes")),
-        duration_ms=_number(raw.get("duration_ms")),
-        timeout_ms=_whole(raw.get("timeout_ms")),
-        stack=_stack(raw.get("frames")),
+        input_dtypes=tuple(map(text_of, dtypes[:_MAX_TENSORS])) if isinstance(dtypes, list | tuple) else (),
+        duration_ms=float(duration or 0) if is_number(duration, low=-1e15, high=1e15) else None,
+        timeout_ms=int64_or_none(raw.get("timeout_ms")),
+        stack=tuple(
+            Frame(text_of(f.get("filename")), int64_or_none(f.get("line")) or 0, text_of(f.get("name")))
+            for f in (frames[:_MAX_FRAMES] if isinstance(frames, list) else [])
+            if isinstance(f, dict)
+        ),
     )
 
 
 def _group_of(raw: dict[str, Any]) -> tuple[str | None, str]:
     said = raw.get("process_group")
     if isinstance(said, list | tuple) and said:
-        return _text(said[0]), _text(said[1]) if len(said) > 1 else ""
-    number = _whole(raw.get("pg_id"))
-    return (_text(said) if isinstance(said, str) else str(number) if number is not None else None), ""
-
-
-def _stack(frames: Any) -> tuple[Frame, ...]:
-    listed = frames[:_MAX_FRAMES] if isinstance(frames, list) else []
-    return tuple(
-        Frame(_text(f.get("filename")), _whole(f.get("line")) or 0, _text(f.get("name")))
-        for f in listed
-        if isinstance(f, dict)
-    )
+        return text_of(said[0]), text_of(said[1]) if len(said) > 1 else ""
+    number = int64_or_none(raw.get("pg_id"))
+    return (text_of(said) if isinstance(said, str) else str(number) if number is not None else None), ""
 
 
 def _sizes(found: Any) -> tuple[tuple[int, ...], ...]:
     listed = found[:_MAX_TENSORS] if isinstance(found, list | tuple) else []
     return tuple(
-        tuple(n for n in (_whole(n) for n in shape[:_MAX_FRAMES]) if n is not None)
+        tuple(n for n in (int64_or_none(n) for n in shape[:_MAX_FRAMES]) if n is not None)
         for shape in listed
         if isinstance(shape, list | tuple)
     )
 
 
-def _texts(found: Any) -> tuple[str, ...]:
-    return tuple(_text(t) for t in found[:_MAX_TENSORS]) if isinstance(found, list | tuple) else ()
-
-
-def _text(found: Any) -> str:
+def text_of(found: Any) -> str:
+    """Return a text of bounded length, an empty one for anything else."""
     return found[:_MAX_TEXT] if isinstance(found, str) else ""
 
 
-def _whole(found: Any) -> int | None:
-    return found if isinstance(found, int) and not isinstance(found, bool) and found in _INT64 else None
-
-
-def _number(found: Any) -> float | None:
-    ok = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e15
-    return float(found) if ok else None
+def int64_or_none(found: Any) -> int | None:
+    """Return an integer of 64 bits, None for anything else."""
+    return found if isinstance(found, int) and not isinstance(found, bool) and -(2**63) <= found < 2**63 else None

@@ -1,4 +1,4 @@
-"""Which values of a trace can be true? The one place where what a file says becomes a column that others compute with.
+"""Plausibility checks: the one place where values of a file become columns that others compute with.
 
 Arguments have a range in the schema. Times have none that holds for every file, but all events of one file were written
 by one process within one window, so each file tells its own range:
@@ -14,23 +14,18 @@ by one process within one window, so each file tells its own range:
 Files are judged one by one: ranks whose clocks lie hours apart are as good as any.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
 from stepscope.trace.table import ARGS, NONE_NS, ArgKind, Int64s, SparseColumn
 
 # ends and differences of times within these stay within 64 bits; the last time is in the year 2116
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
 _MIN_GAP_NS = 60_000_000_000
-_MAX_STRAY_SHARE = 0.02
 # stray in a file of any size
 _MAX_STRAY_EVENTS = 3
-_COVERED_BY = 2
-_MAX_CELLS = 1 << 20
 # of so many events one is looked at first, which is enough in next to all files
 _SAMPLE = 64
 _TIMED, _METADATA = ord("X"), ord("M")
@@ -39,8 +34,7 @@ Columns = dict[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PlausibleColumns(ArrayRecord):
+class PlausibleColumns(NamedTuple):
     """The columns without what cannot be true, and how much that was."""
 
     columns: Columns
@@ -88,16 +82,13 @@ def _without_far_times(
     fits = 2 * np.count_nonzero(within & timed) >= np.count_nonzero(timed)
     if not fits:  # the base time itself is what is wrong
         base_ns, within = 0, _within_64_bits(columns, 0)
-    notes = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
+    notes: tuple[str, ...] = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
     columns, args = _only(columns, args, within)
     _add_base(columns, base_ns)
     near, jump_ns = _near_the_rest(columns)
     columns, args = _only(columns, args, near)
     if jump_ns:
-        notes = (
-            *notes,
-            f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",
-        )
+        notes += (f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",)
     return columns, args, notes
 
 
@@ -135,7 +126,7 @@ def _may_have_gap(start: Int64s, end: Int64s) -> bool:
     cells = 2 * (high - low) // _MIN_GAP_NS + 1
     if high - low <= _MIN_GAP_NS:
         return False
-    if cells > _MAX_CELLS:
+    if cells > 1 << 20:
         return True
     is_used = np.zeros(cells, bool)
     for moments in (start[::_SAMPLE], end[::_SAMPLE], start, end):
@@ -155,13 +146,13 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     order = np.lexsort((-change, moment))
     moment, event, open_after = moment[order], event[order], np.cumsum(change[order])
     gap = np.diff(moment)
-    cuts = np.flatnonzero((gap > _MIN_GAP_NS) & (open_after[:-1] < _COVERED_BY))
+    cuts = np.flatnonzero((gap > _MIN_GAP_NS) & (open_after[:-1] < 2))
     cluster = np.searchsorted(cuts, np.arange(len(moment)), side="left")
     members = np.bincount(cluster)
     main = int(members.argmax())
     first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
     low, high = int(moment[first]), int(moment[last])
-    few = members <= max(2 * _MAX_STRAY_EVENTS, _MAX_STRAY_SHARE * len(moment))
+    few = members <= max(2 * _MAX_STRAY_EVENTS, 0.02 * len(moment))
     few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
     begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
     away = np.maximum(begins - high, low - ends)
@@ -187,11 +178,6 @@ def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple
     return kept, sparse
 
 
-def _narrow(arg: SparseColumn, low: int, high: int) -> SparseColumn:
-    fits = low >= -(1 << 31) and high < 1 << 31
-    return SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False)) if fits else arg
-
-
 def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], int, list[str]]:
     out, bad, named = dict(args), 0, []
     for column in ARGS:
@@ -200,7 +186,8 @@ def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], i
             continue
         low, high = int(arg.values.min()), int(arg.values.max())
         if column.low <= low and high <= column.high:
-            out[column.name] = _narrow(arg, low, high)
+            if low >= -(1 << 31) and high < 1 << 31:
+                out[column.name] = SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False))
             continue
         sound = (arg.values >= column.low) & (arg.values <= column.high)
         count = int((~sound).sum())

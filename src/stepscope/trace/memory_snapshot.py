@@ -1,4 +1,4 @@
-"""What does a CUDA memory snapshot hold? Segments and blocks at its end, and the allocator's history before it.
+"""CUDA memory snapshots: segments and blocks at the end, and the allocator's history before it.
 
 `torch.cuda.memory._dump_snapshot` writes it, and `stepscope record --memory` as `rank00000.memory.pickle`. Stacks are
 interned: an allocation has the number of its stack, a stack the numbers of its frames.
@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
-from stepscope.trace.flight_recorder import Frame
+from stepscope.trace.flight_recorder import Frame, int64_or_none, text_of
 from stepscope.trace.pickles import read_pickled
 
 _WHAT = "CUDA memory snapshot"
@@ -23,11 +23,7 @@ _ACTIONS = (
     "segment_unmap",
 )
 ALLOC, FREE, FREED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(len(_ACTIONS))
-_ACTIVE = "active_allocated"
 _MAX_EVENTS = 5_000_000
-_MAX_FRAMES = 128
-_MAX_TEXT = 400
-_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True)
@@ -87,12 +83,10 @@ class MemorySnapshot:
 
     @property
     def allocated_bytes(self) -> int:
-        """Return what tensors hold at the moment of the snapshot, by the allocator's own sizes."""
         return sum(b.size_bytes for s in self.segments for b in s.blocks if b.allocated)
 
     @property
     def reserved_bytes(self) -> int:
-        """Return what the allocator has got from the device."""
         return sum(s.size_bytes for s in self.segments)
 
 
@@ -101,7 +95,6 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
     found = read_pickled(path, _snapshot_columns, what=_WHAT)
     if found is None:
         raise InputError(f"{path} is no {_WHAT}: it has no segments; give what torch.cuda.memory._dump_snapshot wrote")
-    events = found["events"]
     return MemorySnapshot(
         path=str(path),
         device=found["device"],
@@ -109,11 +102,7 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
             Segment(address, size, used, stream, small, private, tuple(SnapshotBlock(*block) for block in blocks))
             for address, size, used, stream, small, private, blocks in found["segments"]
         ),
-        action=tuple(events[0]),
-        address=tuple(events[1]),
-        size_bytes=tuple(events[2]),
-        time_us=tuple(events[3]),
-        stack=tuple(events[4]),
+        **dict(zip(("action", "address", "size_bytes", "time_us", "stack"), map(tuple, found["events"]), strict=True)),
         stacks=tuple(map(tuple, found["stacks"])),
         frames=tuple(Frame(*frame) for frame in found["frames"]),
         annotations=tuple(Annotation(*a) for a in found["annotations"]),
@@ -129,11 +118,11 @@ def _snapshot_columns(found: Any) -> dict[str, Any] | None:
     traces = [t for t in traces if isinstance(t, list)] if isinstance(traces, list) else []
     lengths = [len(t) for t in traces]
     listed = [s for s in found["segments"] if isinstance(s, dict)]
-    devices = sorted({_whole(s.get("device")) or 0 for s in listed})
+    devices = sorted({int64_or_none(s.get("device")) or 0 for s in listed})
     device = lengths.index(max(lengths)) if any(lengths) else (devices[0] if devices else 0)
     interned = _InternedFrames()
     events, lost = _events(traces[device] if device < len(traces) else [], interned)
-    segments = [_segment(s, interned) for s in listed if (_whole(s.get("device")) or 0) == device]
+    segments = [_segment(s, interned) for s in listed if (int64_or_none(s.get("device")) or 0) == device]
     settings = found.get("allocator_settings")
     return {
         "device": device,
@@ -160,7 +149,7 @@ class _InternedFrames:
             return -1
         known = self._seen.get(id(frames))
         if known is None:
-            key = tuple(self._frame_number(f) for f in frames[:_MAX_FRAMES] if isinstance(f, dict))
+            key = tuple(self._frame_number(f) for f in frames[:128] if isinstance(f, dict))
             known = self._stack.setdefault(key, len(self.stacks))
             if known == len(self.stacks):
                 self.stacks.append(list(key))
@@ -168,7 +157,7 @@ class _InternedFrames:
         return known
 
     def _frame_number(self, frame: dict[Any, Any]) -> int:
-        key = (_text(frame.get("filename")), _whole(frame.get("line")) or 0, _text(frame.get("name")))
+        key = (text_of(frame.get("filename")), int64_or_none(frame.get("line")) or 0, text_of(frame.get("name")))
         number = self._frame.setdefault(key, len(self.frames))
         if number == len(self.frames):
             self.frames.append(list(key))
@@ -184,48 +173,49 @@ def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]
         code = codes.get(action) if isinstance(action, str) else None
         if code is None:
             continue  # snapshots, out of memory and the user's own marks change nothing
-        row = [_whole(event.get(name)) for name in ("addr", "size", "time_us")]
-        if row[0] is None or row[1] is None or row[1] < 0:
+        address, size, time_us = (int64_or_none(event.get(name)) for name in ("addr", "size", "time_us"))
+        if address is None or size is None or size < 0:
             lost += 1
             continue
-        for column, value in zip(
-            columns, (code, row[0], row[1], row[2] or 0, interned.stack(event.get("frames"))), strict=True
-        ):
+        row = (code, address, size, time_us or 0, interned.stack(event.get("frames")))
+        for column, value in zip(columns, row, strict=True):
             column.append(value)
     return columns, lost
 
 
 def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None:
-    address, size = _whole(raw.get("address")), _whole(raw.get("total_size"))
+    address, size = int64_or_none(raw.get("address")), int64_or_none(raw.get("total_size"))
     if address is None or size is None or size < 0:
         return None
     pool = raw.get("segment_pool_id")
     at, blocks = address, []
     for block in raw.get("blocks") if isinstance(raw.get("blocks"), list) else []:  # type: ignore[union-attr]
-        length = _whole(block.get("size")) if isinstance(block, dict) else None
+        length = int64_or_none(block.get("size")) if isinstance(block, dict) else None
         if length is None or length < 0:
             return None
-        given = _whole(block.get("address"))
+        given = int64_or_none(block.get("address"))
         at = at if given is None else given
-        blocks.append([at, length, block.get("state") == _ACTIVE, interned.stack(block.get("frames"))])
+        blocks.append([at, length, block.get("state") == "active_allocated", interned.stack(block.get("frames"))])
         at += length
     private = isinstance(pool, list | tuple) and any(pool)
-    used = _whole(raw.get("allocated_size")) or 0
-    return [address, size, used, _whole(raw.get("stream")) or 0, raw.get("segment_type") == "small", private, blocks]
+    used = int64_or_none(raw.get("allocated_size")) or 0
+    return [
+        address,
+        size,
+        used,
+        int64_or_none(raw.get("stream")) or 0,
+        raw.get("segment_type") == "small",
+        private,
+        blocks,
+    ]
 
 
 def _annotations(found: Any, device: int) -> list[list[Any]]:
     listed = found[:_MAX_EVENTS] if isinstance(found, list) else []
     return [
-        [_text(a.get("name")), a.get("stage") == "START", _whole(a.get("time_us")) or 0]
+        [text_of(a.get("name")), a.get("stage") == "START", int64_or_none(a.get("time_us")) or 0]
         for a in listed
-        if isinstance(a, dict) and (_whole(a.get("device")) or 0) == device and a.get("stage") in ("START", "END")
+        if isinstance(a, dict)
+        and (int64_or_none(a.get("device")) or 0) == device
+        and a.get("stage") in ("START", "END")
     ]
-
-
-def _text(found: Any) -> str:
-    return found[:_MAX_TEXT] if isinstance(found, str) else ""
-
-
-def _whole(found: Any) -> int | None:
-    return found if isinstance(found, int) and not isinstance(found, bool) and found in _INT64 else None

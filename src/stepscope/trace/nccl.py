@@ -1,4 +1,4 @@
-"""What does NCCL's debug log say of a rank: version, topology, channels, transports, algorithms, collectives, warnings?
+"""NCCL's debug log of a rank: version, topology, channels, transports, algorithms, collectives, warnings.
 
 Lines are read one by one; what is kept of them is counted, not listed, so that a log of any size takes the same memory.
 The algorithm is what NCCL says it chose, never what a kernel's name suggests.
@@ -16,7 +16,7 @@ from stepscope.contract.run_folder import json_object
 from stepscope.dataclass import dataclass
 from stepscope.side_file import is_number
 
-# What does one line of NCCL's debug log say? The forms of 2.14 to 2.30, one pattern per fact.
+# Lines of the debug log: the forms of 2.14 to 2.30, one pattern per fact.
 #
 #     [0] [2026-01-02 10:11:12] host:441:477 [3] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 #     `-launcher, from 2.26-'    host:pid:thread [device]   level   text
@@ -26,8 +26,6 @@ from stepscope.side_file import is_number
 LINE = re.compile(r"[\w.-]{1,128}:\d{1,12}:\d{1,12} \[\d{1,4}\] (?:[\w./+-]{1,128}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) ")
 _WHO = re.compile(r"([\w.-]{1,128}):(\d{1,12}):\d{1,12} \[\d{1,4}\](?: ([\w./+-]{1,128}:\d{1,6}))?$")
 _LEVELS = (b"INFO", b"WARN", b"TRACE", b"ABORT", b"ERROR")
-_MAX_PREFIX = 400
-_MAX_TEXT = 2000
 _VERSION = re.compile(r"NCCL version (\S{1,64})")
 _CHANNELS = re.compile(r"(\d{1,9}) coll channels")
 _VIA = re.compile(r"\bvia ([A-Za-z0-9]{1,32}(?:/[A-Za-z0-9]{1,32}){0,4})")
@@ -72,34 +70,27 @@ class LogLine(NamedTuple):
     pid: int
     level: str
     text: str
-    #: `file:line` of a warning
-    where: str | None
 
 
 def _log_line(raw: bytes) -> LogLine | None:
     at = raw.find(b" NCCL ", 0, 4096)
     if at < 0:
         return None
-    level, _, text = raw[at + 6 : at + 6 + _MAX_TEXT].partition(b" ")
-    who = _who(raw[max(0, at - _MAX_PREFIX) : at]) if level in _LEVELS else None
+    level, _, text = raw[at + 6 : at + 6 + 2000].partition(b" ")
+    who = _who(raw[max(0, at - 400) : at]) if level in _LEVELS else None
     if who is None:
         return None
-    host, pid, where = who
-    return LogLine(host, pid, level.decode(), text.decode(errors="replace").rstrip(), where)
+    return LogLine(*who, level.decode(), text.decode(errors="replace").rstrip())
 
 
 @lru_cache(maxsize=4096)
-def _who(prefix: bytes) -> tuple[str, int, str | None] | None:
+def _who(prefix: bytes) -> tuple[str, int] | None:
     found = _WHO.search(prefix.decode(errors="replace"))
-    return (found[1], int(found[2]), found[3]) if found else None
+    return (found[1], int(found[2])) if found else None
 
 
-def _algorithm_name(said: str) -> str:
-    return _ALGORITHMS[int(said)] if said.isdigit() and int(said) < len(_ALGORITHMS) else said.upper()
-
-
-def _protocol_name(said: str) -> str:
-    return _PROTOCOLS[int(said)] if said.isdigit() and int(said) < len(_PROTOCOLS) else said.upper()
+def _spelt(said: str, names: tuple[str, ...]) -> str:
+    return names[int(said)] if said.isdigit() and int(said) < len(names) else said.upper()
 
 
 def _transport_name(path: str) -> str:
@@ -107,10 +98,6 @@ def _transport_name(path: str) -> str:
     if parts[:1] == ["NET"] and parts[-1].startswith("GDRDMA"):
         return "/".join((*parts[:2], "GDRDMA"))
     return "/".join(parts[:2]) or "unknown"
-
-
-# What NCCL's debug log says of a rank, as records. How it is read is in `log`: where there is none, nothing of that is
-# imported.
 
 
 @dataclass(frozen=True)
@@ -185,15 +172,13 @@ class NcclLog:
     num_lines: int = 0
 
 
-# What did NCCL inspector (2.28 and later) measure? Its JSON lines, one collective each, summed by operation and group.
+# NCCL inspector (2.28 and later): JSON lines, one collective each, summed by operation and group.
 #
 # {"header": {"id": "0x7f8c", "comm_name": "dp", "rank": 3, "n_ranks": 8, "nnodes": 1}, "metadata": {...},
 #  "coll_perf": {"coll": "AllReduce", "coll_sn": 1407, "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,
 #                "coll_algobw_gbs": 277.21, "coll_busbw_gbs": 485.11}}
 
-_MAX_KINDS = 2_000
 _INSPECTOR_MAX_TEXT = 200
-_AMOUNTS = ("msg_size_bytes", "exec_time_us", "busbw_gbs")
 
 
 @dataclass(frozen=True)
@@ -213,12 +198,10 @@ class InspectedOperation:
 
     @property
     def algbw_gb_per_s(self) -> float | None:
-        """Return bytes over time."""
         return self.size_bytes / self.time_ns if self.time_ns else None
 
     @property
     def busbw_gb_per_s(self) -> float | None:
-        """Return the mean bus bandwidth over time, None where it was not measured."""
         return self.busbw_time_sum / self.time_ns if self.time_ns and self.best_busbw_gb_per_s is not None else None
 
 
@@ -242,7 +225,7 @@ def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], i
         key = (one.rank, one.op, one.group)
         before = sums.get(key)
         if before is None:
-            if len(sums) < _MAX_KINDS:
+            if len(sums) < 2_000:
                 sums[key] = one
             continue
         best = [b for b in (before.best_busbw_gb_per_s, one.best_busbw_gb_per_s) if b is not None]
@@ -264,7 +247,10 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
     if not isinstance(header, dict) or not isinstance(perf, dict):
         return None
     rank, ranks = header.get("rank"), header.get("n_ranks")
-    size, time_us, busbw = (_amount(perf.get(f"{kind}_{name}")) for name in _AMOUNTS)
+    size, time_us, busbw = (
+        float(found or 0) if is_number(found := perf.get(f"{kind}_{name}"), low=0) else None
+        for name in ("msg_size_bytes", "exec_time_us", "busbw_gbs")
+    )
     named = perf.get(kind)
     if type(rank) is not int or not isinstance(named, str) or size is None or time_us is None:
         return None
@@ -282,19 +268,13 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
     )
 
 
-def _amount(found: Any) -> float | None:
-    return float(found) if is_number(found, low=0) else None
-
-
-_MAX_WARNINGS = 20
 # of transports, links and settings
 _LOG_MAX_KINDS = 64
 # operations and sizes that are told apart
 _MAX_SIZES = 4_000
-_MAX_PROCESSES = 1_000
 _MAX_COMMUNICATORS = 200
 
-_K = TypeVar("K")
+_K = TypeVar("_K")
 
 
 def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
@@ -305,7 +285,7 @@ def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
         if line is not None:
             collected.take(line)
         elif b"NCCL" in raw or b" via " in raw or b"coll channels" in raw:
-            collected.take(LogLine("", 0, "INFO", raw[:4096].decode(errors="replace").rstrip(), None))
+            collected.take(LogLine("", 0, "INFO", raw[:4096].decode(errors="replace").rstrip()))
     return collected.log(rank)
 
 
@@ -317,7 +297,7 @@ def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
         if line is None:
             continue
         key = (line.host, line.pid)
-        if key in by_process or len(by_process) < _MAX_PROCESSES:
+        if key in by_process or len(by_process) < 1_000:
             by_process.setdefault(key, _ProcessLog()).take(line)
     known = [(c.rank_of_world(), c) for c in by_process.values()]
     ranked = sorted(((r, c) for r, c in known if r is not None), key=lambda pair: pair[0])
@@ -333,7 +313,7 @@ class _ProcessLog:
         self.host: str | None = None
         self.channels: int | None = None
         self.network: str | None = None
-        self.nodes: tuple[int, int, int, int] | None = None
+        self.nodes: tuple[int, ...] | None = None
         self.bandwidth: tuple[float, float] | None = None
         self.infiniband_missing = False
         self.num_rings = 0
@@ -355,7 +335,7 @@ class _ProcessLog:
         self.host = self.host or line.host or None
         if line.level == "WARN" or "NCCL WARN " in text:
             said = text.partition("NCCL WARN ")[2] or text
-            if len(self.warnings) < _MAX_WARNINGS:
+            if len(self.warnings) < 20:
                 self.warnings[said[:400].strip()] = None
         elif "opCount" in text:
             self._collective(text)
@@ -414,7 +394,7 @@ class _ProcessLog:
             return
         channels = int(found["high"]) - int(found["low"]) + 1 if found["high"] is not None else None
         op = op_name(found["op"]) if found["op"] else None
-        names = (_algorithm_name(found["algo"]), _protocol_name(found["proto"]))
+        names = (_spelt(found["algo"], _ALGORITHMS), _spelt(found["proto"], _PROTOCOLS))
         _count(self.choices, (op, int(found["bytes"]), *names, channels), _MAX_SIZES)
 
     def _transport(self, text: str) -> None:
@@ -439,8 +419,7 @@ class _ProcessLog:
             self.bandwidth = self.bandwidth or (float(found[1]), float(found[2]))
         elif found := _NODES.search(text):
             nodes = tuple(map(int, found.groups()))
-            if self.nodes is None or nodes[1] > self.nodes[1]:
-                self.nodes = (nodes[0], nodes[1], nodes[2], nodes[3])
+            self.nodes = max(self.nodes, nodes, key=lambda n: n[1]) if self.nodes else nodes
         elif found := _SETTING.search(text):
             if len(self.settings) < _LOG_MAX_KINDS:
                 self.settings[found[1]] = found[2]
@@ -465,7 +444,7 @@ class _ProcessLog:
         for c in self.communicators.values():
             times = left.get((c.rank, c.num_ranks))
             total, parts = times.pop(0) if times else (None, {})
-            yield Communicator(c.id, c.rank, c.num_ranks, c.device, c.bus_id, total, parts)
+            yield replace(c, init_s=total, init_parts_s=parts)
 
     def _named_choices(self) -> Iterable[Choice]:
         by_size: dict[int, set[str]] = {}

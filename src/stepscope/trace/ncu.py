@@ -12,15 +12,15 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.side_file import side_file_lines
 from stepscope.units import printable
 
-# What do the metrics of Nsight Compute say of one launch? Its names, old and new, raw and for people, to one record.
+# Metric names of Nsight Compute, old and new, raw and readable.
 #
 # occupancy      sm__warps_active.avg.pct_of_peak_sustained_active            Achieved Occupancy
 # DRAM use       dram__throughput.avg.pct_of_peak_sustained_elapsed           DRAM Throughput (%)
@@ -30,8 +30,6 @@ from stepscope.units import printable
 
 # some percentages of peak go past 100 by a little; none by as much
 _MAX_PERCENT = 1000.0
-_MAX_BYTES = 1 << 60
-_MAX_NS = 1 << 60
 
 _OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy")
 _DRAM = (
@@ -54,7 +52,6 @@ _MEMORY = (
     "Memory [%]",
 )
 _DURATION = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
-_BYTES = ("dram__bytes.sum",)
 _BYTES_PARTS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _TENSOR = re.compile(r"^sm__(?:inst_executed_)?pipe_tensor\w{0,60}\.avg\.pct_of_peak_sustained_(?:active|elapsed)$")
 _STALL = re.compile(
@@ -95,7 +92,7 @@ class KernelMetrics:
     stalls: tuple[tuple[str, float], ...]
 
 
-_READ = frozenset((*_OCCUPANCY, *_DRAM, *_SM, *_MEMORY, *_DURATION, *_BYTES, *_BYTES_PARTS))
+_READ = frozenset((*_OCCUPANCY, *_DRAM, *_SM, *_MEMORY, *_DURATION, "dram__bytes.sum", *_BYTES_PARTS))
 
 
 def _is_read(metric: str) -> bool:
@@ -113,7 +110,7 @@ def _kernel_metrics(
     tensor = [value for metric, (value, _) in values.items() if _TENSOR.match(metric)]
     sums = [_size(values, metric, bad) for metric in _BYTES_PARTS]
     parts = sum(known) if len(known := [size for size in sums if size is not None]) == len(sums) else None
-    whole = next((size for metric in _BYTES if (size := _size(values, metric, bad)) is not None), None)
+    whole = _size(values, "dram__bytes.sum", bad)
     metrics = KernelMetrics(
         name=name,
         grid=grid,
@@ -143,7 +140,7 @@ def _duration(values: Mapping[str, tuple[float, str]], bad: list[str]) -> float 
     for name in _DURATION:
         value, unit = values.get(name, (None, ""))
         if value is not None and unit.strip() in _NS:
-            return _checked(value * _NS[unit.strip()], _MAX_NS, name, bad)
+            return _checked(value * _NS[unit.strip()], 1 << 60, name, bad)
     return None
 
 
@@ -153,7 +150,7 @@ def _size(values: Mapping[str, tuple[float, str]], name: str, bad: list[str]) ->
     if value is None or found is None:
         return None
     scale = found.group(1)
-    return _checked(value * _SCALE.get(scale[:1].upper() + scale[1:].lower(), 1.0), _MAX_BYTES, name, bad)
+    return _checked(value * _SCALE.get(scale[:1].upper() + scale[1:].lower(), 1.0), 1 << 60, name, bad)
 
 
 def _stalls(values: Mapping[str, tuple[float, str]]) -> tuple[tuple[str, float], ...]:
@@ -177,7 +174,7 @@ def _checked(value: float, most: float, name: str, bad: list[str]) -> float | No
     return None
 
 
-# Which number does a text hold, in the locale of whoever wrote it?
+# Numbers in any locale.
 #
 # 1,234.5   1234.5   1'234.5        the point is the decimal mark
 # 1.234,5   1234,5   1 234,5        the comma is
@@ -194,13 +191,19 @@ def marks_of(text: str) -> str:
     >>> marks_of("12,5"), marks_of("1.234,5"), marks_of("1,234"), marks_of("1,234,567")
     (',', ',', '', '.')
     """
-    return _mark(text) or ""
-
-
-def decimal_mark(seen: set[str]) -> str | None:
-    """Return the decimal mark by what `marks_of` said of all numbers, `.` where none tells; None where two are seen."""
-    known = seen - {""}
-    return None if len(known) > 1 else next(iter(known), ".")
+    plain = text.strip()
+    if len(plain) > _MAX_CHARACTERS or not _NUMERAL.match(plain):
+        return ""
+    plain = re.split(r"[eE]", _GROUPS.sub("", plain))[0]
+    points, commas = plain.count("."), plain.count(",")
+    if points and commas:
+        return "." if plain.rfind(".") > plain.rfind(",") else ","
+    if points + commas != 1:  # several of one kind are groups of thousands
+        return "" if not points + commas else "," if points > 1 else "."
+    sign = "." if points else ","
+    whole, _, rest = plain.partition(sign)
+    groups_of_three = len(rest) == 3 and 1 <= len(whole.lstrip("+-")) <= 3 and whole.lstrip("+-") != "0"
+    return "" if groups_of_three else sign
 
 
 def number(text: str, mark: str) -> float | None:
@@ -220,25 +223,8 @@ def number(text: str, mark: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _mark(text: str) -> str | None:
-    plain = text.strip()
-    if len(plain) > _MAX_CHARACTERS or not _NUMERAL.match(plain):
-        return None
-    plain = re.split(r"[eE]", _GROUPS.sub("", plain))[0]
-    points, commas = plain.count("."), plain.count(",")
-    if points and commas:
-        return "." if plain.rfind(".") > plain.rfind(",") else ","
-    if points + commas != 1:  # several of one kind are groups of thousands
-        return None if not points + commas else "," if points > 1 else "."
-    sign = "." if points else ","
-    whole, _, rest = plain.partition(sign)
-    groups_of_three = len(rest) == 3 and 1 <= len(whole.lstrip("+-")) <= 3 and whole.lstrip("+-") != "0"
-    return None if groups_of_three else sign
-
-
 MAX_BYTES = 1 << 30
 _MAX_LAUNCHES = 200_000
-_MAX_FIELD = 1 << 20
 _ID, _NAME, _METRIC, _UNIT, _VALUE = "ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
 _DETAILS = ("Block Size", "Grid Size", "Device", "Process ID")
 _NO_METRIC = {
@@ -248,14 +234,13 @@ _NO_METRIC = {
 _SIZES = re.compile(r"\d{1,12}")
 
 
-@dataclass
-class _Launch:
+class _Launch(NamedTuple):
     name: str
     grid: tuple[int, ...] | None
     block: tuple[int, ...] | None
     device: int | None
     #: `(number as written, unit)` by metric
-    values: dict[str, tuple[str, str]] = field(default_factory=dict)
+    values: dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -270,8 +255,7 @@ class NcuFile:
 
 def is_ncu_csv(start: bytes) -> bool:
     """Return whether a file that begins like this is CSV of Nsight Compute."""
-    header = _header_in(start.decode(errors="replace").splitlines())
-    return header is not None
+    return _header_in(start.decode(errors="replace").splitlines()) is not None
 
 
 def read_ncu_csv(path: Path) -> NcuFile:
@@ -287,8 +271,8 @@ def read_ncu_csv(path: Path) -> NcuFile:
         raise InputError(f"{shown}: is no CSV that can be read ({error}); write it again with ncu --csv") from error
     if found is None:
         raise InputError(f"{shown}: has no header of Nsight Compute's CSV; write it with ncu --csv (and --page raw)")
-    mark = decimal_mark(marks)
-    if mark is None:
+    mark = next(iter(marks - {""}), ".")
+    if len(marks - {""}) > 1:
         raise InputError(f"{shown}: its numbers are written in two ways (1,5 and 1.5); write it again with LC_ALL=C")
     unusable, out = 0, []
     for launch in found:
@@ -318,14 +302,10 @@ def _launches(lines: Iterator[str], marks: set[str]) -> list[_Launch] | None:
 
     `marks` takes the decimal marks that its numbers must have.
     """
-    header: list[str] | None = None
-    for line in lines:
-        header = _header_in([line])
-        if header is not None:
-            break
+    header = next((found for line in lines if (found := _header_in([line])) is not None), None)
     if header is None:
         return None
-    csv.field_size_limit(_MAX_FIELD)
+    csv.field_size_limit(1 << 20)
     rows = csv.reader(line for line in lines if not line.startswith("=="))
     at = {name: i for i, name in reversed(list(enumerate(header)))}
     return _long(rows, at, marks) if _METRIC in at and _VALUE in at else _wide(rows, header, at, marks)
@@ -378,7 +358,7 @@ def _keep(launch: _Launch, metric: str, text: str, unit: str) -> None:
 def _launch(row: list[str], at: dict[str, int]) -> _Launch:
     block, grid = (_sizes(_cell(row, at, name)) for name in ("Block Size", "Grid Size"))
     device = _sizes(_cell(row, at, "Device"))
-    return _Launch(row[at[_NAME]], grid, block, device[0] if device and len(device) == 1 else None)
+    return _Launch(row[at[_NAME]], grid, block, device[0] if device and len(device) == 1 else None, {})
 
 
 def _cell(row: list[str], at: dict[str, int], name: str) -> str:

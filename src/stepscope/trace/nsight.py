@@ -1,45 +1,658 @@
 """One Nsight Systems export to one table per process that used a device: the same tables that Kineto traces give."""
 
+import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from stepscope.contract.collectives import op_name
 from stepscope.dataclass import dataclass
 from stepscope.errors import TraceError
-from stepscope.trace.budget import Budget, OverBudget, Share
+from stepscope.records import ArrayRecord
+from stepscope.trace.budget import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.nsight_rows import (
-    CALLS,
-    COPIES,
-    DEVICE_TABLES,
-    GRAPHS,
-    KERNELS,
-    OVERHEADS,
-    PID_SHIFT,
-    RANGES,
-    SETS,
-    Communicators,
-    Events,
-    NcclCall,
-    Rows,
-    Texts,
-    call_rows,
-    device_rows,
-    nccl_range_rows,
-    overhead_rows,
-    payload_schemas,
-    range_rows,
-    world_of,
-)
-from stepscope.trace.sqlite_file import Database, integers
+from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
-from stepscope.trace.table import Quality, Trace
+from stepscope.trace.table import ARGS, DENSE, Int64s, Quality, SparseColumn, Trace
 
-# Where and when was an export recorded: clock, machine, devices, and which rank was each process?
+# The columns of the event table as chunks of rows fill them, process by process.
+#
+#     kernels of processes 7 and 9, runtime calls of both, ...    ->    one table of process 7, one of process 9
+#
+# All share one table of strings. Values are kept in the type of their column from the first, in blocks that are filled
+# in
+# place; what is the same for every row of a database (`ph`, `offset`) is kept once.
+
+# columns of one value: all events have a duration, and are rows of a database rather than places in a text
+_SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
+_BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE if column.name not in _SAME_FOR_ALL)
+# values at most; a large block goes back to the system once it is joined, many small ones between others do not
+_BLOCK = 1 << 17
+
+
+class Texts:
+    """One table of strings, each kept once."""
+
+    def __init__(self, share: Share) -> None:
+        self._ids: dict[str, int] = {}
+        self.strings: list[str] = []
+        self._share = share
+
+    def id(self, text: str) -> int:
+        found = self._ids.get(text)
+        if found is None:
+            self._share.take(BYTES_PER_TEXT + len(text))
+            found = self._ids[text] = len(self.strings)
+            self.strings.append(text)
+        return found
+
+
+@dataclass(eq=False, repr=False)
+class Rows(ArrayRecord):
+    """Rows of one kind out of one chunk; arguments are `(values, which rows have one)`."""
+
+    process: Int64s
+    cat: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+    pid: Int64s
+    tid: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    #: whether both times are numbers
+    timed: Bools
+    args: dict[str, tuple[Int64s, Bools]] = field(default_factory=dict)
+
+
+class Growing:
+    """Values of one column while they come: blocks of its type, joined into one array at the end."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._blocks: list[npt.NDArray[Any]] = []
+        # of the last block
+        self._used = 0
+        self.length = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        at = 0
+        while at < len(values):
+            if not self._blocks or self._used == len(self._blocks[-1]):
+                size = min(max(self.length, len(values) - at), _BLOCK)
+                self._blocks.append(np.empty(size, self._dtype))
+                self._used = 0
+            number = min(len(values) - at, len(self._blocks[-1]) - self._used)
+            self._blocks[-1][self._used : self._used + number] = values[at : at + number]
+            at, self._used, self.length = at + number, self._used + number, self.length + number
+
+    def joined(self) -> npt.NDArray[Any]:
+        """Return all values and forget them here, block by block."""
+        out = np.empty(self.length, self._dtype)
+        at = 0
+        blocks, self._blocks = self._blocks[::-1], []
+        while blocks:
+            block = blocks.pop()
+            number = min(len(block), self.length - at)
+            out[at : at + number] = block[:number]
+            at += number
+        self.length = 0
+        return out
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.dense = {c.name: Growing(c.dtype) for c in DENSE if c.name not in _SAME_FOR_ALL}
+        # rows and values
+        self.args: dict[str, tuple[Growing, Growing]] = {}
+        self.length = 0
+        self.counts: Counter[str] = Counter()
+
+
+class Events:
+    """The tables of all processes while they grow."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._processes: defaultdict[int, _Process] = defaultdict(_Process)
+
+    def add(self, rows: Rows) -> None:
+        """Add rows to the tables of their processes; rows without sound times are counted and left out."""
+        backwards = rows.timed & (rows.end_ns < rows.start_ns)
+        with np.errstate(over="ignore"):
+            lasting = rows.end_ns - rows.start_ns
+        backwards |= rows.timed & ~backwards & (lasting < 0)  # a difference beyond 64 bits
+        for process in np.unique(rows.process).tolist():
+            mine = rows.process == process
+            of = self._processes[process]
+            of.counts["bad_time"] += int((mine & ~rows.timed).sum())
+            of.counts["negative_duration"] += int((mine & backwards).sum())
+            keep = np.flatnonzero(mine & rows.timed & ~backwards)
+            if len(keep):
+                self._append(of, rows, keep, lasting)
+
+    def _append(self, of: _Process, rows: Rows, keep: npt.NDArray[np.intp], lasting: Int64s) -> None:
+        self._share.take(len(keep) * _BYTES_PER_EVENT)
+        times = {"ts_ns": rows.start_ns, "dur_ns": lasting}
+        for name, column in of.dense.items():
+            column.add(times[name][keep] if name in times else getattr(rows, name)[keep])
+        for name, (values, known) in rows.args.items():
+            where = np.flatnonzero(known[keep])
+            if len(where):
+                self._share.take(len(where) * 12)
+                numbers, found = of.args.setdefault(name, (Growing("int32"), Growing("int64")))
+                numbers.add(where + of.length)
+                found.add(values[keep][where])
+        of.length += len(keep)
+
+    def processes(self) -> list[int]:
+        return [key for key, of in self._processes.items() if of.length]
+
+    def take(self, process: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, SparseColumn], Counter[str]]:
+        """Return the columns of one process, and how many of its rows were left out by the field of `Quality`."""
+        of = self._processes.pop(process)
+        dense: dict[str, npt.NDArray[Any]] = {}
+        for column in DENSE:
+            if column.name in _SAME_FOR_ALL:
+                dense[column.name] = np.broadcast_to(np.array(_SAME_FOR_ALL[column.name], column.dtype), of.length)
+            else:
+                dense[column.name] = of.dense.pop(column.name).joined()
+        args: dict[str, SparseColumn] = {}
+        for arg in ARGS:
+            if arg.name in of.args:
+                numbers, values = of.args.pop(arg.name)
+                rows = numbers.joined()
+                alike = next((one.rows for one in args.values() if np.array_equal(one.rows, rows)), rows)
+                args[arg.name] = SparseColumn(alike, values.joined())
+        return dense, args, of.counts
+
+
+# Names of PyTorch's NVTX ranges (`torch.autograd.profiler.emit_nvtx`).
+#
+#     aten::linear, op_id = 317149, sizes = [[16, 512, 4096], [4096, 4096]]
+#     MulBackward0, seq = 1201, op_id = 88
+#     FSDP::pre_forward (encoder.block.0), op_id = 12
+#     step 7                                                  a range of the user's own
+#
+# Numbers in names make each of millions of texts another one; without them there are a few hundred.
+
+_SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
+# Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
+_OPERATOR = re.compile(
+    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
+    # What PyTorch itself runs as functions without a namespace.
+    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
+    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
+    r"|(?:Nested)?Redistribute)\b"
+)
+
+
+def without_numbers(text: str) -> tuple[str, int | None]:
+    """Return a range's name without the numbers that are its own, and its sequence number, None where it has none.
+
+    >>> without_numbers("aten::mm, seq = 4, op_id = 12, sizes = [[2, 3], [3, 4]]")
+    ('aten::mm, sizes = [[2, 3], [3, 4]]', 4)
+    """
+    text, sequence = _without(text, _SEQUENCE)
+    text, _ = _without(text, _OP_ID)
+    inputs = text.find(_INPUTS)
+    number = sequence.strip()
+    return text if inputs < 0 else text[:inputs], int(number) if 0 < len(number) <= 18 else None
+
+
+def _without(text: str, what: str) -> tuple[str, str]:
+    at = text.find(what)
+    if at < 0:
+        return text, ""
+    first = at + len(what)
+    end = text.find(",", first)
+    digits = text[first:] if end < 0 else text[first:end]
+    if not (digits.isascii() and digits.isdigit()):
+        return text, ""
+    return text[:at] + (text[end:] if end >= 0 else ""), digits
+
+
+# Payloads of NCCL's NVTX ranges: communicator, bytes, peer, ranks.
+#
+# An event's payload is 32 bytes of header, then the fields at the offsets that the export's tables give:
+#
+#     domain u32, 4 bytes, schema u32, 4 bytes, payload bytes u64, all bytes u64 | fields
+#
+# `NVTX_PAYLOAD_SCHEMA_ENTRIES` names the fields (`NCCL communicator ID`, `Message size [bytes]`, `Peer rank`, `No. of
+# ranks`, `Rank`). They are there only where the export was made with `--include-blobs=true`.
+
+_HEADER = struct.Struct("<IIIIQQ")
+_FIELDS = {
+    "NCCL communicator ID": ("communicator", "Q"),
+    "Message size [bytes]": ("size_bytes", "Q"),
+    "Peer rank": ("peer", "i"),
+    "No. of ranks": ("num_ranks", "i"),
+    "Rank": ("rank", "i"),
+}
+_MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class NcclCall:
+    """The fields of one call; None where the payload lacks them or they cannot be."""
+
+    communicator: int | None = None
+    size_bytes: int | None = None
+    peer: int | None = None
+    num_ranks: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """Where the fields lie, by domain and schema."""
+
+    fields: dict[tuple[int, int], tuple[tuple[str, str, int], ...]]
+
+    def call(self, data: object) -> NcclCall | None:
+        raw = _bytes(data)
+        if raw is None or len(raw) < _HEADER.size:
+            return None
+        domain, _, schema, _, size, _ = _HEADER.unpack_from(raw)
+        fields = self.fields.get((domain, schema))
+        if fields is None or size > len(raw) - _HEADER.size:
+            return None
+        found: dict[str, int] = {}
+        for name, code, offset in fields:
+            at = _HEADER.size + offset
+            if offset >= 0 and at + struct.calcsize(code) <= len(raw):
+                found[name] = struct.unpack_from(f"<{code}", raw, at)[0]
+        most = {"communicator": 1 << 64, "size_bytes": 1 << 48}
+        return NcclCall(**{name: n for name, n in found.items() if 0 <= n <= most.get(name, _MAX_RANKS)})
+
+
+def payload_schemas(db: Database) -> Schemas:
+    """Return where NCCL's fields lie in the payloads of this export."""
+    found: dict[tuple[int, int], dict[str, tuple[str, int]]] = {}
+    columns = ("domainId", "schemaId", "name", "offset")
+    for chunk in db.chunks("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns):
+        domain, domain_known = integers(chunk["domainId"])
+        schema, schema_known = integers(chunk["schemaId"])
+        offset, _ = integers(chunk["offset"])  # absent for the field at 0
+        for i, raw in enumerate(chunk["name"]):
+            known = _FIELDS.get(db.text(raw) or "")
+            key = int(domain[i]), int(schema[i])
+            if known and domain_known[i] and schema_known[i] and (key in found or len(found) < 10_000):
+                found.setdefault(key, {})[known[0]] = (known[1], int(offset[i]))
+    fields = {key: tuple((name, *where) for name, where in entry.items()) for key, entry in found.items()}
+    return Schemas({key: entry for key, entry in fields.items() if any(f[0] == "communicator" for f in entry)})
+
+
+def world_of(calls: Iterable[NcclCall]) -> tuple[int, int] | None:
+    """Return rank and number of ranks by a process's communicators: those of the largest, None where none says both."""
+    known = [(c.num_ranks, c.rank) for c in calls if c.num_ranks and c.rank is not None and c.rank < c.num_ranks]
+    if not known:
+        return None
+    largest = max(size for size, _ in known)
+    ranks = {rank for size, rank in known if size == largest}
+    return (ranks.pop(), largest) if len(ranks) == 1 else None
+
+
+def _bytes(data: object) -> bytes | None:
+    if not isinstance(data, bytes):
+        return None
+    text = data[2:] if data[:2] in (b"0x", b"0X") else data
+    if len(text) >= 2 * _HEADER.size and len(text) % 2 == 0:
+        try:
+            return bytes.fromhex(text.decode("ascii"))
+        except (UnicodeDecodeError, ValueError):
+            pass
+    return data
+
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
+_SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+DEVICE_TABLES = (KERNELS, GRAPHS, COPIES, SETS, _SYNCS)
+
+# a serialised id holds machine, process and thread; below this bit is the thread
+PID_SHIFT = 24
+_WHERE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
+_KERNEL_COLUMNS = (
+    *_WHERE, "demangledName", "shortName", "mangledName", "registersPerThread", "gridX", "gridY", "gridZ", "blockX",
+    "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory", "graphNodeId",
+)  # fmt: skip
+_COPY_KINDS = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+    11: "HtoD", 12: "DtoH", 13: "DtoD",
+}  # fmt: skip
+_MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
+_SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+
+
+def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | None) -> Iterator[Rows]:
+    """Yield the rows of one of DEVICE_TABLES; `only_process` is whose they are where a row does not say."""
+    more = {
+        KERNELS: _KERNEL_COLUMNS[len(_WHERE) :],
+        GRAPHS: ("graphId",),
+        COPIES: ("bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"),
+        SETS: ("bytes", "memKind", "graphNodeId"),
+        _SYNCS: ("syncType", "eventId"),
+    }[table]
+    for chunk in db.chunks(table, (*_WHERE, *more)):
+        rows = _placed(chunk, only_process)
+        if table == KERNELS:
+            _add_kernels(rows, chunk, db, texts)
+        elif table == GRAPHS:
+            graph, _ = integers(chunk["graphId"], missing=-1)
+            _add_names(rows, texts, "kernel", [f"CUDA graph {g}" for g in graph.tolist()])
+        elif table == COPIES:
+            _add_copies(rows, chunk, texts)
+        elif table == SETS:
+            kind, _ = integers(chunk["memKind"], missing=-1)
+            _add_names(
+                rows, texts, "gpu_memset", [f"Memset ({_MEMORY_KINDS.get(k, 'Unknown')})" for k in kind.tolist()]
+            )
+            rows.args["bytes"] = integers(chunk["bytes"])
+        else:
+            kind, _ = integers(chunk["syncType"])
+            _add_names(rows, texts, "cuda_sync", [_SYNC_TYPES.get(k, "Unknown Sync") for k in kind.tolist()])
+            rows.args["wait_event_id"] = integers(chunk["eventId"])
+        if "graphNodeId" in chunk:
+            node, known = integers(chunk["graphNodeId"])
+            rows.args["graph_node"] = node, known & (node != 0)
+        yield rows
+
+
+def _text_ids(db: Database, texts: Texts, ids: Sequence[Any], *, otherwise: Int64s | None = None) -> Int64s:
+    values, known = integers(ids)
+    out = np.full(len(values), -1, np.int64) if otherwise is None else otherwise
+    unique, back = np.unique(values[known], return_inverse=True)
+    found = db.texts(unique.tolist())
+    numbers = np.array(
+        [
+            texts.id(found[i].replace("<unnamed>", "(anonymous namespace)")) if i in found else -1
+            for i in unique.tolist()
+        ],
+        np.int64,
+    )
+    named = numbers[back] if len(unique) else np.empty(0, np.int64)
+    out[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
+    return out
+
+
+def _placed(chunk: dict[str, Sequence[Any]], only_process: int | None) -> Rows:
+    start, has_start = integers(chunk["start"])
+    end, has_end = integers(chunk["end"])
+    device, has_device = integers(chunk["deviceId"], missing=-1)
+    stream, has_stream = integers(chunk["streamId"], missing=-1)
+    owner, has_owner = integers(chunk["globalPid"], missing=-1)
+    nobody = -1 if only_process is None else only_process
+    blank = np.full(len(start), -1, np.int32)
+    return Rows(
+        process=np.where(has_owner, owner >> PID_SHIFT, nobody),
+        cat=blank,
+        name=blank.copy(),
+        pid=device,
+        tid=stream,
+        start_ns=start,
+        end_ns=end,
+        timed=has_start & has_end,
+        args={
+            "device": (device, has_device),
+            "stream": (stream, has_stream),
+            "context": integers(chunk["contextId"]),
+            "correlation": integers(chunk["correlationId"]),
+        },
+    )
+
+
+def _add_names(rows: Rows, texts: Texts, category: str, names: list[str]) -> None:
+    rows.cat = np.full(len(names), texts.id(category), np.int32)
+    rows.name = np.array([texts.id(name) for name in names], np.int32)
+
+
+def _add_kernels(rows: Rows, chunk: dict[str, Sequence[Any]], db: Database, texts: Texts) -> None:
+    number = len(rows.process)
+    rows.cat = np.full(number, texts.id("kernel"), np.int32)
+    name = np.full(number, texts.id("unknown kernel"), np.int64)
+    for column in ("mangledName", "shortName", "demangledName"):  # the last that is there is the best
+        name = _text_ids(db, texts, chunk[column], otherwise=name)
+    rows.name = name.astype(np.int32)
+    rows.args["registers"] = integers(chunk["registersPerThread"])
+    static, has_static = integers(chunk["staticSharedMemory"])
+    dynamic, has_dynamic = integers(chunk["dynamicSharedMemory"])
+    with np.errstate(over="ignore"):
+        rows.args["shared_bytes"] = static + dynamic, has_static & has_dynamic
+    for what in ("grid", "block"):
+        rows.args[what] = _sizes(*(integers(chunk[f"{what}{axis}"]) for axis in "XYZ"), texts=texts)
+
+
+def _sizes(*axes: tuple[Int64s, Bools], texts: Texts) -> tuple[Int64s, Bools]:
+    sizes = np.stack([values for values, _ in axes], axis=1)
+    unique, back = np.unique(sizes, axis=0, return_inverse=True)
+    ids = np.array([texts.id(str(row)) for row in unique.tolist()], np.int64)
+    return ids[back.reshape(-1)], np.logical_and.reduce([known for _, known in axes])
+
+
+def _add_copies(rows: Rows, chunk: dict[str, Sequence[Any]], texts: Texts) -> None:
+    kind, source, target = (integers(chunk[c], missing=-1)[0].tolist() for c in ("copyKind", "srcKind", "dstKind"))
+    other = "Unknown"
+    names = [
+        f"Memcpy {_COPY_KINDS.get(k, other)} ({_MEMORY_KINDS.get(s, other)} -> {_MEMORY_KINDS.get(t, other)})"
+        for k, s, t in zip(kind, source, target, strict=True)
+    ]
+    _add_names(rows, texts, "gpu_memcpy", names)
+    rows.args["bytes"] = integers(chunk["bytes"])
+
+
+# What the host did: runtime calls, NVTX ranges and the profiler's own time, as rows named the way Kineto names them.
+#
+# CUPTI_ACTIVITY_KIND_RUNTIME    cuda_runtime, cuda_driver    cudaLaunchKernel (without the version `_v7000`)
+# NVTX_EVENTS                    cpu_op                       operators that PyTorch marked, by their names
+#                                user_annotation              every other range
+#                                cpu_op record_param_comms    NCCL's calls, with group, bytes and peer
+# CUPTI_ACTIVITY_KIND_OVERHEAD, PROFILER_OVERHEAD             overhead
+
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+RANGES = "NVTX_EVENTS"
+OVERHEADS = ("CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD")
+
+_THREAD = (1 << PID_SHIFT) - 1
+_VERSION = re.compile(r"(?:_v\d{3,6})?(?:_pts?z|_ptds)?$")
+_DRIVER = re.compile(r"^cu[A-Z]")
+# push/pop and start/end, of programs and of imported files
+_RANGE_TYPES = (59, 60, 70, 71)
+_COMMUNICATES = re.compile(
+    r"^nccl(?:AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|Bcast|Reduce|Gather|Scatter|Send|Recv)\w*$",
+    re.IGNORECASE,
+)
+# whether NCCL's count is of one rank's part: of what is received, of what is sent
+_NCCL_SIZE = {"all_gather": (1, 0), "reduce_scatter": (0, 1), "all_to_all": (0, 0)}
+# first text of NCCL's ranges, and the first that is none any more
+_NCCL_TEXTS = "nccl", "nccm"
+
+
+@dataclass
+class Communicators:
+    """What the calls that make communicators say, by process; and ranges that were still open."""
+
+    made: dict[int, list[NcclCall]] = field(default_factory=dict)
+    open_ranges: int = 0
+    with_payload: int = 0
+    without_payload: int = 0
+
+    def size(self, process: int, communicator: int | None) -> int | None:
+        known = (c.num_ranks for c in self.made.get(process, ()) if c.communicator == communicator and c.num_ranks)
+        return next(known, None)
+
+
+def call_rows(db: Database, texts: Texts) -> Iterator[Rows]:
+    """Yield the calls into CUDA's runtime and driver."""
+    names: dict[int, tuple[int, int]] = {}
+    for chunk in db.chunks(CALLS, ("start", "end", "globalTid", "correlationId", "nameId")):
+        rows = _on_threads(chunk)
+        raw = _text_ids(db, texts, chunk["nameId"], otherwise=np.full(len(rows.process), texts.id("?"), np.int64))
+        unique, back = np.unique(raw, return_inverse=True)
+        for i in unique.tolist():
+            if i not in names:
+                name = _VERSION.sub("", texts.strings[i], count=1)
+                names[i] = texts.id(name), texts.id("cuda_driver" if _DRIVER.match(name) else "cuda_runtime")
+        both = np.array([names[i] for i in unique.tolist()], np.int32).reshape(-1, 2)
+        rows.name, rows.cat = both[back, 0], both[back, 1]
+        rows.args["correlation"] = integers(chunk["correlationId"])
+        yield rows
+
+
+def overhead_rows(db: Database, table: str, texts: Texts) -> Iterator[Rows]:
+    """Yield the profiler's own time."""
+    for chunk in db.chunks(table, ("start", "end", "globalTid", "nameId")):
+        rows = _on_threads(chunk)
+        rows.cat = np.full(len(rows.process), texts.id("overhead"), np.int32)
+        unnamed = np.full(len(rows.process), texts.id("Nsight Systems"), np.int64)
+        rows.name = _text_ids(db, texts, chunk["nameId"], otherwise=unnamed).astype(np.int32)
+        yield rows
+
+
+def range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
+    """Yield NVTX ranges; what NCCL's calls say of communicators is noted on the way."""
+    yield from _range_rows(db, texts, schemas, communicators)
+
+
+def nccl_range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
+    """Yield the NVTX ranges of NCCL's calls alone; all ranges are walked, the others' texts are not read."""
+    found = db.ids_between(*_NCCL_TEXTS, 500)
+    conditions: dict[str, tuple[str, Sequence[Any]]] = {
+        "text": ('"text" >= ? AND "text" < ?', list(_NCCL_TEXTS)),
+        "textId": (f'"textId" IN ({", ".join("?" * len(found))})', found),
+    }
+    there = [one for column, one in conditions.items() if column in db.columns(RANGES)]
+    values = [value for _, of in there for value in of]
+    where = " OR ".join(condition for condition, _ in there)
+    yield from _range_rows(db, texts, schemas, communicators, where=where, values=values)
+
+
+def _range_rows(
+    db: Database,
+    texts: Texts,
+    schemas: Schemas,
+    communicators: Communicators,
+    **condition: Any,
+) -> Iterator[Rows]:
+    columns = ("start", "end", "eventType", "text", "textId", "globalTid", *(("binaryData",) if schemas.fields else ()))
+    for chunk in db.chunks(RANGES, columns, **condition):
+        kind, _ = integers(chunk["eventType"])
+        ranges = np.flatnonzero(np.isin(kind, _RANGE_TYPES)).tolist()
+        ended = [i for i in ranges if chunk["end"][i] is not None]
+        communicators.open_ranges += len(ranges) - len(ended)
+        if ended:
+            kept = {name: [values[i] for i in ended] for name, values in chunk.items()}
+            yield _ranges(kept, db, texts, schemas, communicators)
+
+
+def _ranges(
+    chunk: dict[str, list[Any]], db: Database, texts: Texts, schemas: Schemas, communicators: Communicators
+) -> Rows:
+    rows = _on_threads(chunk)
+    registered = db.texts(
+        [i for i, text in zip(chunk["textId"], chunk["text"], strict=True) if text is None], keep=False
+    )
+    number = len(rows.process)
+    operator, annotation, unnamed = texts.id("cpu_op"), texts.id("user_annotation"), texts.id("?")
+    categories, names, sequence, dims = [annotation] * number, [unnamed] * number, [-1] * number, [-1] * number
+    known: dict[str, tuple[int, int, int]] = {}
+    payloads = chunk.get("binaryData") or [None] * number
+    comm = _CommColumns(number)
+    for i, (raw, text_id) in enumerate(zip(chunk["text"], chunk["textId"], strict=True)):
+        text = db.text(raw) if raw is not None else registered.get(text_id)
+        if text is None:
+            continue
+        if text.startswith("nccl"):
+            call = schemas.call(payloads[i])
+            if call is not None and call.num_ranks:
+                made = communicators.made.setdefault(int(rows.process[i]), [])
+                made += [call][: 100_000 - len(made)]
+            if _COMMUNICATES.match(text):
+                communicators.with_payload += call is not None
+                communicators.without_payload += call is None
+                categories[i], names[i] = operator, texts.id("record_param_comms")
+                ranks = communicators.size(int(rows.process[i]), call.communicator) if call else None
+                comm.set(i, text, call, ranks, texts)
+                continue
+        plain, of_sequence = without_numbers(text)
+        found = known.get(plain)
+        if found is None:
+            name, _, sizes = plain.partition(_SIZES)
+            category = operator if _OPERATOR.match(name) else annotation
+            found = known[plain] = category, texts.id(name), texts.id(sizes) if sizes else -1
+        categories[i], names[i], dims[i] = found
+        if of_sequence is not None:
+            sequence[i] = of_sequence
+    rows.cat, rows.name = np.array(categories, np.int32), np.array(names, np.int32)
+    sequences, shapes = np.array(sequence, np.int64), np.array(dims, np.int64)
+    rows.args["sequence"] = sequences, sequences >= 0
+    rows.args["input_dims"] = shapes, shapes >= 0
+    rows.args.update(comm.args())
+    return rows
+
+
+class _CommColumns:
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._values: dict[str, dict[int, int]] = {}
+
+    def set(self, i: int, name: str, call: NcclCall | None, ranks: int | None, texts: Texts) -> None:
+        op = op_name(name)
+        self._put("collective", i, texts.id(name))
+        if call is None:
+            return
+        if call.communicator is not None:
+            self._put("group_name", i, texts.id(f"{call.communicator:#x}"))
+        self._put("group_size", i, ranks)
+        if call.size_bytes is not None:
+            self._put("dtype", i, texts.id("Byte"))
+            received, sent = _NCCL_SIZE.get(op, (0, 0))
+            whole = call.size_bytes * ranks if ranks else None
+            self._put("in_elems", i, whole if sent else call.size_bytes)
+            self._put("out_elems", i, whole if received else call.size_bytes)
+        if op in ("send", "recv"):
+            self._put("dst_rank" if op == "send" else "src_rank", i, call.peer)
+
+    def args(self) -> dict[str, tuple[Int64s, Bools]]:
+        out = {}
+        for name, of in self._values.items():
+            values, known = np.zeros(self._number, np.int64), np.zeros(self._number, bool)
+            values[list(of)], known[list(of)] = list(of.values()), True
+            out[name] = values, known
+        return out
+
+    def _put(self, name: str, i: int, value: int | None) -> None:
+        if value is not None:
+            self._values.setdefault(name, {})[i] = value
+
+
+def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
+    start, has_start = integers(chunk["start"])
+    end, has_end = integers(chunk["end"])
+    thread, has_thread = integers(chunk["globalTid"], missing=-1)
+    process = thread >> PID_SHIFT
+    blank = np.full(len(start), -1, np.int32)
+    return Rows(
+        process=process,
+        cat=blank,
+        name=blank.copy(),
+        pid=np.where(has_thread, process & _THREAD, -1),
+        tid=np.where(has_thread, thread & _THREAD, -1),
+        start_ns=start,
+        end_ns=end,
+        timed=has_start & has_end & has_thread,
+    )
+
+
+# Clock, machine, devices and ranks of an export.
 #
 # wall clock    TARGET_INFO_SESSION_START_TIME.utcEpochNs is time 0; where the times of events count from when the
 #               machine started instead, that table's systemClockNs is the capture's start
@@ -47,8 +660,6 @@ from stepscope.trace.table import Quality, Trace
 #               of the command, where the export is of one rank's command; else the file's name or the order tells
 
 _MAX_EPOCH_NS = 1 << 62
-_MAX_DEVICES = 1024
-_MAX_RANKS = 1 << 20
 # columns of TARGET_INFO_GPU and what Kineto's `deviceProperties` call them; a later one overwrites an earlier
 _DEVICE_FIELDS = (
     ("id", "id"),
@@ -78,9 +689,10 @@ def _session_of(db: Database) -> Session:
     devices = _devices(db)
     if devices:
         header["deviceProperties"] = devices
-    host = _system(db, "Hostname")
+    hosts = (db.text(value) for name, value in _names_and_values(db, "TARGET_INFO_SYSTEM_ENV") if name == "Hostname")
+    host = next(hosts, None)
     if host:
-        header["host_name"] = host
+        header["host_name"] = host[:256]
     return Session(base_ns, notes, header, _environment_rank(db))
 
 
@@ -143,13 +755,8 @@ def _first(db: Database, table: str, columns: Sequence[str]) -> dict[str, int]:
 
 def _versions(db: Database) -> dict[str, str]:
     wanted = {"EXPORT_SCHEMA_VERSION": "schema", "EXPORT_PRODUCT_VERSION": "version"}
-    found = {}
-    for chunk in db.chunks("META_DATA_EXPORT", ("name", "value")):
-        for raw, value in zip(chunk["name"], chunk["value"], strict=True):
-            name = wanted.get(db.text(raw) or "")
-            if name:
-                found[name] = (db.text(value) or "")[:64]
-    return found
+    listed = _names_and_values(db, "META_DATA_EXPORT")
+    return {wanted[name]: (db.text(value) or "")[:64] for name, value in listed if name in wanted}
 
 
 def _devices(db: Database) -> list[dict[str, Any]]:
@@ -160,34 +767,30 @@ def _devices(db: Database) -> list[dict[str, Any]]:
         for i, raw in enumerate(chunk["name"]):
             known = {as_: int(numbers[name][0][i]) for name, as_ in _DEVICE_FIELDS if numbers[name][1][i]}
             devices.append({"name": db.text(raw) or "", **known})
-    return devices[:_MAX_DEVICES]
+    return devices[:1024]
 
 
-def _system(db: Database, wanted: str) -> str | None:
-    for chunk in db.chunks("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
+def _names_and_values(db: Database, table: str) -> Iterator[tuple[str, Any]]:
+    for chunk in db.chunks(table, ("name", "value")):
         for raw, value in zip(chunk["name"], chunk["value"], strict=True):
-            if db.text(raw) == wanted:
-                return (db.text(value) or "")[:256] or None
-    return None
+            yield db.text(raw) or "", value
 
 
 def _environment_rank(db: Database) -> tuple[int, int | None] | None:
     found: dict[str, int] = {}
-    for chunk in db.chunks("META_DATA_CAPTURE", ("name", "value")):
-        for raw, value in zip(chunk["name"], chunk["value"], strict=True):
-            if (db.text(raw) or "").endswith(":ENVIRONMENT_VARIABLE"):
-                name, _, said = (db.text(value) or "").partition("=")
-                number = said.strip('"')
-                if name in ("RANK", "WORLD_SIZE") and number.isdecimal() and len(number) < 8:
-                    found[name] = int(number)
+    for kind, value in _names_and_values(db, "META_DATA_CAPTURE"):
+        if kind.endswith(":ENVIRONMENT_VARIABLE"):
+            name, _, said = (db.text(value) or "").partition("=")
+            number = said.strip('"')
+            if name in ("RANK", "WORLD_SIZE") and number.isdecimal() and len(number) < 8:
+                found[name] = int(number)
     rank, world = found.get("RANK"), found.get("WORLD_SIZE")
-    if rank is None or rank >= (world or _MAX_RANKS):
+    if rank is None or rank >= (world or 1 << 20):
         return None
     return rank, world if world else None
 
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
-_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _NO_DEVICE = "no process in it used a device; record with nsys profile --trace=cuda,nvtx"
 
 
@@ -261,13 +864,12 @@ def _all_rows(db: Database, texts: Texts, events: Events, communicators: Communi
 def _traces(
     db: Database, named: str, size: int, texts: Texts, events: Events, communicators: Communicators, session: Session
 ) -> tuple[Trace, ...]:
-    on_device = np.array([texts.id(category) for category in _DEVICE_CATEGORIES])
+    on_device = np.array([texts.id(category) for category in ("kernel", "gpu_memcpy", "gpu_memset")])
     found = []
     notes = (*session.notes, *_notes(db, communicators))
     bad_text, shortened = len(db.replaced), len(db.shortened)
     for process in events.processes():
-        counts = events.counts(process)
-        columns, args = events.take(process)
+        columns, args, counts = events.take(process)
         used = np.isin(columns["cat"], on_device)
         if not used.any():
             continue
@@ -283,21 +885,15 @@ def _traces(
             far_times=table.far_times,
             bad_args=table.bad_args,
             notes=(*notes, *table.notes, *((conflict,) if conflict else ())),
-            bad_time=counts.get("bad_time", 0),
-            negative_duration=counts.get("negative_duration", 0),
+            bad_time=counts["bad_time"],
+            negative_duration=counts["negative_duration"],
         )
-        for array in _arrays(table.columns, table.args):
+        sparse = (array for arg in table.args.values() for array in (arg.rows, arg.values))
+        for array in (*table.columns.values(), *sparse):
             array.flags.writeable = False
         header["nsight"] = {**header["nsight"], "process": process & 0xFFFFFF}
-        traces.append(Trace(named, size // len(found), header, texts.strings(), table.columns, table.args, quality))
+        traces.append(Trace(named, size // len(found), header, texts.strings, table.columns, table.args, quality))
     return tuple(trace for trace in traces if trace.num_events)
-
-
-def _arrays(columns: dict[str, Any], args: dict[str, Any]) -> Iterator[Any]:
-    yield from columns.values()
-    for sparse in args.values():
-        yield sparse.rows
-        yield sparse.values
 
 
 def _notes(db: Database, communicators: Communicators) -> list[str]:
@@ -317,19 +913,14 @@ def _notes(db: Database, communicators: Communicators) -> list[str]:
     return notes
 
 
-# What does an export hold? Its kernels and its processes, told without keeping an event.
-#
-# All rows of the device's tables are read, of the host's tables only what tells processes and ranks, chunk by chunk:
-# an
-# export of any size takes the same memory.
+# Overview of an export in constant memory: device tables chunk by chunk, of the host only processes and ranks.
 
 _ON_DEVICE = (KERNELS, GRAPHS, COPIES, SETS)
 _OVERVIEW_TABLES = (CALLS, *OVERHEADS, RANGES, *_ON_DEVICE)
 
 
-@dataclass(frozen=True)
-class Overview:
-    """What a look into an export found."""
+class Overview(NamedTuple):
+    """The content of an export."""
 
     #: launches of CUDA graphs that were recorded as a whole count as one each
     num_kernels: int
@@ -341,48 +932,35 @@ def overview(path: str | Path, *, progress: Callable[[int], None] | None = None)
     """Return what an export holds; `progress` is told about how many bytes were read. Raises as `read_nsys` does."""
     size = Stream(Path(path)).size
     with _opened_export(path) as db:
-        told = _Told(progress, size, max(sum(db.num_rows(table) for table in _OVERVIEW_TABLES), 1))
-        communicators = Communicators()
-        hosts = _host_processes(db, told)
-        texts = Texts(Budget(size).share())
+        total, read = max(sum(db.num_rows(table) for table in _OVERVIEW_TABLES), 1), 0
+
+        def add(rows: int) -> None:
+            nonlocal read
+            read += rows
+            if progress:
+                progress(size * min(read, total) // total)
+
+        hosts: set[int] = set()
+        for table in (CALLS, *OVERHEADS):
+            for chunk in db.chunks(table, ("globalTid",)):
+                thread, known = integers(chunk["globalTid"])
+                hosts.update(np.unique(thread[known] >> PID_SHIFT).tolist())
+                add(len(thread))
+        communicators, texts = Communicators(), Texts(Budget(size).share())
         for _ in nccl_range_rows(db, texts, payload_schemas(db), communicators):
             pass
-        told.add(db.num_rows(RANGES))
-        kernels, used = _device_work(db, texts, hosts.pop() if len(hosts) == 1 else None, told)
+        add(db.num_rows(RANGES))
+        only_process = hosts.pop() if len(hosts) == 1 else None
+        kernels, used = 0, set[int]()
+        for table in _ON_DEVICE:
+            for rows in device_rows(db, table, texts, only_process=only_process):
+                sound = rows.timed & (rows.end_ns >= rows.start_ns)
+                used.update(np.unique(rows.process[sound]).tolist())
+                kernels += int(sound.sum()) if table in (KERNELS, GRAPHS) else 0
+                add(len(rows.process))
         if not used:
             raise TraceError(f"{db.path}: {_NO_DEVICE}")
         session = _session_of(db)
     made = communicators.made
     headers = [_rank_header(session, process, made, is_only=len(used) == 1)[0] for process in sorted(used)]
     return Overview(kernels, tuple(headers))
-
-
-class _Told:
-    def __init__(self, progress: Callable[[int], None] | None, size: int, total: int) -> None:
-        self._progress, self._size, self._total, self._read = progress, size, total, 0
-
-    def add(self, rows: int) -> None:
-        self._read += rows
-        if self._progress:
-            self._progress(self._size * min(self._read, self._total) // self._total)
-
-
-def _host_processes(db: Database, told: _Told) -> set[int]:
-    found: set[int] = set()
-    for table in (CALLS, *OVERHEADS):
-        for chunk in db.chunks(table, ("globalTid",)):
-            thread, known = integers(chunk["globalTid"])
-            found.update(np.unique(thread[known] >> PID_SHIFT).tolist())
-            told.add(len(thread))
-    return found
-
-
-def _device_work(db: Database, texts: Texts, only_process: int | None, told: _Told) -> tuple[int, set[int]]:
-    number, used = 0, set[int]()
-    for table in _ON_DEVICE:
-        for rows in device_rows(db, table, texts, only_process=only_process):
-            sound = rows.timed & (rows.end_ns >= rows.start_ns)
-            used.update(np.unique(rows.process[sound]).tolist())
-            number += int(sound.sum()) if table in (KERNELS, GRAPHS) else 0
-            told.add(len(rows.process))
-    return number, used

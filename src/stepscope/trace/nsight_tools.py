@@ -8,6 +8,8 @@ The programs are given a file and an output, never a shell line; they have MAX_S
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
@@ -34,26 +36,26 @@ def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool 
     It lies in `.stepscope` beside the report, in `cache_folder`, or where neither can be written to among the temporary
     files.
     """
-    target = _place(path, cache_folder or path.parent / CACHE_FOLDER, "sqlite", keep=keep)
-    if not is_trusted_file(target):
-        export_nsys(path, target)
-        target.chmod(0o600)
-    return target
+    return _exported(path, cache_folder or path.parent / CACHE_FOLDER, "sqlite", export_nsys, keep=keep)
 
 
 def exported_metrics(path: Path) -> Path:
     """Return a `.ncu-rep` as CSV, made once in `.stepscope` beside it, or among the temporary files."""
-    target = _place(path, path.parent / CACHE_FOLDER, "csv", keep=True)
-    if not is_trusted_file(target):
-        export_ncu(path, target)
-        target.chmod(0o600)
-    return target
+    return _exported(path, path.parent / CACHE_FOLDER, "csv", export_ncu, keep=True)
 
 
-def _place(path: Path, folder: Path, ending: str, *, keep: bool) -> Path:
+def _exported(path: Path, folder: Path, ending: str, export: Callable[[Path, Path], None], *, keep: bool) -> Path:
     status = Stream(path).path.stat()
     key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode(errors="surrogateescape")
-    return _writable(folder, keep=keep) / f"{path.name}.{digest_of(key, 12)}.{ending}"
+    is_kept = False
+    with suppress(OSError):
+        is_kept = keep and make_trusted_folder(folder) and os.access(folder, os.W_OK)
+    parent = folder if is_kept else Path(tempfile.mkdtemp(prefix="stepscope-export-"))
+    target = parent / f"{path.name}.{digest_of(key, 12)}.{ending}"
+    if not is_trusted_file(target):
+        export(path, target)
+        target.chmod(0o600)
+    return target
 
 
 def export_nsys(path: Path, target: Path) -> None:
@@ -62,7 +64,8 @@ def export_nsys(path: Path, target: Path) -> None:
         out = Path(made, "export.sqlite")
         options = ["export", "--type=sqlite", "--include-blobs=true", "--force-overwrite=true"]
         _run("nsys", [*options, f"--output={out}", str(path.absolute())], path, Path(made))
-        _require(out, "nsys", path)
+        if not out.is_file():
+            raise TraceError(f"{printable(str(path))}: nsys said it was done and wrote nothing; run it by hand")
         out.replace(target)
 
 
@@ -110,22 +113,7 @@ def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
     return done.stdout
 
 
-def _require(out: Path, tool: str, path: Path) -> None:
-    if not out.is_file():
-        raise TraceError(f"{printable(str(path))}: {tool} said it was done and wrote nothing; run it by hand")
-
-
-def _writable(folder: Path, *, keep: bool) -> Path:
-    if keep:
-        try:
-            if make_trusted_folder(folder) and os.access(folder, os.W_OK):
-                return folder
-        except OSError:
-            pass
-    return Path(tempfile.mkdtemp(prefix="stepscope-export-"))
-
-
-# Is a file a report of Nsight or an export of one? Told by its name or first bytes, without the reader.
+# Detection of reports and exports by name or first bytes.
 
 NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 MAGIC = b"SQLite format 3\0"

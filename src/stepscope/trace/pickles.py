@@ -1,4 +1,4 @@
-"""Which plain data does a pickle hold? Read by an interpreter of our own that knows no opcode that runs anything.
+"""Plain data in a pickle, read by an interpreter without any opcode that runs code.
 
 A pickle is a program. The opcodes that name a class, call it, or set its state (GLOBAL, REDUCE, BUILD, persistent ids,
 extensions ...) are not implemented here, so there is nothing to refuse them with but their absence: the first one ends
@@ -18,12 +18,14 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stepscope.errors import InputError
-from stepscope.side_file import RefusedFile, open_side_file, read_side_file, read_side_text
+from stepscope.side_file import RefusedFile, open_side_file, read_side_text
 from stepscope.units import readable_bytes
 
 _MAX_DEPTH = 64
@@ -113,7 +115,10 @@ class _Reader:
             else:
                 action = act.get(opcode)
                 if action is None:
-                    raise NotPlainData(_why_refused(opcode, self.at - 1))
+                    name, at = _REFUSED.get(opcode), self.at - 1
+                    if name is None:
+                        raise NotPlainData(f"opcode {opcode:#04x} at byte {at:,} is not one of plain data")
+                    raise NotPlainData(f"it holds more than plain data ({name} at byte {at:,}), which is never run")
                 action(self)
 
     def take(self, count: int) -> bytes:
@@ -175,13 +180,6 @@ class _Reader:
         self.stack.append(value)
 
 
-def _why_refused(opcode: int, at: int) -> str:
-    name = _REFUSED.get(opcode)
-    if name is not None:
-        return f"it holds more than plain data ({name} at byte {at:,}), which is never run"
-    return f"opcode {opcode:#04x} at byte {at:,} is not one of plain data"
-
-
 def _refuse_circles(value: Any) -> None:
     open_now: set[int] = set()
     depth_below: dict[int, int] = {}
@@ -232,23 +230,11 @@ def _number(r: _Reader, size: int) -> None:
     r.push(int.from_bytes(r.take(size), "little", signed=True))
 
 
-def _append(r: _Reader) -> None:
-    item = r.pop()
-    r.container(list).append(item)
-
-
-def _appends(r: _Reader) -> None:
-    items = r.since_mark()
+def _append(r: _Reader, items: list[Any]) -> None:
     r.container(list).extend(items)
 
 
-def _set_item(r: _Reader) -> None:
-    value, key = r.pop(), r.pop()
-    r.container(dict)[_key(r, key)] = value
-
-
-def _set_items(r: _Reader) -> None:
-    items = r.since_mark()
+def _set_items(r: _Reader, items: list[Any]) -> None:
     if len(items) % 2:
         raise NotPlainData(f"a key without a value, at byte {r.at:,}")
     into = r.container(dict)
@@ -267,10 +253,6 @@ def _tuple_of(r: _Reader, count: int) -> None:
     r.push(tuple(reversed(items)))
 
 
-def _fixed(value: Any) -> Callable[[_Reader], None]:
-    return lambda r: r.push(value)
-
-
 def _text(r: _Reader, size: int) -> None:
     r.push(r.take(size).decode("utf-8", "surrogatepass"))
 
@@ -281,9 +263,9 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
     0x28: lambda r: r.marks.append(len(r.stack)),  # MARK
     0x30: lambda r: r.drop(),  # POP
     0x31: lambda r: r.since_mark().clear(),  # POP_MARK
-    0x4E: _fixed(None),  # NONE
-    0x88: _fixed(True),  # NEWTRUE
-    0x89: _fixed(False),  # NEWFALSE
+    0x4E: lambda r: r.push(None),  # NONE
+    0x88: lambda r: r.push(True),  # NEWTRUE
+    0x89: lambda r: r.push(False),  # NEWFALSE
     0x4B: lambda r: r.push(r.byte()),  # BININT1
     0x4D: lambda r: r.push(r.unsigned(_UINT16)),  # BININT2
     0x4A: lambda r: r.push(r.unsigned(_INT32)),  # BININT
@@ -304,10 +286,10 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
     0x87: lambda r: _tuple_of(r, 3),  # TUPLE3
     0x74: lambda r: r.push(tuple(r.since_mark())),  # TUPLE
     0x6C: lambda r: r.push(r.since_mark()),  # LIST
-    0x61: _append,  # APPEND
-    0x65: _appends,  # APPENDS
-    0x73: _set_item,  # SETITEM
-    0x75: _set_items,  # SETITEMS
+    0x61: lambda r: _append(r, [r.pop()]),  # APPEND
+    0x65: lambda r: _append(r, r.since_mark()),  # APPENDS
+    0x73: lambda r: _set_items(r, [r.pop(), r.pop()][::-1]),  # SETITEM
+    0x75: lambda r: _set_items(r, r.since_mark()),  # SETITEMS
     0x71: lambda r: r.remember(r.byte()),  # BINPUT
     0x72: lambda r: r.remember(r.unsigned(_UINT32)),  # LONG_BINPUT
     0x94: lambda r: r.remember(len(r.memo)),  # MEMOIZE
@@ -316,7 +298,7 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 }
 
 
-# What does a pickled file hold? A large one is read in a process of its own, with a limit on its memory and its time.
+# Large files are read in a separate process with limits on memory and time.
 #
 # The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of
 # numbers
@@ -324,13 +306,9 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 
 # after gzip is taken off
 _MAX_PICKLE_BYTES = 1 << 30
-_MIN_APART_BYTES = 16 << 20
 # a dict of three fields takes 232 bytes in memory and about 20 in a pickle
 _MEMORY_PER_BYTE = 32
 _MIN_MEMORY_BYTES = 1 << 30
-_SECONDS_PER_MB = 5
-_MIN_SECONDS = 60
-_GZIP = b"\x1f\x8b"
 # plain data to something that JSON can hold
 Reader = Callable[[Any], Any]
 
@@ -342,7 +320,9 @@ def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
     """
     try:
         size_bytes = _size_of(path)
-        if size_bytes >= _MIN_APART_BYTES:
+        if size_bytes > _MAX_PICKLE_BYTES:
+            raise NotPlainData(f"more than {readable_bytes(_MAX_PICKLE_BYTES)} once unpacked")
+        if size_bytes >= 16 << 20:
             return _read_apart(path, reader, size_bytes=size_bytes, what=what)
         return reader(plain_data(_content(path)))
     except NotPlainData as error:
@@ -354,27 +334,26 @@ def read_pickled(path: Path, reader: Reader, *, what: str) -> Any:
         raise InputError(f"cannot read {path}: {error.strerror or error}; check that it is there") from error
 
 
-def _is_gzip(path: Path) -> bool:
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
     with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as f:
-        return f.read(2) == _GZIP
+        is_gzip = f.read(2) == b"\x1f\x8b"
+        f.seek(0)
+        yield gzip.GzipFile(fileobj=f) if is_gzip else cast(BufferedIOBase, f)
 
 
 def _size_of(path: Path) -> int:
-    if not _is_gzip(path):
-        return path.stat().st_size
-    with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+    with _opened(path) as f:
+        if not isinstance(f, gzip.GzipFile):
+            return path.stat().st_size
         size_bytes = 0
         while size_bytes <= _MAX_PICKLE_BYTES and (piece := f.read(1 << 20)):
             size_bytes += len(piece)
-    if size_bytes > _MAX_PICKLE_BYTES:
-        raise NotPlainData(f"more than {readable_bytes(_MAX_PICKLE_BYTES)} once unpacked")
     return size_bytes
 
 
 def _content(path: Path) -> bytes:
-    if not _is_gzip(path):
-        return read_side_file(path, max_bytes=_MAX_PICKLE_BYTES)
-    with open_side_file(path, max_bytes=_MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+    with _opened(path) as f:
         content = f.read(_MAX_PICKLE_BYTES + 1)
     if len(content) > _MAX_PICKLE_BYTES:
         raise NotPlainData(f"more than {readable_bytes(_MAX_PICKLE_BYTES)} once unpacked")
@@ -383,7 +362,7 @@ def _content(path: Path) -> bytes:
 
 def _read_apart(path: Path, reader: Reader, *, size_bytes: int, what: str) -> Any:
     limit_bytes = max(_MIN_MEMORY_BYTES, _MEMORY_PER_BYTE * size_bytes)
-    seconds = _MIN_SECONDS + _SECONDS_PER_MB * (size_bytes >> 20)
+    seconds = 60 + 5 * (size_bytes >> 20)
     command = [sys.executable, "-m", "stepscope.trace.pickles", f"{reader.__module__}:{reader.__name__}"]
     package = str(Path(__file__).parents[2])
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *sys.path])}

@@ -5,6 +5,7 @@
 """
 
 import json
+import mmap
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,33 +14,286 @@ from contextlib import nullcontext
 from dataclasses import field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import TraceError
 from stepscope.records import ArrayRecord
 from stepscope.side_file import ParsedJson, unusable_fields, usable
-from stepscope.trace.assemble import Columns, Strings
-from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
+from stepscope.trace.budget import BYTES_PER_TEXT, JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.scanner.scanner import Buffer, Counts, Flags, ParsedBlock, Room, Rows, Scanner
+from stepscope.trace.scanner.scanner import Buffer, Counts, Flags, ParsedBlock, Room, Rows, Scanner, Text, TextFlags
 from stepscope.trace.scanner.wasm import MemoryLimitError
 from stepscope.trace.streams import Filler, Stream
-from stepscope.trace.table import Quality, Trace
+from stepscope.trace.table import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind, Quality, SparseColumn, Trace
 
-# The top-level fields of a trace beside its events: where the array of events begins, and what stands around it.
-#
-# Both parts are small and are read by the standard library; where they are damaged, the fields that matter most are
-# picked out one by one.
+# Raw texts of the scanner to strings: each distinct one is decoded once, escapes resolved, damage replaced.
+
+_BAD_ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])|\\')
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f]")
+_JSON_SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s*([,:])\s*|\s+')
+_BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+
+_PLAIN, _JSON = TextFlags(0), TextFlags.JSON
+_REPLACEMENT = "\ufffd"
+
+
+class DecodedTexts(NamedTuple):
+    """Strings, and which of them something had to be done to."""
+
+    texts: list[str]
+    replaced: set[str]
+    shortened: set[str]
+
+
+def _decode_all(texts: Iterable[Text]) -> DecodedTexts:
+    """Return the strings of the scanner's texts in their order: the content of a JSON string, or the JSON text of
+    another value in one spelling.
+    """
+    out: list[str] = []
+    replaced: set[str] = set()
+    shortened: set[str] = set()
+    for raw, flags in texts:
+        try:
+            plain, is_sound = raw.decode(), True
+        except UnicodeDecodeError:
+            plain, is_sound = raw.decode(errors="replace"), False
+        if flags is _JSON:  # as next to all are that are not plain; to ask for each flag takes longer than the rest
+            plain = _one_spelling(plain)
+        elif flags is not _PLAIN:
+            plain, is_sound = _cleaned(plain, flags, is_sound)
+            if TextFlags.SHORTENED in flags:
+                shortened.add(plain)
+        out.append(plain)
+        if not is_sound:
+            replaced.add(plain)
+    return DecodedTexts(out, replaced, shortened)
+
+
+def _cleaned(text: str, flags: TextFlags, is_sound: bool) -> tuple[str, bool]:
+    clean = _CONTROL.sub(_REPLACEMENT, text) if TextFlags.FIXED in flags else text
+    is_sound = is_sound and clean == text
+    if TextFlags.JSON in flags:
+        clean = _one_spelling(clean)
+    elif TextFlags.ESCAPED in flags:
+        clean, bad_escapes = _unescaped(clean)
+        is_sound = is_sound and not bad_escapes
+    return clean.rstrip(_REPLACEMENT) + "…" if TextFlags.SHORTENED in flags else clean, is_sound
+
+
+def _unescaped(text: str) -> tuple[str, bool]:
+    text = _BARE_QUOTE.sub(lambda m: '\\"' if m.group() == '"' else m.group(), text)
+    sound = _BAD_ESCAPE.sub(lambda m: m.group() if len(m.group()) > 1 else "\\\\", text)
+    plain = json.loads(f'"{sound}"', strict=False)
+    whole = _SURROGATE.sub(_REPLACEMENT, plain)
+    return whole, sound != text or whole != plain
+
+
+def _one_spelling(text: str) -> str:
+    if "\n" not in text and "," not in text.replace(", ", ""):
+        return text
+    if "\\" not in text and text.count('"') % 2 == 0:
+        parts = text.split('"')
+        parts[::2] = ["".join(part.split()).replace(",", ", ").replace(":", ": ") for part in parts[::2]]
+        return '"'.join(parts)
+    return _JSON_SPACE.sub(lambda m: m.group(1) or (m.group(2) or "") + (" " if m.group(2) else ""), text)
+
+
+Ids = npt.NDArray[np.int64]
+# events that may have the same argument before its array has to grow
+_MANY = 1 << 18
+_SIGN_OF_32_BITS = 1 << 31
+_OFFSET = next(i for i, column in enumerate(DENSE) if column.name == "offset")
+
+
+class _GrowingArray:
+    def __init__(self, dtype: str, capacity: int) -> None:
+        self._room = _reserved(capacity, np.dtype(dtype))
+        self.length = 0
+
+    def extend(self, values: npt.NDArray[Any], *, plus: int = 0) -> None:
+        end = self.length + len(values)
+        if end > len(self._room):
+            self._move(2 * end, self._room.dtype)
+        added = self._room[self.length : end]
+        added[:] = values
+        if plus:
+            added += plus
+        self.length = end
+
+    def extend_by_offsets(self, values: npt.NDArray[Any], *, plus: int) -> None:
+        if len(values) and int(values[-1]) + plus >= _SIGN_OF_32_BITS and self._room.itemsize == 4:  # they ascend
+            self._move(len(self._room), np.dtype(np.int64))
+        self.extend(values, plus=plus)
+
+    def extend_by_numbers(self, values: Ids) -> None:
+        if self._room.dtype != values.dtype:
+            seen = int(np.bitwise_or.reduce(values))  # quicker than both ends
+            low, high = (0, seen) if seen >= 0 else (int(values.min()), int(values.max()))
+            if low < -_SIGN_OF_32_BITS or high >= _SIGN_OF_32_BITS:
+                self._move(len(self._room), values.dtype)
+        self.extend(values)
+
+    def _move(self, capacity: int, dtype: np.dtype[Any]) -> None:
+        room = _reserved(capacity, dtype)
+        room[: self.length] = self._room[: self.length]
+        self._room = room
+
+    def array(self) -> npt.NDArray[Any]:
+        left_over = self._room.nbytes - self.length * self._room.itemsize
+        if left_over > self._room.nbytes // 2 and self._room.nbytes <= 1 << 20:  # it would stay with the values
+            return self._room[: self.length].copy()
+        return self._room[: self.length]
+
+
+def _reserved(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array that is made larger than needed, on pages of its own: they cost nothing before they are written
+    to and go back to the system with it. From the heap, others would come to use what was left over.
+    """
+    size = count * dtype.itemsize
+    if size < 1 << 16:
+        return np.empty(count, dtype)
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype, count)
+
+
+class _Segment(NamedTuple):
+    scanner: int
+    dense_end: int
+    sparse_ends: list[int]
+
+
+class Columns:
+    """The columns of a file as its blocks fill them, string numbers still those of the scanner they came from."""
+
+    def __init__(self, raw_bytes: int, share: Share) -> None:
+        self._share = share
+        capacity = max(raw_bytes // 200, min(1 << 14, raw_bytes))
+        dtypes = ["int32" if number == _OFFSET else column.dtype for number, column in enumerate(DENSE)]
+        self._dense = [_GrowingArray(dtype, capacity) for dtype in dtypes]
+        some = max(capacity // 8, min(_MANY, capacity))
+        self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int32", some)) for _ in ARGS]
+        self._segments: list[_Segment] = []
+
+    def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
+        first_row = self._dense[0].length
+        self._share.take(rows.nbytes)
+        for number, values in enumerate(rows.columns):
+            if number == _OFFSET:
+                self._dense[number].extend_by_offsets(values, plus=offset)
+            else:
+                self._dense[number].extend(values)
+        for number, (where, values) in rows.args.items():
+            self._sparse[number][0].extend(where, plus=first_row)
+            if ARGS[number].kind is ArgKind.INT:
+                self._sparse[number][1].extend_by_numbers(values)
+            else:  # numbers of strings, of which there are never as many
+                self._sparse[number][1].extend(values)
+        ends = [values.length for _, values in self._sparse]
+        if self._segments and self._segments[-1].scanner == scanner:
+            self._segments.pop()
+        self._segments.append(_Segment(scanner, self._dense[0].length, ends))
+
+    def dense(self, strings: "Strings") -> dict[str, npt.NDArray[Any]]:
+        columns = {column.name: self._dense[number].array() for number, column in enumerate(DENSE)}
+        start = 0
+        for segment in self._segments:
+            numbers = strings.of[segment.scanner]
+            if numbers is not None:
+                _renumber_dense({name: column[start : segment.dense_end] for name, column in columns.items()}, numbers)
+            start = segment.dense_end
+        return columns
+
+    def sparse(self, strings: "Strings") -> tuple[dict[str, SparseColumn], int]:
+        """Return the columns of `schema.ARGS` that any event has, by name, and how many values were no numbers."""
+        columns, bad = {}, 0
+        known: dict[int, npt.NDArray[Any]] = {}
+        for number, column in enumerate(ARGS):
+            rows, values = (growing.array() for growing in self._sparse[number])
+            if column.kind is not ArgKind.INT:
+                self._renumber_arg(number, values, strings)
+            if column.kind is ArgKind.FLOAT:
+                rows, values = _floats(rows, values, strings.strings)
+                bad += self._sparse[number][0].length - len(rows)
+            if len(rows):
+                same = known.setdefault(len(rows), rows)  # shapes, types and values of operators lie on the same rows
+                is_same = same is rows or np.array_equal(same, rows)
+                columns[column.name] = SparseColumn(same if is_same else rows, values)
+        return columns, bad
+
+    def _renumber_arg(self, number: int, values: npt.NDArray[np.int32], strings: "Strings") -> None:
+        start = 0
+        for segment in self._segments:
+            numbers, end = strings.of[segment.scanner], segment.sparse_ends[number]
+            if numbers is not None and end > start:
+                values[start:end] = numbers.take(values[start:end])
+            start = end
+
+
+class Strings:
+    """One table of strings for all scanners: `of[scanner]` gives each scanner's numbers in it, None if equal."""
+
+    def __init__(self, scanners: Sequence[Scanner], share: Share) -> None:
+        ids: dict[str, int] = {}
+        bad: set[str] = set()
+        short: set[str] = set()
+        self.of: list[Ids | None] = []
+        for scanner in scanners:
+            share.take(BYTES_PER_TEXT * scanner.num_texts())
+            decoded = _decode_all(scanner.texts())
+            self.of.append(_added(ids, decoded.texts))
+            bad |= decoded.replaced
+            short |= decoded.shortened
+        self.strings = list(ids)
+        self.num_bad, self.num_shortened = len(bad), len(short)
+
+
+def _added(ids: dict[str, int], texts: list[str]) -> Ids | None:
+    if not ids:
+        ids.update(zip(texts, range(len(texts)), strict=True))
+        if len(ids) == len(texts):
+            return None
+        ids.clear()
+    numbers = np.array([ids.setdefault(text, len(ids)) for text in texts], np.int64)
+    return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
+
+
+def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
+    or_none = np.append(numbers, NO_STRING).astype(np.int32)  # -1 picks the last: no string stays no string
+    for name in ("cat", "name"):
+        columns[name][:] = or_none[columns[name]]
+    for name in ("pid", "tid"):
+        rows = np.flatnonzero(columns[name] < STRING_ID_BASE // 2)
+        columns[name][rows] = numbers[columns[name][rows] - STRING_ID_BASE] + STRING_ID_BASE
+
+
+def _floats(rows: npt.NDArray[Any], ids: npt.NDArray[np.int32], strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
+    used = np.zeros(len(strings), np.bool_)
+    used[ids] = True
+    of_string = np.full(len(strings), np.nan)
+    for i in np.flatnonzero(used):
+        of_string[i] = _float(strings[i])
+    numbers = of_string[ids]
+    finite = np.isfinite(numbers)
+    return rows[finite], numbers[finite].view(np.int64)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+# Fields around the array of events; where they are damaged, the most important ones are salvaged.
 
 _MAX_HEADER_BYTES = 4 << 20
 # Twenty groups of 1,024 ranks each, at six characters a rank, are 120 kB.
 _MAX_TAIL_BYTES = 4 << 20
-_MAX_CANDIDATES = 16
 
-_BOM = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SALVAGED_NUMBER = re.compile(r'"(baseTimeNanoseconds|schemaVersion)"\s*:\s*(-?\d{1,30})\b')
@@ -61,7 +315,7 @@ def _read_head(data: bytes, *, complete: bool) -> Head | None:
 
     `complete` says that nothing follows: then a damaged head is taken as it is.
     """
-    notes = ("byte-order mark",) if data.startswith(_BOM) else ()
+    notes = ("byte-order mark",) if data.startswith(b"\xef\xbb\xbf") else ()
     text_at = _SPACE.match(data).end()  # type: ignore[union-attr]
     if data[text_at : text_at + 1] == b"[":
         return Head({}, text_at + 1, True, notes)
@@ -71,7 +325,7 @@ def _read_head(data: bytes, *, complete: bool) -> Head | None:
         if parsed is not None:
             return Head(parsed.value, found.end(), False, (*notes, *unusable_fields(parsed, "header")))
         candidates.append(found)
-        if len(candidates) == _MAX_CANDIDATES:
+        if len(candidates) == 16:
             break
     if not candidates or not (complete or len(data) >= _MAX_HEADER_BYTES):
         return None
@@ -115,15 +369,9 @@ def _salvaged(data: bytes) -> dict[str, Any]:
     return fields
 
 
-# Does a file hold more than one trace? Two that were written one after the other would be read as one rank.
-#
-#     cat rank0.json rank1.json > all.json      two objects, `} {`
-#     tar cf all.tar rank0.json rank1.json      a tar archive: headers between the files
-#
-# A second array of events counts where a new object, or a new array, began before it. The same key twice in one
-# object,
-# or in a text, is no second trace. Nor are braces in a text: a quote after them ends it, and no name follows that
-# quote.
+# A second trace in the file (`cat rank0.json rank1.json`, or a tar archive): two would be read as one rank. A second
+# array of events counts where a new object or array began before it; the same key twice in one object, or in a text,
+# is no second trace.
 
 _KEY = b'"traceEvents"'
 _SECOND_TRACE_EVENTS = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|\Z)|\Z)')
@@ -131,18 +379,7 @@ _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 # before a second key, in which the object that holds it began
 _KEPT_BYTES = 1 << 20
-_TAR_MAGIC_AT = 257
-_ARCHIVES = ((_TAR_MAGIC_AT, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
-_UNPACK = {"tar": "tar -xf", "zip": "unzip"}
-
-
-def _refuse_archive(path: Path, data: bytes) -> None:
-    for at, magic, kind in _ARCHIVES:
-        if data[at : at + len(magic)] == magic:
-            raise TraceError(
-                f"{path}: is a {kind} archive, not one trace; unpack it ({_UNPACK[kind]} {path.name}) and give the "
-                "folder"
-            )
+_ARCHIVES = ((257, b"ustar", "tar", "tar -xf"), (0, b"PK\x03\x04", "zip", "unzip"))
 
 
 class SecondTrace:
@@ -172,7 +409,12 @@ class SecondTrace:
             begin = self._begin if recent is None else until - sum(map(len, recent))
             at = _second_trace(b"".join(known)[: until - begin], top_array=self._top_array)
             if at is not None:
-                raise TraceError(_how_to_split(self._path, begin + at, packed=self._packed))
+                at, name = begin + at, self._path.name
+                read, source = (f"gzip -dc {name} | ", "") if self._packed else ("", f" {name}")
+                raise TraceError(
+                    f"{self._path}: holds several traces one after the other, the second from byte {at:,} on; split "
+                    f"them: {read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
+                )
         while self._recent and self._begin + len(self._recent[0]) <= until - _KEPT_BYTES:
             self._begin += len(self._recent.popleft())
 
@@ -190,30 +432,11 @@ def _second_trace(window: bytes, *, top_array: bool) -> int | None:
     return None
 
 
-def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
-    name = path.name
-    read = f"gzip -dc {name} | " if packed else ""
-    source = "" if packed else f" {name}"
-    return (
-        f"{path}: holds several traces one after the other, the second from byte {at:,} on; split them: "
-        f"{read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
-    )
-
-
-# A stream of events parsed block by block, on one thread or several, with the same result.
-#
-# What is packed takes as long to unpack as to parse, so one thread does either, and unpacks to where it is parsed.
-# What
-# is not is cut into blocks where one event ends and the next begins, as far as the bytes tell, which are parsed ahead
-# of
-# knowing whether that is right. A block's result counts only if the block before it ended exactly at the cut;
-# otherwise
-# it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
+# Packed files take as long to unpack as to parse, so one thread unpacks to where the other parses. Others are cut into
+# blocks where one event seems to end; a block parsed ahead counts only if the one before it ended exactly at the cut.
 
 _BLOCK_BYTES = 3 << 20
-_SEARCHED_BYTES = 1 << 16
 _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
-_MAX_TRIES = 64
 # blocks in flight beyond one per thread
 _AHEAD = 1
 
@@ -240,7 +463,6 @@ class Events(ArrayRecord):
     tail: bytearray = field(default_factory=bytearray)
 
     def flags(self, *, last: bool) -> Flags:
-        """Return what a scanner has to know of the next block."""
         wanted = {Flags.TOP_ARRAY: self.top_array, Flags.FINAL: last, Flags.LOST: self.lost}
         return sum((flag for flag, is_set in wanted.items() if is_set), Flags.NONE)
 
@@ -251,31 +473,26 @@ class Events(ArrayRecord):
         self._take(parsed, offset, size, last=last)
 
     def parse_room(self, room: Room, size: int, *, last: bool) -> None:
-        """Parse the next block, whose `size` bytes lie in a room of the first scanner."""
         offset, flags = self.offset - len(self.rest), self.flags(last=last)
         parsed = self.scanners[0].parse_room(room, size, flags, self._append, rest=self.rest, offset=offset)
         self._take(parsed, offset, size, last=last)
 
     def finish(self) -> None:
-        """Take over the rows that the first scanner still holds."""
         self.scanners[0].finish(self._append)
 
     def _append(self, rows: Rows) -> None:
         self.columns.append(rows, scanner=0, offset=rows.origin)
 
     def accept(self, parts: list[Rows], parsed: ParsedBlock, *, scanner: int, size: int, last: bool) -> None:
-        """Take over the next block as another scanner parsed it."""
         for rows in parts:
             self.columns.append(rows, scanner=scanner, offset=self.offset)
         self._take(parsed, self.offset, size, last=last)
 
     def keep_tail(self, pieces: Iterable[Buffer]) -> None:
-        """Keep what follows the events, within limits."""
         for piece in pieces:
             self.tail += memoryview(piece)[: _MAX_TAIL_BYTES + 1 - len(self.tail)]
 
     def pass_over(self, pieces: Iterable[Buffer]) -> None:
-        """Take over what follows the block in which the events ended."""
         for piece in pieces:
             self.keep_tail([piece])
             self.offset += len(piece)
@@ -343,7 +560,6 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes."""
         return sum(map(len, self.pieces))
 
 
@@ -412,9 +628,9 @@ def _cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
 
 
 def _last_separator(chunk: Buffer) -> int:
-    tail = bytes(memoryview(chunk)[-_SEARCHED_BYTES:])
+    tail = bytes(memoryview(chunk)[-(1 << 16) :])
     at = len(tail)
-    for _ in range(_MAX_TRIES):
+    for _ in range(64):
         at = tail.rfind(b'"ph"', 0, at)
         if at < 0:
             return 0
@@ -425,9 +641,6 @@ def _last_separator(chunk: Buffer) -> int:
 
 
 _CHUNK_BYTES = 1 << 18
-_MAGIC_BYTES = 512
-_XPLANE = ".xplane.pb"
-_MAX_BASE_NS = 1 << 62
 
 
 def read(
@@ -503,11 +716,16 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
         size = fill(memoryview(more))
         data += memoryview(more)[:size]
         complete = size < len(more)
-        _refuse_archive(stream.path, bytes(data[:_MAGIC_BYTES]))
+        for at, magic, kind, unpack in _ARCHIVES:
+            if data[at : at + len(magic)] == magic:
+                raise TraceError(
+                    f"{stream.path}: is a {kind} archive, not one trace; unpack it ({unpack} {stream.path.name}) and "
+                    "give the folder"
+                )
         head = _read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
-    if stream.path.name.endswith(_XPLANE):
+    if stream.path.name.endswith(".xplane.pb"):
         raise TraceError(f"{stream.path}: XPlane, the profile of XLA, is not read; give a trace of torch's profiler")
     kind = "this JSON" if data.lstrip()[:1] == b"{" else "this file, which is not JSON,"
     raise TraceError(f"{stream.path}: {kind} has no traceEvents array; is it a profiler trace?")
@@ -524,7 +742,10 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     columns = events.columns.dense(strings)
     args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields
-    base_ns, time_notes = _base_time(header)
+    base_ns = header.get("baseTimeNanoseconds") or 0
+    if not isinstance(base_ns, int) or isinstance(base_ns, bool) or abs(base_ns) >= 1 << 62:
+        base_ns = 0
+        notes = (*notes, "baseTimeNanoseconds is no number of nanoseconds; times are as in the file")
     table = drop_implausible(columns, args, base_ns=base_ns)
     columns, args = table.columns, table.args
     counts = events.counts._replace(bad_args=events.counts.bad_args + bad_floats + table.bad_args)
@@ -533,7 +754,7 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
         bad_text=strings.num_bad,
         shortened=strings.num_shortened,
         first_bad_offset=events.first_bad_offset,
-        notes=(*head.notes, *stream.notes, *notes, *time_notes, *table.notes),
+        notes=(*head.notes, *stream.notes, *notes, *table.notes),
         far_times=table.far_times,
         **counts._asdict(),
     )
@@ -542,10 +763,3 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     for array in (*columns.values(), *(a for sparse in args.values() for a in (sparse.rows, sparse.values))):
         array.flags.writeable = False  # as from the cache
     return Trace(str(stream.path), stream.raw_bytes, header, strings.strings, columns, args, quality)
-
-
-def _base_time(header: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-    base = header.get("baseTimeNanoseconds") or 0
-    if isinstance(base, int) and not isinstance(base, bool) and abs(base) < _MAX_BASE_NS:
-        return base, ()
-    return 0, ("baseTimeNanoseconds is no number of nanoseconds; times are as in the file",)

@@ -22,7 +22,7 @@ from stepscope.trace.nsight_tools import MAX_FILE_BYTES
 from stepscope.trace.table import Int64s
 from stepscope.units import printable
 
-# Does an sqlite table claim more than its file can hold?
+# Tables that claim more than their file can hold.
 #
 # sqlite follows the page numbers in a file without counting. Interior pages that all name the same child, and rows
 # that
@@ -33,9 +33,8 @@ from stepscope.units import printable
 #     cell    child (4, interior only), bytes of the row (varint, not in interior pages of a table), ...
 
 _TABLE_LEAF, _INDEX_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR = 13, 10, 5, 2
-_FILE_HEADER_BYTES = 100
 _MIN_CELL_BYTES = 6  # with its offset; sqlite refuses pages with more cells
-_BATCH_PAGES = 256
+_BATCH_PAGES, _CHUNK_ROWS = 256, 20_000
 _VARINT_BYTES = 5  # 35 bits; a row of sqlite has at most 32
 _MULTIPLIED = "more rows than the file's bytes can hold"
 
@@ -99,7 +98,7 @@ class _Batch:
         # Cells may reach beyond the end of their page, one without a byte left of it.
         self._data = np.frombuffer(b"".join([*pages, bytes(2 * page_bytes)]), np.uint8)
         self._start = np.arange(len(pages), dtype=np.int64) * page_bytes
-        self.head = self._start + (_FILE_HEADER_BYTES if has_first else 0)  # the first page is a root, so alone
+        self.head = self._start + (100 if has_first else 0)  # the first page is a root, so alone
 
     def cells(self, pages: npt.NDArray[np.intp], *, header_bytes: int) -> _Int64s:
         count = self.number(self.head[pages] + 3, 2)
@@ -128,18 +127,11 @@ class _Batch:
         return found
 
 
-_CHUNK_ROWS = 20_000
-_MAX_VALUE_BYTES = 16 << 20
 # characters; longer texts are shortened, as in JSON traces
 _MAX_TEXT = 65_536
-_MAX_TABLES = 10_000
-_SCHEMA_ROOT = 1
 _IDS_AT_ONCE = 500
-_MAX_SAID = 200
 # characters of a column's default value, which rows repeat without having it
 _MAX_DEFAULT = 64
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
-_ALLOWED_FUNCTIONS = {"max", "min", "substr"}
 
 # sqlite names what is damaged in its message, and Python may fail to read that
 _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
@@ -161,7 +153,7 @@ class Database:
         self._roots: dict[str, int] = {}
         self._pages = TablePages(path)
         try:
-            self._pages.claim(_SCHEMA_ROOT)
+            self._pages.claim(1)
             self._db = _opened(path)
             self._tables = self._plain_tables()
         except _DAMAGE as error:
@@ -185,7 +177,6 @@ class Database:
         return kind is not None
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the stored columns of a table that the file can hold, none where there is no such table."""
         if not self.has(table):
             return frozenset()
         if table not in self._columns:
@@ -230,8 +221,7 @@ class Database:
         missing = sorted(wanted - known.keys())
         for at in range(0, len(missing), _IDS_AT_ONCE):
             part = missing[at : at + _IDS_AT_ONCE]
-            found = self._strings(part)
-            known |= {i: found.get(i) for i in part}
+            known |= dict.fromkeys(part) | self._strings(part)
         if keep:
             self._texts |= known
         return {i: text for i, text in known.items() if text is not None}
@@ -265,7 +255,7 @@ class Database:
         return {i: self.text(value, i) for i, value in self._db.execute(query, ids)}
 
     def _plain_tables(self) -> dict[str, str]:
-        listed = self._db.execute("SELECT name, type, sql, rootpage FROM sqlite_master").fetchmany(_MAX_TABLES)
+        listed = self._db.execute("SELECT name, type, sql, rootpage FROM sqlite_master").fetchmany(10_000)
         found = {}
         for raw_name, raw_kind, raw_sql, root in listed:
             name, kind, sql = (self.text(value) or "" for value in (raw_name, raw_kind, raw_sql))
@@ -283,7 +273,7 @@ class Database:
         return keys == [("id", "INTEGER")]
 
     def _damaged(self, error: sqlite3.Error | UnicodeDecodeError) -> TraceError:
-        said = "too large a value in it" if "too big" in str(error) else printable(str(error), width=_MAX_SAID)
+        said = "too large a value in it" if "too big" in str(error) else printable(str(error), width=200)
         if isinstance(error, UnicodeDecodeError):
             said = "its tables have names that are no text"
         return TraceError(f"{self.path}: cannot be read as an sqlite file ({said}); export it again with nsys export")
@@ -294,7 +284,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None, check_same_thread=False
     )
     db.text_factory = bytes
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16 << 20)
     for setting in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY"):
         db.execute(f"PRAGMA {setting}").fetchall()
     db.set_authorizer(_authorize)
@@ -302,13 +292,10 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _authorize(action: int, what: str | None, which: str | None, _database: str | None, _trigger: str | None) -> int:
-    if action in _ALLOWED:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_FUNCTION and which in _ALLOWED_FUNCTIONS:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_PRAGMA and what == "table_xinfo":
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
+    is_function = action == sqlite3.SQLITE_FUNCTION and which in {"max", "min", "substr"}
+    is_schema = action == sqlite3.SQLITE_PRAGMA and what == "table_xinfo"
+    is_reading = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+    return sqlite3.SQLITE_OK if is_reading or is_function or is_schema else sqlite3.SQLITE_DENY
 
 
 def integers(values: Sequence[Any], *, missing: int = 0) -> tuple[Int64s, Bools]:

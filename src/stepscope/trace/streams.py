@@ -10,7 +10,6 @@ refused while it is read, not after.
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from io import RawIOBase
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
@@ -20,10 +19,8 @@ from zlib_ng import gzip_ng, zlib_ng
 from stepscope.errors import TraceError
 
 _COMPRESSED_CHUNK = 1 << 18
-_TYPICAL_RATIO = 15
 # Real traces compress 15 to 30 times.
 _MAX_RATIO = 300
-_RATIO_FREE_BYTES = 64 << 20
 
 # fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end
 Filler = Callable[[memoryview], int]
@@ -33,7 +30,6 @@ _CAREFUL_BYTES = 1 << 14
 _GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_ZSTD_MAX_WINDOW = 1 << 27
 
 
 class Stream:
@@ -51,20 +47,14 @@ class Stream:
         self.notes: list[str] = []
 
     def expected_raw_bytes(self) -> int:
-        """Return about how large the file is unpacked."""
-        return self.size * (_TYPICAL_RATIO if self.packed else 1)
+        return self.size * (15 if self.packed else 1)
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the uncompressed content in pieces of `size` bytes; the last one, and some others, are shorter."""
-        try:
-            with self.path.open("rb", buffering=0) as f:
-                magic = self._magic(f)
-                unpack = {_GZIP: self._gunzipped, _ZSTD: self._unzstd}.get(magic, self._plain)
-                for chunk in unpack(f, size):
-                    self.raw_bytes += len(chunk)
-                    yield chunk
-        except OSError as e:
-            self._stopped(e)
+        """Yield the uncompressed content in pieces of `size` bytes; the last one is shorter."""
+        buffer = bytearray(size)
+        with self.opened() as fill:
+            while filled := fill(memoryview(buffer)):
+                yield bytes(buffer[:filled])
 
     @contextmanager
     def opened(self) -> Iterator[Filler]:
@@ -75,8 +65,10 @@ class Stream:
                 magic = self._magic(f)
             except OSError as e:
                 raise TraceError(f"{self.path}: cannot be read: {e.strerror or e}") from e
-            kinds: dict[bytes, Callable[[Any], Filler]] = {_GZIP: self._inflated, _ZSTD: self._unzstd_into}
-            some = kinds.get(magic, self._plain_into)(f)
+            if magic == _ZSTD:
+                some = _filler(self._unzstd(f, _COMPRESSED_CHUNK))
+            else:
+                some = self._inflated(f) if magic == _GZIP else self._plain(f)
 
             def fill(buffer: memoryview) -> int:
                 filled = 0
@@ -103,12 +95,7 @@ class Stream:
         self.truncated = True
         self.notes.append(f"reading stopped early: {error.strerror or error}")
 
-    def _plain(self, f: IO[bytes], size: int) -> Iterator[bytes]:
-        while chunk := f.read(size):
-            self.read_bytes += len(chunk)
-            yield chunk
-
-    def _plain_into(self, f: RawIOBase) -> Filler:
+    def _plain(self, f: Any) -> Filler:
         def some(buffer: memoryview) -> int:
             more = f.readinto(buffer) or 0
             self.read_bytes += more
@@ -117,7 +104,9 @@ class Stream:
         return some
 
     def _inflated(self, f: Any) -> Filler:
-        packed = _gzip_reader(f)
+        # The reader inside zlib-ng's files unpacks to where it is told; a file, for versions without it, copies.
+        reader = getattr(gzip_ng, "_GzipReader", None)
+        packed: Any = reader(f, _COMPRESSED_CHUNK) if reader else gzip_ng.GzipNGFile(fileobj=f, mode="rb")
         careful: Filler | None = None
 
         def some(buffer: memoryview) -> int:
@@ -148,23 +137,20 @@ class Stream:
         self.raw_bytes = known  # no less was given: only the checksum behind it is wrong
         return lambda _: 0
 
-    def _unzstd_into(self, f: IO[bytes]) -> Filler:
-        return _filler(self._unzstd(f, _COMPRESSED_CHUNK))
-
     def _gunzipped(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         inflate: Any = zlib_ng.decompressobj(wbits=31)
         pending = b""
         while pending or (pending := self._compressed(f)):
             if inflate.eof:
                 if not pending.startswith(_GZIP[: len(pending)]):
-                    self._note_garbage(pending)
+                    if pending.strip(b"\0"):
+                        self.notes.append("bytes after the compressed data are ignored")
                     return
                 inflate = zlib_ng.decompressobj(wbits=31)
             try:
                 chunk = inflate.decompress(pending, size)
             except _GZIP_ERROR:
-                self.truncated = True
-                self.notes.append("compressed data is damaged; what follows the damage is lost")
+                self._damaged()
                 return
             pending = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
             self._check_ratio(len(chunk))
@@ -175,7 +161,7 @@ class Stream:
     def _unzstd(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         import zstandard  # only where a trace is packed that way
 
-        reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW).stream_reader(
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
             cast(IO[bytes], _CountingReader(f, self)),
             read_size=_COMPRESSED_CHUNK,
             read_across_frames=True,
@@ -187,38 +173,29 @@ class Stream:
             except zstandard.ZstdError as e:
                 if not self.raw_bytes:
                     raise TraceError(f"{self.path}: zstd data cannot be unpacked: {e}") from e
-                self.truncated = True
-                self.notes.append("compressed data is damaged; what follows the damage is lost")
+                self._damaged()
                 return
             if not chunk:
                 return
             self._check_ratio(len(chunk))
             yield chunk
 
+    def _damaged(self) -> None:
+        self.truncated = True
+        self.notes.append("compressed data is damaged; what follows the damage is lost")
+
     def _compressed(self, f: IO[bytes]) -> bytes:
         data = f.read(_COMPRESSED_CHUNK)
         self.read_bytes += len(data)
         return data
 
-    def _note_garbage(self, garbage: bytes) -> None:
-        if garbage.strip(b"\0"):
-            self.notes.append("bytes after the compressed data are ignored")
-
     def _check_ratio(self, more: int) -> None:
         total = self.raw_bytes + more
-        if total > _RATIO_FREE_BYTES and total > _MAX_RATIO * self.read_bytes:
+        if total > 64 << 20 and total > _MAX_RATIO * self.read_bytes:
             raise TraceError(
                 f"{self.path}: unpacks to more than {_MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
                 "like a decompression bomb: unpack it yourself if it is genuine"
             )
-
-
-def _gzip_reader(f: IO[bytes]) -> Any:
-    """Return what unpacks gzip: the reader inside zlib-ng's files, which unpacks to where it is told. A file, good
-    enough where a version of zlib-ng has no such reader, unpacks to an object of its own and copies that.
-    """
-    reader = getattr(gzip_ng, "_GzipReader", None)
-    return reader(f, _COMPRESSED_CHUNK) if reader else gzip_ng.GzipNGFile(fileobj=f, mode="rb")
 
 
 def _filler(chunks: Iterator[bytes]) -> Filler:

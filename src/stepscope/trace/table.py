@@ -1,6 +1,7 @@
 """One trace file as columns: what every reader returns and everything after it works on."""
 
-from dataclasses import field
+from collections.abc import Sequence
+from dataclasses import field, fields
 from enum import Enum
 from typing import Any
 
@@ -64,7 +65,6 @@ class ArgColumn:
 # bytes or elements: no device, and no machine, holds as much
 _MAX_SIZE = 1 << 48
 _MAX_RANK = 1 << 30
-_MAX_GROUP_SIZE = 1 << 20
 _MAX_DEVICE = 1 << 16
 
 DENSE = (
@@ -127,7 +127,7 @@ ARGS = (
     ArgColumn("in_split", ("In split size",), _TEXT, "string id", "elements per peer sent (all-to-all)"),
     ArgColumn("out_split", ("Out split size",), _TEXT, "string id", "elements per peer received (all-to-all)"),
     ArgColumn("dtype", ("dtype",), _TEXT, "string id", "element type of the collective"),
-    ArgColumn("group_size", ("Group size",), _INT, "ranks", "ranks in the process group", low=-1, high=_MAX_GROUP_SIZE),
+    ArgColumn("group_size", ("Group size",), _INT, "ranks", "ranks in the process group", low=-1, high=1 << 20),
     ArgColumn("group_name", ("Process Group Name",), _TEXT, "string id", "process group"),
     ArgColumn(
         "group_desc", ("Process Group Description",), _TEXT, "string id", "what the group is for (default_pg, mesh_dp)"
@@ -226,7 +226,6 @@ ARGS = (
 Int64s = npt.NDArray[np.int64]
 # rows of a column for each row asked for, at which a dense copy of it pays
 _DENSE_FROM = 32
-_SMALL = 1 << 31
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -250,7 +249,7 @@ class SparseColumn(ArrayRecord):
         end = int(self.rows[-1]) + 1
         if _DENSE_FROM * len(rows) >= end and int(rows.min()) >= 0:  # looked up in less time than it is searched
             there = self.rows.astype(np.intp)
-            if self.values.itemsize == 4 and abs(missing) < _SMALL:
+            if self.values.itemsize == 4 and abs(missing) < 1 << 31:
                 table = np.full(end + 1, missing, self.values.dtype)  # in the last place: no such row
                 table[there] = self.values
                 return table.take(np.minimum(rows, end)).astype(np.int64)
@@ -306,7 +305,6 @@ class Trace(ArrayRecord):
 
     @property
     def num_events(self) -> int:
-        """Return the number of rows."""
         return len(self.columns["ts_ns"])
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
@@ -323,3 +321,51 @@ class Trace(ArrayRecord):
     def id_text(self, value: int) -> str:
         """Return a `pid` or `tid` as people read it, whether it was a number or a string."""
         return self.strings[value - STRING_ID_BASE] if value < STRING_ID_BASE // 2 else str(value)
+
+
+def joined(parts: Sequence[Trace]) -> Trace:
+    """Return the events of all parts as one trace, part after part."""
+    strings: dict[str, int] = {}
+    ids = [np.array([strings.setdefault(s, len(strings)) for s in p.strings], np.int64) for p in parts]
+    qualities = [p.quality for p in parts]
+    counts = {f.name: sum(getattr(q, f.name) for q in qualities) for f in fields(Quality) if f.type is int}
+    return Trace(
+        path=parts[0].path,
+        raw_bytes=sum(p.raw_bytes for p in parts),
+        header={key: value for p in reversed(parts) for key, value in p.header.items()},
+        strings=list(strings),
+        columns={c.name: _column(c.name, c.dtype, parts, ids) for c in DENSE},
+        args={a.name: _sparse(a.name, a.kind, parts, ids) for a in ARGS if any(a.name in p.args for p in parts)},
+        quality=Quality(
+            truncated=any(q.truncated for q in qualities),
+            first_bad_offset=qualities[0].first_bad_offset,
+            notes=tuple(note for q in qualities for note in q.notes),
+            **counts,
+        ),
+    )
+
+
+def _column(name: str, dtype: str, parts: Sequence[Trace], ids: Sequence[Int64s]) -> npt.NDArray[Any]:
+    columns = [p[name] for p in parts]
+    if name in ("cat", "name"):
+        columns = [np.append(new, NO_STRING)[column] for column, new in zip(columns, ids, strict=True)]
+    elif name in ("pid", "tid"):
+        columns = [column.copy() for column in columns]
+        for column, new in zip(columns, ids, strict=True):
+            text = column < STRING_ID_BASE // 2
+            column[text] = STRING_ID_BASE + new[column[text] - STRING_ID_BASE]
+    elif name == "offset":
+        columns[1:] = [np.full_like(column, -1) for column in columns[1:]]
+        return np.concatenate(columns)
+    return np.concatenate(columns).astype(dtype)
+
+
+def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int64s]) -> SparseColumn:
+    rows, values, first = [], [], 0
+    for part, new in zip(parts, ids, strict=True):
+        column = part.arg(name)
+        rows.append(column.rows + first)
+        values.append(new[column.values] if kind is ArgKind.TEXT else column.values)
+        first += part.num_events
+    joined = np.concatenate(values)
+    return SparseColumn(np.concatenate(rows), joined.astype(np.int32) if kind is ArgKind.TEXT else joined)

@@ -8,8 +8,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
-from stepscope.run.aligned import AlignedRun, aligned
-from stepscope.run.clocks import Clocks
+from stepscope.run.aligned import AlignedRun, Clocks, aligned
 from stepscope.run.load import Run
 
 BASE_NS = 1_700_000_000_000_000_000
@@ -55,16 +54,6 @@ def test_probe_within_the_collectives_bounds_sharpens_them(tmp_path: Path) -> No
     assert not shared.clocks.warnings
 
 
-def test_wide_probe_leaves_a_sharp_estimate_alone(tmp_path: Path) -> None:
-    job = Job(ranks=2, offset_us=(0, 7_000), transfer_us=20)
-    traces = job.traces()
-    before = aligned(built_run(tmp_path, job.traces())).clocks
-    asked = [probe(traces[1], 0, within_us=900, error_us=800)]
-    after = aligned(built_run(tmp_path, traces, description=described({1: asked}, "ab"))).clocks
-    assert after.offset_ns.tolist() == before.offset_ns.tolist()
-    assert after.uncertainty_ns == pytest.approx(before.uncertainty_ns)
-
-
 @pytest.mark.parametrize("offset_us", [0.0, 20_000.0, -10 * SECOND_US])
 def test_ranks_without_a_common_collective_are_tied_by_probes(tmp_path: Path, offset_us: float) -> None:
     """Two groups on two machines; what the ranks of one group know of each other stays as sharp as it was."""
@@ -88,33 +77,6 @@ def test_ranks_without_a_common_collective_are_tied_by_probes(tmp_path: Path, of
     assert [int(w.sum()) for w in shared.wait_ns] == [6 * 30_000, 0, 6 * 30_000, 0]
 
 
-def test_probe_of_a_machine_holds_for_all_its_ranks(tmp_path: Path) -> None:
-    """The rank that asked was not even recorded."""
-    traces = [RankTrace(r, world_size=4, clock_offset_us=8_000 if r > 1 else 0) for r in range(4)]
-    for trace in traces:
-        trace.step(0, 0, 20_000)
-        trace.kernel("gemm", at=10, start=20, end=30)
-    asked = [probe(traces[2], 0, within_us=50)]
-    kept = [traces[0], traces[1], traces[3]]
-    run = built_run(tmp_path, kept, description=described({2: asked}, "aabb"))
-    shared = aligned(run)
-    assert shared.clocks.known.tolist() == [True, True, True]
-    assert shared.clocks.offset_ns.tolist() == [0, 0, -8_000_000]
-    assert shared.clocks.uncertainty_ns[2] == 51_000
-
-
-def test_without_rank_0_two_probes_are_compared(tmp_path: Path) -> None:
-    traces = [RankTrace(r, world_size=3, clock_offset_us=5_000 * r) for r in range(3)]
-    for trace in traces:
-        trace.step(0, 0, 20_000)
-        trace.kernel("gemm", at=10, start=20, end=30)
-    asked = {r: [probe(traces[r], 0, within_us=40, error_us=10 * r)] for r in (1, 2)}
-    run = built_run(tmp_path, traces[1:], description=described(asked, "abc"))
-    clocks = aligned(run).clocks
-    assert clocks.offset_ns.tolist() == [0, -5_000_000 + 10_000]
-    assert clocks.uncertainty_ns[1] == 81_000
-
-
 def test_drift_between_two_probes_is_taken_out(tmp_path: Path) -> None:
     """No collective at all, a window of a minute, a clock that runs 80 ppm fast: 4.8 ms apart at its end."""
     traces = [RankTrace(r, world_size=2, clock_offset_us=2e6 * r, drift_ppm=80 * r) for r in range(2)]
@@ -128,16 +90,6 @@ def test_drift_between_two_probes_is_taken_out(tmp_path: Path) -> None:
     for moment in (0, 30 * SECOND_US, 60 * SECOND_US):
         error = errors_ns(run, shared, traces, moment)
         assert abs(error[1]) <= shared.clocks.uncertainty_ns[1] <= 110_000
-
-
-def test_single_probe_far_from_the_window_is_worth_less(tmp_path: Path) -> None:
-    traces = [RankTrace(r, world_size=2) for r in range(2)]
-    for trace in traces:
-        trace.step(0, 0, 20_000)
-        trace.kernel("gemm", at=10, start=20, end=30)
-    asked = [probe(traces[1], -100 * SECOND_US, within_us=10)]
-    clocks = aligned(built_run(tmp_path, traces, description=described({1: asked}, "ab"))).clocks
-    assert clocks.uncertainty_ns[1] == pytest.approx(100 * 100_000 + 11_000, rel=1e-6), "100 ppm of 100 s"
 
 
 def test_probe_that_contradicts_the_collectives_is_flagged_and_ignored(tmp_path: Path) -> None:

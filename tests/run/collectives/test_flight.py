@@ -14,7 +14,7 @@ from stepscope.analyze.rank_windows import rank_account
 from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import rank_file
 from stepscope.run.aligned import aligned
-from stepscope.run.flight_recorder import calls_of_operators, flight_calls
+from stepscope.run.collectives import calls_of_operators, flight_calls
 from stepscope.run.load import Run, load
 
 RECORDED = Path(__file__).parents[2] / "data" / "gloo-mesh"
@@ -62,11 +62,6 @@ def test_shifted_trace_finds_the_same_calls(tmp_path: Path, shift_ms: int) -> No
     run, before = load(tmp_path, cache=False), load(RECORDED, cache=False)
     assert [by_group(run, r) for r in range(4)] == [by_group(before, r) for r in range(4)]
     assert len(aligned(run).matches) == 14
-
-
-def test_glob_of_traces_finds_what_lies_beside_them() -> None:
-    run = load(str(RECORDED / "*.json.gz"), cache=False)
-    assert {group for _, group, _ in by_group(run, 3)} == {"mesh_dp", "mesh_tp", "default_pg"}
 
 
 def test_without_the_recorder_groups_are_unknown(tmp_path: Path) -> None:
@@ -121,19 +116,3 @@ def test_calls_that_were_overwritten_are_unknown(tmp_path: Path) -> None:
     write_calls(path, [(10 * k, op, "1", 5) for k, op in enumerate(ops) if k >= 2])
     found = calls_of_operators(flight_calls(path), ops, 10_000 * np.arange(5))
     assert [call and call.op for call in found] == [None, None, *ops[2:]]
-
-
-def test_reduce_scatter_is_found_although_it_ran_as_an_all_reduce(tmp_path: Path) -> None:
-    path = tmp_path / "flight.jsonl"
-    write_calls(path, [(0, "all_reduce", "1", 10), (9, "all_gather", "0", 5)])
-    found = calls_of_operators(flight_calls(path), ["reduce_scatter", "all_gather"], np.array([0, 9000]))
-    assert [call.size_bytes for call in found if call] == [40, 20]
-
-
-def test_other_operators_find_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "flight.jsonl"
-    write_calls(path, [(0, "all_reduce", "1", 10)])
-    assert calls_of_operators(flight_calls(path), ["broadcast"], np.array([0])) == [None]
-    assert calls_of_operators((), ["broadcast"], np.array([0])) == [None]
-    assert calls_of_operators(flight_calls(path), [], np.array([], int)) == []
-    assert flight_calls(tmp_path / "missing") == ()

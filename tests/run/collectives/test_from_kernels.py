@@ -37,25 +37,6 @@ def test_operation_bytes_and_group_of_a_record(tmp_path: Path) -> None:
     assert c.unjoined == 0
 
 
-def test_kernel_from_before_the_window_has_no_meaning_but_its_name(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=2)
-    trace.step(0, 0, 900)
-    trace.collective("allreduce", at=None, start=10, end=40)
-    c = rank(tmp_path, trace).collectives
-    assert ops(c) == ["all_reduce"]
-    assert (c.in_bytes.tolist(), c.step.tolist(), c.record_row.tolist()) == ([-1], [-1], [-1])
-    assert c.unjoined == 0, "it was not launched here, so nothing is missing"
-
-
-def test_launched_kernel_without_a_record_is_counted(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=2)
-    trace.step(0, 0, 900)
-    trace.kernel(NCCL, at=10, start=20, end=60)
-    loaded = built_run(tmp_path, [trace])
-    assert loaded.ranks[0].collectives.unjoined == 1
-    assert any("without a record" in line for line in loaded.warnings)
-
-
 def test_range_around_the_launch_names_the_operation_and_shapes_give_bytes(tmp_path: Path) -> None:
     """Versions without arguments: an all-to-all is a kernel of sends and receives."""
     trace = RankTrace(0, world_size=2)
@@ -67,18 +48,6 @@ def test_range_around_the_launch_names_the_operation_and_shapes_give_bytes(tmp_p
     c = rank(tmp_path, trace).collectives
     assert ops(c) == ["all_to_all"]
     assert c.in_bytes.tolist() == c.out_bytes.tolist() == [24576]
-
-
-def test_shapes_of_the_range_stand_in_for_those_of_the_record(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=4)
-    trace.step(0, 0, 900)
-    known: dict[str, Any] = {"Process Group Name": "0", "Collective name": "_allgather_base"}
-    with trace.op("record_param_comms", 5, 30, **known):
-        trace.annotation("nccl:_all_gather_base", 6, 29, **{"Input Dims": [[10]], "Input type": ["float"]})  # type: ignore[arg-type]
-        trace.kernel(NCCL, at=10, start=40, end=60)
-    c = rank(tmp_path, trace).collectives
-    assert (c.in_bytes.tolist(), c.out_bytes.tolist()) == ([40], [160])
-    assert c.groups[0].size == 4, "the header knows the group"
 
 
 def test_arguments_on_the_kernel_itself_are_used(tmp_path: Path) -> None:
@@ -94,15 +63,6 @@ def test_arguments_on_the_kernel_itself_are_used(tmp_path: Path) -> None:
     assert ops(c) == ["all_reduce"]
     assert c.in_bytes.tolist() == [32]
     assert (c.groups[0].name, c.groups[0].size) == ("1", 2)
-
-
-def test_waiting_for_a_collective_is_not_its_record(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=2)
-    trace.step(0, 0, 900)
-    trace.ran("record_param_comms", 1, 3, **{"Collective name": "wait"})  # type: ignore[arg-type]
-    trace.messages(("send", 1), at=10, start=50, end=90)
-    c = rank(tmp_path, trace).collectives
-    assert ops(c) == ["send"]
 
 
 def test_coalesced_messages_are_all_counted(tmp_path: Path) -> None:
@@ -123,35 +83,3 @@ def test_coalesced_messages_are_all_counted(tmp_path: Path) -> None:
         (0, True, 2, 400),
         (1, True, 0, 200),
     ]
-
-
-def test_records_of_another_thread_are_not_this_groups(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=4)
-    trace.step(0, 0, 900)
-    other = {"Collective name": "recv", "Src Rank": 3, "In msg nelems": 1, "Out msg nelems": 1, "dtype": "Float"}
-    trace.ran("record_param_comms", 1, 3, thread=777, **other)
-    trace.messages(("send", 1), at=10, start=50, end=90)
-    assert rank(tmp_path, trace).collectives.messages.peer.tolist() == [1]
-
-
-def test_collectives_inside_a_graph_have_their_kernels_names(tmp_path: Path) -> None:
-    events: list[Any] = [
-        event("user_annotation", "ProfilerStep#0", 0, 100),
-        event("cuda_runtime", "cudaGraphLaunch", 5, 3, correlation=9),
-        event("kernel", "gemm", 10, 5, correlation=9),
-        event("kernel", NCCL, 20, 5, correlation=9),
-        event("kernel", NCCL.replace("AllReduce", "AllGather"), 30, 5, correlation=9),
-    ]
-    c = rank_of(tmp_path, events).collectives
-    assert ops(c) == ["all_reduce", "all_gather"]
-    assert c.step.tolist() == [0, 0]
-
-
-def test_numbers_that_no_job_has_are_unknown(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=2)
-    trace.step(0, 0, 900)
-    trace.collective("allreduce", at=10, start=50, end=90, elements=2**62)
-    trace.collective("send", at=110, start=150, end=190, peer=2**40)
-    c = rank(tmp_path, trace).collectives
-    assert c.in_bytes.tolist()[0] == -1
-    assert c.peer.tolist() == [-1, -1]

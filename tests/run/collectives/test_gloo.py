@@ -75,20 +75,6 @@ def test_threads_that_start_out_of_order_are_told_apart_by_size(tmp_path: Path) 
     assert c.issue_ns.tolist() == [1000, 0]
 
 
-def test_many_of_one_size_go_in_the_order_they_were_called(tmp_path: Path) -> None:
-    events = [asked("allreduce", k, [10]) for k in range(6)]
-    events += [ran("all_reduce", 20 + k, 21 + k, 10) for k in range(6)]
-    c = rank_of(tmp_path, events, **world(2)).collectives
-    assert c.issue_ns.tolist() == [1000 * k for k in range(6)]
-
-
-def test_span_whose_operator_lies_before_the_window_has_none(tmp_path: Path) -> None:
-    events = [ran("all_reduce", 1, 4, 10), asked("allreduce", 5, [10]), ran("all_reduce", 6, 9, 10)]
-    c = rank_of(tmp_path, events, **world(2)).collectives
-    assert c.record_row.tolist() == [-1, 1]
-    assert c.in_bytes.tolist() == [40, 40]
-
-
 def test_operator_that_never_ran_is_counted(tmp_path: Path) -> None:
     trace = RankTrace(0, world_size=2, backend="gloo")
     trace.step(0, 0, 1000)
@@ -97,15 +83,6 @@ def test_operator_that_never_ran_is_counted(tmp_path: Path) -> None:
     run = built_run(tmp_path, [trace])
     assert run.ranks[0].collectives.unanswered == 1
     assert any("1 collectives asked for whose execution is not in the trace" in line for line in run.warnings)
-
-
-def test_cut_trace_that_lost_spans_joins_none_of_them(tmp_path: Path) -> None:
-    """One gloo thread's spans are gone: joining the rest by order would give them to the wrong steps."""
-    events = [ran("all_reduce", 10 + 100 * k, 20 + 100 * k, 10) for k in range(2)]
-    events += [asked("allreduce", 5 + 50 * k, [10]) for k in range(4)] + [event("cpu_op", "lost")]
-    c = rank_of(tmp_path, events, cut=True, **world(2)).collectives
-    assert c.record_row.tolist() == [-1, -1]
-    assert c.unanswered == 4
 
 
 def test_sends_and_receives_meet_through_their_peers(tmp_path: Path) -> None:
@@ -132,46 +109,3 @@ def test_sends_and_receives_meet_through_their_peers(tmp_path: Path) -> None:
     assert len(shared.matches) == 3
     assert shared.matches.size_bytes.tolist() == [400] * 3
     assert shared.wait_ns[1].tolist() == [20_000] * 3
-
-
-def test_group_is_unknown_where_there_are_several(tmp_path: Path) -> None:
-    header = world(2)
-    listed = header["distributedInfo"]["pg_config"]
-    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]
-    sent = asked("send", 20, [10], values=["", "", "1", "0"]) | {"name": "c10d::send"}
-    events = [asked("allreduce", 0, [10]), ran("all_reduce", 5, 9, 10), sent, ran("send", 22, 30, 10)]
-    c = rank_of(tmp_path, events, **header).collectives
-    assert c.groups[0].ranks is None
-    assert len(c.messages) == 0
-
-
-def test_hostile_peers_are_unknown(tmp_path: Path) -> None:
-    for values in (["", "", "99"], ["", "", "-1"], ["", "", "x"], [""], "[[", 7):
-        sent = event("cpu_op", "c10d::send", 1, 2, **{"Concrete Inputs": values})  # type: ignore[arg-type]
-        c = rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives
-        assert c.peer.tolist() == [-1]
-
-
-def test_operators_on_one_flat_buffer_say_what_they_receive(tmp_path: Path) -> None:
-    """Without the group its size is unknown, but the full buffer is the operator's first input."""
-    header = world(4)
-    listed = header["distributedInfo"]["pg_config"]
-    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]
-    both = {"Input type": ["float", "float"]}
-    events = [
-        asked("_allgather_base", 0, [2000], [1000]),
-        asked("_reduce_scatter_base", 20, [500], [1000]),
-        ran("all_gather", 10, 15, 1000),
-        ran("all_reduce", 30, 35, 1000),
-    ]
-    for e in events[:2]:
-        e["args"] |= both
-    c = rank_of(tmp_path, events, **header).collectives
-    assert c.full_bytes.tolist() == [8000, 4000]
-    assert c.out_bytes.tolist() == [8000, 2000]
-
-
-def test_without_recorded_inputs_the_peer_of_a_pair_is_the_other(tmp_path: Path) -> None:
-    sent = event("cpu_op", "c10d::send", 1, 2)
-    assert rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives.peer.tolist() == [1]
-    assert rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(3)).collectives.peer.tolist() == [-1]

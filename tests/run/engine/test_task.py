@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.run.traces import event
 
-from stepscope.errors import InputError, UsageError
+from stepscope.errors import UsageError
 from stepscope.run.dask import keep_columns, scheduler_address
 from stepscope.trace.cache import read_cached
 
@@ -39,8 +39,3 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_wrong_addresses_are_one_sentence(engine: str) -> None:
     with pytest.raises(UsageError, match="--engine takes local or dask://HOST:PORT"):
         scheduler_address(engine)
-
-
-def test_scheduler_addresses() -> None:
-    assert scheduler_address("dask://[::1]:8786") == "tcp://[::1]:8786"
-    assert issubclass(UsageError, Exception) and InputError.exit_code == 2

@@ -9,7 +9,7 @@ from tests.analyze.build import RankTrace, built_run
 
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog, step_log_of
-from stepscope.run.unmarked_steps import Rounds, in_rounds
+from stepscope.run.unmarked_steps import in_rounds
 
 STEPS, FIRST, LAST = 40, 21, 28
 WRITES_MS, IMPROVES_MS = 80.0, 20.0
@@ -76,15 +76,3 @@ def test_rounds_of_the_window_and_of_the_log_have_the_same_numbers(run: Run) -> 
 def test_other_jobs_keep_their_steps(run: Run, steps: StepLog) -> None:
     ranks, logs, description, lines = in_rounds(run.ranks, [steps], {"flops_per_step": 7})
     assert (ranks, logs, description, lines) == (list(run.ranks), (steps,), {"flops_per_step": 7}, [])
-
-
-def test_ranks_that_differ_and_windows_without_a_round_keep_their_steps(run: Run) -> None:
-    assert not in_rounds(run.ranks, [log(), log(since=4)], {})[3]
-    assert not in_rounds(run.ranks, [log(every=9)], {})[3]  # seven steps hold no round of nine
-    assert not in_rounds(run.ranks, [], {})[3]
-
-
-def test_only_whole_rounds_count() -> None:
-    rounds = Rounds(3, 4)
-    assert rounds.whole(np.arange(2, 12)).tolist() == [[2, 3, 4], [5, 6, 7]]
-    assert rounds.whole(np.array([5, 6])).tolist() == [] and rounds.whole(np.array([], np.int64)).tolist() == []

@@ -1,17 +1,13 @@
 """Large exports and logs take memory by what is kept of them, not by how they are read."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
-from stepscope.run.formats import format_of
-from stepscope.trace.nccl import nccl_logs
 from stepscope.trace.nsight import overview, read_nsys
-from stepscope.trace.nsight_rows import Growing
 
 CHUNK = 100
 KB = 1_000
@@ -57,8 +53,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.sqlite_file.CHUNK_ROWS", CHUNK)
-    monkeypatch.setattr("stepscope.trace.sqlite_file.BATCH_PAGES", 4)
+    monkeypatch.setattr("stepscope.trace.sqlite_file._CHUNK_ROWS", CHUNK)
+    monkeypatch.setattr("stepscope.trace.sqlite_file._BATCH_PAGES", 4)
 
 
 def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tuple[Path, Path]) -> None:
@@ -75,61 +71,3 @@ def test_tables_take_little_more_than_their_columns_while_they_are_built(exports
     kept += sum(one.rows.nbytes + one.values.nbytes for t in traces for one in t.args.values())
     per_row = kept / sum(t.num_events for t in traces)
     assert (large - small) / more_rows < 2 * per_row
-
-
-def test_what_is_the_same_in_every_row_is_kept_once(exports: tuple[Path, Path]) -> None:
-    for trace in read_nsys(exports[0]):
-        assert trace["offset"].strides == (0,) and trace["ph"].strides == (0,)
-        assert set(trace["offset"].tolist()) == {-1}
-
-
-def test_look_agrees_with_the_tables(exports: tuple[Path, Path]) -> None:
-    found, traces = overview(exports[0]), read_nsys(exports[0])
-    assert found.num_kernels == 400
-    assert [h["nsight"]["schema"] for h in found.headers] == [t.header["nsight"]["schema"] for t in traces]
-
-
-@pytest.mark.parametrize("sizes", [(), (1,), (3, 0, 5), (7,) * 50])
-def test_growing_column_keeps_order(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.nsight_rows._BLOCK", 16)
-    column, expected = Growing("int32"), np.arange(sum(sizes))
-    for part in np.split(expected, np.cumsum(sizes)[:-1]) if sizes else ():
-        column.add(part)
-    assert column.length == len(expected)
-    joined = column.joined()
-    assert joined.dtype == np.int32 and joined.tolist() == expected.tolist()
-
-
-def log_lines(count: int) -> Iterator[bytes]:
-    for rank in range(2):
-        yield b"node:%d:9 [0] NCCL INFO comm 0xc%d rank %d nranks 2 cudaDev 0 busId 1000 - Init COMPLETE\n" % (
-            100 + rank,
-            rank,
-            rank,
-        )
-    for i in range(count):
-        yield (
-            b"node:%d:9 [0] NCCL INFO AllReduce: opCount %x sendbuff 0x1 recvbuff 0x2 count %d datatype 7 op 0 "
-            % (
-                100 + i % 2,
-                i,
-                1 << (i % 10),
-            )
-            + b"root 0 comm 0xc0 [nranks=2] stream 0x3\n"
-        )
-
-
-def test_log_takes_the_same_memory_whatever_its_length() -> None:
-    short, long = (peak_of(lambda n=n: nccl_logs(log_lines(n))) for n in (300, 3000))  # type: ignore[misc]
-    assert len(nccl_logs(log_lines(30))) == 2
-    assert long < short + 20 * KB
-
-
-def test_progress_of_a_look_reaches_the_file_size(exports: tuple[Path, Path], tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
-    log.write_bytes(b"".join(log_lines(50)))
-    for path in (exports[0], log):
-        known, told = format_of(path), list[int]()
-        assert known is not None
-        known.look(path, told.append)
-        assert told == sorted(told) and told[-1] == path.stat().st_size

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import InputError
-from stepscope.trace.ncu import decimal_mark, is_ncu_csv, marks_of, number, read_ncu_csv
+from stepscope.trace.ncu import is_ncu_csv, read_ncu_csv
 
 DATA = Path(__file__).parents[2] / "data" / "ncu-h200"
 OLD = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream",
@@ -64,32 +64,6 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert (launch.occupancy_pct, launch.duration_ns) == (12.34, 1234.0)
 
 
-def test_wide_form_with_decimal_commas_and_units(tmp_path: Path) -> None:
-    header = ("ID", "Kernel Name", "Block Size", "Grid Size", "dram__bytes.sum", "gpu__time_duration.sum")
-    units = ("", "", "", "", "Mbyte", "msecond")
-    row = ("0", "gemm", "(1, 1, 1)", "(2, 1, 1)", "1.234,5", "0,25")
-    (launch,) = read_ncu_csv(written(tmp_path / "x.csv", header, units, row)).launches
-    assert (launch.dram_bytes, launch.duration_ns) == (1_234_500_000.0, 250_000.0)
-
-
-def test_numbers_in_two_locales_are_refused(tmp_path: Path) -> None:
-    rows = (new_row("Achieved Occupancy", "%", "12,34"), new_row("Duration", "nsecond", "12.34"))
-    with pytest.raises(InputError, match="written in two ways"):
-        read_ncu_csv(written(tmp_path / "x.csv", NEW, *rows))
-
-
-def test_memory_throughput_is_the_percentage_not_the_rate(tmp_path: Path) -> None:
-    rows = (new_row("Memory Throughput", "Gbyte/second", "800.5"), new_row("Memory Throughput", "%", "45.5"))
-    (launch,) = read_ncu_csv(written(tmp_path / "x.csv", NEW, *rows)).launches
-    assert launch.memory_pct == 45.5
-
-
-@pytest.mark.parametrize("value", ["n/a", "1e999", "-5.0", "123456789.5", "9" * 400, "", "nan"])
-def test_values_that_cannot_be_are_unknown_and_counted(tmp_path: Path, value: str) -> None:
-    read = read_ncu_csv(written(tmp_path / "x.csv", NEW, new_row("Achieved Occupancy", "%", value)))
-    assert read.launches[0].occupancy_pct is None and read.unusable == 1
-
-
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", '"ID","Other"\n"0","1"\n', "==PROF== nothing\n"])
 def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.csv"
@@ -98,19 +72,3 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError) as error:
         read_ncu_csv(path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_field_without_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text('"ID","Kernel Name","a"\n"0","' + "y\n" * 3_000_000)
-    with pytest.raises(InputError, match="no CSV that can be read"):
-        read_ncu_csv(path)
-
-
-def test_one_number_may_leave_the_locale_open() -> None:
-    assert decimal_mark({marks_of(text) for text in ("1,234", "17", "n/a")}) == "."
-    assert decimal_mark({marks_of(text) for text in ("1,234", "0,125")}) == ","
-    assert decimal_mark({marks_of(text) for text in ("1,5", "1.5")}) is None
-    assert number("1'234.5", ".") == 1234.5
-    assert number("1 234,5", ",") == 1234.5

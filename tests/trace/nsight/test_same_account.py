@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
-from tests.run.together import Job
 from tests.trace.nsight.kineto_as_nsys import write_nsys
 
 from stepscope.analyze.account import account_of
@@ -99,23 +98,6 @@ def test_late_rank_is_named_from_an_export(tmp_path: Path) -> None:
     kineto, nsys = both(tmp_path, [training(r, world_size=4, late_us=1500 * (r == 2)) for r in range(4)])
     assert nsys["collectives"][0]["late_rank"] == 2
     assert_equal_reports(kineto, nsys)
-
-
-def test_random_arrivals_of_many_collectives_have_the_same_account(tmp_path: Path) -> None:
-    ranks = Job(late_us=(0, 0, 3000, 0), offset_us=(0, 40, -900, 7)).traces()
-    for event in (e for r in ranks for e in r.events if e["args"].get("Collective name") == "_allgather_base"):
-        event["args"]["Out msg nelems"] = 4 * event["args"]["In msg nelems"]
-    for event in (e for r in ranks for e in r.events if e["args"].get("Collective name") == "_reduce_scatter_base"):
-        event["args"]["In msg nelems"] = 4 * event["args"]["Out msg nelems"]
-    kineto, nsys = both(tmp_path, ranks)
-    assert {c["op"] for c in nsys["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter"}
-    assert_equal_reports(kineto, nsys)
-
-
-def test_ranks_of_one_export_need_no_estimate_of_their_clocks(tmp_path: Path) -> None:
-    documents = [training(r, world_size=2).document() for r in range(2)]
-    report = report_of(load(write_nsys(tmp_path / "job.sqlite", documents), cache=False))
-    assert [(r["clock_offset_us"], r["clock_uncertainty_us"]) for r in report["ranks"]] == [(0.0, 1.0), (0.0, 1.0)]
 
 
 REAL = {

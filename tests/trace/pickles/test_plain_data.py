@@ -30,12 +30,6 @@ def test_plain_data_comes_out_as_it_went_in(protocol: int) -> None:
         assert plain_data(pickle.dumps(PLAIN, protocol)) == PLAIN
 
 
-def test_shared_values_stay_shared() -> None:
-    frames = [{"line": 3}]
-    found = plain_data(pickle.dumps([{"frames": frames}, {"frames": frames}], 4))
-    assert found[0]["frames"] is found[1]["frames"]
-
-
 class Canary:
     """Creates a file when it is unpickled."""
 

@@ -35,7 +35,7 @@ def outlines_from(args: argparse.Namespace) -> "OutlineFiles":
     """Return what lets the cluster read the ranks of a large run; those that it could not are named and read here."""
     from stepscope.analyze.sampled import outline_file
     from stepscope.cli.given.progress import work_progress
-    from stepscope.run.dask import Lost, run_on_cluster
+    from stepscope.run.dask import FailedTask, run_on_cluster
 
     _check(args)
 
@@ -43,8 +43,10 @@ def outlines_from(args: argparse.Namespace) -> "OutlineFiles":
         given = [(_absolute(path), _absolute(root), *how) for path, root, *how in each]
         with work_progress("reading on the cluster", unit="ranks") as progress:
             found = run_on_cluster(args.engine, outline_file, given, progress=progress)
-        _say_left([(path, r.why) for (path, *_), r in zip(each, found, strict=True) if isinstance(r, Lost)], len(each))
-        here = [outline_file(*one) if isinstance(r, Lost) else r for one, r in zip(each, found, strict=True)]
+        _say_left(
+            [(path, r.why) for (path, *_), r in zip(each, found, strict=True) if isinstance(r, FailedTask)], len(each)
+        )
+        here = [outline_file(*one) if isinstance(r, FailedTask) else r for one, r in zip(each, found, strict=True)]
         return [None if rank is None else _named(rank, path) for rank, (path, *_) in zip(here, each, strict=True)]
 
     return outlined

@@ -12,20 +12,3 @@
 
 What runs the module is imported where it runs: `Scanner` from `scanner.scanner`, `WaitGraph` from `scanner.waits`.
 """
-
-from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
-from stepscope.trace.scanner.scanner import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
-from stepscope.trace.scanner.wasm import version
-
-__all__ = [
-    "Buffer",
-    "Counts",
-    "Flags",
-    "ParsedBlock",
-    "Rows",
-    "Text",
-    "TextFlags",
-    "call_stack_parents",
-    "stacked",
-    "version",
-]

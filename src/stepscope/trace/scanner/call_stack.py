@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 # as in call_stack.h
 CHUNK_ROWS = 1 << 15
-_MAX_NS = 1 << 62
-_FEW_ROWS = 1 << 13
-_MAX_ROUNDS = 64
 # instances that are asked again: to make one takes longer than most stacks
 _IDLE: "deque[Instance]" = deque(maxlen=4)
 atexit.register(_IDLE.clear)  # later, what frees their memory is gone
@@ -60,7 +57,7 @@ def _by_thread_and_start(thread: npt.NDArray[np.int64], start: npt.NDArray[np.in
     first = np.flatnonzero(np.append(True, thread[1:] != thread[:-1])[: len(thread)])  # rows of a thread come together
     of_run = distinct_places(thread[first])[1]
     wide = int(start.max(initial=0)) - int(start.min(initial=0)) + 1
-    if wide * (int(of_run.max(initial=0)) + 1) > _MAX_NS:  # times that no job has
+    if wide * (int(of_run.max(initial=0)) + 1) > 1 << 62:  # times that no job has
         return np.lexsort((start, thread))
     moved = np.repeat(of_run * wide, np.diff(first, append=len(thread)))
     moved += start
@@ -81,7 +78,7 @@ def call_stack_parents(
     try:
         wasm = _IDLE.pop()
     except IndexError:  # there is none yet, or all are at work on other threads
-        few = _parents_of_few(thread, start, end) if len(thread) <= _FEW_ROWS else None
+        few = _parents_of_few(thread, start, end) if len(thread) <= 1 << 13 else None
         if few is not None:
             return few
         from stepscope.trace.scanner.wasm import Instance  # few rows never need it
@@ -102,7 +99,7 @@ def _parents_of_few(
     """
     parent = np.arange(-1, len(thread) - 1)
     asking = np.arange(len(thread))
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(64):
         asked = parent.take(asking)
         other = thread[asked] != thread[asking]
         asked[other] = parent[asking[other]] = -1

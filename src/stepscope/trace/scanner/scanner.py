@@ -68,12 +68,10 @@ class Rows(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that the rows take in the table."""
         of_args = sum(rows.nbytes + values.nbytes for rows, values in self.args.values())
         return sum(column.nbytes for column in self.columns) + of_args
 
     def copy(self) -> "Rows":
-        """Return the same rows in memory of their own."""
         return Rows(
             [column.copy() for column in self.columns],
             {number: (rows.copy(), values.copy()) for number, (rows, values) in self.args.items()},
@@ -91,7 +89,6 @@ class Counts(NamedTuple):
     bad_args: int = 0
 
     def plus(self, more: Iterable[int]) -> "Counts":
-        """Return the sums."""
         return Counts(*(a + b for a, b in zip(self, more, strict=True)))
 
 
@@ -168,7 +165,6 @@ class Scanner:
         self._length = 0
 
     def put(self, piece: Buffer) -> None:
-        """Add a piece to the block that will be parsed next."""
         length = self._length + len(piece)
         if length > self._capacity:
             self._capacity = max(2 * length, _INPUT_BYTES)
@@ -249,17 +245,14 @@ class Scanner:
         return len(rest) <= _REST_BYTES
 
     def finish(self, sink: Callable[[Rows], None]) -> None:
-        """Hand over the rows that wait."""
         if self._pending:
             sink(self._rows(self._pending))
             self._pending = 0
 
     def num_texts(self) -> int:
-        """Return the number of distinct texts seen so far."""
         return int(self._wasm.view(self._result + 44, "uint32", 1)[0])
 
     def texts(self) -> list[Text]:
-        """Return all distinct texts seen so far, by their number."""
         count, address = self._wasm.view(self._result + 44, "uint32", 2).tolist()
         table = self._wasm.view(address, "uint32", 3 * count).reshape(count, 3).tolist()
         memory: Any = self._wasm.memory().data
