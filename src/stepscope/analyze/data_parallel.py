@@ -124,8 +124,7 @@ class _Sync(ArrayRecord):
 def _gradient_rows(shared: AlignedRun, strategy: Strategy, index: int) -> Int64s:
     rows = strategy.rows_of(index, *_KINDS)
     rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
-    issue = shared.run.ranks[index].collectives.issue_ns
-    return rows[np.argsort(issue[rows], kind="stable")]
+    return rows[np.argsort(shared.run.ranks[index].collectives.issue_ns[rows], kind="stable")]
 
 
 def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
@@ -185,8 +184,7 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     part = np.append(part, 0).take(launched_within(rank, calls, launched))  # in the last place: of no call
     by_hook = launched[among(part, (GRADIENT, BACK)) & (work.step[launched] >= 0)]
     own = launched[among(part, (NODE, ADDING))]
-    asked_ns = rank.trace["ts_ns"][work.launch_row[own]]
-    extent = _extent(found, asked_ns, work.start_ns[own], work.end_ns[own])
+    extent = _extent(found, rank.trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
     return _Gradients(*extent, host, device)
 

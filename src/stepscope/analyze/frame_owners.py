@@ -16,7 +16,7 @@ from stepscope.analyze.match_owners import collective_owners, operators_and_rang
 from stepscope.analyze.owner_host_time import host_time
 from stepscope.analyze.ownership import Ids, OwnedWork, Ownership
 from stepscope.analyze.phases import Marks, marks_of
-from stepscope.analyze.stacks import NOBODY, Mask, Stacks
+from stepscope.analyze.stacks import NOBODY, Stacks
 from stepscope.contract.owners import FUNCTIONS
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
@@ -43,13 +43,9 @@ def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Own
         from stepscope.analyze.match_owners import ownership_by_frames  # only where owners were recorded
 
         return ownership_by_frames(rank, with_operator_lines(owners, source))
-    if _has_frames(rank):
+    if (rank.kinds == EventKind.PYTHON).any():
         return _ownership_by_own_frames(rank)
     return None
-
-
-def _has_frames(rank: Rank) -> bool:
-    return bool((rank.kinds == EventKind.PYTHON).any())
 
 
 # Owners of a trace whose recorded steps have Python frames themselves (`with_stack=True`), made by anybody.
@@ -95,8 +91,7 @@ def _ownership_by_own_frames(rank: Rank) -> Ownership:
     calls = operators_and_ranges(rank)
     inside = _innermost(rank, python, calls)
     raw = np.where(inside >= 0, stack[inside], NOBODY).astype(np.int32)
-    raw_module = np.where(inside >= 0, module[inside], NOBODY).astype(np.int32)
-    by_call = _linked(rank, marks, calls, raw, raw_module)
+    by_call = _linked(rank, marks, calls, raw, np.where(inside >= 0, module[inside], NOBODY).astype(np.int32))
     # Python events cut the host's time as operators do.
     both = call_stacks(rank.trace, np.sort(np.concatenate((calls.row, python.row))))
     at, at_python = calls.at_rows(both.row), python.at_rows(both.row)
@@ -220,8 +215,7 @@ def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
     """
     inside = python.innermost_at(calls.thread, calls.start_ns)
     lost = np.flatnonzero(inside < 0)
-    main = np.full(len(lost), marks_of(rank).main_thread)
-    inside[lost] = python.innermost_at(main, calls.start_ns[lost])
+    inside[lost] = python.innermost_at(np.full(len(lost), marks_of(rank).main_thread), calls.start_ns[lost])
     return inside
 
 
@@ -239,19 +233,13 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
     found = lookup(sequence[forward], forward, np.where(is_node, sequence, -2))
     owner = np.where(found >= 0, found, -1)
     gathers = by_string(trace, calls.name, lambda s: "AccumulateGrad" in s).astype(bool) & is_node
-    owner = _of_node_before(calls, is_node, gathers, owner)
+    last = np.maximum.accumulate(np.where(is_node & (owner >= 0), np.arange(len(calls)), -1))
+    owner = np.where(gathers & ((last >= 0) & (calls.thread[last] == calls.thread)), owner[last], owner)
     use = np.where((node >= 0) & (again < 0), owner[node], -1)
     sends = by_string(trace, calls.name, lambda s: s.startswith(CALLS)).astype(bool)
     use[gathers[node] & (node >= 0) & (calls.nearest(sends) >= 0)] = -1  # a bucket is of no forward line
     stack = np.where(use >= 0, raw[use], raw).astype(np.int32)
     return OwnedWork(stack, raw, np.where(use >= 0, module[use], module).astype(np.int32), node >= 0)
-
-
-def _of_node_before(calls: HostCalls, is_node: Mask, gathers: Mask, owner: Int64s) -> Int64s:
-    known = np.where(is_node & (owner >= 0), np.arange(len(calls)), -1)
-    last = np.maximum.accumulate(known)
-    same = (last >= 0) & (calls.thread[last] == calls.thread)
-    return np.where(gathers & same, owner[last], owner)
 
 
 # On which line was an operator that raised no call? Told by the source between the calls before and after it.

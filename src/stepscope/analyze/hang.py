@@ -167,8 +167,7 @@ def _first_mismatch(group: GroupCalls) -> Mismatch | None:
     held = list(group.calls.values())
     if len(held) < 2:
         return None
-    numbers = sorted(set.union(*(set(h) for h in held)))
-    for seq in numbers:
+    for seq in sorted(set.union(*(set(h) for h in held))):
         here = {rank: calls[seq] for rank, calls in group.calls.items() if seq in calls}
         kind = _difference(list(here.values())) if len(here) > 1 else None
         if kind is not None:
@@ -179,9 +178,7 @@ def _first_mismatch(group: GroupCalls) -> Mismatch | None:
 def _difference(calls: Sequence[FlightEntry]) -> str | None:
     if len({c.op for c in calls}) > 1:
         return ORDER
-    op = calls[0].op
-    finished = all(c.completed for c in calls)
-    if op in (_ALWAYS_EQUAL if finished else _EQUAL_TO_HANG):
+    if calls[0].op in (_ALWAYS_EQUAL if all(c.completed for c in calls) else _EQUAL_TO_HANG):
         if len({_elements(c.input_sizes) for c in calls if c.input_sizes}) > 1:
             return SHAPE
         if len({c.input_dtypes for c in calls if c.input_dtypes}) > 1:

@@ -20,7 +20,6 @@ from stepscope.contract.live import (
     GOOD_SLOWDOWN,
     REGRESSION,
     STRAGGLER,
-    Frame,
     Key,
     RankStatus,
     Stall,
@@ -222,8 +221,7 @@ def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
     many = "no rank has" if len(stalls) == num_ranks else f"{len(stalls)} of {num_ranks} ranks have not"
     lines = [f"{many} taken a step for {longest.for_s:.1f} s; the longest one before took {longest.usual_s:.2f} s"]
     lines += _not_arrived(stalls)
-    shown = sorted(stalls)[:_MAX_RANKS]
-    lines += [f"rank {rank}: {_whereabouts(stalls[rank])}" for rank in shown]
+    lines += [f"rank {rank}: {_whereabouts(stalls[rank])}" for rank in sorted(stalls)[:_MAX_RANKS]]
     if len(stalls) > _MAX_RANKS:
         lines.append(f"and {len(stalls) - _MAX_RANKS} more ranks")
     return lines
@@ -231,7 +229,7 @@ def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
 
 def place(stall: Stall) -> str:
     """Return the innermost line of the user's own code, else the innermost line at all."""
-    own = next((frame for frame in stall.frames if not _is_foreign(frame)), None)
+    own = next((frame for frame in stall.frames if not any(part in frame.file for part in _NOT_THE_USERS)), None)
     frame = own or (stall.frames[0] if stall.frames else None)
     if frame is None:
         return stall.silent or "no stack"
@@ -266,10 +264,6 @@ def _whereabouts(stall: Stall) -> str:
     if stall.collective is not None:
         parts.append(f"newest collective {stall.collective}")
     return "; ".join(parts)
-
-
-def _is_foreign(frame: Frame) -> bool:
-    return any(part in frame.file for part in _NOT_THE_USERS)
 
 
 # Is a rank late, or the whole job slower than it was? What `contract.alarms` judges by, of one look at a job.

@@ -349,14 +349,14 @@ def _pairs(calls: HostCalls, marks: Marks, threads: list[LinkedThread]) -> list[
         by_role.setdefault(role, []).append(tid)
     found = []
     for role in (TRAINING, AUTOGRAD, ""):
-        known = [i for i, t in enumerate(threads) if t.thread.role == role or (not role and _is_other(t))]
+        known = [
+            i
+            for i, t in enumerate(threads)
+            if t.thread.role == role or (not role and t.thread.role not in (TRAINING, AUTOGRAD))
+        ]
         known.sort(key=lambda i: -len(threads[i]))
         found += list(zip(by_role.get(role, []), known, strict=False))
     return found
-
-
-def _is_other(thread: LinkedThread) -> bool:
-    return thread.thread.role not in (TRAINING, AUTOGRAD)
 
 
 def _by_step(keys: Int64s, step: npt.NDArray[np.int32], known: Int64s, known_step: Int64s, tries: Tries) -> Int64s:
@@ -394,8 +394,7 @@ def _laid_together(keys: Int64s, known: Int64s, tries: Tries) -> Int64s:
     out = np.full(len(keys), NOTHING, np.int64)
     ends, known_ends = np.append(tops[1:], len(keys)), np.append(known_tops[1:], len(known))
     before = known_before = 0
-    fits = np.flatnonzero(whole != NOTHING)
-    for top in [*fits.tolist(), len(tops)]:
+    for top in [*np.flatnonzero(whole != NOTHING).tolist(), len(tops)]:
         last = top == len(tops)
         begin = len(keys) if last else int(tops[top])
         known_begin = len(known) if last else int(known_tops[whole[top]])
@@ -457,10 +456,12 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     by_call = _between_lines(found.calls, by_call, rank, stacks, modules)
 
     def between(previous: Int64s, following: Int64s) -> OwnedWork:
-        return _python_between(found.calls, by_call, previous, following, stacks, modules)
+        one = by_call.at(following)
+        use = by_call.at(previous).where(one.stack < 0, one)
+        module = _paired(by_call.module, previous, following, modules.common)
+        return OwnedWork(use.stack, use.caller, module, use.backward)
 
-    gaps = _gap_shares(rank, found, threads)
-    host = host_time(rank, marks, found.calls, by_call, gaps, between)
+    host = host_time(rank, marks, found.calls, by_call, _gap_shares(rank, found, threads), between)
     in_steps = rank.steps.of(found.calls.start_ns) >= 0
     return Ownership(
         rank=rank,
@@ -518,15 +519,6 @@ def _paired(ids: ownership_Ids, one: Int64s, other: Int64s, common: Callable[[in
     pairs, at = np.unique((a + 1) * base + b + 1, return_inverse=True)
     found = np.array([common(pair // base - 1, pair % base - 1) for pair in pairs.tolist()], np.int32)
     return found[at.reshape(-1)]
-
-
-def _python_between(
-    calls: HostCalls, owned: OwnedWork, previous: Int64s, following: Int64s, stacks: Stacks, modules: Modules
-) -> OwnedWork:
-    one = owned.at(following)
-    use = owned.at(previous).where(one.stack < 0, one)
-    module = _paired(owned.module, previous, following, modules.common)
-    return OwnedWork(use.stack, use.caller, module, use.backward)
 
 
 # stacks and times
@@ -592,5 +584,4 @@ def collective_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: Ho
     """Return the owners of collectives: of the operator that asked for each, else of its kernel."""
     c = rank.collectives
     by_record = by_call.at(calls.at_rows(c.record_row))
-    by_kernel = work_owners(rank, calls, by_call, host).at(c.device_index)
-    return by_record.where(by_record.stack >= 0, by_kernel)
+    return by_record.where(by_record.stack >= 0, work_owners(rank, calls, by_call, host).at(c.device_index))

@@ -285,8 +285,7 @@ def memory_view(
     known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None or r.peak]
     if not known:
         return None
-    fullest = max(known, key=_fullness)
-    return MemoryView(tuple(known), fullest.rank, over_ranks(known))
+    return MemoryView(tuple(known), max(known, key=_fullness).rank, over_ranks(known))
 
 
 def _fullness(one: RankMemory) -> int:
@@ -353,7 +352,9 @@ def _peak(
     by_line: tuple[Holder, ...] = ()
     by_module: tuple[Holder, ...] = ()
     if categories is not None:
-        born, size = _alive_here(categories, at)
+        blocks = categories.blocks
+        alive = blocks.alive(at) & (blocks.born != NOT_HERE)
+        born, size = blocks.born[alive], blocks.size_bytes[alive]
         ids = operators_at(calls, events.thread[born], events.time_ns[born])
         by_operator = holders(rank, ids, size, most=_MAX_HOLDERS)
         by_line, by_module = (
@@ -389,12 +390,6 @@ def _leaks(
 
 def _at(curves: Curves, event: int) -> dict[str, int | None]:
     return {name: None if curve is None else int(curve[event]) for name, curve in curves.items()}
-
-
-def _alive_here(categories: CategorisedBlocks, at: int) -> tuple[Int64s, Int64s]:
-    blocks = categories.blocks
-    alive = blocks.alive(at) & (blocks.born != NOT_HERE)
-    return blocks.born[alive], blocks.size_bytes[alive]
 
 
 def _begin(rank: Rank, events: MemoryEvents) -> int:

@@ -106,8 +106,7 @@ def blocks_of(events: MemoryEvents) -> Blocks | None:
     same = np.append(address[1:] == address[:-1], False)
     births = change > 0
     joined = births & same & np.append(change[1:] < 0, False)
-    after_birth = np.concatenate(([False], joined[:-1]))
-    orphans = ~births & ~after_birth
+    orphans = ~births & ~np.concatenate(([False], joined[:-1]))
     born = np.concatenate((order[births], np.full(int(orphans.sum()), NOT_HERE)))
     death = np.where(joined, np.append(order[1:], NOT_HERE), NOT_HERE)
     died = np.concatenate((death[births], order[orphans]))
@@ -190,8 +189,7 @@ def _is_users(frame: str) -> bool:
     found = _FRAME.match(frame)
     if not found or _LIBRARIES.search(found["path"]) or not found["path"].endswith(".py"):
         return False
-    first = found["path"].split("/")[0].removesuffix(".py")
-    return first not in sys.stdlib_module_names
+    return found["path"].split("/")[0].removesuffix(".py") not in sys.stdlib_module_names
 
 
 # Of what was there before the window and stayed: how much is weights, optimizer state, buckets of DDP?
@@ -318,8 +316,7 @@ def categorised(events: MemoryEvents, blocks: Blocks, found: Passes, steps: Step
     here = blocks.born != NOT_HERE
     born, died = blocks.born[here], blocks.died[here]
     of_phase = np.array([_OF_PHASE[p] for p in Phase], np.uint8)[phase[born]]
-    short = (died != NOT_HERE) & (stretch[born] == stretch[died])
-    category[here] = np.where(short, TEMPORARY, of_phase)
+    category[here] = np.where((died != NOT_HERE) & (stretch[born] == stretch[died]), TEMPORARY, of_phase)
     older = ~here
     category[older] = _like_the_others(blocks, category, here, older, phase)
     kept = None
@@ -391,8 +388,7 @@ def rank_moments(run: Run, rank: Rank, found: Passes) -> Moments | None:
     blocks = blocks_of(events) if events else None
     if events is None or blocks is None or events.before_bytes is None:
         return None
-    categories = categorised(events, blocks, found, rank.steps)
-    curves = category_curves(events, categories, older)
+    curves = category_curves(events, categorised(events, blocks, found, rank.steps), older)
     phase = found.at(events.time_ns, events.thread) if found.known else None
     return Moments(phase, curves, on_device=not events.on_host, is_whole=older.is_known)
 

@@ -114,8 +114,7 @@ class _Space:
         if at < 0 or self._end(at) <= address:
             return
         start = self.starts.pop(at)
-        end = start + self.size.pop(start)
-        for a, b in ((start, address), (address + size, end)):
+        for a, b in ((start, address), (address + size, start + self.size.pop(start))):
             if a < b:
                 insort(self.starts, a)
                 self.size[a] = b - a
@@ -346,8 +345,7 @@ def purposes_of(
 
 def _buckets(history: History, of_block: Int64s, bucket_bytes: Sequence[int]) -> list[int]:
     stays = (history.born == _NOT_HERE) & (history.died == _NOT_HERE) & (of_block == UNKNOWN)
-    sizes = [(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]
-    left = iter(sorted(sizes))
+    left = iter(sorted([(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]))
     found: list[int] = []
     held, block = next(left, (None, 0))
     for size in map(_rounded, sorted(bucket_bytes)):
@@ -430,8 +428,7 @@ def _step_ends(snapshot: MemorySnapshot, part: Int64s) -> Int64s:
     if noted:
         at = np.searchsorted(np.array(snapshot.time_us, np.int64), noted, side="right") - 1
         return at[at >= 0]
-    followed = np.append(part[1:] != Part.OPTIMIZER, True)[: len(part)]
-    return np.flatnonzero((part == Part.OPTIMIZER) & followed)
+    return np.flatnonzero((part == Part.OPTIMIZER) & np.append(part[1:] != Part.OPTIMIZER, True)[: len(part)])
 
 
 def _optimizer_intervals(snapshot: MemorySnapshot) -> list[tuple[int, int]]:

@@ -137,8 +137,7 @@ def _step_begins(rank: Rank, steps: npt.NDArray[np.int32], otherwise: Int64s) ->
     begins = np.full(num_steps(rank), np.iinfo(np.int64).max)
     mine = rank.work.step >= 0
     np.minimum.at(begins, rank.work.step[mine], rank.work.start_ns[mine])
-    known = (steps >= 0) & (begins[steps] < np.iinfo(np.int64).max)
-    return np.where(known, begins[steps], otherwise)
+    return np.where((steps >= 0) & (begins[steps] < np.iinfo(np.int64).max), begins[steps], otherwise)
 
 
 def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int64s:

@@ -96,8 +96,7 @@ def _in_steps(rank: Rank, some: npt.NDArray[np.intp]) -> tuple[Int64s, Intervals
 
 def own_ns(own: OwnTime, steps: Steps, waits: Intervals) -> Floats:
     """Return a rank's own time per step, given when it only waited for others."""
-    waited = intersect(own.idle, waits)
-    host = np.maximum(own.host_ns - covered_ns(waited, steps.start_ns, steps.end_ns), 0)
+    host = np.maximum(own.host_ns - covered_ns(intersect(own.idle, waits), steps.start_ns, steps.end_ns), 0)
     if own.device_ns is None:
         return host.astype(float)
     idle = np.bincount(own.alone_step, covered_ns(waits, *own.alone), minlength=len(steps))

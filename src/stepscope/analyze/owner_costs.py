@@ -147,8 +147,7 @@ def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     """Return what each distinct owner of a rank took per step."""
     rank, steps = owned.rank, max(len(owned.rank.steps), 1)
     host, work, c = owned.host, rank.work, rank.collectives
-    blocked = host_waits(rank)
-    waited = covered_ns(blocked, host.start_ns, host.end_ns) * host.runs
+    waited = covered_ns(host_waits(rank), host.start_ns, host.end_ns) * host.runs
     took = (host.end_ns - host.start_ns) * host.runs
     launched = work.step >= 0
     is_comm = work.kind == EventKind.COMM_KERNEL
@@ -195,8 +194,7 @@ def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
     key = np.concatenate(
         [np.stack((o.stack, o.caller, o.module, o.backward.astype(np.int32)), axis=1) for o, _ in pieces]
     )
-    packed = _packed(key)
-    _, first, at = np.unique(packed, return_index=True, return_inverse=True)
+    _, first, at = np.unique(_packed(key), return_index=True, return_inverse=True)
     amount = np.zeros((len(first), len(COLUMNS)))
     begin = 0
     for owner, columns in pieces:
@@ -262,7 +260,11 @@ def _line_costs(
     lines: "_CostsByKey[Line]", modules: "_CostsByKey[tuple[Line, str]]", owned: Sequence[Ownership]
 ) -> tuple[LineCost, ...]:
     frames = {(f.file, f.line): f for one in reversed(owned) for f in reversed(one.frames)}
-    favourite = _favourites(modules)
+    best: dict[Line, tuple[float, str]] = {}
+    times = slice(0, COLUMNS.index("exposed_ns"))
+    for (line, module), amount in modules.amounts.items():
+        best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
+    favourite = {line: module for line, (_, module) in best.items() if module}
     return tuple(
         LineCost(
             file=key[0],
@@ -345,14 +347,6 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
     owner = sums.owner
     columns = (owner.stack.tolist(), owner.caller.tolist(), owner.module.tolist(), owner.backward.tolist())
     return zip(*columns, sums.amount, strict=True)
-
-
-def _favourites(found: _CostsByKey[tuple[Line, str]]) -> dict[Line, str]:
-    best: dict[Line, tuple[float, str]] = {}
-    times = slice(0, COLUMNS.index("exposed_ns"))
-    for (line, module), amount in found.amounts.items():
-        best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
-    return {line: module for line, (_, module) in best.items() if module}
 
 
 # What do lines and modules take as trees, callers around what they called, modules around those inside them?

@@ -159,8 +159,7 @@ class RankLines(ArrayRecord):
 
         if top[first] != work.number and is_around(top[first]):
             return True
-        frames = self.owned.stacks[first]
-        users = [int(sets.of_frame[f]) for f in frames if self.owned.frames[f].is_user]
+        users = [int(sets.of_frame[f]) for f in self.owned.stacks[first] if self.owned.frames[f].is_user]
         path = [line for line in dict.fromkeys(users) if line in wanted]
         before = path[: path.index(work.number)]
         same = sets.sizes[work.number]
@@ -511,7 +510,8 @@ def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
     whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
     if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
         return False
-    after = _after_training(known, times.first_ns[work.stacks].min(axis=0))
+    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
+    after = bool((times.first_ns[work.stacks].min(axis=0) > began).all())
     if float(times.in_module[work.number].sum()) >= _MOSTLY * free and not in_stacks.hook[work.number]:
         return after and work.modules.isdisjoint(known.trained)
     return after or not _changes(work)
@@ -524,11 +524,6 @@ def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
     if not work.has_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
         return False
     return not work.modules or bool(_code_in_stacks(known).hook[work.number])
-
-
-def _after_training(known: RankLines, first_ns: Int64s) -> bool:
-    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
-    return bool((first_ns > began).all())
 
 
 def _stands_before_forward(known: RankLines, work: LineWork) -> bool:

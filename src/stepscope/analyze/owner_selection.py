@@ -38,8 +38,7 @@ class OwnerName:
         if self.pattern:
             fits = np.array([*(_module_fits(path, self.pattern) for path in owned.modules), False], bool)
             return fits[things.module]
-        frames = [i for i, f in enumerate(owned.frames) if self._holds(f.file, f.line)]
-        holding = owned.holding(frames)
+        holding = owned.holding([i for i, f in enumerate(owned.frames) if self._holds(f.file, f.line)])
         return holding[things.stack] | holding[things.caller]
 
     def _holds(self, file: str, line: int) -> bool:
@@ -63,8 +62,7 @@ def owner_name(text: str, owned: Sequence[Ownership]) -> OwnerName:
         raise UsageError(f"{text}: several files end in {name.file} ({listed}); say which")
     lines = sorted({f.line for one in owned for f in one.frames if f.file in files})
     if not any(name.first <= line <= name.last for line in lines):
-        near = sorted(sorted(lines, key=lambda line: abs(line - first))[:_MAX_NAMED])
-        listed = ", ".join(map(str, near))
+        listed = ", ".join(map(str, sorted(sorted(lines, key=lambda line: abs(line - first))[:_MAX_NAMED])))
         raise UsageError(f"{text}: nothing recorded was called from that line; lines of that file near it: {listed}")
     return name
 
@@ -100,8 +98,7 @@ def _module_fits(path: str, pattern: str) -> bool:
 
 
 def _files(given: str, owned: Sequence[Ownership]) -> str:
-    users = sorted({f.file for one in owned for f in one.frames if f.is_user})
-    near = _near(given, users)
+    near = _near(given, sorted({f.file for one in owned for f in one.frames if f.is_user}))
     return f"files with recorded lines are {', '.join(near)}" if near else "no file of the user's has recorded lines"
 
 

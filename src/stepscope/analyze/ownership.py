@@ -132,8 +132,7 @@ class Ownership(ArrayRecord):
         middle = trace["ts_ns"][rows] + np.maximum(trace["dur_ns"][rows], 0) // 2  # of those that cross others too
         moment = self.host.owner.at(self.host.at(trace["tid"][rows], middle))
         on_device = self.by_work.at(self._work_of_row[rows])
-        found = own.where(own.stack >= 0, moment)
-        return on_device.where(self._work_of_row[rows] >= 0, found)
+        return on_device.where(self._work_of_row[rows] >= 0, own.where(own.stack >= 0, moment))
 
     @cached_property
     def runtime_calls(self) -> tuple[Rows, OwnedWork]:

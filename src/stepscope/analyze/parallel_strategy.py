@@ -284,8 +284,7 @@ def _beside_gradients(use: _Use) -> Iterator[Role]:
         return
     known = use.size[gradients & (use.size >= 0)]
     exchanged = use.of("all_reduce", "all_gather", "broadcast", during=_IN_FORWARD)
-    as_gradients = use.of("all_reduce") & among(use.size, known)
-    rows = use.claim_free(exchanged & ~as_gradients)
+    rows = use.claim_free(exchanged & ~(use.of("all_reduce") & among(use.size, known)))
     if len(rows):
         yield Role("small", PATTERN, "exchanged in forward by the ranks that hold replicas", rows)
 

@@ -112,8 +112,7 @@ def _is_1f1b(kinds: Sequence[str], position: int, stages: int) -> bool:
     for kind in kinds:
         in_flight += 1 if kind == "F" else -1
         most = max(most, in_flight)
-    microbatches = kinds.count("F")
-    return most == min(microbatches, stages - position) and in_flight == 0
+    return most == min(kinds.count("F"), stages - position) and in_flight == 0
 
 
 def _key(a: Action) -> tuple[str, int, int]:
@@ -145,8 +144,7 @@ def _chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> l
         members = [c.groups[g].ranks for g in distinct(c.group[strategy.rows_of(i, _KIND)])]
         if len(linked) == 1:
             linked |= set(members[0] or [shared.run.ranks[k].rank for k in used])
-        joined = [g for g in groups if g & linked]
-        groups = [g for g in groups if not g & linked] + [linked.union(*joined)]
+        groups = [g for g in groups if not g & linked] + [linked.union(*[g for g in groups if g & linked])]
     return sorted((tuple(sorted(g)) for g in groups), key=lambda chain: (-len(chain), chain))
 
 
@@ -188,8 +186,7 @@ def _one_step_of_one(
 
 
 def _receives(rank: Rank, rows: Int64s) -> int:
-    c = rank.collectives
-    receiving = among(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
+    receiving = among(rank.collectives.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
     return int(receiving.sum()) // max(len(rank.steps), 1)
 
 
@@ -268,8 +265,7 @@ def pipeline_actions(
     if whole is None or not all(whole):
         return None
     index = {shared.run.ranks[i].rank: i for i in used}
-    chain = next(c for c in chains if all(rank in index for rank in c))
-    return [index[rank] for rank in chain], whole
+    return [index[rank] for rank in next(c for c in chains if all(rank in index for rank in c))], whole
 
 
 Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Action], bool]]]
@@ -405,8 +401,7 @@ def _passes_work(rank: Rank, strategy: Strategy, index: int, account: RankAccoun
         )
         return subtract(forward, backward), backward
     backward = intersect(account.compute, found.backward)
-    rest = subtract(subtract(account.compute, found.backward), found.optimizer)
-    return rest, backward
+    return subtract(subtract(account.compute, found.backward), found.optimizer), backward
 
 
 def _op_ns(rank: Rank, rows: Int64s, op: str, window: Intervals) -> int:
@@ -430,8 +425,7 @@ def ideal_schedule(ranks: list[list[Action]], *, equal: bool) -> tuple[Replay | 
     """Return these orders of actions with free messages, and what each action then takes."""
     means = [_mean_busy(actions) for actions in ranks]
     if equal:
-        everywhere = _mean_busy([a for actions in ranks for a in actions])
-        means = [everywhere] * len(ranks)
+        means = [_mean_busy([a for actions in ranks for a in actions])] * len(ranks)
     durations = [[mean[a.kind] for a in actions] for actions, mean in zip(ranks, means, strict=True)]
     return replayed(ranks, durations), durations
 

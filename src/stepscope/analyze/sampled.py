@@ -127,8 +127,7 @@ def outline_file(
         trace = read_cached(path, cache_folder=folder, enabled=keep, budget=Budget(total_bytes))
         name = stated_name(Path(path), root=None if root is None else Path(root))
         [(number, source)] = assign_ranks([(name, rank_in_header(trace.header))])
-        beside = Path(path).parent / rank_file(number, FLIGHT_RECORDER)
-        flight = None if source == _BY_ORDER else beside
+        flight = None if source == _BY_ORDER else Path(path).parent / rank_file(number, FLIGHT_RECORDER)
         return outlined(rank_of_trace(trace, rank=number, rank_source=source, flight_file=flight))
     except StepscopeError:  # said by the reading of those that are kept in full
         return None
@@ -183,7 +182,14 @@ def load_run(
         most = max(most if full_ranks is not None else min(most, _few_enough(found)), len(also) + 1)
         if len(found) > most and _told_one_by_one(found):
             everyone = found
-            sources = _with_chosen(sources, outlines, everyone, most, also)
+            shared = aligned(Run("", tuple(everyone), description=run_description(sources.folder)[0]))
+            chosen = {everyone[index].trace.path for index in chosen_indices(shared, most, also)}
+            kept = [
+                source
+                for source, outline in zip(sources.files, outlines, strict=True)
+                if outline is None or outline.trace.path in chosen
+            ]
+            sources = replace(sources, files=tuple(kept))
     return load_sources(
         sources,
         name=name,
@@ -244,24 +250,6 @@ def _told_one_by_one(ranks: Sequence[OutlinedRank]) -> bool:
 def _few_enough(ranks: Sequence[OutlinedRank]) -> int:
     events = sum(rank.num_events for rank in ranks) / max(len(ranks), 1)
     return max(MIN_FULL_RANKS, round(_MAX_FULL_EVENTS / max(events, 1)))
-
-
-def _with_chosen(
-    sources: Sources,
-    outlines: Sequence[OutlinedRank | None],
-    everyone: Sequence[OutlinedRank],
-    most: int,
-    wanted: Collection[int],
-) -> Sources:
-    description = run_description(sources.folder)[0]
-    shared = aligned(Run("", tuple(everyone), description=description))
-    chosen = {everyone[index].trace.path for index in chosen_indices(shared, most, wanted)}
-    kept = [
-        source
-        for source, outline in zip(sources.files, outlines, strict=True)
-        if outline is None or outline.trace.path in chosen
-    ]
-    return replace(sources, files=tuple(kept))
 
 
 def _said(num_ranks: int, most: int) -> str:

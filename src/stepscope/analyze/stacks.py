@@ -308,8 +308,7 @@ class LineSets(ArrayRecord):
         until = np.append(0, np.cumsum(high - low))
 
         def held(place: Int64s) -> Int64s:
-            at = np.searchsorted(low, place, side="right")
-            last = np.maximum(at - 1, 0)
+            last = np.maximum(np.searchsorted(low, place, side="right") - 1, 0)
             return until[last] + np.minimum(high[last], place) - low[last] if len(low) else place * 0
 
         inside = np.maximum(held(self.high[theirs]), 0) - np.maximum(held(self.low[theirs]), 0)

@@ -35,8 +35,7 @@ _SAME_PROGRAM = 0.75
 
 def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
     """Return the run in which the named ranks are as fast as the median of the others, host and device."""
-    every = replay.shared.run.ranks
-    late = {i for i, r in enumerate(every) if r.rank in set(ranks)}
+    late = {i for i, r in enumerate(replay.shared.run.ranks) if r.rank in set(ranks)}
     peers = [i for i, p in enumerate(replay.programs) if i not in late and len(p)]
     if not late or not peers:
         return replay
@@ -97,15 +96,13 @@ def _counterparts(rank: Rank, program: Program, other_rank: Rank, other: Program
     at = np.full(int(key.max()) + 1, NOTHING, np.int64)
     at[key[len(mine) :]] = np.arange(len(other))
     found = at[key[: len(mine)]]
-    share = (found >= 0).sum() / max(len(program), len(other))
-    return found if share >= _SAME_PROGRAM else None
+    return found if (found >= 0).sum() / max(len(program), len(other)) >= _SAME_PROGRAM else None
 
 
 def _names(rank: Rank, program: Program) -> npt.NDArray[np.str_]:
     if not rank.has_device:
         return rank.collectives.op[program.device_index].astype(str)
-    name = rank.work.name[program.device_index]
-    used, at = np.unique(name, return_inverse=True)
+    used, at = np.unique(rank.work.name[program.device_index], return_inverse=True)
     return np.array([rank.trace.strings[i] for i in used.tolist()])[at.reshape(-1)]
 
 
@@ -166,8 +163,7 @@ def state_saves(rank: Rank, program: Program) -> npt.NDArray[np.bool_]:
     to_host = by_string(rank.trace, work.name, lambda s: "DtoH" in s or "DeviceToHost" in s).astype(bool)
     copies = (to_host & (work.kind == EventKind.COPY))[program.device_index]
     run = np.cumsum(~copies)  # copies in a row have the same number as the item before them
-    count = np.bincount(run[copies], minlength=int(run.max()) + 1)
-    return copies & (count[run] >= _MIN_COPIES)
+    return copies & (np.bincount(run[copies], minlength=int(run.max()) + 1)[run] >= _MIN_COPIES)
 
 
 def save_ns(replay: Replay) -> float:
@@ -306,8 +302,7 @@ def _programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.
             continue
         items = np.flatnonzero(mask)
         rows, duration = program.device_index[items], program.duration_ns.copy()
-        recorded = rank.work.end_ns[rows] - rank.work.start_ns[rows]
-        share = np.clip(times[rows] / np.maximum(recorded, 1), 0, 1)
+        share = np.clip(times[rows] / np.maximum(rank.work.end_ns[rows] - rank.work.start_ns[rows], 1), 0, 1)
         duration[items] = np.rint(duration[items] * share)
         programs.append(replace(program, duration_ns=duration))
     return programs
@@ -320,8 +315,7 @@ def fused_work(replay: Replay, chosen: Chosen, *, launches: int, device_share: f
         per_step = np.bincount(program.step[mask], minlength=len(replay.steps))
         kept = np.minimum(1.0, launches / np.maximum(per_step, 1))[program.step]
         own = np.where(mask, np.rint(program.host.own_ns * kept), program.host.own_ns).astype(np.int64)
-        fused = replace(program, host=replace(program.host, own_ns=own))
-        programs.append(_scaled(fused, mask, device_share))
+        programs.append(_scaled(replace(program, host=replace(program.host, own_ns=own)), mask, device_share))
     return rebuilt(replay, programs)
 
 
@@ -416,8 +410,7 @@ def fused_chains(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[
         if not rank.has_device:
             programs.append(program)
             continue
-        gone = (mask & ~lead)[program.device_index]
-        own_ns = np.where(gone, 0, program.host.own_ns)
+        own_ns = np.where((mask & ~lead)[program.device_index], 0, program.host.own_ns)
         programs.append(replace(program, host=replace(program.host, own_ns=own_ns)))
     return rebuilt(replay, programs)
 

@@ -181,8 +181,7 @@ def _spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArra
         return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
     usual = median(own)
     following = np.minimum(items + 1, len(program) - 1)
-    last_of_several = ~among(following, items)
-    more_after = np.maximum(own[following] - usual, 0) * last_of_several
+    more_after = np.maximum(own[following] - usual, 0) * (~among(following, items))
     own[items] -= spared * own[items]
     own[following] -= spared * more_after
     return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))

@@ -67,8 +67,7 @@ def critical_path(replay: Replay) -> CriticalPath:
     last = graph.num_steps - 1
     half = max(0, last - max(1, (last + 1) // 2))
     begin_ns = float(ends[:, half].max()) if last else 0.0
-    path = _walk(graph, duration, end, begin_ns)
-    totals = _totals(replay, path, begin_ns)
+    totals = _totals(replay, _walk(graph, duration, end, begin_ns), begin_ns)
     steps = max(last - half, 1)
     whole = sum(totals.values()) or 1.0
     segments = [
@@ -174,8 +173,7 @@ def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]
 class _Names:
     def __init__(self, rank: Rank, program: Program) -> None:
         self._num_items = len(program)
-        spent = np.stack([getattr(program.host, part) for part in _HOST_PARTS])
-        self._doing = np.argmax(spent, axis=0)
+        self._doing = np.argmax(np.stack([getattr(program.host, part) for part in _HOST_PARTS]), axis=0)
         self._kind = program.kind
         self._name = rank.work.name[program.device_index] if rank.has_device else None
         self._strings = rank.trace.strings

@@ -117,8 +117,7 @@ def build_graph(
 
 def with_durations(graph: Graph, programs: Sequence[Program], num_meetings: int) -> Graph:
     """Return the graph of programs that take other times but wait for the same things."""
-    nodes = _Nodes(programs, num_meetings, graph.repeats)
-    duration, profiled = nodes.durations(programs, graph.repeats)
+    duration, profiled = _Nodes(programs, num_meetings, graph.repeats).durations(programs, graph.repeats)
     return replace(graph, duration_ns=duration, profiled_ns=profiled)
 
 
@@ -265,8 +264,7 @@ def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
 def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> None:
     edges.add(nodes.host(rank, 0)[-1:], nodes.host(rank, 1)[:1])
     if program.tail_released_by != NOTHING:
-        released = nodes.device(rank, 0)[program.tail_released_by :][:1]
-        edges.add(released, int(nodes.host(rank, 1)[0]))
+        edges.add(nodes.device(rank, 0)[program.tail_released_by :][:1], int(nodes.host(rank, 1)[0]))
     followed = np.zeros(len(program), bool)
     followed[program.stream_predecessor[program.stream_predecessor != NOTHING]] = True
     last = np.flatnonzero(~followed)

@@ -179,8 +179,7 @@ def _collective_rows(rank: Rank, rows: Int64s) -> Int64s:
 def _durations(shared: AlignedRun, index: int, rows: Int64s) -> Int64s:
     rank = shared.run.ranks[index]
     duration = rank.work.end_ns - rank.work.start_ns
-    c = rank.collectives
-    duration[c.device_index] -= np.maximum(shared.wait_ns[index], 0)
+    duration[rank.collectives.device_index] -= np.maximum(shared.wait_ns[index], 0)
     return duration[rows]
 
 
@@ -280,8 +279,7 @@ def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:
             if other == own:
                 continue
             by_launch = np.searchsorted(launches[other], moment, side="right")
-            by_end = np.searchsorted(ended[other], begun, side="right")
-            at = np.minimum(by_launch, by_end) - 1
+            at = np.minimum(by_launch, np.searchsorted(ended[other], begun, side="right")) - 1
             pairs.append(np.stack((theirs[at], fresh))[:, at >= 0])
     return by_item(np.concatenate(pairs, axis=1))
 

@@ -211,8 +211,7 @@ def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> Int64
     own = among(asks, part.calls)
     theirs = (latest >= 0) & own[np.maximum(latest, 0)] if len(asks) else np.zeros(len(launched), bool)
     other, item = program.waits
-    for_nothing = np.bincount(item[gone[other]], minlength=len(program)) > 0
-    dropped = gone | (theirs & for_nothing)
+    dropped = gone | (theirs & (np.bincount(item[gone[other]], minlength=len(program)) > 0))
     return program.waits[:, ~dropped[item]]
 
 

@@ -79,8 +79,7 @@ def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
     at = rank.steps.of(start)
     kept = (at >= 0) & among(rank.steps.number[np.maximum(at, 0)], steps)
     start, took = start[kept], rank.trace["dur_ns"][rows[kept]]
-    own = did.parts(start, start + took).own_ns
-    return float(own.sum()) / max(len(steps), 1)
+    return float(did.parts(start, start + took).own_ns.sum()) / max(len(steps), 1)
 
 
 def _quick_ns(log: StepLog, took: Floats) -> float | None:
@@ -341,8 +340,7 @@ def _spans(rank: Rank, numbers: Int64s) -> Int64s:
 
 def _few_enough(shared: AlignedRun, numbers: Int64s) -> Int64s:
     per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
-    most = max(1, int(_MAX_ITEMS / max(per_step, 1)))
-    return numbers[-most:]
+    return numbers[-max(1, int(_MAX_ITEMS / max(per_step, 1))) :]
 
 
 def _host_factor(
@@ -355,7 +353,11 @@ def _host_factor(
 ) -> tuple[float, bool]:
     if unprofiled_ns is None:
         return 1.0, False
-    prior = _factor_from_events(shared, programs, numbers)
+    events = host = 0.0
+    for rank, program in zip(shared.run.ranks, programs, strict=True):
+        events += int(recorded_events(rank)[among(rank.steps.number, numbers)].sum())
+        host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
+    prior = float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0
     logged = logged_factor(shared.run, numbers)
     if logged is not None:
         prior = float(np.clip(logged, _MIN_FACTOR, prior))
@@ -379,11 +381,3 @@ def _factor_that_gives(graph: Graph, target_ns: float) -> float:
         period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, middle)))
         low, high = (middle, high) if period < target_ns else (low, middle)
     return high
-
-
-def _factor_from_events(shared: AlignedRun, programs: tuple[Program, ...], numbers: Int64s) -> float:
-    events = host = 0.0
-    for rank, program in zip(shared.run.ranks, programs, strict=True):
-        events += int(recorded_events(rank)[among(rank.steps.number, numbers)].sum())
-        host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
-    return float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0
