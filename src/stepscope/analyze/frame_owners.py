@@ -3,8 +3,8 @@
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import PurePosixPath
@@ -18,8 +18,6 @@ from stepscope.analyze.ownership import Ids, OwnedWork, Ownership
 from stepscope.analyze.phases import Marks, marks_of
 from stepscope.analyze.stacks import NOBODY, Stacks
 from stepscope.contract.owners import FUNCTIONS
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
 from stepscope.run.device_work import lookup
 from stepscope.run.load import Run
 from stepscope.run.owners import Frame, RankOwners
@@ -72,22 +70,16 @@ _PACKAGES = {
 _INSTALLED = ("site-packages/", "dist-packages/", "<frozen", "<string>", "<__array")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Kinds(ArrayRecord):
-    frames: tuple[Frame, ...]
-    #: by string id: the frame, NOBODY for none
-    frame_of: Int64s
-    modules: tuple[str, ...]
-    module_of: Int64s
-
-
 def _ownership_by_own_frames(rank: Rank) -> Ownership:
     marks = marks_of(rank)
-    python = call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON))
-    python, deep = _shallow(python)
-    kinds = _kinds(rank, python)
-    stack, stacks = _stacks(python, kinds)
-    module, modules, cut = _modules(python, kinds)
+    python, deep = _shallow(call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON)))
+    frames, frame, module_names, own_module = _frames_and_modules(rank, python)
+    stack, stacks = _stacks(python, frames, frame)
+    module, modules, cut = _modules(python, module_names, own_module)
+    notes = (
+        (deep, f"{deep:,} Python events below {_MAX_FRAMES:,} others are counted for the frame around them"),
+        (cut, f"modules nested more than {_MAX_MODULES} deep are counted for the module around them"),
+    )
     calls = operators_and_ranges(rank)
     inside = _innermost(rank, python, calls)
     raw = np.where(inside >= 0, stack[inside], NOBODY).astype(np.int32)
@@ -105,7 +97,7 @@ def _ownership_by_own_frames(rank: Rank) -> Ownership:
     return Ownership(
         rank=rank,
         lines=FUNCTIONS,
-        frames=kinds.frames,
+        frames=frames,
         stacks=stacks,
         modules=modules,
         calls=calls,
@@ -114,20 +106,14 @@ def _ownership_by_own_frames(rank: Rank) -> Ownership:
         by_work=work_owners(rank, calls, by_call, host),
         by_collective=collective_owners(rank, calls, by_call, host),
         matched_share=None,
-        notes=_notes(rank, deep, cut),
+        notes=tuple(f"rank {rank.rank}: {note}" for applies, note in notes if applies),
     )
 
 
-def _notes(rank: Rank, deep: int, cut: bool) -> tuple[str, ...]:
-    lines = []
-    if deep:
-        lines.append(f"{deep:,} Python events below {_MAX_FRAMES:,} others are counted for the frame around them")
-    if cut:
-        lines.append(f"modules nested more than {_MAX_MODULES} deep are counted for the module around them")
-    return tuple(f"rank {rank.rank}: {line}" for line in lines)
-
-
-def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
+def _frames_and_modules(
+    rank: Rank, python: HostCalls
+) -> tuple[tuple[Frame, ...], list[int], tuple[str, ...], list[int]]:
+    """Return the frames, that of each Python event (NOBODY for none), and the same for modules."""
     strings = rank.trace.strings
     frames: dict[Frame, int] = {}
     modules: dict[str, int] = {}
@@ -140,7 +126,7 @@ def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
             line = int(found["line"])
             frame = Frame(found["file"], line, found["function"], _is_users(found["file"]), line)
             frame_of[name] = frames.setdefault(frame, len(frames))
-    return _Kinds(tuple(frames), frame_of, tuple(modules), module_of)
+    return tuple(frames), frame_of[python.name].tolist(), tuple(modules), module_of[python.name].tolist()
 
 
 def _is_users(file: str) -> bool:
@@ -150,11 +136,10 @@ def _is_users(file: str) -> bool:
     return top.removesuffix(".py") not in (_PACKAGES | sys.stdlib_module_names) or top == "/"
 
 
-def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
-    stacks = Stacks(kinds.frames)
-    is_user = [frame.is_user for frame in kinds.frames]
+def _stacks(python: HostCalls, frames: tuple[Frame, ...], own: list[int]) -> tuple[Ids, Stacks]:
+    stacks = Stacks(frames)
+    is_user = [frame.is_user for frame in frames]
     out, ends_in_user = [NOBODY] * len(python), [False] * len(python)
-    own = kinds.frame_of[python.name].tolist()
     for i, (parent, new) in enumerate(zip(python.parent.tolist(), own, strict=True)):
         above, below_user = (out[parent], ends_in_user[parent]) if parent >= 0 else (NOBODY, False)
         out[i], ends_in_user[i] = above, below_user
@@ -164,19 +149,18 @@ def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
     return np.array(out, np.int32), stacks
 
 
-def _modules(python: HostCalls, kinds: _Kinds) -> tuple[Ids, tuple[str, ...], bool]:
+def _modules(python: HostCalls, names: tuple[str, ...], own: list[int]) -> tuple[Ids, tuple[str, ...], bool]:
     known: dict[tuple[int, int], int] = {}
     paths: list[str] = []
     depth: list[int] = []
     left, cut = _MAX_MODULE_TEXT, False
     out = [NOBODY] * len(python)
-    own = kinds.module_of[python.name].tolist()
     for i, (parent, new) in enumerate(zip(python.parent.tolist(), own, strict=True)):
         above = out[i] = out[parent] if parent >= 0 else NOBODY
         if new < 0:
             continue
         if (above, new) not in known:
-            path = kinds.modules[new] if above < 0 else f"{paths[above]}.{kinds.modules[new]}"
+            path = names[new] if above < 0 else f"{paths[above]}.{names[new]}"
             level = depth[above] + 1 if above >= 0 else 1
             if above >= 0 and (level > _MAX_MODULES or len(path) > left):
                 cut = True
@@ -198,15 +182,8 @@ def _shallow(python: HostCalls) -> tuple[HostCalls, int]:
     if not deep:
         return python, 0
     place = np.append(np.cumsum(keep) - 1, -1).astype(np.int32)  # callers of what stays stay
-    shallow = HostCalls(
-        row=python.row[keep],
-        name=python.name[keep],
-        thread=python.thread[keep],
-        start_ns=python.start_ns[keep],
-        end_ns=python.end_ns[keep],
-        parent=place[python.parent[keep]],
-    )
-    return shallow, deep
+    columns = {f.name: getattr(python, f.name)[keep] for f in fields(HostCalls)}
+    return HostCalls(**{**columns, "parent": place[columns["parent"]]}), deep
 
 
 def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
@@ -293,12 +270,13 @@ def with_operator_lines(owners: RankOwners, source: SourceText) -> RankOwners:
     unsure = {i for i, f in enumerate(owners.frames) if f.is_user and 0 < f.line < f.line_to <= f.line + MAX_LINES}
     if not unsure:
         return owners
-    symbols = _symbols_at(owners, unsure)
     frames = list(owners.frames)
-    for i, wanted in symbols.items():
-        lines = source.lines(frames[i].file)
-        if lines is not None:
-            frames[i] = _narrowed(frames[i], lines, wanted)
+    for i, wanted in _symbols_at(owners, unsure).items():
+        frame, lines = frames[i], source.lines(frames[i].file) or ()
+        numbers = range(frame.line, min(frame.line_to, len(lines)) + 1)
+        holding = [n for n in numbers if wanted & set(operator_symbols(lines[n - 1]))]
+        if holding:
+            frames[i] = replace(frame, line=holding[0], line_to=holding[-1])
     return replace(owners, frames=tuple(frames))
 
 
@@ -319,12 +297,6 @@ def _symbols_at(owners: RankOwners, unsure: set[int]) -> dict[int, set[str]]:
 
 def _symbols(names: set[str], of_name: Mapping[str, str]) -> set[str]:
     return {of_name[name] for name in names if name in of_name}
-
-
-def _narrowed(frame: Frame, lines: Sequence[str], wanted: set[str]) -> Frame:
-    numbers = range(frame.line, min(frame.line_to, len(lines)) + 1)
-    holding = [n for n in numbers if wanted & set(operator_symbols(lines[n - 1]))]
-    return replace(frame, line=holding[0], line_to=holding[-1]) if holding else frame
 
 
 def operator_symbols(line: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_calls import HostCalls
-from stepscope.analyze.ownership import HostTime, OwnedWork
+from stepscope.analyze.ownership import HostTime, OwnedWork, joined_owners
 from stepscope.analyze.phases import Marks
 from stepscope.analyze.stacks import Mask
 from stepscope.dataclass import dataclass
@@ -216,18 +216,12 @@ def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
 
 
 def _joined(parts: list[HostTime]) -> HostTime:
-    owners = [part.owner for part in parts]
-    no_ids, no_time, no_mask = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool)
+    no_time, no_mask = np.empty(0, np.int64), np.empty(0, bool)
     return HostTime(
         thread=np.concatenate([no_time, *(p.thread for p in parts)]),
         start_ns=np.concatenate([no_time, *(p.start_ns for p in parts)]),
         end_ns=np.concatenate([no_time, *(p.end_ns for p in parts)]),
-        owner=OwnedWork(
-            stack=np.concatenate([no_ids, *(o.stack for o in owners)]),
-            caller=np.concatenate([no_ids, *(o.caller for o in owners)]),
-            module=np.concatenate([no_ids, *(o.module for o in owners)]),
-            backward=np.concatenate([no_mask, *(o.backward for o in owners)]),
-        ),
+        owner=joined_owners([part.owner for part in parts]),
         is_python=np.concatenate([no_mask, *(p.is_python for p in parts)]),
         runs=np.concatenate([no_mask, *(p.runs for p in parts)]),
     )

@@ -8,6 +8,7 @@ collective                        the operator that asked for it
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
@@ -51,27 +52,24 @@ class OwnedWork(ArrayRecord):
             return nobody(len(index))
         known = index >= 0
 
-        def at_index(ids: Ids) -> Ids:
-            return np.where(known, ids[index], NOBODY).astype(np.int32)
-
-        return OwnedWork(
-            at_index(self.stack), at_index(self.caller), at_index(self.module), known & self.backward[index]
-        )
+        ids = (np.where(known, ids[index], NOBODY).astype(np.int32) for ids in (self.stack, self.caller, self.module))
+        return OwnedWork(*ids, known & self.backward[index])
 
     def where(self, mask: Mask, other: "OwnedWork") -> "OwnedWork":
         """Return these owners where the mask holds, the others elsewhere."""
-        return OwnedWork(
-            np.where(mask, self.stack, other.stack),
-            np.where(mask, self.caller, other.caller),
-            np.where(mask, self.module, other.module),
-            np.where(mask, self.backward, other.backward),
-        )
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(OwnedWork))
+        return OwnedWork(*(np.where(mask, mine, theirs) for mine, theirs in pairs))
 
 
 def nobody(count: int) -> OwnedWork:
     """Return so many things that nobody owns."""
     none = np.full(count, NOBODY, np.int32)
     return OwnedWork(none, none, none, np.zeros(count, bool))
+
+
+def joined_owners(parts: Sequence[OwnedWork]) -> OwnedWork:
+    """Return the owners of several lists of things as one list."""
+    return OwnedWork(*(np.concatenate([getattr(p, f.name) for p in (nobody(0), *parts)]) for f in fields(OwnedWork)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

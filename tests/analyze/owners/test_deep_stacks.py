@@ -36,7 +36,7 @@ def calls_in(command: list[str]) -> int:
 
     def count_line(frame: Any, event: str, _: Any) -> Any:
         nonlocal count
-        if "stepscope/analyze/owners" not in frame.f_code.co_filename:
+        if "stepscope/analyze/" not in frame.f_code.co_filename:
             return None
         count += 1
         return count_line
