@@ -9,10 +9,9 @@ steps, is known only from all files together, a file holds several ranks, or sev
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from os import cpu_count
 from pathlib import Path
 
@@ -55,35 +54,24 @@ _RULE = "the first, late, most waited for, most and least compute, one of each r
 def chosen_indices(every: AlignedRun, most: int, wanted: Collection[int] = ()) -> list[int]:
     """Return which of the ranks to analyse in full, at most so many, by their place among all; `wanted` are numbers."""
     ranks = every.run.ranks
+    place = {rank.rank: index for index, rank in enumerate(ranks)}
+    waited = waited_for_ns(every)
+    windows = {index: window for index, rank in enumerate(ranks) if (window := window_of(rank)) is not None}
+    by_compute = sorted(windows, key=lambda index: (windows[index].compute.total_ns, index))
+    most_compute = sorted(windows, key=lambda index: (-windows[index].compute.total_ns, index))
     chosen = dict.fromkeys([0, *(index for index, rank in enumerate(ranks) if rank.rank in wanted)])
     for candidates, share in (
-        (_late(every), 4),
-        (_waited_for(every), 8),
-        (_by_compute(ranks, most_first=True), 16),
-        (_by_compute(ranks, most_first=False), 16),
+        ([place[one.rank] for one in late_ranks(every)], 4),
+        ([int(index) for index in np.argsort(-waited, kind="stable") if waited[index] > 0], 8),
+        (most_compute, 16),
+        (by_compute, 16),
         (_first_of_each(map(_role, ranks)), 8),
         (_first_of_each(rank.host for rank in ranks), 8),
     ):
-        chosen.update(dict.fromkeys(islice(candidates, max(1, most // share))))
+        chosen.update(dict.fromkeys(candidates[: max(1, most // share)]))
     first = list(chosen)[:most]
     others = [index for index in range(len(ranks)) if index not in set(first)]
     return sorted(first + _evenly(others, most - len(first)))
-
-
-def _late(every: AlignedRun) -> Iterator[int]:
-    place = {rank.rank: index for index, rank in enumerate(every.run.ranks)}
-    return (place[one.rank] for one in late_ranks(every))
-
-
-def _waited_for(every: AlignedRun) -> Iterator[int]:
-    waited = waited_for_ns(every)
-    return (int(index) for index in np.argsort(-waited, kind="stable") if waited[index] > 0)
-
-
-def _by_compute(ranks: tuple[Rank, ...], *, most_first: bool) -> Iterator[int]:
-    windows = {index: window for index, rank in enumerate(ranks) if (window := window_of(rank)) is not None}
-    sign = -1 if most_first else 1
-    return iter(sorted(windows, key=lambda index: (sign * windows[index].compute.total_ns, index)))
 
 
 def _role(rank: Rank) -> tuple[object, ...]:
@@ -93,11 +81,11 @@ def _role(rank: Rank) -> tuple[object, ...]:
     return (*sorted(count.items(), key=repr), rank.has_device)
 
 
-def _first_of_each(kinds: Iterable[object]) -> Iterator[int]:
+def _first_of_each(kinds: Iterable[object]) -> list[int]:
     first: dict[object, int] = {}
     for index, kind in enumerate(kinds):
         first.setdefault(kind, index)
-    return iter(first.values())
+    return list(first.values())
 
 
 def _evenly(others: list[int], count: int) -> list[int]:

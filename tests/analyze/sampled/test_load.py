@@ -166,6 +166,6 @@ def test_all_ranks_asked_for_are_all_in_full(tmp_path: Path) -> None:
 
 def test_large_traces_leave_room_for_fewer_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.analyze.sampled.MAX_FULL_RANKS", 20)
-    monkeypatch.setattr("stepscope.analyze.sampled.MAX_FULL_EVENTS", 1)
+    monkeypatch.setattr("stepscope.analyze.sampled._MAX_FULL_EVENTS", 1)
     run = load_run(job(tmp_path / "job"), cache=False)
     assert len(run.ranks) == MIN_FULL_RANKS and run.sampling.startswith(f"{MIN_FULL_RANKS} of {RANKS} ranks")
