@@ -128,7 +128,6 @@ Mask = npt.NDArray[np.bool_]
 # things with their owners, and what they take by column
 Pieces = list[tuple[OwnedWork, dict[str, npt.NDArray[Any]]]]
 
-_MAX_PACKED = 1 << 62
 COLUMNS = tuple(f.name for f in fields(Cost))
 FLOPS, MEMORY = COLUMNS.index("flops"), COLUMNS.index("memory_bytes")
 
@@ -145,25 +144,25 @@ class OwnerSums(ArrayRecord):
 
 def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     """Return what each distinct owner of a rank took per step."""
-    rank, steps = owned.rank, max(len(owned.rank.steps), 1)
+    rank = owned.rank
     host, work, c = owned.host, rank.work, rank.collectives
     waited = covered_ns(host_waits(rank), host.start_ns, host.end_ns) * host.runs
     took = (host.end_ns - host.start_ns) * host.runs
-    launched = work.step >= 0
-    is_comm = work.kind == EventKind.COMM_KERNEL
-    duration = (work.end_ns - work.start_ns) * launched
+    computes = (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
     pieces: Pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
-    pieces.append((owned.by_work, {"device_ns": duration * ~is_comm}))
-    asked = c.step >= 0
+    pieces.append((owned.by_work, {"device_ns": (work.end_ns - work.start_ns) * computes}))
+    inside = c.step >= 0
     exposed = covered_ns(_exposed_comm(rank), c.start_ns, c.end_ns)
-    pieces.append((owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * asked, "exposed_ns": exposed * asked}))
+    pieces.append(
+        (owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * inside, "exposed_ns": exposed * inside})
+    )
     counted = calls.counted & (calls.step >= 0)
     pieces.append((owned.of_rows(calls.calls.row[counted]), {"flops": calls.flops[counted]}))
     rows, sizes = _allocations(rank)
     pieces.append((owned.of_rows(rows), {"memory_bytes": sizes}))
     known = np.ones(len(COLUMNS), bool)
     known[FLOPS], known[MEMORY] = bool(counted.any()), bool(len(rows))
-    return _summed(pieces, steps, known)
+    return _summed(pieces, max(len(rank.steps), 1), known)
 
 
 def host_waits(rank: Rank) -> Intervals:
@@ -211,7 +210,7 @@ def _packed(key: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     out, size = np.zeros(len(key), np.int64), 1
     for column in key.T.astype(np.int64):
         base = int(column.max(initial=0)) + 2
-        if size * base >= _MAX_PACKED:
+        if size * base >= 1 << 62:
             _, out = np.unique(out, return_inverse=True)
             out, size = out.reshape(-1).astype(np.int64), len(key)
         out, size = out * base + column + 1, size * base
@@ -328,7 +327,6 @@ def _add_lines(
 
 
 def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
-    around: dict[str, str] = {}
     for _, _, module, backward, amount in _rows(sums):
         if module < 0 or not owned.modules[module]:
             continue
@@ -338,9 +336,7 @@ def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: O
             modules.add(path, rank, _INCLUSIVE, amount)
             if backward:
                 modules.add(path, rank, _BACKWARD, amount)
-            if path not in around:
-                around[path] = path.rpartition(".")[0]
-            path = around[path]
+            path = path.rpartition(".")[0]
 
 
 def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
@@ -360,8 +356,7 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
 
 MAX_NODES = 400
 _MAX_DEPTH = 60
-_HOST, _BLOCKED, _DEVICE = (COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns"))
-_COMM, _EXPOSED = COLUMNS.index("comm_ns"), COLUMNS.index("exposed_ns")
+_HOST, _BLOCKED, _DEVICE, _COMM, _EXPOSED = range(5)
 OTHERS = "others"
 
 
@@ -422,10 +417,8 @@ def _line_paths(owned: Ownership) -> list[Path]:
         deep = len(above) == _MAX_DEPTH or not owned.frames[frame].is_user
         return above if deep else (*above, names[frame])
 
-    none: Path = ()
-    users = owned.stacks.folded(none, grown)
-    innermost = owned.stacks.innermost.tolist()
-    return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in zip(users, innermost, strict=False)]
+    paths = zip(owned.stacks.folded((), grown), owned.stacks.innermost.tolist(), strict=False)
+    return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in paths]
 
 
 def _module_path(path: str) -> Path:
@@ -458,9 +451,8 @@ class _GrowingNode(ArrayRecord):
 
 
 def _bounded(root: _GrowingNode) -> CodeNode:
-    weights = sorted(_weights(root), reverse=True)
-    least = weights[MAX_NODES // 2] if len(weights) > MAX_NODES // 2 else 0.0
-    return _node("", root, least)
+    largest = sorted(_weights(root), reverse=True)[MAX_NODES // 2 :]
+    return _node("", root, largest[0] if largest else 0.0)
 
 
 def _weights(node: _GrowingNode) -> Iterable[float]:

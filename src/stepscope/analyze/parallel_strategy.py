@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import launched_in_steps, num_steps
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
-from stepscope.analyze.pipeline_actions import MARKED_ACTION
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
@@ -41,6 +40,8 @@ from stepscope.trace.table import Int64s
 
 # What else a trace says about how the job is parallel: wrappers, kernels of experts, uneven messages.
 
+# stage, kind and micro-batch of a pipeline action, as frameworks mark it
+MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
 _FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel")))
 _EMBEDDINGS = re.compile(r"KJT|all2all_data|PooledEmbedding|alltoall_(fwd|bwd)_single|EmbeddingBagCollection")
 

@@ -285,15 +285,7 @@ class LineSets(ArrayRecord):
                 for rows, place in (by_stack, by_caller)
             )
             if len(mine) or len(more):
-                yield line, self._ascending(len(stack), mine, more)
-
-    @staticmethod
-    def _ascending(count: int, mine: Int64s, more: Int64s) -> Int64s:
-        if not len(more):
-            return np.sort(mine)
-        either = np.zeros(count, bool)
-        either[mine] = either[more] = True
-        return np.flatnonzero(either)
+                yield line, np.union1d(mine, more) if len(more) else np.sort(mine)
 
     def _by_place(self, rows: Int64s, stack: Values) -> tuple[Int64s, Int64s]:
         place = self.stacks.places[stack]

@@ -73,7 +73,7 @@ def test_host_waits_for_what_releases_it() -> None:
 
 
 def test_collective_starts_when_the_last_rank_has_arrived() -> None:
-    meeting = (Meeting(((0, 1), (1, 1))),)
+    meeting = (((0, 1), (1, 1)),)
     early, late = program((1, 10), (1, 20)), program((1, 99), (1, 20))
     assert device_ends(early, late, meetings=meeting) == [[11, 120], [100, 120]]
 
@@ -124,7 +124,7 @@ def test_circle_is_refused_and_not_followed_forever() -> None:
 
 
 def test_crossed_meetings_of_two_ranks_are_a_circle() -> None:
-    meetings = (Meeting(((0, 0), (1, 1))), Meeting(((0, 1), (1, 0))))
+    meetings = (((0, 0), (1, 1)), ((0, 1), (1, 0)))
     with pytest.raises(CircularWaits):
         build_graph([program((1, 1), (1, 1))] * 2, meetings, num_steps=1)
 

@@ -7,14 +7,15 @@ from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_ru
 
 from stepscope.analyze.parallel_strategy import strategy_of
 from stepscope.analyze.pipeline import (
+    Action,
     PipelineView,
     microbatches_and_chunks,
     pipeline_view,
     replayed,
     schedule_name,
+    stage_actions,
     textbook_bubble,
 )
-from stepscope.analyze.pipeline_actions import Action, stage_actions
 from stepscope.analyze.rank_windows import rank_account
 from stepscope.document.values import ms_or_none
 from stepscope.run.aligned import aligned
