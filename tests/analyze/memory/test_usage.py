@@ -10,7 +10,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, PID, RankTrace, built_run
 from tests.analyze.jobs import STEP, training_step
 
-from stepscope.analyze.memory import MemoryView, RankMemory, growth, memory_view
+from stepscope.analyze.memory import MemoryView, RankMemory, memory_view
 from stepscope.analyze.phases import passes
 from stepscope.run.load import Run
 from stepscope.run.side_files import MemoryEdge, SideFiles
@@ -120,20 +120,6 @@ def test_blocks_from_before_the_window_are_what_their_likes_are(tmp_path: Path) 
     assert sums.tolist() == list(m.timeline.allocated_bytes)
 
 
-def test_steps_begin_and_end_alike_without_a_leak(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path))
-    assert [s.step for s in m.steps] == [0, 1, 2]
-    assert [s.end_bytes for s in m.steps] == [KEPT + 30 * MB] * 3
-    assert m.steps[1].start_bytes == KEPT + 30 * MB
-    assert m.steps[1].peak_bytes == KEPT + 60 * MB
-
-
-def test_optimizer_state_is_what_the_optimizer_keeps(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, steps=2, leak=7 * MB))
-    assert m.timeline is not None and m.timeline.by_category is not None
-    assert m.timeline.by_category["optimizer_state"][-1] == 14 * MB
-
-
 def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) -> None:
     counted = MemoryEdge(0, 2, "end optimizer_step", {"parameters": 30 * MB, "optimizer": 60 * MB})
     run = run_of(tmp_path)
@@ -202,17 +188,3 @@ def test_step_log_alone_gives_peaks_retries_and_growth(tmp_path: Path) -> None:
     assert m.host_peak_bytes == 600
     assert m.growth is not None and m.growth.leaks
     assert m.host_growth is not None and not m.host_growth.leaks
-
-
-def test_nothing_recorded_is_no_view(tmp_path: Path) -> None:
-    r = RankTrace()
-    training_step(r, 0)
-    run = built_run(tmp_path, [r])
-    assert memory_view(run, passes=[passes(run.ranks[0])]) is None
-
-
-def test_noise_is_no_leak_and_few_samples_say_nothing() -> None:
-    noise = 1e9 + np.random.default_rng(2).normal(0, 1e6, 200)
-    found = growth(range(200), noise)
-    assert found is not None and not found.leaks
-    assert growth(range(6), range(6)) is None
