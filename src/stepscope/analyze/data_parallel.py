@@ -253,7 +253,7 @@ def _mean_ns(values: Sequence[int]) -> int:
     return round(float(np.mean(values))) if values else 0
 
 
-# How did sharded data parallelism (FSDP, ZeRO) move its parameters and gradients, and was it early enough?
+# Gathers and scatters of sharded data parallelism (FSDP, ZeRO).
 #
 # A gather is *early* when the device still computes at the moment it starts: somebody asked for it before it was
 # needed. What of it is still exposed was early, but not early enough. Without prefetch a gather starts when the

@@ -219,7 +219,7 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
     return OwnedWork(stack, raw, np.where(use >= 0, module[use], module).astype(np.int32), node >= 0)
 
 
-# On which line was an operator that raised no call? Told by the source between the calls before and after it.
+# Lines of operators that raise no call, by the source between the calls before and after.
 #
 #     44  rows = torch.cat([d, e], 1)                    a call: known
 #     45  if "outer" in names:

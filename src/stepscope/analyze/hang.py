@@ -14,7 +14,7 @@ from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, RE
 from stepscope.dataclass import dataclass
 from stepscope.trace.flight_recorder import FlightDump, FlightEntry, Frame
 
-# Which collectives of which group did each rank issue? The dumps of all ranks side by side, by number in the group.
+# Collectives of each group, by rank and number.
 
 _LIBRARY_FOLDERS = ("site-packages/", "dist-packages/", "<frozen", "<string>", "??")
 _LIBRARIES = (
@@ -90,7 +90,7 @@ def _elements(sizes: Sequence[Sequence[int]]) -> int:
     return sum(prod(shape) for shape in sizes)
 
 
-# Which sends and receives have no other side? Per pair of ranks of a group, as many of one as of the other.
+# Unpaired sends and receives.
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tu
     return found
 
 
-# Do the ranks of a group call the same collective under the same number? Wrong orders, calls left out, wrong shapes.
+# Mismatched collectives: wrong order, missing calls, wrong shapes.
 #
 # Ranks match their collectives by order alone. One call more or less on a rank, two in another order, or tensors of
 # another size, and ranks wait for what will never come, or exchange the wrong data.

@@ -198,7 +198,7 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-# Which rank did not arrive, and where is each one? From what the ranks' helpers say of a job that takes no steps.
+# Stalled jobs: the rank that did not arrive, and where each rank is.
 #
 # The newest collective of each rank has a number in its group. A rank whose number is behind the others' did not get
 # to
@@ -252,7 +252,7 @@ def _not_arrived(stalls: Mapping[int, Stall]) -> list[str]:
     return lines
 
 
-# Is a rank late, or the whole job slower than it was? What `contract.alarms` judges by, of one look at a job.
+# Alarm states: late ranks and slower steps.
 
 
 def states_of(picture: Picture) -> dict[Key, tuple[str, str]]:

@@ -22,7 +22,7 @@ from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string, of_kinds
 from stepscope.trace.table import Int64s
 
-# Which element of one sequence is which of another that is nearly the same?
+# Alignment of two nearly equal sequences.
 #
 #     wanted  a b c X d e        ->  positions in known:  0 1 2 -1 3 4
 #     known   a b c d e
@@ -111,7 +111,7 @@ def _traced(history: list[dict[int, int]], k: int, x: int, shift: int) -> list[t
     return found[::-1]
 
 
-# Who owns each operator of the steps with frames? Its own stack in forward, the forward operator's in backward.
+# Owners of the operators in the steps with frames: their own stack in forward, the forward operator's in backward.
 #
 #     operator                                     owner
 #     outside autograd nodes                       its own stack and module
@@ -246,7 +246,7 @@ def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
     return stacks.called(stacks.users(owner), *below)
 
 
-# Which operator of the step with frames is each operator of the undisturbed steps?
+# Operators of the undisturbed steps matched to those of the steps with frames.
 #
 # On a thread the sequence of (depth, name) is the same in every step, so operators are matched by their order, step by
 # step and thread by thread. Where a step has operators that the other has not, whole calls (an operator with all that

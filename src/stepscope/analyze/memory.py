@@ -46,7 +46,7 @@ from stepscope.stats.robust import Spread, median, trend
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# Does memory grow from step to step? A leak shows as a slope that chance does not give.
+# Growth from step to step: a leak is a significant slope.
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
     )
 
 
-# Which lines keep what they allocate in every step? Leak suspects.
+# Leak suspects: lines whose allocations of every step stay alive.
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def leaks(names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes
     return tuple(sorted(found, key=lambda leak: -leak.size_bytes)[:_MAX_HOLDERS])
 
 
-# Whose are blocks of memory: which line of the user's code, and which module, allocated them?
+# Lines and modules that allocated blocks.
 #
 # By the owners that the job recorded (or the frames in its trace); without those, by the Python frame around.
 

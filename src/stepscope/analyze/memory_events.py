@@ -73,7 +73,9 @@ def largest_moments(allocated_bytes: Int64s) -> Int64s:
     return np.array([a + int(allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)], np.int64)
 
 
-def bytes_over_time(code: Int64s, codes: int, born: Int64s, died: Int64s, size_bytes: Int64s, events: int) -> Int64s:
+def bytes_over_time(
+    code: npt.NDArray[np.integer], codes: int, born: Int64s, died: Int64s, size_bytes: Int64s, events: int
+) -> Int64s:
     """Return the bytes held by code (rows) after each event (columns); blocks from before are there from the first."""
     change = np.zeros((codes, events + 1), np.int64)
     np.add.at(change, (code, np.maximum(born, 0)), size_bytes)
@@ -147,7 +149,7 @@ def blocks_of(events: MemoryEvents) -> Blocks | None:
     return Blocks(np.abs(np.concatenate((change[births], change[orphans]))), born, died)
 
 
-# Who allocated: which operator, and which line of the user's code, was the host in at a moment?
+# Operator and user line of the host at a moment.
 
 NOBODY = -1
 _FRAME = re.compile(r"^(?P<path>[^<(][^(]*)\(\d+\): ")
@@ -201,7 +203,7 @@ def _is_users(frame: str) -> bool:
     return found["path"].split("/")[0].removesuffix(".py") not in sys.stdlib_module_names
 
 
-# Of what was there before the window and stayed: how much is weights, optimizer state, buckets of DDP?
+# Memory from before the window: weights, optimizer state, DDP buckets.
 #
 # The trace does not tell; the job's own account of its model and optimizer does (`run.json`,
 # `rank00000.memory.jsonl`).
@@ -266,7 +268,7 @@ def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
     return None if size_bytes is None else np.full(len(like), size_bytes, np.int64)
 
 
-# What is the memory used for, as far as allocations and frees can tell?
+# Categories of memory, by allocations and frees.
 #
 #     temporary         freed in the same stretch of forward, backward or optimizer that allocated it
 #     activations       allocated in forward and kept beyond it: for backward, or as inputs and outputs
@@ -339,7 +341,7 @@ def _like_the_others(
     return np.where(keys[i] == wanted, category[ended][first[i]], fallback).astype(np.uint8)
 
 
-# What did a rank hold at every moment of the window, by category and phase?
+# Memory of a rank over the window, by category and phase.
 #
 # The curves behind the peak: what is changed in one category changes each of them, and the peak may move.
 

@@ -26,7 +26,7 @@ from stepscope.trace.memory_snapshot import (
 )
 from stepscope.trace.table import Int64s
 
-# Which blocks did the allocator hand out, how large were they, and when were they given back?
+# Blocks of the allocator, with their sizes and lifetimes.
 #
 # The history has the sizes that were asked for; what counts is the size of the block: rounded up to 512 bytes, and
 # larger
@@ -234,7 +234,7 @@ def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -
     return space
 
 
-# What was each block of a snapshot's history for?
+# Purpose of each block.
 #
 # By what the job says of its storages (`rank00000.memory.jsonl`) where that was recorded, else by the part of the step
 # that allocated it and how long it lived:

@@ -162,7 +162,7 @@ def _layers(found: Sequence[Int64s]) -> tuple[Layer, ...]:
     return tuple(out)
 
 
-# What does splitting the sequence cost: passing keys and values around, and ranks with more attention to compute?
+# Context parallelism: exchanges of keys and values, and compute imbalance.
 #
 # With a causal mask later parts of the sequence attend to more than earlier ones, so a plain split leaves ranks with
 # unequal work. The imbalance is the largest compute time of a rank against the mean.
@@ -220,7 +220,7 @@ def context_parallel_view(
     )
 
 
-# How evenly do routed tokens reach the ranks, and what do the exchanges cost?
+# Expert parallelism: balance of routed tokens and cost of their exchanges.
 #
 # An all-to-all that dispatches tokens is uneven where it receives, the one that brings them back where it sends. The
 # *load* of a rank in an exchange is its amount on the uneven side, so it is what its experts have to work on:

@@ -34,7 +34,7 @@ from stepscope.run.steps import Steps
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import DENSE, Int64s, Trace
 
-# What does a rank need for a step when it waits for nobody?
+# Own time of a rank: its step without waiting for others.
 #
 # With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without: the
 # host's

@@ -25,7 +25,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
-# What a line, a module, or all of a run costs per step: the records.
+# Records.
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CodeCosts:
         return (self.unowned.device_ns + self.unowned.comm_ns) / whole if whole else None
 
 
-# What did each distinct owner of a rank take per step: of the host, the device, communication, FLOPs and memory?
+# Sums per distinct owner of a rank: host, device, communication, FLOPs and memory.
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -153,9 +153,7 @@ def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     pieces.append((owned.by_work, {"device_ns": (work.end_ns - work.start_ns) * computes}))
     inside = c.step >= 0
     exposed = covered_ns(_exposed_comm(rank), c.start_ns, c.end_ns)
-    pieces.append(
-        (owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * inside, "exposed_ns": exposed * inside})
-    )
+    pieces.append((owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * inside, "exposed_ns": exposed * inside}))
     counted = calls.counted & (calls.step >= 0)
     pieces.append((owned.of_rows(calls.calls.row[counted]), {"flops": calls.flops[counted]}))
     rows, sizes = _allocations(rank)
@@ -345,7 +343,7 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
     return zip(*columns, sums.amount, strict=True)
 
 
-# What do lines and modules take as trees, callers around what they called, modules around those inside them?
+# Trees of lines (callers around callees) and of modules.
 #
 #     lines    train.py:40 > model.py:12 > model.py:31     by the stack of whose work it is; backward lies at its
 #     forward
@@ -417,7 +415,8 @@ def _line_paths(owned: Ownership) -> list[Path]:
         deep = len(above) == _MAX_DEPTH or not owned.frames[frame].is_user
         return above if deep else (*above, names[frame])
 
-    paths = zip(owned.stacks.folded((), grown), owned.stacks.innermost.tolist(), strict=False)
+    none: Path = ()
+    paths = zip(owned.stacks.folded(none, grown), owned.stacks.innermost.tolist(), strict=False)
     return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in paths]
 
 

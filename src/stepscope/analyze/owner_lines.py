@@ -254,7 +254,7 @@ def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
     return out
 
 
-# What does the training loop do in every step that is no pass of the model?
+# Non-training work of the training loop in every step.
 #
 # A step trains by forward, loss, backward, the optimizer and the loader. What the host spends in lines of the user's
 # that
@@ -591,7 +591,7 @@ def _take_turns(one: LoopLine, other: LoopLine) -> bool:
     return int((is_other[1:] != is_other[:-1]).sum()) >= 4 * max(len(one.ns), 1)
 
 
-# In which lines does the host of a CPU rank stall in most steps, and for how long?
+# Lines in which the host of a CPU rank stalls in most steps.
 #
 # Where other programs run on the same cores, the training thread is stopped anywhere: a stall here in one step and
 # there

@@ -55,8 +55,10 @@ class OwnedWork(ArrayRecord):
             return nobody(len(index))
         known = index >= 0
 
-        ids = (np.where(known, ids[index], NOBODY).astype(np.int32) for ids in (self.stack, self.caller, self.module))
-        return OwnedWork(*ids, known & self.backward[index])
+        stack, caller, module = (
+            np.where(known, ids[index], NOBODY).astype(np.int32) for ids in (self.stack, self.caller, self.module)
+        )
+        return OwnedWork(stack, caller, module, known & self.backward[index])
 
     def where(self, mask: Mask, other: "OwnedWork") -> "OwnedWork":
         """Return these owners where the mask holds, the others elsewhere."""

@@ -38,7 +38,7 @@ from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# What else a trace says about how the job is parallel: wrappers, kernels of experts, uneven messages.
+# Other evidence in a trace: wrappers, expert kernels, uneven messages.
 
 # stage, kind and micro-batch of a pipeline action, as frameworks mark it
 MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
@@ -79,7 +79,7 @@ def _hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
     )
 
 
-# What is one process group for? Rules over its traffic: which operations, in which phase, of which sizes.
+# Roles of a process group, by its traffic: operations, phases, sizes.
 #
 # A group can serve several strategies at once (gradients and expert tokens over the default group), so every
 # operation is claimed by one role. Operations that move next to nothing (loss averages, norms, buffers, token

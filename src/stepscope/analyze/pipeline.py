@@ -201,7 +201,7 @@ def _numbered(actions: Sequence[Action]) -> list[Action]:
     return [replace(a, microbatch=next(numbers[a.step, a.kind])) for a in actions]
 
 
-# Which schedule does a pipeline follow, and how much of the step would it idle if everything else were perfect?
+# Schedule of a pipeline, and its ideal idle share.
 #
 # The textbook share (p - 1) / (m + p - 1) holds for GPipe and 1F1B with equal stages; interleaving over v chunks per
 # rank divides p - 1 by v. For any order of actions the answer comes from replaying it: an action starts when its rank
@@ -300,7 +300,7 @@ def _ready(a: Action, last_stage: int, ends: dict[tuple[str, int, int], float]) 
     return ends.get(("I", a.stage + 1, a.microbatch))
 
 
-# Which ranks form a pipeline, and how many micro-batches and chunks per rank does it run?
+# Ranks of a pipeline, its micro-batches and chunks per rank.
 
 _KIND = "pp"
 

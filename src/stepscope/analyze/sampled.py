@@ -32,7 +32,7 @@ from stepscope.trace.budget import Budget, return_freed
 from stepscope.trace.cache import read_cached
 from stepscope.trace.nsight_tools import is_sqlite
 
-# Which ranks of a large run are analysed in full? Those that differ, and of the rest as many as there is room for.
+# Choice of the ranks of a large run that are analysed in full.
 #
 #     the first rank              its clock is the job's
 #     ranks that are asked for    by --ranks or --rank

@@ -389,7 +389,7 @@ def fused_chains(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[
     return rebuilt(replay, programs)
 
 
-# What if nobody waited for copies? They take no time, and the host goes on when it has asked for one.
+# Hidden copies: they take no time, and the host does not wait for them.
 #
 # Those that follow one another are one: what the host does between two copies is for the second.
 #

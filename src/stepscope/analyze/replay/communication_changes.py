@@ -23,7 +23,7 @@ from stepscope.stats.robust import median, quantiles
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# What does the host spend around collectives, beyond the calls themselves?
+# Host overhead of hooks around collectives.
 #
 # A sharded module gathers its parameters, copies them out, and packs and scatters its gradients in hooks that
 # FullyShardedDataParallel marks (`FSDP::pre_forward`, `FSDP::post_backward_reduce`). They run once per sharded unit,

@@ -295,7 +295,7 @@ def by_item(waits: Int64s) -> Int64s:
     return waits[:, np.argsort(waits[1], kind="stable")]
 
 
-# What does a rank without a device do, in order? The same program, with gloo's threads in place of the device.
+# Programs of ranks without a device: gloo's threads take the place of the device.
 #
 # Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what
 # it

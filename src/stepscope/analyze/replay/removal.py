@@ -245,7 +245,7 @@ def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Repla
     return _with_plain_python(replay, [EMPTY if one is None else one.long_python for one in ownership])
 
 
-# What would the step save without each of some lines or modules? One replay each, all from the same beginning.
+# Savings of removed lines and modules, one replay each.
 
 MAX_REPLAYED = 10
 # share of the host's and of the device's owned time from which a line is around the step (`main()`), not in it

@@ -37,7 +37,7 @@ from stepscope.stats.robust import far_longer, median, recurring_long
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
-# What is left of the host's time without the profiler, by the regions of the step log?
+# Host time without the profiler, by the regions of the step log.
 #
 # The log times forward, backward and optimizer step in steps without the profiler too. Where the device decides the
 # step,

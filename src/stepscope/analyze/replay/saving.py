@@ -136,7 +136,7 @@ def _saved(replay: Replay, change: Change) -> float | None:
         return None
 
 
-# What would the step take with these changes, and how sure is that?
+# Predicted step time with several changes.
 
 
 @dataclass(frozen=True)
