@@ -112,14 +112,6 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
     assert m.device == 0
 
 
-def test_blocks_from_before_the_window_are_what_their_likes_are(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, first=[15 * MB, 15 * MB]))
-    assert m.timeline is not None and m.timeline.by_category is not None
-    assert m.timeline.by_category["gradients"][0] == 15 * MB  # one of the two is freed by the first event
-    sums = np.sum(list(m.timeline.by_category.values()), axis=0)
-    assert sums.tolist() == list(m.timeline.allocated_bytes)
-
-
 def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) -> None:
     counted = MemoryEdge(0, 2, "end optimizer_step", {"parameters": 30 * MB, "optimizer": 60 * MB})
     run = run_of(tmp_path)
@@ -131,13 +123,6 @@ def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) ->
     assert m.timeline.by_category is not None
     assert np.sum(list(m.timeline.by_category.values()), axis=0).tolist() == list(m.timeline.allocated_bytes)
     assert "optimizer_state" not in m.reasons
-
-
-def test_growth_over_many_steps_is_a_leak(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, steps=20, leak=1 * MB))
-    assert m.growth is not None and m.growth.leaks
-    assert m.growth.bytes_per_step == pytest.approx(1 * MB)
-    assert m.growth.low_bytes_per_step <= 1 * MB <= m.growth.high_bytes_per_step
 
 
 def test_without_totals_the_base_is_unknown_and_said_so(tmp_path: Path) -> None:

@@ -25,12 +25,6 @@ def test_callers_are_around_what_they_call(tmp_path: Path) -> None:
     assert trees.modules.device_ns == 180_000  # the root holds what is in no module too
 
 
-def test_a_tree_is_the_mean_over_ranks(tmp_path: Path) -> None:
-    trees = account_of(owned_folder(tmp_path, ranks=2, late_us=40)).code_trees
-    assert trees is not None
-    assert found(trees.lines, "train.py:9", "train.py:10").device_ns == 170_000
-
-
 def test_many_small_nodes_are_put_together() -> None:
     grown = _GrowingNode()
     for k in range(5000):

@@ -140,14 +140,6 @@ def test_lateness_goes_from_where_it_was(tmp_path: Path, name: str) -> None:
     assert found_us == pytest.approx(simulate(ddp(), ddp(), ddp()).period_us, rel=0.02)
 
 
-def test_head_start_of_the_hosts_does_not_pass_for_a_faster_job(tmp_path: Path) -> None:
-    """Peers of a straggler run ahead; once it is as fast as they are, their hosts decide the step again."""
-    busy = [kernel(100, host_us=150), collective(100, host_us=150), kernel(100, host_us=150), WAIT, kernel(100)]
-    late = [kernel(5000, name="burner"), *busy]
-    replay = replayed(tmp_path, [busy, busy, late])
-    assert straggler_off(replay, [2]).period_ns / 1000 == pytest.approx(simulate(*[busy] * 3).period_us, rel=0.02)
-
-
 def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, SYNC]])
     found = predict(replay, [("data=instant", Fix(without_data_wait))])

@@ -120,12 +120,3 @@ def test_ranks_known_by_order_only_are_all_read_in_full(tmp_path: Path) -> None:
         path.unlink()
     run = load_run(folder, full_ranks=IN_FULL, cache=False)
     assert len(run.ranks) == 10 and run.everyone is None and not run.sampling
-
-
-def test_many_late_ranks_beyond_those_in_full_are_named(tmp_path: Path) -> None:
-    late = [3, 5, 9, 11, 14, 17]
-    some = account(job(tmp_path / "job", late=late), 4)
-    in_full = {rank.rank for rank in some.run.ranks}
-    assert {s.rank for s in some.stragglers} == in_full & set(late)
-    [said] = [line for line in some.warnings if line.startswith("late by their own times too")]
-    assert all(str(rank) in said for rank in set(late) - in_full)
