@@ -13,7 +13,7 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analysis import Analysis
 from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import distributions
-from stepscope.analyze.pipeline_actions import Action
+from stepscope.analyze.pipeline import Action
 from stepscope.analyze.steadiness import RunSteps, run_steps
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.drawing import PALETTE, Drawing, rect, words

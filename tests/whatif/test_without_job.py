@@ -10,7 +10,7 @@ from tests.limits import HANG_S
 from tests.made_once import made_once
 
 from stepscope.analysis import Analysis, load
-from stepscope.analyze.owner_selection import owner_name
+from stepscope.analyze.ownership import owner_name
 from stepscope.analyze.replay.removal import part_of
 from stepscope.whatif.settings import owner_setting, without_owner
 

@@ -26,7 +26,7 @@ from stepscope.analyze.backward_work import (
 from stepscope.analyze.collective_costs import RankTraffic, num_steps, over_ranks, rank_traffic
 from stepscope.analyze.host_calls import HostCalls, call_stacks
 from stepscope.analyze.parallel_strategy import Strategy
-from stepscope.analyze.phases import Passes, Phase, Phases
+from stepscope.analyze.phases import Passes, Phase
 from stepscope.analyze.rank_windows import RankAccount
 from stepscope.contract.collectives import OP_CODE
 from stepscope.dataclass import dataclass
@@ -41,8 +41,6 @@ from stepscope.trace.classify import EventKind, Kinds, by_string
 from stepscope.trace.table import Int64s
 
 _KINDS = ("ddp", "zero1")
-# among what is known of the occurrences of buckets
-_WAIT = 3
 
 
 @dataclass(frozen=True)
@@ -98,10 +96,14 @@ def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankA
     """Return the gradient buckets of a run, None where it has no gradient all-reduces."""
 
     def of_rank(index: int, rank: Rank) -> tuple[RankBuckets, list[_Sync]] | None:
-        rows, account, found = _gradient_rows(shared, strategy, index), accounts[index], strategy.passes[index]
+        account, found, issue_ns = accounts[index], strategy.passes[index], rank.collectives.issue_ns
+        rows = strategy.rows_of(index, *_KINDS)
+        rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
         if account is None or not len(rows):
             return None
-        split = _by_pass(rank, found, rows)
+        rows = rows[np.argsort(issue_ns[rows], kind="stable")]
+        at_pass = np.searchsorted(found.backward.start, issue_ns[rows], side="right") - 1
+        split = {int(k): rows[at_pass == k] for k in distinct(at_pass)}
         syncs = [_Sync(index, at, one) for at, one in split.items()]
         return _rank_buckets(shared, index, account, found, rows, split), syncs
 
@@ -121,25 +123,12 @@ class _Sync(ArrayRecord):
     rows: Int64s
 
 
-def _gradient_rows(shared: AlignedRun, strategy: Strategy, index: int) -> Int64s:
-    rows = strategy.rows_of(index, *_KINDS)
-    rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
-    issue = shared.run.ranks[index].collectives.issue_ns
-    return rows[np.argsort(issue[rows], kind="stable")]
-
-
-def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
-    at = np.searchsorted(found.backward.start, rank.collectives.issue_ns[rows], side="right") - 1
-    return {int(k): rows[at == k] for k in distinct(at)}
-
-
 def _rank_buckets(
     shared: AlignedRun, index: int, account: RankAccount, found: Passes, rows: Int64s, split: dict[int, Int64s]
 ) -> RankBuckets:
     rank = shared.run.ranks[index]
     traffic, steps = rank_traffic(shared, index, rows, account), num_steps(rank)
-    gradients = _gradients(rank, found)
-    begins, ends = gradients.begins_ns, gradients.ends_ns
+    begins, ends, hook_host_ns, hook_device_ns = _gradients(rank, found)
     known = [k for k in split if k >= 0 and ends[k] > begins[k]]
     c = rank.collectives
     delay = [int(c.start_ns[split[k]].min() - begins[k]) for k in known]
@@ -153,23 +142,15 @@ def _rank_buckets(
         first_delay_ns=_mean_ns(delay),
         first_delay_pct=100 * sum(delay) / sum(backward) if sum(backward) else None,
         tail_ns=_mean_ns(tail),
-        hook_host_ns=_per_step_ns(gradients.hook_host_ns, steps),
-        hook_device_ns=_per_step_ns(gradients.hook_device_ns, steps),
+        hook_host_ns=_per_step_ns(hook_host_ns, steps),
+        hook_device_ns=_per_step_ns(hook_device_ns, steps),
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Gradients(ArrayRecord):
-    #: per backward pass: when the device began its computation; on a CPU rank, when its first node began
-    begins_ns: Int64s
-    ends_ns: Int64s
-    hook_host_ns: int | None
-    hook_device_ns: int | None
+def _gradients(rank: Rank, found: Passes) -> tuple[Int64s, Int64s, int | None, int | None]:
+    """Return when the computation of each pass began and ended, and its hooks' host and device time over all steps.
 
-
-def _gradients(rank: Rank, found: Passes) -> _Gradients:
-    """Return where each pass's own computation lies and what its hooks cost over the recorded steps.
-
+    On a CPU rank a pass begins with its first node.
     A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
     """
     backward = backward_calls(rank)
@@ -179,16 +160,15 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     if not rank.has_device:
         computing = backward.only(NODE, ADDING)
         start = calls.start_ns[computing]
-        return _Gradients(*_extent(found, start, start, calls.end_ns[computing]), host, None)
+        return (*_extent(found, start, start, calls.end_ns[computing]), host, None)
     work, (calls, part) = rank.work, _stacked(rank, backward)
     launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
     part = np.append(part, 0).take(launched_within(rank, calls, launched))  # in the last place: of no call
     by_hook = launched[among(part, (GRADIENT, BACK)) & (work.step[launched] >= 0)]
     own = launched[among(part, (NODE, ADDING))]
-    asked_ns = rank.trace["ts_ns"][work.launch_row[own]]
-    extent = _extent(found, asked_ns, work.start_ns[own], work.end_ns[own])
+    extent = _extent(found, rank.trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
-    return _Gradients(*extent, host, device)
+    return (*extent, host, device)
 
 
 def _stacked(rank: Rank, backward: BackwardCalls) -> tuple[HostCalls, Kinds]:
@@ -216,9 +196,7 @@ def _in_steps_ns(rank: Rank, calls: HostCalls, chosen: Int64s) -> int:
 
 
 def _passes_in_steps(rank: Rank, found: Passes) -> int:
-    if not len(rank.steps):
-        return len(found.backward)
-    return int((rank.steps.of(found.backward.start) >= 0).sum())
+    return int((rank.steps.of(found.backward.start) >= 0).sum()) if len(rank.steps) else len(found.backward)
 
 
 def _usual(shared: AlignedRun, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
@@ -236,7 +214,7 @@ def _buckets(
         if (mine := [sync for sync in usual if sync.index == index])
     ]
     columns = np.concatenate(of_ranks, axis=1)
-    matched = (columns[_WAIT] >= 0).all(axis=0).tolist()
+    matched = (columns[3] >= 0).all(axis=0).tolist()
     means = zip(*columns.mean(axis=1).tolist(), strict=True)
     return tuple(
         Bucket(
@@ -275,7 +253,7 @@ def _mean_ns(values: Sequence[int]) -> int:
     return round(float(np.mean(values))) if values else 0
 
 
-# How did sharded data parallelism (FSDP, ZeRO) move its parameters and gradients, and was it early enough?
+# Gathers and scatters of sharded data parallelism (FSDP, ZeRO).
 #
 # A gather is *early* when the device still computes at the moment it starts: somebody asked for it before it was
 # needed. What of it is still exposed was early, but not early enough. Without prefetch a gather starts when the
@@ -347,11 +325,12 @@ def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: 
     rows = strategy.rows_of(index, *_SHARDING_KINDS)
     hands_round = among(c.op[rows], [OP_CODE["all_gather"], OP_CODE["broadcast"]])
     gathers, scatters = rows[hands_round], rows[~hands_round]
-    forward, backward, after = (_during(phase, gathers, *which) for which in _GATHER_PHASES)
+    forward, backward, after = (gathers[among(phase[gathers], which)] for which in _GATHER_PHASES)
     gathered, scattered = (rank_traffic(shared, index, x, account) for x in (gathers, scatters))
     once = rank_traffic(shared, index, forward if len(forward) else after, account).size_bytes
-    passes = max(_synchronised_passes(rank, strategy, index), 1) / num_steps(rank)
+    passes = max(_passes_in_steps(rank, strategy.passes[index]), 1) / num_steps(rank)
     parameters = once / passes if once else None
+    sizes = (gathered.size_bytes, scattered.size_bytes)
     return RankSharding(
         rank=rank.rank,
         gathers_forward=len(forward) / num_steps(rank),
@@ -369,7 +348,7 @@ def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: 
         scatter_wait_ns=scattered.wait_ns,
         parameter_bytes=parameters,
         gathers_of_parameters=_ratio(gathered.size_bytes, parameters, passes),
-        traffic_of_parameters=_ratio(_both(gathered, scattered), parameters, passes),
+        traffic_of_parameters=_ratio(None if None in sizes else sum(s or 0 for s in sizes), parameters, passes),
     )
 
 
@@ -380,15 +359,6 @@ _GATHER_PHASES = (
 )
 
 
-def _during(phase: Phases, rows: Int64s, *which: Phase) -> Int64s:
-    return rows[among(phase[rows], which)]
-
-
-def _synchronised_passes(rank: Rank, strategy: Strategy, index: int) -> int:
-    backward = strategy.passes[index].backward
-    return int((rank.steps.of(backward.start) >= 0).sum()) if len(rank.steps) else len(backward)
-
-
 def _early_pct(rank: Rank, account: RankAccount, rows: Int64s) -> float | None:
     if not len(rows):
         return None
@@ -396,10 +366,6 @@ def _early_pct(rank: Rank, account: RankAccount, rows: Int64s) -> float | None:
     i = np.searchsorted(compute.start, start, side="left") - 1  # computing before it starts, and still then
     still = (i >= 0) & (compute.end[np.maximum(i, 0)] > start) if len(compute) else np.zeros(len(rows), bool)
     return 100 * float(still.mean())
-
-
-def _both(a: RankTraffic, b: RankTraffic) -> float | None:
-    return None if a.size_bytes is None or b.size_bytes is None else a.size_bytes + b.size_bytes
 
 
 def _ratio(total: float | None, parameters: float | None, passes: float) -> float | None:

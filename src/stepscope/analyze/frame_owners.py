@@ -3,8 +3,8 @@
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import PurePosixPath
@@ -16,10 +16,8 @@ from stepscope.analyze.match_owners import collective_owners, operators_and_rang
 from stepscope.analyze.owner_host_time import host_time
 from stepscope.analyze.ownership import Ids, OwnedWork, Ownership
 from stepscope.analyze.phases import Marks, marks_of
-from stepscope.analyze.stacks import NOBODY, Mask, Stacks
+from stepscope.analyze.stacks import NOBODY, Stacks
 from stepscope.contract.owners import FUNCTIONS
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
 from stepscope.run.device_work import lookup
 from stepscope.run.load import Run
 from stepscope.run.owners import Frame, RankOwners
@@ -43,13 +41,9 @@ def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Own
         from stepscope.analyze.match_owners import ownership_by_frames  # only where owners were recorded
 
         return ownership_by_frames(rank, with_operator_lines(owners, source))
-    if _has_frames(rank):
+    if (rank.kinds == EventKind.PYTHON).any():
         return _ownership_by_own_frames(rank)
     return None
-
-
-def _has_frames(rank: Rank) -> bool:
-    return bool((rank.kinds == EventKind.PYTHON).any())
 
 
 # Owners of a trace whose recorded steps have Python frames themselves (`with_stack=True`), made by anybody.
@@ -76,27 +70,20 @@ _PACKAGES = {
 _INSTALLED = ("site-packages/", "dist-packages/", "<frozen", "<string>", "<__array")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Kinds(ArrayRecord):
-    frames: tuple[Frame, ...]
-    #: by string id: the frame, NOBODY for none
-    frame_of: Int64s
-    modules: tuple[str, ...]
-    module_of: Int64s
-
-
 def _ownership_by_own_frames(rank: Rank) -> Ownership:
     marks = marks_of(rank)
-    python = call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON))
-    python, deep = _shallow(python)
-    kinds = _kinds(rank, python)
-    stack, stacks = _stacks(python, kinds)
-    module, modules, cut = _modules(python, kinds)
+    python, deep = _shallow(call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON)))
+    frames, frame, module_names, own_module = _frames_and_modules(rank, python)
+    stack, stacks = _stacks(python, frames, frame)
+    module, modules, cut = _modules(python, module_names, own_module)
+    notes = (
+        (deep, f"{deep:,} Python events below {_MAX_FRAMES:,} others are counted for the frame around them"),
+        (cut, f"modules nested more than {_MAX_MODULES} deep are counted for the module around them"),
+    )
     calls = operators_and_ranges(rank)
     inside = _innermost(rank, python, calls)
     raw = np.where(inside >= 0, stack[inside], NOBODY).astype(np.int32)
-    raw_module = np.where(inside >= 0, module[inside], NOBODY).astype(np.int32)
-    by_call = _linked(rank, marks, calls, raw, raw_module)
+    by_call = _linked(rank, marks, calls, raw, np.where(inside >= 0, module[inside], NOBODY).astype(np.int32))
     # Python events cut the host's time as operators do.
     both = call_stacks(rank.trace, np.sort(np.concatenate((calls.row, python.row))))
     at, at_python = calls.at_rows(both.row), python.at_rows(both.row)
@@ -110,7 +97,7 @@ def _ownership_by_own_frames(rank: Rank) -> Ownership:
     return Ownership(
         rank=rank,
         lines=FUNCTIONS,
-        frames=kinds.frames,
+        frames=frames,
         stacks=stacks,
         modules=modules,
         calls=calls,
@@ -119,20 +106,14 @@ def _ownership_by_own_frames(rank: Rank) -> Ownership:
         by_work=work_owners(rank, calls, by_call, host),
         by_collective=collective_owners(rank, calls, by_call, host),
         matched_share=None,
-        notes=_notes(rank, deep, cut),
+        notes=tuple(f"rank {rank.rank}: {note}" for applies, note in notes if applies),
     )
 
 
-def _notes(rank: Rank, deep: int, cut: bool) -> tuple[str, ...]:
-    lines = []
-    if deep:
-        lines.append(f"{deep:,} Python events below {_MAX_FRAMES:,} others are counted for the frame around them")
-    if cut:
-        lines.append(f"modules nested more than {_MAX_MODULES} deep are counted for the module around them")
-    return tuple(f"rank {rank.rank}: {line}" for line in lines)
-
-
-def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
+def _frames_and_modules(
+    rank: Rank, python: HostCalls
+) -> tuple[tuple[Frame, ...], list[int], tuple[str, ...], list[int]]:
+    """Return the frames, that of each Python event (NOBODY for none), and the same for modules."""
     strings = rank.trace.strings
     frames: dict[Frame, int] = {}
     modules: dict[str, int] = {}
@@ -145,7 +126,7 @@ def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
             line = int(found["line"])
             frame = Frame(found["file"], line, found["function"], _is_users(found["file"]), line)
             frame_of[name] = frames.setdefault(frame, len(frames))
-    return _Kinds(tuple(frames), frame_of, tuple(modules), module_of)
+    return tuple(frames), frame_of[python.name].tolist(), tuple(modules), module_of[python.name].tolist()
 
 
 def _is_users(file: str) -> bool:
@@ -155,11 +136,10 @@ def _is_users(file: str) -> bool:
     return top.removesuffix(".py") not in (_PACKAGES | sys.stdlib_module_names) or top == "/"
 
 
-def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
-    stacks = Stacks(kinds.frames)
-    is_user = [frame.is_user for frame in kinds.frames]
+def _stacks(python: HostCalls, frames: tuple[Frame, ...], own: list[int]) -> tuple[Ids, Stacks]:
+    stacks = Stacks(frames)
+    is_user = [frame.is_user for frame in frames]
     out, ends_in_user = [NOBODY] * len(python), [False] * len(python)
-    own = kinds.frame_of[python.name].tolist()
     for i, (parent, new) in enumerate(zip(python.parent.tolist(), own, strict=True)):
         above, below_user = (out[parent], ends_in_user[parent]) if parent >= 0 else (NOBODY, False)
         out[i], ends_in_user[i] = above, below_user
@@ -169,19 +149,18 @@ def _stacks(python: HostCalls, kinds: _Kinds) -> tuple[Ids, Stacks]:
     return np.array(out, np.int32), stacks
 
 
-def _modules(python: HostCalls, kinds: _Kinds) -> tuple[Ids, tuple[str, ...], bool]:
+def _modules(python: HostCalls, names: tuple[str, ...], own: list[int]) -> tuple[Ids, tuple[str, ...], bool]:
     known: dict[tuple[int, int], int] = {}
     paths: list[str] = []
     depth: list[int] = []
     left, cut = _MAX_MODULE_TEXT, False
     out = [NOBODY] * len(python)
-    own = kinds.module_of[python.name].tolist()
     for i, (parent, new) in enumerate(zip(python.parent.tolist(), own, strict=True)):
         above = out[i] = out[parent] if parent >= 0 else NOBODY
         if new < 0:
             continue
         if (above, new) not in known:
-            path = kinds.modules[new] if above < 0 else f"{paths[above]}.{kinds.modules[new]}"
+            path = names[new] if above < 0 else f"{paths[above]}.{names[new]}"
             level = depth[above] + 1 if above >= 0 else 1
             if above >= 0 and (level > _MAX_MODULES or len(path) > left):
                 cut = True
@@ -203,15 +182,8 @@ def _shallow(python: HostCalls) -> tuple[HostCalls, int]:
     if not deep:
         return python, 0
     place = np.append(np.cumsum(keep) - 1, -1).astype(np.int32)  # callers of what stays stay
-    shallow = HostCalls(
-        row=python.row[keep],
-        name=python.name[keep],
-        thread=python.thread[keep],
-        start_ns=python.start_ns[keep],
-        end_ns=python.end_ns[keep],
-        parent=place[python.parent[keep]],
-    )
-    return shallow, deep
+    columns = {f.name: getattr(python, f.name)[keep] for f in fields(HostCalls)}
+    return HostCalls(**{**columns, "parent": place[columns["parent"]]}), deep
 
 
 def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
@@ -220,8 +192,7 @@ def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
     """
     inside = python.innermost_at(calls.thread, calls.start_ns)
     lost = np.flatnonzero(inside < 0)
-    main = np.full(len(lost), marks_of(rank).main_thread)
-    inside[lost] = python.innermost_at(main, calls.start_ns[lost])
+    inside[lost] = python.innermost_at(np.full(len(lost), marks_of(rank).main_thread), calls.start_ns[lost])
     return inside
 
 
@@ -239,7 +210,8 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
     found = lookup(sequence[forward], forward, np.where(is_node, sequence, -2))
     owner = np.where(found >= 0, found, -1)
     gathers = by_string(trace, calls.name, lambda s: "AccumulateGrad" in s).astype(bool) & is_node
-    owner = _of_node_before(calls, is_node, gathers, owner)
+    last = np.maximum.accumulate(np.where(is_node & (owner >= 0), np.arange(len(calls)), -1))
+    owner = np.where(gathers & ((last >= 0) & (calls.thread[last] == calls.thread)), owner[last], owner)
     use = np.where((node >= 0) & (again < 0), owner[node], -1)
     sends = by_string(trace, calls.name, lambda s: s.startswith(CALLS)).astype(bool)
     use[gathers[node] & (node >= 0) & (calls.nearest(sends) >= 0)] = -1  # a bucket is of no forward line
@@ -247,14 +219,7 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
     return OwnedWork(stack, raw, np.where(use >= 0, module[use], module).astype(np.int32), node >= 0)
 
 
-def _of_node_before(calls: HostCalls, is_node: Mask, gathers: Mask, owner: Int64s) -> Int64s:
-    known = np.where(is_node & (owner >= 0), np.arange(len(calls)), -1)
-    last = np.maximum.accumulate(known)
-    same = (last >= 0) & (calls.thread[last] == calls.thread)
-    return np.where(gathers & same, owner[last], owner)
-
-
-# On which line was an operator that raised no call? Told by the source between the calls before and after it.
+# Lines of operators that raise no call, by the source between the calls before and after.
 #
 #     44  rows = torch.cat([d, e], 1)                    a call: known
 #     45  if "outer" in names:
@@ -305,12 +270,13 @@ def with_operator_lines(owners: RankOwners, source: SourceText) -> RankOwners:
     unsure = {i for i, f in enumerate(owners.frames) if f.is_user and 0 < f.line < f.line_to <= f.line + MAX_LINES}
     if not unsure:
         return owners
-    symbols = _symbols_at(owners, unsure)
     frames = list(owners.frames)
-    for i, wanted in symbols.items():
-        lines = source.lines(frames[i].file)
-        if lines is not None:
-            frames[i] = _narrowed(frames[i], lines, wanted)
+    for i, wanted in _symbols_at(owners, unsure).items():
+        frame, lines = frames[i], source.lines(frames[i].file) or ()
+        numbers = range(frame.line, min(frame.line_to, len(lines)) + 1)
+        holding = [n for n in numbers if wanted & set(operator_symbols(lines[n - 1]))]
+        if holding:
+            frames[i] = replace(frame, line=holding[0], line_to=holding[-1])
     return replace(owners, frames=tuple(frames))
 
 
@@ -331,12 +297,6 @@ def _symbols_at(owners: RankOwners, unsure: set[int]) -> dict[int, set[str]]:
 
 def _symbols(names: set[str], of_name: Mapping[str, str]) -> set[str]:
     return {of_name[name] for name in names if name in of_name}
-
-
-def _narrowed(frame: Frame, lines: Sequence[str], wanted: set[str]) -> Frame:
-    numbers = range(frame.line, min(frame.line_to, len(lines)) + 1)
-    holding = [n for n in numbers if wanted & set(operator_symbols(lines[n - 1]))]
-    return replace(frame, line=holding[0], line_to=holding[-1]) if holding else frame
 
 
 def operator_symbols(line: str) -> Iterator[str]:

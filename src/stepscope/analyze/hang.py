@@ -14,14 +14,13 @@ from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, RE
 from stepscope.dataclass import dataclass
 from stepscope.trace.flight_recorder import FlightDump, FlightEntry, Frame
 
-# Which collectives of which group did each rank issue? The dumps of all ranks side by side, by number in the group.
+# Collectives of each group, by rank and number.
 
 _LIBRARY_FOLDERS = ("site-packages/", "dist-packages/", "<frozen", "<string>", "??")
 _LIBRARIES = (
     *("torch/", "torchvision/", "lightning/", "pytorch_lightning/", "lightning_fabric/", "accelerate/", "deepspeed/"),
     *("transformers/", "megatron/", "stepscope/", "torchtitan/"),
 )
-_WHOLE_JOB = ("default_pg",)
 
 
 @dataclass(frozen=True)
@@ -65,40 +64,33 @@ def _group_calls(dumps: Mapping[int, FlightDump]) -> list[GroupCalls]:
                 members.setdefault(group.name, set()).update(group.ranks)
                 listed.add(group.name)
     for name, desc in names.items():
-        if name not in listed and desc in _WHOLE_JOB:
+        if name not in listed and desc == "default_pg":
             members.setdefault(name, set()).update(dumps)
-    found = [_group(name, names[name], members.get(name, set()), name in listed, dumps) for name in names]
+    found = []
+    for name, ranks in members.items():
+        calls = {
+            rank: {e.seq: e for e in dumps[rank].entries if e.group == name and not e.is_p2p}
+            for rank in sorted(ranks)
+            if rank in dumps
+        }
+        found.append(GroupCalls(name, names[name] or name, tuple(sorted(ranks)), name in listed, calls))
     return sorted((g for g in found if g.ranks), key=lambda g: (-len(g.ranks), g.name))
-
-
-def _group(name: str, desc: str, members: set[int], listed: bool, dumps: Mapping[int, FlightDump]) -> GroupCalls:
-    calls = {
-        rank: {e.seq: e for e in dumps[rank].entries if e.group == name and not e.is_p2p}
-        for rank in sorted(members)
-        if rank in dumps
-    }
-    return GroupCalls(name, desc or name, tuple(sorted(members)), listed, calls)
 
 
 def user_frame(stack: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code, of a library where there is none; None without a stack."""
-    own = (f for f in stack if f.line > 0 and not _is_library(f.file))
-    return next(own, next((f for f in stack if f.line > 0), None))
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARIES) or any(folder in file for folder in _LIBRARY_FOLDERS) or not file
+    lines = [f for f in stack if f.line > 0]
+    for frame in lines:
+        if frame.file and not frame.file.startswith(_LIBRARIES) and not any(x in frame.file for x in _LIBRARY_FOLDERS):
+            return frame
+    return lines[0] if lines else None
 
 
 def _elements(sizes: Sequence[Sequence[int]]) -> int:
     return sum(prod(shape) for shape in sizes)
 
 
-def _usual(values: Sequence[object]) -> object:
-    return Counter(values).most_common(1)[0][0]
-
-
-# Which sends and receives have no other side? Per pair of ranks of a group, as many of one as of the other.
+# Unpaired sends and receives.
 
 
 @dataclass(frozen=True)
@@ -132,14 +124,12 @@ def _unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tu
     return found
 
 
-# Do the ranks of a group call the same collective under the same number? Wrong orders, calls left out, wrong shapes.
+# Mismatched collectives: wrong order, missing calls, wrong shapes.
 #
 # Ranks match their collectives by order alone. One call more or less on a rank, two in another order, or tensors of
 # another size, and ranks wait for what will never come, or exchange the wrong data.
 
 ORDER, LEFT_OUT, EXTRA, SHAPE, DTYPE = "wrong-order", "left-out", "extra-call", "wrong-shape", "wrong-type"
-_MAX_SHIFT = 8
-_MIN_OVERLAP = 2
 _ALWAYS_EQUAL = (ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER)
 # others may differ from rank to rank by design
 _EQUAL_TO_HANG = (*_ALWAYS_EQUAL, ALL_GATHER)
@@ -167,8 +157,7 @@ def _first_mismatch(group: GroupCalls) -> Mismatch | None:
     held = list(group.calls.values())
     if len(held) < 2:
         return None
-    numbers = sorted(set.union(*(set(h) for h in held)))
-    for seq in numbers:
+    for seq in sorted(set.union(*(set(h) for h in held))):
         here = {rank: calls[seq] for rank, calls in group.calls.items() if seq in calls}
         kind = _difference(list(here.values())) if len(here) > 1 else None
         if kind is not None:
@@ -179,9 +168,7 @@ def _first_mismatch(group: GroupCalls) -> Mismatch | None:
 def _difference(calls: Sequence[FlightEntry]) -> str | None:
     if len({c.op for c in calls}) > 1:
         return ORDER
-    op = calls[0].op
-    finished = all(c.completed for c in calls)
-    if op in (_ALWAYS_EQUAL if finished else _EQUAL_TO_HANG):
+    if calls[0].op in (_ALWAYS_EQUAL if all(c.completed for c in calls) else _EQUAL_TO_HANG):
         if len({_elements(c.input_sizes) for c in calls if c.input_sizes}) > 1:
             return SHAPE
         if len({c.input_dtypes for c in calls if c.input_dtypes}) > 1:
@@ -191,11 +178,13 @@ def _difference(calls: Sequence[FlightEntry]) -> str | None:
 
 def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: str) -> Mismatch:
     signatures = {rank: _signature(call) for rank, call in here.items()}
-    most = _usual(list(signatures.values()))
+    most = Counter(signatures.values()).most_common(1)[0][0]
     odd = tuple(rank for rank, s in signatures.items() if s != most)
     right = next(rank for rank, s in signatures.items() if s == most)
-    reference, other = (_following(group.calls[rank], seq) for rank in (right, odd[0]))
-    for shift in range(1, _MAX_SHIFT + 1):
+    reference, other = (
+        [_signature(calls[n]) for n in sorted(calls) if n >= seq] for calls in (group.calls[right], group.calls[odd[0]])
+    )
+    for shift in range(1, 9):
         if _fits(reference[shift:], other):
             return Mismatch(LEFT_OUT, seq, odd, here, shift, tuple(_entries(group, right, seq, shift)))
         if _fits(other[shift:], reference):
@@ -203,13 +192,9 @@ def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: 
     return Mismatch(kind, seq, odd, here, 0, ())
 
 
-def _following(calls: Mapping[int, FlightEntry], seq: int) -> list[Signature]:
-    return [_signature(calls[n]) for n in sorted(calls) if n >= seq]
-
-
 def _fits(a: list[Signature], b: list[Signature]) -> bool:
     both = min(len(a), len(b))
-    return both >= _MIN_OVERLAP and a[:both] == b[:both] and len(set(a[:both])) > 1
+    return both >= 2 and a[:both] == b[:both] and len(set(a[:both])) > 1
 
 
 def _entries(group: GroupCalls, rank: int, seq: int, count: int) -> list[FlightEntry]:
@@ -221,7 +206,6 @@ def _signature(call: FlightEntry) -> Signature:
 
 
 MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finished", "behind", "finished"
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -278,9 +262,11 @@ def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
     unpaired = tuple(_unpaired_calls(dumps, members={g.name: g.ranks for g in found}))
     world = {rank for group in found if group.listed for rank in group.ranks} | set(dumps)
     waits_for = _waits_for(states, unpaired)
-    circle = _circle(waits_for)
     waited_for = {rank for peers in waits_for.values() for rank in peers}
-    suspects = {rank for rank in waited_for if not waits_for.get(rank)} | {r for s in states for r in _odd(s)}
+    suspects = {rank for rank in waited_for if not waits_for.get(rank)}
+    for found_odd in (state.mismatch for state in states if state.mismatch is not None):
+        if len(found_odd.odd_ranks) * 2 < len(found_odd.calls):
+            suspects |= set(found_odd.odd_ranks)
     return Hang(
         ranks=tuple(sorted(dumps)),
         world_size=max(world) + 1 if any(g.listed for g in found) else None,
@@ -288,7 +274,7 @@ def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
         groups=states,
         unpaired=unpaired,
         suspects=tuple(sorted(suspects)),
-        circle=circle,
+        circle=_circle(waits_for),
         last_calls={rank: dump.entries[-1] for rank, dump in dumps.items() if dump.entries},
     )
 
@@ -298,25 +284,21 @@ def _state(group: GroupCalls) -> GroupState:
     mismatch = _first_mismatch(group)
     at, waiting = _waiting(group)
     missing = tuple(r for r in group.calls if at is not None and at not in group.calls[r] and group.last(r) < at)
-    ahead = len(set(last.values())) > 1
-    if mismatch is not None:
-        verdict = MISMATCH
-    elif missing:
-        verdict = MISSING
-    elif at is not None:
-        verdict = STUCK
-    else:
-        verdict = BEHIND if ahead else DONE
+    common = min(last.values(), default=0)
+    verdicts = (
+        (mismatch is not None, MISMATCH),
+        (missing, MISSING),
+        (at is not None, STUCK),
+        (len(set(last.values())) > 1, BEHIND),
+    )
     return GroupState(
         name=group.name,
         desc=group.desc,
         ranks=group.ranks,
         without_dump=group.without_dump,
         last_by_rank=last,
-        last_common=_last_common(
-            group, up_to=min(min(last.values(), default=0), mismatch.seq - 1 if mismatch else _NEVER)
-        ),
-        verdict=verdict,
+        last_common=_last_common(group, up_to=min(common, mismatch.seq - 1) if mismatch else common),
+        verdict=next((verdict for applies, verdict in verdicts if applies), DONE),
         waiting_at=at,
         waiting=waiting,
         missing=missing,
@@ -351,11 +333,6 @@ def _waits_for(states: Sequence[GroupState], unpaired: Sequence[UnpairedCall]) -
     for one in unpaired:
         edges.setdefault(one.rank, set()).add(one.peer)
     return edges
-
-
-def _odd(state: GroupState) -> tuple[int, ...]:
-    found = state.mismatch
-    return found.odd_ranks if found is not None and len(found.odd_ranks) * 2 < len(found.calls) else ()
 
 
 def _circle(waits_for: Mapping[int, set[int]]) -> tuple[int, ...]:

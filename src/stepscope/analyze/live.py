@@ -20,7 +20,6 @@ from stepscope.contract.live import (
     GOOD_SLOWDOWN,
     REGRESSION,
     STRAGGLER,
-    Frame,
     Key,
     RankStatus,
     Stall,
@@ -35,7 +34,6 @@ from stepscope.run.step_log import step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
-_PACE_NS = 10 * NS_PER_S
 _WINDOW_STEPS = 50
 # steps at the start of a job that later ones are not held against
 _SETTLED_STEPS = 10
@@ -154,7 +152,7 @@ def _pace(lines: Sequence[Line]) -> float | None:
     if not lines:
         return None
     end_ns = lines[-1]["end_ns"]
-    recent = [line for line in lines if 0 <= end_ns - line["end_ns"] <= _PACE_NS]
+    recent = [line for line in lines if 0 <= end_ns - line["end_ns"] <= 10 * NS_PER_S]
     span_ns = end_ns - min(line["start_ns"] for line in recent)
     return len(recent) * NS_PER_S / span_ns if span_ns > 0 else None
 
@@ -167,44 +165,40 @@ def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
     common = [
         step_log_of([line for line in rank.lines if first <= line["step"] <= last], rank=rank.rank) for rank in ranks
     ]
-    if not all(len(log) for log in common):
-        return []
-    return lateness(common, window_steps=_WINDOW_STEPS)
+    return lateness(common, window_steps=_WINDOW_STEPS) if all(map(len, common)) else []
 
 
 def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:
-    flops = given.flops_per_step or number(running.description.get("flops_per_step")) or _counted(running)
+    counted = [rank.flops for rank in running.ranks if rank.flops is not None]
+    flops = given.flops_per_step or number(running.description.get("flops_per_step"))
+    if not flops:
+        flops = sum(counted) if len(counted) == len(running.ranks) else None
     if flops is None:
         return None, "FLOPs per step are not known yet: stepscope trigger counts them, or give --flops-per-step"
-    peak, reason = _peak_flops_per_s(running, given)
-    if peak is None or pace is None:
-        return None, reason
+    peak = _peak_flops_per_s(running, given)
+    if peak is None:
+        return None, "the peak of this device is not known; give --peak-tflops"
+    if pace is None:
+        return None, None
     mfu = flops * pace / (peak * len(running.ranks))
     return (mfu, None) if math.isfinite(mfu) else (None, "no MFU comes out of such FLOPs and such a peak")
 
 
-def _counted(running: Running) -> float | None:
-    known = [rank.flops for rank in running.ranks if rank.flops is not None]
-    return sum(known) if len(known) == len(running.ranks) else None
-
-
-def _peak_flops_per_s(running: Running, given: GivenNumbers) -> tuple[float | None, str | None]:
+def _peak_flops_per_s(running: Running, given: GivenNumbers) -> float | None:
     if given.peak_tflops:
-        return given.peak_tflops * 1e12, None
+        return given.peak_tflops * 1e12
     device: Any = running.description.get("device") or running.facts.get("device")
     name = device.get("name") if isinstance(device, dict) else None
-    if not isinstance(name, str):
-        return None, "the peak of this device is not known; give --peak-tflops"
-    found = look_up(name)
-    peak = mfu_peak(found.chip) if found.chip is not None else None
-    return (peak.flops_per_s, None) if peak else (None, "the peak of this device is not known; give --peak-tflops")
+    chip = look_up(name).chip if isinstance(name, str) else None
+    peak = mfu_peak(chip) if chip is not None else None
+    return peak.flops_per_s if peak else None
 
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-# Which rank did not arrive, and where is each one? From what the ranks' helpers say of a job that takes no steps.
+# Stalled jobs: the rank that did not arrive, and where each rank is.
 #
 # The newest collective of each rank has a number in its group. A rank whose number is behind the others' did not get
 # to
@@ -222,8 +216,10 @@ def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
     many = "no rank has" if len(stalls) == num_ranks else f"{len(stalls)} of {num_ranks} ranks have not"
     lines = [f"{many} taken a step for {longest.for_s:.1f} s; the longest one before took {longest.usual_s:.2f} s"]
     lines += _not_arrived(stalls)
-    shown = sorted(stalls)[:_MAX_RANKS]
-    lines += [f"rank {rank}: {_whereabouts(stalls[rank])}" for rank in shown]
+    for rank, stall in sorted(stalls.items())[:_MAX_RANKS]:
+        region = "" if stall.region is None else f"; in {stall.region}"
+        collective = "" if stall.collective is None else f"; newest collective {stall.collective}"
+        lines.append(f"rank {rank}: {place(stall)}{region}{collective}")
     if len(stalls) > _MAX_RANKS:
         lines.append(f"and {len(stalls) - _MAX_RANKS} more ranks")
     return lines
@@ -231,7 +227,7 @@ def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
 
 def place(stall: Stall) -> str:
     """Return the innermost line of the user's own code, else the innermost line at all."""
-    own = next((frame for frame in stall.frames if not _is_foreign(frame)), None)
+    own = next((frame for frame in stall.frames if not any(part in frame.file for part in _NOT_THE_USERS)), None)
     frame = own or (stall.frames[0] if stall.frames else None)
     if frame is None:
         return stall.silent or "no stack"
@@ -250,29 +246,13 @@ def _not_arrived(stalls: Mapping[int, Stall]) -> list[str]:
         waiting = next(stall for stall in ranks.values() if stall.sequence == newest)
         if behind:
             who = "rank " + str(behind[0]) if len(behind) == 1 else "ranks " + ", ".join(map(str, behind[:_MAX_RANKS]))
+            name = (waiting.collective or "a collective").rpartition(",")[0] or str(waiting.collective)
             at = place(stalls[behind[0]])
-            lines.append(f"{who} did not arrive at {_named(waiting)}, where the others wait; it is at {at}")
+            lines.append(f"{who} did not arrive at {name}, where the others wait; it is at {at}")
     return lines
 
 
-def _named(stall: Stall) -> str:
-    return (stall.collective or "a collective").rpartition(",")[0] or str(stall.collective)
-
-
-def _whereabouts(stall: Stall) -> str:
-    parts = [place(stall)]
-    if stall.region is not None:
-        parts.append(f"in {stall.region}")
-    if stall.collective is not None:
-        parts.append(f"newest collective {stall.collective}")
-    return "; ".join(parts)
-
-
-def _is_foreign(frame: Frame) -> bool:
-    return any(part in frame.file for part in _NOT_THE_USERS)
-
-
-# Is a rank late, or the whole job slower than it was? What `contract.alarms` judges by, of one look at a job.
+# Alarm states: late ranks and slower steps.
 
 
 def states_of(picture: Picture) -> dict[Key, tuple[str, str]]:

@@ -1,15 +1,14 @@
 """Owners of a rank's recorded steps by its file of owners: matched, inherited, or between two lines."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_calls import CALLS, HostCalls, call_stacks
 from stepscope.analyze.owner_host_time import GapShares, host_time
-from stepscope.analyze.ownership import HostTime, OwnedWork, Ownership, nobody
-from stepscope.analyze.ownership import Ids as ownership_Ids
+from stepscope.analyze.ownership import HostTime, Ids, OwnedWork, Ownership, joined_owners
 from stepscope.analyze.phases import Marks, marks_of
 from stepscope.analyze.stacks import NOBODY, Stacks
 from stepscope.contract.owners import AUTOGRAD, TRAINING
@@ -23,7 +22,7 @@ from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string, of_kinds
 from stepscope.trace.table import Int64s
 
-# Which element of one sequence is which of another that is nearly the same?
+# Alignment of two nearly equal sequences.
 #
 #     wanted  a b c X d e        ->  positions in known:  0 1 2 -1 3 4
 #     known   a b c d e
@@ -36,14 +35,13 @@ from stepscope.trace.table import Int64s
 
 NOTHING = -1
 _MAX_EDITS = 128
-_MAX_TRIES = 1_000_000
 
 
 @dataclass
 class Tries:
-    """How much more may be tried; shared by the alignments of one rank."""
+    """Remaining search budget, shared by the alignments of one rank."""
 
-    left: int = _MAX_TRIES
+    left: int = 1_000_000
 
 
 def aligned(wanted: Int64s, known: Int64s, tries: Tries | None = None) -> Int64s:
@@ -59,23 +57,18 @@ def aligned(wanted: Int64s, known: Int64s, tries: Tries | None = None) -> Int64s
     out[:front] = np.arange(front)
     out[len(wanted) - back :] = np.arange(len(known) - back, len(known))
     a, b = wanted[front : len(wanted) - back].tolist(), known[front : len(known) - back].tolist()
-    for x, y, length in _matched(a, b, tries or Tries()):
-        out[front + x : front + x + length] = np.arange(front + y, front + y + length)
+    tries = tries or Tries()
+    begin = (0, 0)
+    while begin[0] < len(a) and begin[1] < len(b) and tries.left > 0:
+        stretches, begin = _piece(a, b, *begin, tries)
+        for x, y, length in stretches:
+            out[front + x : front + x + length] = np.arange(front + y, front + y + length)
     return out
 
 
 def _same_at_front(a: Int64s, b: Int64s) -> int:
     differs = np.flatnonzero(a != b)
     return int(differs[0]) if len(differs) else len(a)
-
-
-def _matched(a: list[int], b: list[int], tries: Tries) -> list[tuple[int, int, int]]:
-    found: list[tuple[int, int, int]] = []
-    x = y = 0
-    while x < len(a) and y < len(b) and tries.left > 0:
-        stretches, (x, y) = _piece(a, b, x, y, tries)
-        found += stretches
-    return found
 
 
 def _piece(
@@ -118,7 +111,7 @@ def _traced(history: list[dict[int, int]], k: int, x: int, shift: int) -> list[t
     return found[::-1]
 
 
-# Who owns each operator of the steps with frames? Its own stack in forward, the forward operator's in backward.
+# Owners of the operators in the steps with frames: their own stack in forward, the forward operator's in backward.
 #
 #     operator                                     owner
 #     outside autograd nodes                       its own stack and module
@@ -132,11 +125,6 @@ def _traced(history: list[dict[int, int]], k: int, x: int, shift: int) -> list[t
 #
 # Where an operator was called (`caller`) is kept beside it: the line of `loss.backward()` for all of backward.
 
-_ACCUMULATE = "AccumulateGrad"
-_STEP = "ProfilerStep#"
-
-Ids = npt.NDArray[np.int32]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinkedThread(ArrayRecord):
@@ -146,22 +134,20 @@ class LinkedThread(ArrayRecord):
     #: position of each in `thread`
     at: Int64s
     depth: Ids
-    stack: Ids
-    caller: Ids
-    module: Ids
-    backward: npt.NDArray[np.bool_]
+    owner: OwnedWork
 
     def __len__(self) -> int:
         return len(self.at)
 
 
 def _linked_threads(owners: RankOwners, stacks: Stacks) -> list[LinkedThread]:
-    nodes = np.array([name.startswith(EVALUATE) for name in owners.names], bool)
-    steps = np.array([name.startswith(_STEP) for name in owners.names], bool)
-    sends = np.array([name.startswith(CALLS) for name in owners.names], bool)
-    gathers = np.array([_ACCUMULATE in name for name in owners.names], bool)
+    nodes, steps, sends = (
+        np.array([name.startswith(prefix) for name in owners.names], bool)
+        for prefix in (EVALUATE, PROFILER_STEP + "#", CALLS)
+    )
+    gathers = np.array(["AccumulateGrad" in name for name in owners.names], bool)
     trees = [_Tree(thread, nodes, steps) for thread in owners.threads]
-    forward = _forward_operators(trees)
+    forward = {sequence: owner for tree in trees for sequence, owner in tree.forward()}
     return [tree.linked(stacks, forward, gathers, sends) for tree in trees]
 
 
@@ -192,9 +178,12 @@ class _Tree:
                 self.built[i] = i
             open_ += [i] * (depth[i] + 1 - len(open_))
 
-    def forward(self) -> list[int]:
-        sequence = self.thread.sequence.tolist()
-        return [i for i in self.at.tolist() if sequence[i] >= 0 and (self.node[i] == NOBODY or self.built[i] != NOBODY)]
+    def forward(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        columns = (self.thread.sequence, self.thread.stack, self.thread.module)
+        sequence, stack, module = (column.tolist() for column in columns)
+        for i in self.at.tolist():
+            if sequence[i] >= 0 and stack[i] != NOBODY and (self.node[i] == NOBODY or self.built[i] != NOBODY):
+                yield sequence[i], (stack[i], module[i])
 
     def linked(
         self,
@@ -232,10 +221,12 @@ class _Tree:
             thread=self.thread,
             at=at,
             depth=self.depth[at],
-            stack=np.array(stack, np.int32)[at],
-            caller=np.array(raw, np.int32)[at],
-            module=np.array(owner_module, np.int32)[at],
-            backward=np.array([node != NOBODY for node in self.node], bool)[at],
+            owner=OwnedWork(
+                np.array(stack, np.int32)[at],
+                np.array(raw, np.int32)[at],
+                np.array(owner_module, np.int32)[at],
+                np.array([node != NOBODY for node in self.node], bool)[at],
+            ),
         )
 
 
@@ -247,17 +238,6 @@ def _without_steps(depth: Ids, steps: Int64s) -> Ids:
     return out
 
 
-def _forward_operators(trees: list[_Tree]) -> dict[int, tuple[int, int]]:
-    found = {}
-    for tree in trees:
-        stack, module = tree.thread.stack.tolist(), tree.thread.module.tolist()
-        sequence = tree.thread.sequence.tolist()
-        for i in tree.forward():
-            if stack[i] != NOBODY:
-                found[sequence[i]] = stack[i], module[i]
-    return found
-
-
 def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
     outer, inner = stacks[stacks.users(node)], stacks[raw]
     below = inner[len(outer) :]
@@ -266,7 +246,7 @@ def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
     return stacks.called(stacks.users(owner), *below)
 
 
-# Which operator of the step with frames is each operator of the undisturbed steps?
+# Operators of the undisturbed steps matched to those of the steps with frames.
 #
 # On a thread the sequence of (depth, name) is the same in every step, so operators are matched by their order, step by
 # step and thread by thread. Where a step has operators that the other has not, whole calls (an operator with all that
@@ -279,7 +259,6 @@ def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
-_DIGITS = re.compile(r"\d+")
 _MAX_DEPTH = 1 << 20
 
 
@@ -304,9 +283,14 @@ def operators_and_ranges(rank: Rank) -> HostCalls:
 def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedThread]) -> OperatorMatch:
     """Return the operators of the recorded steps matched to those of the steps with frames."""
     calls = operators_and_ranges(rank)
-    key_of_name = _Names()
-    names = np.array([key_of_name.id_of(rank.trace.strings[i]) for i in range(len(rank.trace.strings))], np.int64)
-    own_names = np.array([key_of_name.id_of(name) for name in owners.names], np.int64)
+    ids: dict[str, int] = {}
+
+    def name_ids(names: Iterable[str]) -> Int64s:
+        plain = (name if "::" in name else re.sub(r"\d+", "0", name) for name in names)
+        return np.array([ids.setdefault(name, len(ids)) for name in plain], np.int64)
+
+    names = name_ids(rank.trace.strings[i] for i in range(len(rank.trace.strings)))
+    own_names = name_ids(owners.names)
     keys = names[calls.name] * _MAX_DEPTH + _depths(calls)
     step = rank.steps.recorded.of(calls.start_ns)  # frames are of single steps
     thread = np.full(len(calls), NOTHING, np.int32)
@@ -320,15 +304,6 @@ def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedTh
         position[low:high] = found
         thread[low:high][found != NOTHING] = index
     return OperatorMatch(calls, thread, position)
-
-
-class _Names:
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def id_of(self, name: str) -> int:
-        plain = name if "::" in name else _DIGITS.sub("0", name)
-        return self._ids.setdefault(plain, len(self._ids))
 
 
 def _depths(calls: HostCalls) -> Int64s:
@@ -349,14 +324,14 @@ def _pairs(calls: HostCalls, marks: Marks, threads: list[LinkedThread]) -> list[
         by_role.setdefault(role, []).append(tid)
     found = []
     for role in (TRAINING, AUTOGRAD, ""):
-        known = [i for i, t in enumerate(threads) if t.thread.role == role or (not role and _is_other(t))]
+        known = [
+            i
+            for i, t in enumerate(threads)
+            if t.thread.role == role or (not role and t.thread.role not in (TRAINING, AUTOGRAD))
+        ]
         known.sort(key=lambda i: -len(threads[i]))
         found += list(zip(by_role.get(role, []), known, strict=False))
     return found
-
-
-def _is_other(thread: LinkedThread) -> bool:
-    return thread.thread.role not in (TRAINING, AUTOGRAD)
 
 
 def _by_step(keys: Int64s, step: npt.NDArray[np.int32], known: Int64s, known_step: Int64s, tries: Tries) -> Int64s:
@@ -394,8 +369,7 @@ def _laid_together(keys: Int64s, known: Int64s, tries: Tries) -> Int64s:
     out = np.full(len(keys), NOTHING, np.int64)
     ends, known_ends = np.append(tops[1:], len(keys)), np.append(known_tops[1:], len(known))
     before = known_before = 0
-    fits = np.flatnonzero(whole != NOTHING)
-    for top in [*fits.tolist(), len(tops)]:
+    for top in [*np.flatnonzero(whole != NOTHING).tolist(), len(tops)]:
         last = top == len(tops)
         begin = len(keys) if last else int(tops[top])
         known_begin = len(known) if last else int(known_tops[whole[top]])
@@ -453,14 +427,19 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     stacks, modules = Stacks(owners.frames, owners.stacks), Modules(list(owners.modules))
     threads = _linked_threads(owners, stacks)
     found = matched(rank, marks, owners, threads)
-    by_call = _inherited(found.calls, _of_matched(found, threads))
-    by_call = _between_lines(found.calls, by_call, rank, stacks, modules)
+    first = np.cumsum([0, *map(len, threads)])
+    place = np.where(found.position >= 0, first[found.thread] + found.position, NOTHING)
+    own = joined_owners([one.owner for one in threads]).at(place)
+    inherited = own.at(found.calls.nearest(own.stack >= 0) if len(found.calls) else place)
+    by_call = _between_lines(found.calls, own.where(own.stack >= 0, inherited), rank, stacks, modules)
 
     def between(previous: Int64s, following: Int64s) -> OwnedWork:
-        return _python_between(found.calls, by_call, previous, following, stacks, modules)
+        one = by_call.at(following)
+        use = by_call.at(previous).where(one.stack < 0, one)
+        module = _paired(by_call.module, previous, following, modules.common)
+        return OwnedWork(use.stack, use.caller, module, use.backward)
 
-    gaps = _gap_shares(rank, found, threads)
-    host = host_time(rank, marks, found.calls, by_call, gaps, between)
+    host = host_time(rank, marks, found.calls, by_call, _gap_shares(rank, found, threads), between)
     in_steps = rank.steps.of(found.calls.start_ns) >= 0
     return Ownership(
         rank=rank,
@@ -475,23 +454,6 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
         by_collective=collective_owners(rank, found.calls, by_call, host),
         matched_share=float((found.position[in_steps] != NOTHING).mean()) if in_steps.any() else 0.0,
     )
-
-
-def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> OwnedWork:
-    out = nobody(len(found.calls))
-    stack, caller, module = out.stack.copy(), out.caller.copy(), out.module.copy()
-    backward = out.backward.copy()
-    for index, known in enumerate(threads):
-        mine = np.flatnonzero(found.thread == index)
-        at = found.position[mine]
-        stack[mine], caller[mine] = known.stack[at], known.caller[at]
-        module[mine], backward[mine] = known.module[at], known.backward[at]
-    return OwnedWork(stack, caller, module, backward)
-
-
-def _inherited(calls: HostCalls, owned: OwnedWork) -> OwnedWork:
-    around = calls.nearest(owned.stack >= 0) if len(calls) else np.empty(0, np.int64)
-    return owned.where(owned.stack >= 0, owned.at(around))
 
 
 def _between_lines(calls: HostCalls, owned: OwnedWork, rank: Rank, stacks: Stacks, modules: Modules) -> OwnedWork:
@@ -512,21 +474,12 @@ def _between_lines(calls: HostCalls, owned: OwnedWork, rank: Rank, stacks: Stack
     return OwnedWork(stack, caller, module, owned.backward)
 
 
-def _paired(ids: ownership_Ids, one: Int64s, other: Int64s, common: Callable[[int, int], int]) -> ownership_Ids:
+def _paired(ids: Ids, one: Int64s, other: Int64s, common: Callable[[int, int], int]) -> Ids:
     base = int(ids.max(initial=0)) + 2
     a, b = (np.append(ids, NOBODY).astype(np.int64)[np.where(side >= 0, side, -1)] for side in (one, other))
     pairs, at = np.unique((a + 1) * base + b + 1, return_inverse=True)
     found = np.array([common(pair // base - 1, pair % base - 1) for pair in pairs.tolist()], np.int32)
     return found[at.reshape(-1)]
-
-
-def _python_between(
-    calls: HostCalls, owned: OwnedWork, previous: Int64s, following: Int64s, stacks: Stacks, modules: Modules
-) -> OwnedWork:
-    one = owned.at(following)
-    use = owned.at(previous).where(one.stack < 0, one)
-    module = _paired(owned.module, previous, following, modules.common)
-    return OwnedWork(use.stack, use.caller, module, use.backward)
 
 
 # stacks and times
@@ -592,5 +545,4 @@ def collective_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: Ho
     """Return the owners of collectives: of the operator that asked for each, else of its kernel."""
     c = rank.collectives
     by_record = by_call.at(calls.at_rows(c.record_row))
-    by_kernel = work_owners(rank, calls, by_call, host).at(c.device_index)
-    return by_record.where(by_record.stack >= 0, by_kernel)
+    return by_record.where(by_record.stack >= 0, work_owners(rank, calls, by_call, host).at(c.device_index))

@@ -7,7 +7,6 @@ of it is fragmented cannot be told from totals.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from stepscope.analyze.memory_events import (
     category_curves,
     held_events,
     holders,
+    largest_moments,
     operators_at,
     readable,
     source_lines_at,
@@ -42,18 +42,11 @@ from stepscope.run.device_work import Rows
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
-from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import Spread, median, trend
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# Does memory grow from step to step? A leak shows as a slope that chance does not give.
-
-_SETTLING_SHARE = 0.1
-# the first steps create optimizer state and warm the cache; on long runs a tenth of them is left out
-_SETTLING_STEPS = 3
-# growth over the observed steps that is less than this share of the level is no leak worth telling
-_MIN_SHARE = 0.005
+# Growth from step to step: a leak is a significant slope.
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,8 @@ def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
     x, y = np.asarray(steps, float), np.asarray(amounts, float)
     known = np.isfinite(y)
     x, y = x[known], y[known]
-    settled = min(max(_SETTLING_STEPS, int(_SETTLING_SHARE * len(x))), len(x) // 3)
+    # the first steps create optimizer state and warm the cache; on long runs a tenth of them is left out
+    settled = min(max(3, int(0.1 * len(x))), len(x) // 3)
     x, y = x[settled:], y[settled:]
     found = trend(x, y)
     if found is None:
@@ -91,14 +85,11 @@ def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
         p_value=found.p_value,
         total_bytes=total,
         num_steps=len(x),
-        leaks=significant and total >= _MIN_SHARE * median(y),
+        leaks=significant and total >= 0.005 * median(y),
     )
 
 
-# Which lines keep what they allocate in every step? Leak suspects.
-
-_MIN_STEPS = 2
-_MAX_LEAKS = 12
+# Leak suspects: lines whose allocations of every step stay alive.
 
 
 @dataclass(frozen=True)
@@ -133,21 +124,17 @@ def leaks(names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes
     found = [
         Leak(name, len(steps), sum(steps.values()), sum(steps.values()) / len(steps))
         for name, steps in kept.items()
-        if len(steps) >= _MIN_STEPS
+        if len(steps) >= 2
     ]
-    return tuple(sorted(found, key=lambda leak: -leak.size_bytes)[:_MAX_LEAKS])
+    return tuple(sorted(found, key=lambda leak: -leak.size_bytes)[:_MAX_HOLDERS])
 
 
-# Whose are blocks of memory: which line of the user's code, and which module, allocated them?
+# Lines and modules that allocated blocks.
 #
 # By the owners that the job recorded (or the frames in its trace); without those, by the Python frame around.
 
 # of one rank; asked for only where there is memory to own
 OwnersOf = Callable[[], Ownership | None]
-
-
-def _no_owners() -> None:
-    """Return that nobody recorded owners."""
 
 
 def _line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | None]:
@@ -176,12 +163,12 @@ def _held_by(names: Sequence[str | None], size_bytes: Int64s, *, most: int) -> t
     return tuple(Holder(name, size, blocks[name]) for name, size in held.most_common(most))
 
 
-_MAX_POINTS = 400
 _MAX_HOLDERS = 12
 _SINCE_START = (
     "on the host the profiler counts from its own start: `peak` leaves out weights, optimizer state and whatever else "
     "was there before; record with --memory to have them counted"
 )
+_RELATIVE = "the events carry no totals: `peak` counts only what the window allocated"
 _ALLOCATOR_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemRelease")
 
 
@@ -278,20 +265,18 @@ def memory_view(
     `passes` are those of each rank (`Strategy.passes`), `owners` gives those who own what it did.
     """
     by_rank = {log.rank: log for log in logs}
-    each = zip(run.ranks, passes, owners or [_no_owners] * len(run.ranks), strict=True)
+    each = zip(run.ranks, passes, owners or [lambda: None] * len(run.ranks), strict=True)
     ranks = [
         _rank_memory(rank, found, by_rank.get(rank.rank), held_events(run, rank), owned) for rank, found, owned in each
     ]
     known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None or r.peak]
     if not known:
         return None
-    fullest = max(known, key=_fullness)
-    return MemoryView(tuple(known), fullest.rank, over_ranks(known))
 
+    def fullness(one: RankMemory) -> int:
+        return one.peak_reserved_bytes or one.peak_allocated_bytes or (one.peak.allocated_bytes if one.peak else 0)
 
-def _fullness(one: RankMemory) -> int:
-    seen = one.peak.allocated_bytes if one.peak else 0
-    return one.peak_reserved_bytes or one.peak_allocated_bytes or seen
+    return MemoryView(tuple(known), max(known, key=fullness).rank, over_ranks(known))
 
 
 def _rank_memory(
@@ -310,6 +295,7 @@ def _rank_memory(
     total = _device_total(rank, events.device if events else None)
     filled = reserved if reserved is not None else allocated
     steps = _steps(rank, events) if events else ()
+    retries = _logged(log, "allocator_retries")
     grown = _grown(log, "allocated_bytes") or growth([s.step for s in steps], [s.end_bytes for s in steps])
     return RankMemory(
         rank=rank.rank,
@@ -319,9 +305,9 @@ def _rank_memory(
         peak_reserved_bytes=reserved,
         peak_pct_of_total=100 * filled / total if total and filled else None,
         parameter_bytes=older.weights_bytes,
-        cache_bytes=_cache(peak),
+        cache_bytes=peak.reserved_bytes - peak.allocated_bytes if peak and peak.reserved_bytes is not None else None,
         allocator_calls=_allocator_calls(rank),
-        allocator_retries=_retries(log),
+        allocator_retries=int(retries[-1] - retries[0]) if len(retries) else None,
         host_peak_bytes=_most(log, "host_peak_bytes"),
         peak=peak,
         steps=steps,
@@ -353,13 +339,18 @@ def _peak(
     by_line: tuple[Holder, ...] = ()
     by_module: tuple[Holder, ...] = ()
     if categories is not None:
-        born, size = _alive_here(categories, at)
+        blocks = categories.blocks
+        alive = blocks.alive(at) & (blocks.born != NOT_HERE)
+        born, size = blocks.born[alive], blocks.size_bytes[alive]
         ids = operators_at(calls, events.thread[born], events.time_ns[born])
         by_operator = holders(rank, ids, size, most=_MAX_HOLDERS)
         by_line, by_module = (
             _held_by(names, size, most=_MAX_HOLDERS)
             for names in (_line_names(rank, owned, events.row[born]), _module_names(owned, events.row[born]))
         )
+    by_category = None
+    if curves and categories and categories.kept_bytes is not None:
+        by_category = {name: None if curve is None else int(curve[at]) for name, curve in curves.items()}
     return Moment(
         allocated_bytes=int(events.allocated_bytes[at]),
         reserved_bytes=int(events.reserved_bytes[at]) if events.reserved_bytes is not None else None,
@@ -367,7 +358,7 @@ def _peak(
         step=int(rank.steps.number[step]) if step >= 0 else None,
         phase=Phase(int(found.at(moment, thread)[0])).name.lower(),
         operator=readable(rank.trace.strings[operator]) if operator >= 0 else None,
-        by_category=_at(curves, at) if curves and categories and categories.kept_bytes is not None else None,
+        by_category=by_category,
         by_operator=by_operator,
         by_source_line=by_line,
         by_module=by_module,
@@ -387,16 +378,6 @@ def _leaks(
     return leaks(names, step[born], categories.blocks.size_bytes[kept])
 
 
-def _at(curves: Curves, event: int) -> dict[str, int | None]:
-    return {name: None if curve is None else int(curve[event]) for name, curve in curves.items()}
-
-
-def _alive_here(categories: CategorisedBlocks, at: int) -> tuple[Int64s, Int64s]:
-    blocks = categories.blocks
-    alive = blocks.alive(at) & (blocks.born != NOT_HERE)
-    return blocks.born[alive], blocks.size_bytes[alive]
-
-
 def _begin(rank: Rank, events: MemoryEvents) -> int:
     return int(rank.steps.start_ns[0]) if len(rank.steps) else int(events.time_ns[0])
 
@@ -412,8 +393,7 @@ def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
 
 
 def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Timeline:
-    cuts = distinct(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
-    at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
+    at = largest_moments(events.allocated_bytes)
     by_category = None
     if curves is not None:
         by_category = {name: tuple(curve[at].tolist()) for name, curve in curves.items() if curve is not None}
@@ -428,10 +408,6 @@ def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Timeli
 def _larger(a: int | None, b: int | None) -> int | None:
     known = [x for x in (a, b) if x is not None]
     return max(known) if known else None
-
-
-def _cache(peak: Moment | None) -> int | None:
-    return None if peak is None or peak.reserved_bytes is None else peak.reserved_bytes - peak.allocated_bytes
 
 
 def _device_total(rank: Rank, device: int | None) -> int | None:
@@ -451,16 +427,14 @@ def _allocator_calls(rank: Rank) -> float | None:
     return int((rank.steps.of(rank.trace["ts_ns"][rows]) >= 0).sum()) / len(rank.steps)
 
 
-def _most(log: StepLog | None, name: str) -> int | None:
+def _logged(log: StepLog | None, name: str) -> npt.NDArray[np.float64]:
     values = log.column(f"memory.{name}") if log is not None else np.empty(0)
-    values = values[np.isfinite(values)]
+    return values[np.isfinite(values)]
+
+
+def _most(log: StepLog | None, name: str) -> int | None:
+    values = _logged(log, name)
     return int(values.max()) if len(values) else None
-
-
-def _retries(log: StepLog | None) -> int | None:
-    values = log.column("memory.allocator_retries") if log is not None else np.empty(0)
-    values = values[np.isfinite(values)]
-    return int(values[-1] - values[0]) if len(values) else None
 
 
 def _grown(log: StepLog | None, name: str) -> Growth | None:
@@ -470,21 +444,28 @@ def _grown(log: StepLog | None, name: str) -> Growth | None:
 def _reasons(
     events: MemoryEvents | None, log: StepLog | None, older: FromBefore, grown: Growth | None
 ) -> dict[str, str]:
-    reasons = {"fragmentation": "totals do not tell how free memory is cut up; a memory snapshot does"}
-    if events is None:
-        reasons["peak"] = "the trace holds no memory events: record with memory profiling on"
-    else:
-        if events.before_bytes is None:
-            reasons["by_category"] = "the memory events carry no totals, so what was there before them is unknown"
-            reasons["peak_allocated_bytes"] = "the events carry no totals: `peak` counts only what the window allocated"
-        elif not older.is_known:
-            reasons["peak_allocated_bytes"] = _SINCE_START
-        if events.address is None:
-            reasons["by_category"] = "the memory events carry no addresses, so blocks cannot be told"
-    if grown is None:
-        reasons["growth"] = "it takes eight steps with samples, after the first ones, to tell a slope"
-    if log is None:
-        reasons["allocator_retries"] = "no step log: retries are counted there"
-    if older.weights_bytes is None:
-        reasons["parameter_bytes"] = "the run's description does not give the model's parameters"
-    return reasons
+    no_totals = events is not None and events.before_bytes is None
+    since_start = events is not None and not no_totals and not older.is_known
+    return {
+        name: why
+        for applies, name, why in (
+            (True, "fragmentation", "totals do not tell how free memory is cut up; a memory snapshot does"),
+            (events is None, "peak", "the trace holds no memory events: record with memory profiling on"),
+            (no_totals, "by_category", "the memory events carry no totals, so what was there before them is unknown"),
+            (no_totals, "peak_allocated_bytes", _RELATIVE),
+            (since_start, "peak_allocated_bytes", _SINCE_START),
+            (
+                events is not None and events.address is None,
+                "by_category",
+                "the memory events carry no addresses, so blocks cannot be told",
+            ),
+            (grown is None, "growth", "it takes eight steps with samples, after the first ones, to tell a slope"),
+            (log is None, "allocator_retries", "no step log: retries are counted there"),
+            (
+                older.weights_bytes is None,
+                "parameter_bytes",
+                "the run's description does not give the model's parameters",
+            ),
+        )
+        if applies
+    }

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.steps import Steps
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
@@ -64,6 +66,24 @@ class MemoryEvents(ArrayRecord):
         return replace(self, allocated_bytes=allocated, before_bytes=self.before_bytes + size_bytes)
 
 
+def largest_moments(allocated_bytes: Int64s) -> Int64s:
+    """Return the events with the largest total in each of at most 400 equal slices of all events."""
+    total = len(allocated_bytes)
+    cuts = distinct(np.linspace(0, total, min(400, total) + 1).astype(int))
+    return np.array([a + int(allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)], np.int64)
+
+
+def bytes_over_time(
+    code: npt.NDArray[np.integer], codes: int, born: Int64s, died: Int64s, size_bytes: Int64s, events: int
+) -> Int64s:
+    """Return the bytes held by code (rows) after each event (columns); blocks from before are there from the first."""
+    change = np.zeros((codes, events + 1), np.int64)
+    np.add.at(change, (code, np.maximum(born, 0)), size_bytes)
+    freed = died != NOT_HERE
+    np.add.at(change, (code[freed], died[freed]), -size_bytes[freed])
+    return np.cumsum(change[:, :-1], axis=1)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Blocks(ArrayRecord):
     """One row per block that an event belongs to."""
@@ -94,28 +114,7 @@ def _memory_events(rank: Rank) -> MemoryEvents | None:
     device = int(devices[events.argmax()]) if len(devices) else -1
     rows = rows[ordinal == device]
     number = trace.arg("ev_idx").at(rows, missing=0)  # tells the order of events of one moment
-    return _events(rank, rows[np.lexsort((number, trace["ts_ns"][rows]))], device)
-
-
-def blocks_of(events: MemoryEvents) -> Blocks | None:
-    """Return the blocks, each allocation joined to the next free at its address; None without addresses."""
-    if events.address is None:
-        return None
-    order = np.lexsort((np.arange(len(events)), events.address))
-    address, change = events.address[order], events.change_bytes[order]
-    same = np.append(address[1:] == address[:-1], False)
-    births = change > 0
-    joined = births & same & np.append(change[1:] < 0, False)
-    after_birth = np.concatenate(([False], joined[:-1]))
-    orphans = ~births & ~after_birth
-    born = np.concatenate((order[births], np.full(int(orphans.sum()), NOT_HERE)))
-    death = np.where(joined, np.append(order[1:], NOT_HERE), NOT_HERE)
-    died = np.concatenate((death[births], order[orphans]))
-    return Blocks(np.abs(np.concatenate((change[births], change[orphans]))), born, died)
-
-
-def _events(rank: Rank, rows: npt.NDArray[np.intp], device: int) -> MemoryEvents:
-    trace = rank.trace
+    rows = rows[np.lexsort((number, trace["ts_ns"][rows]))]
     change = trace.arg("alloc_bytes").at(rows, missing=0)
     total, reserved = (trace.arg(name).at(rows, missing=-1) for name in ("total_allocated", "total_reserved"))
     address = trace.arg("alloc_addr").at(rows, missing=0)
@@ -134,7 +133,23 @@ def _events(rank: Rank, rows: npt.NDArray[np.intp], device: int) -> MemoryEvents
     )
 
 
-# Who allocated: which operator, and which line of the user's code, was the host in at a moment?
+def blocks_of(events: MemoryEvents) -> Blocks | None:
+    """Return the blocks, each allocation joined to the next free at its address; None without addresses."""
+    if events.address is None:
+        return None
+    order = np.lexsort((np.arange(len(events)), events.address))
+    address, change = events.address[order], events.change_bytes[order]
+    same = np.append(address[1:] == address[:-1], False)
+    births = change > 0
+    joined = births & same & np.append(change[1:] < 0, False)
+    orphans = ~births & ~np.concatenate(([False], joined[:-1]))
+    born = np.concatenate((order[births], np.full(int(orphans.sum()), NOT_HERE)))
+    death = np.where(joined, np.append(order[1:], NOT_HERE), NOT_HERE)
+    died = np.concatenate((death[births], order[orphans]))
+    return Blocks(np.abs(np.concatenate((change[births], change[orphans]))), born, died)
+
+
+# Operator and user line of the host at a moment.
 
 NOBODY = -1
 _FRAME = re.compile(r"^(?P<path>[^<(][^(]*)\(\d+\): ")
@@ -162,7 +177,7 @@ def operators_at(calls: HostCalls, thread: Int64s, moment_ns: Int64s) -> Int64s:
 
 def source_lines_at(rank: Rank, thread: Int64s, moment_ns: Int64s) -> Int64s:
     """Return the string id of the innermost frame of the user's code at each moment, NOBODY where there was none."""
-    frames = _user_frames(rank)
+    frames = call_stacks(rank.trace, rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON), _is_users))
     at = frames.innermost_at(thread, moment_ns)
     return np.where(at >= 0, frames.name[at], NOBODY) if len(frames) else at
 
@@ -181,20 +196,14 @@ def readable(operator: str) -> str:
     return operator.removeprefix(f"{EVALUATE}: ")
 
 
-def _user_frames(rank: Rank) -> HostCalls:
-    frames = np.flatnonzero(rank.kinds == EventKind.PYTHON)
-    return call_stacks(rank.trace, rows_named(rank.trace, frames, _is_users))
-
-
 def _is_users(frame: str) -> bool:
     found = _FRAME.match(frame)
     if not found or _LIBRARIES.search(found["path"]) or not found["path"].endswith(".py"):
         return False
-    first = found["path"].split("/")[0].removesuffix(".py")
-    return first not in sys.stdlib_module_names
+    return found["path"].split("/")[0].removesuffix(".py") not in sys.stdlib_module_names
 
 
-# Of what was there before the window and stayed: how much is weights, optimizer state, buckets of DDP?
+# Memory from before the window: weights, optimizer state, DDP buckets.
 #
 # The trace does not tell; the job's own account of its model and optimizer does (`run.json`,
 # `rank00000.memory.jsonl`).
@@ -202,8 +211,6 @@ def _is_users(frame: str) -> bool:
 # window
 # is known by itself; a few bytes that it creates there while the state is older are no state, and never a state of 0.
 
-WEIGHTS, GRADIENTS, OPTIMIZER_STATE, KEPT_OTHER, KEPT = "weights", "gradients", "optimizer_state", "other", "kept"
-_COMMUNICATION_BUFFERS = "communication_buffers"
 # of the weights (of the gradients where those are unknown), below which what was created is not all of the state
 _MIN_STATE = 0.1
 _WHY = "created before the window, so it is part of `kept`; record with --memory to have it apart"
@@ -228,24 +235,24 @@ class FromBefore:
 
     def split(self, curves: Mapping[str, Int64s], kept_bytes: int) -> dict[str, Int64s | None]:
         """Return curves by category with what was kept taken apart; what is not None sums to the same."""
-        created = curves[OPTIMIZER_STATE]
+        created = curves["optimizer_state"]
         weights = None if self.weights_bytes is None else min(self.weights_bytes, kept_bytes)
         left = kept_bytes - (weights or 0)
         older = self._older_state(curves, kept_bytes, left)
-        parts: dict[str, Int64s | None] = {WEIGHTS: _constant(weights, created), **curves}
+        parts: dict[str, Int64s | None] = {"weights": _constant(weights, created), **curves}
         if older is None:
-            parts |= {OPTIMIZER_STATE: None, KEPT_OTHER: curves[KEPT_OTHER] + created}
+            parts |= {"optimizer_state": None, "other": curves["other"] + created}
         else:
-            parts[OPTIMIZER_STATE] = created + older
+            parts["optimizer_state"] = created + older
         left -= older or 0
         if self.communication_bytes is not None:
             buckets = min(self.communication_bytes, left)
-            parts[_COMMUNICATION_BUFFERS] = _constant(buckets, created)
+            parts["communication_buffers"] = _constant(buckets, created)
             left -= buckets
-        return {**parts, KEPT: _constant(left, created)}
+        return {**parts, "kept": _constant(left, created)}
 
     def _older_state(self, curves: Mapping[str, Int64s], kept_bytes: int, left: int) -> int | None:
-        created, gradients = (int(curves[name].max(initial=0)) for name in (OPTIMIZER_STATE, GRADIENTS))
+        created, gradients = (int(curves[name].max(initial=0)) for name in ("optimizer_state", "gradients"))
         if self.optimizer_bytes is not None:
             return min(max(self.optimizer_bytes - created, 0), left)
         is_whole = created > 0 and created >= _MIN_STATE * (self.weights_bytes or gradients)
@@ -254,15 +261,14 @@ class FromBefore:
 
 def why_unknown(by_category: Mapping[str, int | None] | None, *, seen_whole: bool) -> dict[str, str]:
     """Return the reason for each category that is unknown."""
-    why = _WHY if seen_whole else _WHY_ON_HOST
-    return {name: why for name, size in (by_category or {}).items() if size is None}
+    return {name: _WHY if seen_whole else _WHY_ON_HOST for name, size in (by_category or {}).items() if size is None}
 
 
 def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
     return None if size_bytes is None else np.full(len(like), size_bytes, np.int64)
 
 
-# What is the memory used for, as far as allocations and frees can tell?
+# Categories of memory, by allocations and frees.
 #
 #     temporary         freed in the same stretch of forward, backward or optimizer that allocated it
 #     activations       allocated in forward and kept beyond it: for backward, or as inputs and outputs
@@ -275,18 +281,16 @@ def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
 # the rest of the window; where there are none, freed in backward means activations and elsewhere gradients.
 
 _CATEGORIES = ("temporary", "activations", "gradients", "optimizer_state", "other", "kept")
-TEMPORARY, ACTIVATIONS, CATEGORIES_GRADIENTS, CATEGORIES_OPTIMIZER_STATE, OTHER, CATEGORIES_KEPT = range(
-    len(_CATEGORIES)
-)
+TEMPORARY, ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE, OTHER = range(len(_CATEGORIES) - 1)
 
 Categories = npt.NDArray[np.uint8]
 
 _OF_PHASE = {
     Phase.UNKNOWN: OTHER,
     Phase.FORWARD: ACTIVATIONS,
-    Phase.BACKWARD: CATEGORIES_GRADIENTS,
+    Phase.BACKWARD: GRADIENTS,
     Phase.AFTER_BACKWARD: OTHER,
-    Phase.OPTIMIZER: CATEGORIES_OPTIMIZER_STATE,
+    Phase.OPTIMIZER: OPTIMIZER_STATE,
 }
 
 
@@ -301,38 +305,24 @@ class CategorisedBlocks(ArrayRecord):
 
     def over_time(self, num_events: int) -> npt.NDArray[np.int64]:
         """Return bytes by category and event, without `kept`."""
-        change = np.zeros((len(_CATEGORIES) - 1, num_events + 1), np.int64)
         b = self.blocks
-        first = np.maximum(b.born, 0)  # from before the window: there from the first event on
-        np.add.at(change, (self.category, first), b.size_bytes)
-        freed = b.died != NOT_HERE
-        np.add.at(change, (self.category[freed], b.died[freed]), -b.size_bytes[freed])
-        return np.cumsum(change[:, :-1], axis=1)
+        return bytes_over_time(self.category, len(_CATEGORIES) - 1, b.born, b.died, b.size_bytes, num_events)
 
 
 def categorised(events: MemoryEvents, blocks: Blocks, found: Passes, steps: Steps) -> CategorisedBlocks:
     """Return what each block was for."""
     phase = found.at(events.time_ns, events.thread)
-    stretch = _stretches(found, steps, events.time_ns)
+    edges = (found.backward.start, found.backward.end, found.optimizer.start, found.optimizer.end, steps.start_ns)
+    stretch = np.searchsorted(np.sort(np.concatenate(edges)), events.time_ns, side="right")
     category = np.full(len(blocks), OTHER, np.uint8)
     here = blocks.born != NOT_HERE
     born, died = blocks.born[here], blocks.died[here]
     of_phase = np.array([_OF_PHASE[p] for p in Phase], np.uint8)[phase[born]]
-    short = (died != NOT_HERE) & (stretch[born] == stretch[died])
-    category[here] = np.where(short, TEMPORARY, of_phase)
+    category[here] = np.where((died != NOT_HERE) & (stretch[born] == stretch[died]), TEMPORARY, of_phase)
     older = ~here
     category[older] = _like_the_others(blocks, category, here, older, phase)
-    kept = None
-    if events.before_bytes is not None:
-        kept = events.before_bytes - int(blocks.size_bytes[older].sum())
-    return CategorisedBlocks(blocks, category, kept)
-
-
-def _stretches(found: Passes, steps: Steps, moment_ns: Int64s) -> Int64s:
-    edges = np.concatenate(
-        (found.backward.start, found.backward.end, found.optimizer.start, found.optimizer.end, steps.start_ns)
-    )
-    return np.searchsorted(np.sort(edges), moment_ns, side="right")
+    before = events.before_bytes
+    return CategorisedBlocks(blocks, category, None if before is None else before - int(blocks.size_bytes[older].sum()))
 
 
 def _like_the_others(
@@ -344,21 +334,19 @@ def _like_the_others(
         blocks.size_bytes[which] * len(Phase) + end for which, end in zip((ended, older), ends, strict=True)
     )
     keys, first = np.unique(known, return_index=True)
-    fallback = np.where(ends[1] == Phase.BACKWARD, ACTIVATIONS, CATEGORIES_GRADIENTS)
+    fallback = np.where(ends[1] == Phase.BACKWARD, ACTIVATIONS, GRADIENTS)
     if not len(keys):
         return fallback.astype(np.uint8)
     i = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[i] == wanted, category[ended][first[i]], fallback).astype(np.uint8)
 
 
-# What did a rank hold at every moment of the window, by category and phase?
+# Memory of a rank over the window, by category and phase.
 #
 # The curves behind the peak: what is changed in one category changes each of them, and the peak may move.
 
 # bytes by category after each event; None where a category is unknown
 Curves = Mapping[str, Int64s | None]
-
-_OF_PURPOSE = {"temporaries": "temporary"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -391,8 +379,7 @@ def rank_moments(run: Run, rank: Rank, found: Passes) -> Moments | None:
     blocks = blocks_of(events) if events else None
     if events is None or blocks is None or events.before_bytes is None:
         return None
-    categories = categorised(events, blocks, found, rank.steps)
-    curves = category_curves(events, categories, older)
+    curves = category_curves(events, categorised(events, blocks, found, rank.steps), older)
     phase = found.at(events.time_ns, events.thread) if found.known else None
     return Moments(phase, curves, on_device=not events.on_host, is_whole=older.is_known)
 
@@ -401,8 +388,10 @@ def snapshot_moments(by_purpose: Mapping[str, tuple[int, ...] | None], phases: S
     """Return the moments of a snapshot's timeline, None where it has no history."""
     if not any(by_purpose.values()):
         return None
-    named = {_OF_PURPOSE.get(name, name): curve for name, curve in by_purpose.items()}
-    curves = {name: None if curve is None else np.array(curve, np.int64) for name, curve in named.items()}
+    curves = {
+        "temporary" if name == "temporaries" else name: None if curve is None else np.array(curve, np.int64)
+        for name, curve in by_purpose.items()
+    }
     return Moments(np.array([Phase[name.upper()] for name in phases], np.uint8), curves, on_device=True)
 
 

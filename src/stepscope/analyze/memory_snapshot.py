@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.analyze.hang import user_frame
+from stepscope.analyze.memory_events import NOT_HERE, bytes_over_time, largest_moments
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.stats.distinct import distinct
 from stepscope.trace.flight_recorder import Frame
 from stepscope.trace.memory_snapshot import (
     ALLOC,
@@ -26,7 +26,7 @@ from stepscope.trace.memory_snapshot import (
 )
 from stepscope.trace.table import Int64s
 
-# Which blocks did the allocator hand out, how large were they, and when were they given back?
+# Blocks of the allocator, with their sizes and lifetimes.
 #
 # The history has the sizes that were asked for; what counts is the size of the block: rounded up to 512 bytes, and
 # larger
@@ -37,7 +37,6 @@ from stepscope.trace.table import Int64s
 
 _MIN_BLOCK = 512
 _SMALL = 1 << 20
-_NOT_HERE = -1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,19 +63,14 @@ class History(ArrayRecord):
 
     def alive(self, event: int) -> np.ndarray:
         """Return which blocks exist right after an event; -1 is before the first."""
-        return (self.born <= event) & ((self.died == _NOT_HERE) | (self.died > event))
+        return (self.born <= event) & ((self.died == NOT_HERE) | (self.died > event))
 
 
 class _Space:
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.size: dict[int, int] = {}
-        self.edges: list[int] = []  # where segments begin and end: nothing merges across
-
-    def add_edge(self, address: int) -> None:
-        at = bisect_right(self.edges, address)
-        if not at or self.edges[at - 1] != address:
-            insort(self.edges, address)
+        self.edges: set[int] = set()  # where segments begin and end: nothing merges across
 
     def give(self, address: int, size: int) -> None:
         at = bisect_right(self.starts, address)
@@ -84,10 +78,10 @@ class _Space:
             return
         if at < len(self.starts) and self.starts[at] < address + size:
             return
-        if at and self._end(at - 1) == address and not self._is_edge(address):
+        if at and self._end(at - 1) == address and address not in self.edges:
             before = self.starts.pop(at - 1)
             address, size, at = before, self.size.pop(before) + size, at - 1
-        if at < len(self.starts) and self.starts[at] == address + size and not self._is_edge(address + size):
+        if at < len(self.starts) and self.starts[at] == address + size and address + size not in self.edges:
             size += self.size.pop(self.starts.pop(at))
         insort(self.starts, address)
         self.size[address] = size
@@ -114,18 +108,13 @@ class _Space:
         if at < 0 or self._end(at) <= address:
             return
         start = self.starts.pop(at)
-        end = start + self.size.pop(start)
-        for a, b in ((start, address), (address + size, end)):
+        for a, b in ((start, address), (address + size, start + self.size.pop(start))):
             if a < b:
                 insort(self.starts, a)
                 self.size[a] = b - a
 
     def _end(self, at: int) -> int:
         return self.starts[at] + self.size[self.starts[at]]
-
-    def _is_edge(self, address: int) -> bool:
-        at = bisect_right(self.edges, address)
-        return bool(at) and self.edges[at - 1] == address
 
 
 def _rounded(asked_bytes: int) -> int:
@@ -145,11 +134,11 @@ def history_of(snapshot: MemorySnapshot) -> History:
 
     def begin(at: int, length: int, event: int, of_stack: int) -> None:
         live[at] = len(size)
-        for column, value in ((size, length), (born, event), (died, _NOT_HERE), (stack, of_stack), (address, at)):
+        for column, value in ((size, length), (born, event), (died, NOT_HERE), (stack, of_stack), (address, at)):
             column.append(value)
 
     for at, (length, of_stack) in sorted(older.items()):
-        begin(at, length, _NOT_HERE, of_stack)
+        begin(at, length, NOT_HERE, of_stack)
     before_bytes = sum(size)
     change = np.zeros(len(snapshot.action), np.int64)
     reserved = np.zeros(len(snapshot.action), np.int64)
@@ -172,8 +161,7 @@ def history_of(snapshot: MemorySnapshot) -> History:
             space.give(at, waiting.pop(at, _rounded(asked)))
         elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
             if action == SEGMENT_ALLOC:
-                space.add_edge(at)
-                space.add_edge(at + asked)
+                space.edges |= {at, at + asked}
             space.give(at, asked)
             reserved[event] = asked
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
@@ -235,8 +223,7 @@ def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -
         if segment.address in new:
             continue
         end = segment.address + segment.size_bytes
-        space.add_edge(segment.address)
-        space.add_edge(end)
+        space.edges |= {segment.address, end}
         at = segment.address
         for start in starts[bisect_right(starts, segment.address - 1) : bisect_right(starts, end - 1)]:
             if start > at:
@@ -247,7 +234,7 @@ def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -
     return space
 
 
-# What was each block of a snapshot's history for?
+# Purpose of each block.
 #
 # By what the job says of its storages (`rank00000.memory.jsonl`) where that was recorded, else by the part of the step
 # that allocated it and how long it lived:
@@ -302,12 +289,8 @@ class Purposes(ArrayRecord):
 
     def over_time(self, history: History) -> Int64s:
         """Return bytes by purpose (rows) after each event (columns)."""
-        number = len(history.allocated_bytes)
-        change = np.zeros((len(PURPOSES), number + 1), np.int64)
-        np.add.at(change, (self.of_block, np.maximum(history.born, 0)), history.size_bytes)
-        gone = history.died != _NOT_HERE
-        np.add.at(change, (self.of_block[gone], history.died[gone]), -history.size_bytes[gone])
-        return np.cumsum(change[:, :number], axis=1)
+        blocks = history.born, history.died, history.size_bytes
+        return bytes_over_time(self.of_block, len(PURPOSES), *blocks, len(history.allocated_bytes))
 
 
 def purposes_of(
@@ -328,26 +311,25 @@ def purposes_of(
     out = np.full(len(history.size_bytes), UNKNOWN, np.int64)
     for i, (born, died, stack) in enumerate(zip(history.born, history.died, history.stack, strict=True)):
         kind = kinds[stack] if stack >= 0 else _StackKind()
-        if born != _NOT_HERE and died != _NOT_HERE and stretch[born] == stretch[died]:
+        if born != NOT_HERE and died != NOT_HERE and stretch[born] == stretch[died]:
             out[i] = TEMPORARIES
         elif kind.communicates:
             out[i] = COMMUNICATION
-        elif born == _NOT_HERE:
+        elif born == NOT_HERE:
             out[i] = _from_before(int(died), part, kind)
         else:
             out[i] = _by_part(int(born), int(died), part, ends, kind)
     said = storages or {}
     for i, (address, died) in enumerate(zip(history.address.tolist(), history.died.tolist(), strict=True)):
-        if died == _NOT_HERE and address in said:
+        if died == NOT_HERE and address in said:
             out[i] = _OF_STORAGE.get(said[address], out[i])
     out[_buckets(history, out, bucket_bytes)] = COMMUNICATION
     return Purposes(out, part, ends)
 
 
 def _buckets(history: History, of_block: Int64s, bucket_bytes: Sequence[int]) -> list[int]:
-    stays = (history.born == _NOT_HERE) & (history.died == _NOT_HERE) & (of_block == UNKNOWN)
-    sizes = [(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]
-    left = iter(sorted(sizes))
+    stays = (history.born == NOT_HERE) & (history.died == NOT_HERE) & (of_block == UNKNOWN)
+    left = iter(sorted([(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]))
     found: list[int] = []
     held, block = next(left, (None, 0))
     for size in map(_rounded, sorted(bucket_bytes)):
@@ -430,8 +412,7 @@ def _step_ends(snapshot: MemorySnapshot, part: Int64s) -> Int64s:
     if noted:
         at = np.searchsorted(np.array(snapshot.time_us, np.int64), noted, side="right") - 1
         return at[at >= 0]
-    followed = np.append(part[1:] != Part.OPTIMIZER, True)[: len(part)]
-    return np.flatnonzero((part == Part.OPTIMIZER) & followed)
+    return np.flatnonzero((part == Part.OPTIMIZER) & np.append(part[1:] != Part.OPTIMIZER, True)[: len(part)])
 
 
 def _optimizer_intervals(snapshot: MemorySnapshot) -> list[tuple[int, int]]:
@@ -455,7 +436,7 @@ def _within(begins: list[int], intervals: list[tuple[int, int]], time_us: int) -
 def _from_before(died: int, part: Int64s, kind: _StackKind) -> int:
     if kind.builds:
         return WEIGHTS
-    if died == _NOT_HERE:
+    if died == NOT_HERE:
         return UNKNOWN
     return ACTIVATIONS if part[died] == Part.BACKWARD else GRADIENTS if part[died] == Part.FORWARD else UNKNOWN
 
@@ -468,14 +449,10 @@ def _by_part(born: int, died: int, part: Int64s, step_ends: Int64s, kind: _Stack
     if kind.builds:
         return WEIGHTS
     next_end = int(np.searchsorted(step_ends, born))
-    survives = next_end < len(step_ends) and (died == _NOT_HERE or died > step_ends[next_end])
+    survives = next_end < len(step_ends) and (died == NOT_HERE or died > step_ends[next_end])
     return OTHER if survives else ACTIVATIONS
 
 
-_MAX_HOLDERS = 15
-_MAX_GAPS = 8
-_MAX_POINTS = 400
-_MIN_LEAK_STEPS = 2
 _NODE = re.compile(r"(\w{1,100}Backward\d{0,3}|AccumulateGrad)::(?:apply|release_variables)")
 _BEFORE = "(before the history)"
 _NO_FRAMES = "(no stack recorded)"
@@ -566,7 +543,7 @@ def snapshot_view(
     history = history_of(snapshot)
     purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)
     last = len(snapshot.action) - 1
-    peak = int(history.allocated_bytes.argmax()) if last >= 0 else _NOT_HERE
+    peak = int(history.allocated_bytes.argmax()) if last >= 0 else NOT_HERE
     free = [b.size_bytes for s in snapshot.segments for b in s.blocks if not b.allocated]
     reasons = _reasons(snapshot, history, purposes, storages)
     return SnapshotView(
@@ -582,11 +559,13 @@ def snapshot_view(
         unused_segment_bytes=sum(s.size_bytes for s in snapshot.segments if not any(b.allocated for b in s.blocks)),
         gaps=_gaps(snapshot),
         step_end_bytes=tuple(int(history.allocated_bytes[e]) for e in purposes.step_ends),
-        step_peak_bytes=_step_peaks(history, purposes),
+        step_peak_bytes=tuple(
+            int(history.allocated_bytes[a : b + 1].max()) for a, b in pairwise([0, *purposes.step_ends.tolist()])
+        ),
         leaks=_leaks(snapshot, history, purposes),
         timeline=_timeline(snapshot, history),
         by_purpose=_curves(history, purposes, reasons),
-        phases=tuple(Part(int(purposes.part[i])).name.lower() for i in _largest_moments(history)),
+        phases=tuple(Part(int(purposes.part[i])).name.lower() for i in largest_moments(history.allocated_bytes)),
         reasons=reasons,
     )
 
@@ -620,13 +599,13 @@ def _by_line(snapshot: MemorySnapshot, history: History, purposes: Purposes, eve
     of: dict[str, Counter[int]] = {}
     for i in np.flatnonzero(history.alive(event)):
         stack = int(history.stack[i])
-        place = places[stack] if stack >= 0 else _BEFORE if history.born[i] == _NOT_HERE else _NO_FRAMES
+        place = places[stack] if stack >= 0 else _BEFORE if history.born[i] == NOT_HERE else _NO_FRAMES
         held[place] += int(history.size_bytes[i])
         blocks[place] += 1
         of.setdefault(place, Counter())[int(purposes.of_block[i])] += int(history.size_bytes[i])
     return tuple(
         LineBytes(place, PURPOSES[of[place].most_common(1)[0][0]], size, blocks[place])
-        for place, size in held.most_common(_MAX_HOLDERS)
+        for place, size in held.most_common(15)
     )
 
 
@@ -651,15 +630,7 @@ def _gaps(snapshot: MemorySnapshot) -> tuple[Gap, ...]:
         for b in s.blocks
         if not b.allocated
     ]
-    return tuple(sorted(found, key=lambda g: -g.size_bytes)[:_MAX_GAPS])
-
-
-def _step_peaks(history: History, purposes: Purposes) -> tuple[int, ...]:
-    first, out = 0, []
-    for end in purposes.step_ends.tolist():
-        out.append(int(history.allocated_bytes[first : end + 1].max()))
-        first = end
-    return tuple(out)
+    return tuple(sorted(found, key=lambda g: -g.size_bytes)[:8])
 
 
 def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tuple[Leak, ...]:
@@ -670,7 +641,7 @@ def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tu
     for i in range(len(history.size_bytes)):
         stack = int(history.stack[i])
         if (
-            history.born[i] == _NOT_HERE
+            history.born[i] == NOT_HERE
             or stack < 0
             or purposes.of_block[i] != OTHER
             or step[i] >= len(purposes.step_ends)
@@ -678,38 +649,31 @@ def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tu
             continue
         place, size = places[stack], int(history.size_bytes[i])
         born_at.setdefault(place, Counter())[int(step[i])] += size
-        if history.died[i] == _NOT_HERE:
+        if history.died[i] == NOT_HERE:
             kept.setdefault(place, Counter())[int(step[i])] += size
     found = [
         Leak(place, len(steps), sum(steps.values()), sum(steps.values()) / len(steps))
         for place, steps in kept.items()
-        if len(steps) >= _MIN_LEAK_STEPS and len(steps) == len(born_at[place])
+        if len(steps) >= 2 and len(steps) == len(born_at[place])
     ]
     return tuple(sorted(found, key=lambda leak: -leak.size_bytes))
 
 
 def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int, ...]]:
-    at = _largest_moments(history)
-    begin = snapshot.time_us[0] if at else 0
+    at = largest_moments(history.allocated_bytes)
     return {
-        "time_us": tuple(snapshot.time_us[i] - begin for i in at),
-        "allocated_bytes": tuple(int(history.allocated_bytes[i]) for i in at),
+        "time_us": tuple(snapshot.time_us[i] - snapshot.time_us[0] for i in at),
+        "allocated_bytes": tuple(history.allocated_bytes[at].tolist()),
         **({} if history.reserved_bytes is None else {"reserved_bytes": tuple(history.reserved_bytes[at].tolist())}),
     }
 
 
 def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
-    curves = purposes.over_time(history)[:, _largest_moments(history)]
+    curves = purposes.over_time(history)[:, largest_moments(history.allocated_bytes)]
     return {
         name: None if name in reasons and not curve.any() else tuple(curve.tolist())
         for name, curve in zip(PURPOSES, curves, strict=True)
     }
-
-
-def _largest_moments(history: History) -> list[int]:
-    total = len(history.allocated_bytes)
-    cuts = distinct(np.linspace(0, total, min(_MAX_POINTS, total) + 1).astype(int))
-    return [a + int(history.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)]
 
 
 def _reasons(

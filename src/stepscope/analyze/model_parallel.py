@@ -28,7 +28,6 @@ from stepscope.analyze.rank_windows import RankAccount
 from stepscope.contract.collectives import OP_CODE
 from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
-from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number, parsed_json
@@ -36,7 +35,6 @@ from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
 
-_KIND = "tp"
 _PASSES = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
 
 
@@ -82,35 +80,22 @@ def tensor_parallel_view(
     """Return the exchanges of tensor parallelism, None where there are none."""
     ranks, found = [], []
     for index, account in enumerate(accounts):
-        rows = strategy.rows_of(index, _KIND)
+        rows = strategy.rows_of(index, "tp")
         if account is None or not len(rows):
             continue
-        ranks.append(_rank_view(shared, index, account, rows))
+        traffic = rank_traffic(shared, index, rows, account)
+        share = share_of_step_pct(traffic, shared.run.ranks[index])
+        ranks.append(RankTensorParallel(**vars(traffic), share_of_step_pct=share))
         found.append(_exchanges(shared, strategy, index, account, rows))
     if not ranks:
         return None
     return TensorParallelView(_layers(found), tuple(ranks), over_ranks(ranks))
 
 
-def _rank_view(shared: AlignedRun, index: int, account: RankAccount, rows: Int64s) -> RankTensorParallel:
-    traffic = rank_traffic(shared, index, rows, account)
-    return RankTensorParallel(**vars(traffic), share_of_step_pct=share_of_step_pct(traffic, shared.run.ranks[index]))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Exchanges(ArrayRecord):
-    part: Int64s
-    position: Int64s
-    size_bytes: Int64s
-    time_ns: Int64s
-    exposed_ns: Int64s
-    wait_ns: Int64s
-    compute_ns: Int64s
-    #: from the end of the one before to its own end
-    since_ns: Int64s
-
-
-def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, rows: Int64s) -> _Exchanges:
+def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, rows: Int64s) -> Int64s:
+    """Return a column per exchange: part, position, size, time, exposed, wait, compute, and the time since the end of
+    the exchange before.
+    """
     rank = shared.run.ranks[index]
     c = rank.collectives
     start, end = c.start_ns[rows], c.end_ns[rows]
@@ -121,24 +106,24 @@ def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: Rank
         _step_begins(rank, step[first_of_step], start[first_of_step]), start[first_of_step]
     )
     before = np.minimum(before, start)
-    return _Exchanges(
-        part=strategy.phases[index][rows].astype(np.int64),
-        position=_positions(rank, strategy, index, rows),
-        size_bytes=c.full_bytes[rows],
-        time_ns=end - start,
-        exposed_ns=covered_ns(account.exposed_comm, start, end),
-        wait_ns=shared.wait_ns[index][rows],
-        compute_ns=covered_ns(account.compute, before, start),
-        since_ns=end - before,
+    columns = (
+        strategy.phases[index][rows].astype(np.int64),
+        _positions(rank, strategy, index, rows),
+        c.full_bytes[rows],
+        end - start,
+        covered_ns(account.exposed_comm, start, end),
+        shared.wait_ns[index][rows],
+        covered_ns(account.compute, before, start),
+        end - before,
     )
+    return np.stack(columns)
 
 
 def _step_begins(rank: Rank, steps: npt.NDArray[np.int32], otherwise: Int64s) -> Int64s:
     begins = np.full(num_steps(rank), np.iinfo(np.int64).max)
     mine = rank.work.step >= 0
     np.minimum.at(begins, rank.work.step[mine], rank.work.start_ns[mine])
-    known = (steps >= 0) & (begins[steps] < np.iinfo(np.int64).max)
-    return np.where(known, begins[steps], otherwise)
+    return np.where((steps >= 0) & (begins[steps] < np.iinfo(np.int64).max), begins[steps], otherwise)
 
 
 def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int64s:
@@ -155,10 +140,8 @@ def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int6
     return position
 
 
-def _layers(found: Sequence[_Exchanges]) -> tuple[Layer, ...]:
-    part, position, size, time, exposed, wait, compute, since = (
-        np.concatenate([getattr(x, name) for x in found]) for name in _Exchanges.__dataclass_fields__
-    )
+def _layers(found: Sequence[Int64s]) -> tuple[Layer, ...]:
+    part, position, size, time, exposed, wait, compute, since = np.concatenate(found, axis=1)
     out = []
     for phase, name in _PASSES:
         for k in distinct(position[part == phase]).tolist():
@@ -179,12 +162,10 @@ def _layers(found: Sequence[_Exchanges]) -> tuple[Layer, ...]:
     return tuple(out)
 
 
-# What does splitting the sequence cost: passing keys and values around, and ranks with more attention to compute?
+# Context parallelism: exchanges of keys and values, and compute imbalance.
 #
 # With a causal mask later parts of the sequence attend to more than earlier ones, so a plain split leaves ranks with
 # unequal work. The imbalance is the largest compute time of a rank against the mean.
-
-_CONTEXT_PARALLEL_KIND = "cp"
 
 
 @dataclass(frozen=True)
@@ -215,43 +196,31 @@ def context_parallel_view(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
 ) -> ContextParallelView | None:
     """Return what context parallelism exchanged, None where there is none."""
-    ranks = [
-        _context_parallel_rank_view(shared, strategy, index, account)
-        for index, account in enumerate(accounts)
-        if account is not None and len(strategy.rows_of(index, _CONTEXT_PARALLEL_KIND))
-    ]
+    ranks = []
+    for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
+        rows = strategy.rows_of(index, "cp")
+        if account is not None and len(rows):
+            traffic = rank_traffic(shared, index, rows, account)
+            view = RankContextParallel(
+                **vars(traffic),
+                hidden_pct=hidden_pct(traffic),
+                share_of_step_pct=share_of_step_pct(traffic, rank),
+                compute_ns=round(account.compute.total_ns / num_steps(rank)),
+            )
+            ranks.append(view)
     if not ranks:
         return None
+    ops = {use.op for d in strategy.dimensions if d.kind == "cp" for use in d.uses}
     compute = np.array([r.compute_ns for r in ranks])
     return ContextParallelView(
-        by=_by(strategy),
+        by="ring" if ops & {"send", "recv", "send_recv"} else "exchange" if "all_to_all" in ops else "gather",
         compute_imbalance=float(compute.max() / compute.mean()) if len(ranks) > 1 and compute.any() else None,
         ranks=tuple(ranks),
         over_ranks=over_ranks(ranks),
     )
 
 
-def _context_parallel_rank_view(
-    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount
-) -> RankContextParallel:
-    rank = shared.run.ranks[index]
-    traffic = rank_traffic(shared, index, strategy.rows_of(index, _CONTEXT_PARALLEL_KIND), account)
-    return RankContextParallel(
-        **vars(traffic),
-        hidden_pct=hidden_pct(traffic),
-        share_of_step_pct=share_of_step_pct(traffic, rank),
-        compute_ns=round(account.compute.total_ns / num_steps(rank)),
-    )
-
-
-def _by(strategy: Strategy) -> str:
-    ops = {use.op for d in strategy.dimensions if d.kind == _CONTEXT_PARALLEL_KIND for use in d.uses}
-    if ops & {"send", "recv", "send_recv"}:
-        return "ring"
-    return "exchange" if "all_to_all" in ops else "gather"
-
-
-# How evenly do routed tokens reach the ranks, and what do the exchanges cost?
+# Expert parallelism: balance of routed tokens and cost of their exchanges.
 #
 # An all-to-all that dispatches tokens is uneven where it receives, the one that brings them back where it sends. The
 # *load* of a rank in an exchange is its amount on the uneven side, so it is what its experts have to work on:

@@ -33,7 +33,7 @@ from stepscope.run.steps import Steps
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import DENSE, Int64s, Trace
 
-# What does a rank need for a step when it waits for nobody?
+# Own time of a rank: its step without waiting for others.
 #
 # With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without: the
 # host's
@@ -95,8 +95,7 @@ def _in_steps(rank: Rank, some: npt.NDArray[np.intp]) -> tuple[Int64s, Intervals
 
 def own_ns(own: OwnTime, steps: Steps, waits: Intervals) -> Floats:
     """Return a rank's own time per step, given when it only waited for others."""
-    waited = intersect(own.idle, waits)
-    host = np.maximum(own.host_ns - covered_ns(waited, steps.start_ns, steps.end_ns), 0)
+    host = np.maximum(own.host_ns - covered_ns(intersect(own.idle, waits), steps.start_ns, steps.end_ns), 0)
     if own.device_ns is None:
         return host.astype(float)
     idle = np.bincount(own.alone_step, covered_ns(waits, *own.alone), minlength=len(steps))

@@ -25,7 +25,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
-# What a line, a module, or all of a run costs per step: the records.
+# Records.
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,13 @@ class CodeCosts:
         return (self.unowned.device_ns + self.unowned.comm_ns) / whole if whole else None
 
 
-# What did each distinct owner of a rank take per step: of the host, the device, communication, FLOPs and memory?
+# Sums per distinct owner of a rank: host, device, communication, FLOPs and memory.
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 # things with their owners, and what they take by column
 Pieces = list[tuple[OwnedWork, dict[str, npt.NDArray[Any]]]]
 
-_MAX_PACKED = 1 << 62
 COLUMNS = tuple(f.name for f in fields(Cost))
 FLOPS, MEMORY = COLUMNS.index("flops"), COLUMNS.index("memory_bytes")
 
@@ -145,26 +144,23 @@ class OwnerSums(ArrayRecord):
 
 def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     """Return what each distinct owner of a rank took per step."""
-    rank, steps = owned.rank, max(len(owned.rank.steps), 1)
+    rank = owned.rank
     host, work, c = owned.host, rank.work, rank.collectives
-    blocked = host_waits(rank)
-    waited = covered_ns(blocked, host.start_ns, host.end_ns) * host.runs
+    waited = covered_ns(host_waits(rank), host.start_ns, host.end_ns) * host.runs
     took = (host.end_ns - host.start_ns) * host.runs
-    launched = work.step >= 0
-    is_comm = work.kind == EventKind.COMM_KERNEL
-    duration = (work.end_ns - work.start_ns) * launched
+    computes = (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
     pieces: Pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
-    pieces.append((owned.by_work, {"device_ns": duration * ~is_comm}))
-    asked = c.step >= 0
+    pieces.append((owned.by_work, {"device_ns": (work.end_ns - work.start_ns) * computes}))
+    inside = c.step >= 0
     exposed = covered_ns(_exposed_comm(rank), c.start_ns, c.end_ns)
-    pieces.append((owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * asked, "exposed_ns": exposed * asked}))
+    pieces.append((owned.by_collective, {"comm_ns": (c.end_ns - c.start_ns) * inside, "exposed_ns": exposed * inside}))
     counted = calls.counted & (calls.step >= 0)
     pieces.append((owned.of_rows(calls.calls.row[counted]), {"flops": calls.flops[counted]}))
     rows, sizes = _allocations(rank)
     pieces.append((owned.of_rows(rows), {"memory_bytes": sizes}))
     known = np.ones(len(COLUMNS), bool)
     known[FLOPS], known[MEMORY] = bool(counted.any()), bool(len(rows))
-    return _summed(pieces, steps, known)
+    return _summed(pieces, max(len(rank.steps), 1), known)
 
 
 def host_waits(rank: Rank) -> Intervals:
@@ -195,8 +191,7 @@ def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
     key = np.concatenate(
         [np.stack((o.stack, o.caller, o.module, o.backward.astype(np.int32)), axis=1) for o, _ in pieces]
     )
-    packed = _packed(key)
-    _, first, at = np.unique(packed, return_index=True, return_inverse=True)
+    _, first, at = np.unique(_packed(key), return_index=True, return_inverse=True)
     amount = np.zeros((len(first), len(COLUMNS)))
     begin = 0
     for owner, columns in pieces:
@@ -213,7 +208,7 @@ def _packed(key: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     out, size = np.zeros(len(key), np.int64), 1
     for column in key.T.astype(np.int64):
         base = int(column.max(initial=0)) + 2
-        if size * base >= _MAX_PACKED:
+        if size * base >= 1 << 62:
             _, out = np.unique(out, return_inverse=True)
             out, size = out.reshape(-1).astype(np.int64), len(key)
         out, size = out * base + column + 1, size * base
@@ -262,7 +257,11 @@ def _line_costs(
     lines: "_CostsByKey[Line]", modules: "_CostsByKey[tuple[Line, str]]", owned: Sequence[Ownership]
 ) -> tuple[LineCost, ...]:
     frames = {(f.file, f.line): f for one in reversed(owned) for f in reversed(one.frames)}
-    favourite = _favourites(modules)
+    best: dict[Line, tuple[float, str]] = {}
+    times = slice(0, COLUMNS.index("exposed_ns"))
+    for (line, module), amount in modules.amounts.items():
+        best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
+    favourite = {line: module for line, (_, module) in best.items() if module}
     return tuple(
         LineCost(
             file=key[0],
@@ -326,7 +325,6 @@ def _add_lines(
 
 
 def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
-    around: dict[str, str] = {}
     for _, _, module, backward, amount in _rows(sums):
         if module < 0 or not owned.modules[module]:
             continue
@@ -336,9 +334,7 @@ def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: O
             modules.add(path, rank, _INCLUSIVE, amount)
             if backward:
                 modules.add(path, rank, _BACKWARD, amount)
-            if path not in around:
-                around[path] = path.rpartition(".")[0]
-            path = around[path]
+            path = path.rpartition(".")[0]
 
 
 def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
@@ -347,15 +343,7 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
     return zip(*columns, sums.amount, strict=True)
 
 
-def _favourites(found: _CostsByKey[tuple[Line, str]]) -> dict[Line, str]:
-    best: dict[Line, tuple[float, str]] = {}
-    times = slice(0, COLUMNS.index("exposed_ns"))
-    for (line, module), amount in found.amounts.items():
-        best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
-    return {line: module for line, (_, module) in best.items() if module}
-
-
-# What do lines and modules take as trees, callers around what they called, modules around those inside them?
+# Trees of lines (callers around callees) and of modules.
 #
 #     lines    train.py:40 > model.py:12 > model.py:31     by the stack of whose work it is; backward lies at its
 #     forward
@@ -366,8 +354,7 @@ def _favourites(found: _CostsByKey[tuple[Line, str]]) -> dict[Line, str]:
 
 MAX_NODES = 400
 _MAX_DEPTH = 60
-_HOST, _BLOCKED, _DEVICE = (COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns"))
-_COMM, _EXPOSED = COLUMNS.index("comm_ns"), COLUMNS.index("exposed_ns")
+_HOST, _BLOCKED, _DEVICE, _COMM, _EXPOSED = range(5)
 OTHERS = "others"
 
 
@@ -429,9 +416,8 @@ def _line_paths(owned: Ownership) -> list[Path]:
         return above if deep else (*above, names[frame])
 
     none: Path = ()
-    users = owned.stacks.folded(none, grown)
-    innermost = owned.stacks.innermost.tolist()
-    return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in zip(users, innermost, strict=False)]
+    paths = zip(owned.stacks.folded(none, grown), owned.stacks.innermost.tolist(), strict=False)
+    return [path or ((names[frame],) if frame >= 0 else ()) for path, frame in paths]
 
 
 def _module_path(path: str) -> Path:
@@ -464,9 +450,8 @@ class _GrowingNode(ArrayRecord):
 
 
 def _bounded(root: _GrowingNode) -> CodeNode:
-    weights = sorted(_weights(root), reverse=True)
-    least = weights[MAX_NODES // 2] if len(weights) > MAX_NODES // 2 else 0.0
-    return _node("", root, least)
+    largest = sorted(_weights(root), reverse=True)[MAX_NODES // 2 :]
+    return _node("", root, largest[0] if largest else 0.0)
 
 
 def _weights(node: _GrowingNode) -> Iterable[float]:

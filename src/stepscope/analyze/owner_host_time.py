@@ -8,12 +8,13 @@ only what is left of it (`runs`) is the line's that called backward.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_calls import HostCalls
-from stepscope.analyze.ownership import HostTime, OwnedWork
+from stepscope.analyze.ownership import HostTime, OwnedWork, joined_owners
 from stepscope.analyze.phases import Marks
 from stepscope.analyze.stacks import Mask
 from stepscope.dataclass import dataclass
@@ -40,19 +41,6 @@ class GapShares(ArrayRecord):
     last: int = -1
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Spans(ArrayRecord):
-    """The time of one thread, cut wherever anything begins or ends; no gaps and no overlaps."""
-
-    start_ns: Int64s
-    end_ns: Int64s
-    #: the innermost call, -1 for none
-    call: Int64s
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-
 def host_time(
     rank: Rank,
     marks: Marks,
@@ -76,55 +64,45 @@ def host_time(
     is_range &= calls.nearest(~is_range) < 0  # inside an operator a range is part of it
     on_engine = np.isin(calls.thread, marks.autograd_threads) & ~is_range
     engine = union(calls.start_ns[on_engine], calls.end_ns[on_engine])
-    asked = _EngineCalls(
-        np.sort(calls.start_ns[on_engine]), by_call.caller[on_engine][np.argsort(calls.start_ns[on_engine])]
-    )
+    order = np.argsort(calls.start_ns[on_engine])
+    engine_calls = calls.start_ns[on_engine][order], by_call.caller[on_engine][order]
     parts = []
     for thread in sorted({int(marks.main_thread), *marks.autograd_threads.tolist()}):
         spans = _thread_spans(calls, thread, begin, end)
-        in_python = (spans.call < 0) | is_range[spans.call] if len(calls) else np.ones(len(spans), bool)
+        call = spans[2]
+        in_python = (call < 0) | is_range[call] if len(calls) else np.ones(len(call), bool)
         if thread == marks.main_thread:
-            part = _owned(calls, thread, spans, in_python, by_call, gaps, between, asked)
+            part = _owned(calls, thread, spans, in_python, by_call, gaps, between, engine_calls)
             parts.append(_without_engine(part, engine))
         else:
-            spans = _part(spans, ~in_python)
-            parts.append(_owned(calls, thread, spans, np.zeros(len(spans), bool), by_call, gaps, between, None))
+            spans = spans[:, ~in_python]
+            parts.append(_owned(calls, thread, spans, in_python[~in_python], by_call, gaps, between, None))
     return _joined(parts)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _EngineCalls(ArrayRecord):
-    when_ns: Int64s
-    caller: npt.NDArray[np.int32]
-
-
-def _part(spans: Spans, keep: Mask) -> Spans:
-    return Spans(spans.start_ns[keep], spans.end_ns[keep], spans.call[keep])
 
 
 def _owned(
     calls: HostCalls,
     thread: int,
-    spans: Spans,
+    spans: Int64s,
     python: Mask,
     by_call: OwnedWork,
     gaps: GapShares | None,
     between: Callable[[Int64s, Int64s], OwnedWork],
-    asked: _EngineCalls | None,
+    engine_calls: tuple[Int64s, npt.NDArray[np.int32]] | None,
 ) -> HostTime:
+    start_ns, end_ns, call = spans
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
-    after = low + np.searchsorted(calls.start_ns[low:high], spans.start_ns, side="right")
+    after = low + np.searchsorted(calls.start_ns[low:high], start_ns, side="right")
     following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
-    own = by_call.at(spans.call)
+    own = by_call.at(call)
     owner = own.where(~python | ((own.stack >= 0) & (gaps is None)), between(previous, following))
-    owner = owner.where(~_inside_hook(calls, by_call, spans.call, previous, following) | python, by_call.at(previous))
-    threads = np.full(len(spans), thread, np.int64)
-    whole = HostTime(threads, spans.start_ns, spans.end_ns, owner, python, np.ones(len(spans), bool))
+    owner = owner.where(~_inside_hook(calls, by_call, call, previous, following) | python, by_call.at(previous))
+    whole = HostTime(np.full(len(call), thread), start_ns, end_ns, owner, python, np.ones(len(call), bool))
     if gaps is None or not len(gaps.stack):
         return whole
     gap = np.where(python, np.append(gaps.gap_of_call, gaps.last)[following], -1)
-    if asked is not None and len(asked.when_ns):
-        whole, gap, gaps = _around_backward(whole, gap, gaps, asked)
+    if engine_calls is not None and len(engine_calls[0]):
+        whole, gap, gaps = _around_backward(whole, gap, gaps, *engine_calls)
     return _cut(whole, gaps, gap)
 
 
@@ -138,15 +116,14 @@ def _inside_hook(calls: HostCalls, by_call: OwnedWork, call: Int64s, previous: I
 
 
 def _around_backward(
-    whole: HostTime, gap: Int64s, gaps: GapShares, asked: _EngineCalls
+    whole: HostTime, gap: Int64s, gaps: GapShares, called_ns: Int64s, callers: npt.NDArray[np.int32]
 ) -> tuple[HostTime, Int64s, GapShares]:
     """Return spans cut where the engine began and ended working for them, with the gap of each piece.
 
     How long backward took in the step with frames says nothing of its time here. What came before it ran before the
     engine began, what came after it later: also in the spans beside, where a range cuts the gap.
     """
-    begun = np.searchsorted(asked.when_ns, whole.start_ns)
-    ended = np.searchsorted(asked.when_ns, whole.end_ns)
+    begun, ended = np.searchsorted(called_ns, whole.start_ns), np.searchsorted(called_ns, whole.end_ns)
     hit = np.flatnonzero((ended > begun) & (gap >= 0))
     if not len(hit):
         return whole, gap, gaps
@@ -156,19 +133,16 @@ def _around_backward(
     first, stack, share = gaps.first.tolist(), gaps.stack.tolist(), gaps.share.tolist()
     worked = set(hit.tolist())
     for i in hit.tolist():
-        caller = int(asked.caller[begun[i]])
         low, high = first[gap[i]], first[gap[i] + 1]
-        at = next((k for k in range(low, high) if stack[k] == caller), None)
+        at = next((k for k in range(low, high) if stack[k] == callers[begun[i]]), None)
         if at is None:
             pieces.append((i, int(whole.start_ns[i]), int(whole.end_ns[i]), int(gap[i])))
             continue
-        cuts = (int(whole.start_ns[i]), int(asked.when_ns[begun[i]]), int(asked.when_ns[ended[i] - 1]))
-        parts = ((low, at), (at, at + 1), (at + 1, high))
-        numbers = []
-        for one, other in parts:
+        cuts = (int(whole.start_ns[i]), int(called_ns[begun[i]]), int(called_ns[ended[i] - 1]))
+        numbers = range(len(first) - 1, len(first) + 2)
+        for one, other in ((low, at), (at, at + 1), (at + 1, high)):
             if one == other:
                 one, other = at, at + 1
-            numbers.append(len(first) - 1)
             stack += stack[one:other]
             share += [part / max(sum(share[one:other]), 1e-9) for part in share[one:other]]
             first.append(len(stack))
@@ -188,43 +162,30 @@ def _around_backward(
 
 
 def _beside(span: int, same_gap: Mask, worked: set[int]) -> list[int]:
-    found = []
-    before, after = span - 1, span + 1
-    while before >= 0 and same_gap[before] and before not in worked:
-        found.append(before)
-        before -= 1
-    while after < len(same_gap) and same_gap[after - 1] and after not in worked:
-        found.append(after)
-        after += 1
-    return found
+    before = takewhile(lambda k: same_gap[k] and k not in worked, range(span - 1, -1, -1))
+    after = takewhile(lambda k: same_gap[k - 1] and k not in worked, range(span + 1, len(same_gap)))
+    return [*before, *after]
 
 
 def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
     count = np.where(gap >= 0, np.diff(gaps.first)[gap], 0)
     duration = whole.end_ns - whole.start_ns
     short = (duration < _MIN_SHARED_GAP_NS) & (count > 0)
-    largest = _largest(gaps)
+    order = np.lexsort((gaps.share, np.repeat(np.arange(len(gaps.first) - 1), np.diff(gaps.first))))
+    largest = np.append(order[gaps.first[1:] - 1] if len(order) else order, 0)
     pieces = np.where(short | (count == 0), 1, count)
     span = np.repeat(np.arange(len(whole)), pieces)
     nth = np.arange(len(span)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     known = count[span] > 0
-    entry = np.where(short[span], largest[gap[span]], gaps.first[gap[span]] + nth)
-    entry = np.where(known, entry, 0)
+    entry = np.where(known, np.where(short[span], largest[gap[span]], gaps.first[gap[span]] + nth), 0)
     share = np.where(known & ~short[span], gaps.share[entry] if len(gaps.share) else 1.0, 1.0)
-    until = _running_share(share, pieces)
-    start, took = whole.start_ns[span], duration[span]
-    end = start + np.rint(took * until).astype(np.int64)
+    start = whole.start_ns[span]
+    end = start + np.rint(duration[span] * _running_share(share, pieces)).astype(np.int64)
     begin = np.where(nth == 0, start, np.concatenate(([0], end[:-1])))
     owner = whole.owner.at(span)
-    stack = np.where(known, gaps.stack[entry] if len(gaps.stack) else -1, owner.stack).astype(np.int32)
-    caller = np.where(known, stack, owner.caller).astype(np.int32)
-    cut = OwnedWork(stack, caller, owner.module, owner.backward)
+    stack = gaps.stack[entry] if len(gaps.stack) else np.full(len(entry), -1, np.int32)
+    cut = OwnedWork(stack, stack, owner.module, owner.backward).where(known, owner)
     return HostTime(whole.thread[span], begin, end, cut, whole.is_python[span], whole.runs[span])
-
-
-def _largest(gaps: GapShares) -> Int64s:
-    order = np.lexsort((gaps.share, np.repeat(np.arange(len(gaps.first) - 1), np.diff(gaps.first))))
-    return np.append(order[gaps.first[1:] - 1] if len(order) else np.empty(0, np.int64), 0)
 
 
 def _running_share(share: npt.NDArray[np.float64], pieces: Int64s) -> npt.NDArray[np.float64]:
@@ -244,39 +205,30 @@ def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
     start = np.concatenate([x.start for x, _ in pieces])
     index = np.flatnonzero(waits)[np.searchsorted(own.start, start, side="right") - 1]
     kept = np.flatnonzero(~waits)
-    every = np.concatenate((kept, index))
     begin = np.concatenate((part.start_ns[kept], start))
     order = np.argsort(begin, kind="stable")
+    every = np.concatenate((kept, index))[order]
     runs = np.concatenate((part.runs[kept], *(np.full(len(x), r) for x, r in pieces)))
     end = np.concatenate((part.end_ns[kept], *(x.end for x, _ in pieces)))
-    every = every[order]
     return HostTime(
         part.thread[every], begin[order], end[order], part.owner.at(every), part.is_python[every], runs[order]
     )
 
 
 def _joined(parts: list[HostTime]) -> HostTime:
-    owners = [part.owner for part in parts]
-    no_ids, no_time, no_mask = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool)
+    no_time, no_mask = np.empty(0, np.int64), np.empty(0, bool)
     return HostTime(
         thread=np.concatenate([no_time, *(p.thread for p in parts)]),
         start_ns=np.concatenate([no_time, *(p.start_ns for p in parts)]),
         end_ns=np.concatenate([no_time, *(p.end_ns for p in parts)]),
-        owner=OwnedWork(
-            stack=np.concatenate([no_ids, *(o.stack for o in owners)]),
-            caller=np.concatenate([no_ids, *(o.caller for o in owners)]),
-            module=np.concatenate([no_ids, *(o.module for o in owners)]),
-            backward=np.concatenate([no_mask, *(o.backward for o in owners)]),
-        ),
+        owner=joined_owners([part.owner for part in parts]),
         is_python=np.concatenate([no_mask, *(p.is_python for p in parts)]),
         runs=np.concatenate([no_mask, *(p.runs for p in parts)]),
     )
 
 
-# What was innermost on a thread at each moment ----------------------------------------------------------------------
-
-
-def _thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> Spans:
+def _thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> Int64s:
+    """Return start, end and innermost call (-1 for none) of a thread's time, cut wherever anything begins or ends."""
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
     own = np.arange(low, high)
     end = np.minimum(calls.end_ns[own], _next_beside(calls, own))
@@ -289,7 +241,7 @@ def _thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> 
     cuts = np.concatenate(([start_ns], np.clip(when[order], start_ns, end_ns), [end_ns]))
     inside = np.concatenate(([-1], innermost[order]))
     keep = cuts[1:] > cuts[:-1]
-    return Spans(cuts[:-1][keep], cuts[1:][keep], inside[keep])
+    return np.stack((cuts[:-1], cuts[1:], inside))[:, keep]
 
 
 def _next_beside(calls: HostCalls, own: Int64s) -> Int64s:

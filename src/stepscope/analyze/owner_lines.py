@@ -9,6 +9,7 @@ to the device.
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -159,8 +160,7 @@ class RankLines(ArrayRecord):
 
         if top[first] != work.number and is_around(top[first]):
             return True
-        frames = self.owned.stacks[first]
-        users = [int(sets.of_frame[f]) for f in frames if self.owned.frames[f].is_user]
+        users = [int(sets.of_frame[f]) for f in self.owned.stacks[first] if self.owned.frames[f].is_user]
         path = [line for line in dict.fromkeys(users) if line in wanted]
         before = path[: path.index(work.number)]
         same = sets.sizes[work.number]
@@ -179,10 +179,8 @@ def rank_lines(owned: Ownership) -> RankLines:
     steps, sets = rank.steps, owned.stacks.user_lines
     step = steps.of(calls.start_ns) if len(calls) else np.empty(0, np.int32)
     inside = step >= 0
-    trains = (f.file for f in owned.frames)
-    in_optimizer = np.array([any(part in file for part in _OPTIMIZER_FILES) for file in trains], bool)
-    in_optimizer &= ~np.array([f.is_user for f in owned.frames], bool)
-    optimizer = owned.stacks.holding(in_optimizer)
+    in_optimizer = [not f.is_user and any(part in f.file for part in _OPTIMIZER_FILES) for f in owned.frames]
+    optimizer = owned.stacks.holding(np.array(in_optimizer, bool))
     count = len(steps)
     backward = inside & by.backward
     trained = frozenset(owned.modules[m] for m in distinct(by.module[backward]).tolist() if m >= 0)
@@ -241,9 +239,7 @@ def _step_calls(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32]) -
 
 def _direction(name: str) -> int:
     lower = name.lower()
-    if "memcpy" not in lower and "copy" not in lower:
-        return 0
-    return 1 if "dtoh" in lower else 2 if "htod" in lower else 0
+    return 0 if "copy" not in lower and "memcpy" not in lower else 1 if "dtoh" in lower else 2 if "htod" in lower else 0
 
 
 def _earliest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
@@ -258,7 +254,7 @@ def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
     return out
 
 
-# What does the training loop do in every step that is no pass of the model?
+# Non-training work of the training loop in every step.
 #
 # A step trains by forward, loss, backward, the optimizer and the loader. What the host spends in lines of the user's
 # that
@@ -301,12 +297,7 @@ _TRAINING_FILES = (
     "torch/autograd/",
     "torch/utils/data/",
 )
-# what the backward of a `torch.autograd.Function` is called
-_OF_A_FUNCTION = ("backward", "vjp")
 _MOSTLY = 0.5
-
-# per step: lines that take turns as often are in one loop
-_MIN_TURNS = 4
 # arithmetic that changes a tensor in place, each with `_` at its end
 _CHANGES = frozenset(
     ("add", "sub", "mul", "div", "lerp", "copy", "zero", "fill", "clamp", "clip", "addcmul", "addcdiv", "neg", "sign",
@@ -409,13 +400,11 @@ def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
         found[line] = work
     function_of = _functions(known)
     trains = {function_of[line] for line, work in known.lines.items() if work.collectives or work.optimizes}
-    in_stacks = _code_in_stacks(known)
+    torch_trains, of_a_function, _ = _code_in_stacks(known)
     return {
         line: work
         for line, work in found.items()
-        if function_of[line] not in trains
-        and not in_stacks.of_a_function[work.number]
-        and not in_stacks.trains[work.number]
+        if function_of[line] not in trains and not of_a_function[work.number] and not torch_trains[work.number]
     }
 
 
@@ -430,26 +419,19 @@ def _functions(known: RankLines) -> dict[Line, tuple[str, str]]:
     }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _CodeInStacks(ArrayRecord):
-    #: any: code of torch's that trains
-    trains: npt.NDArray[np.bool_]
-    #: any: the backward of a Function
-    of_a_function: npt.NDArray[np.bool_]
-    #: all: a hook of a module, which is called beside its forward
-    hook: npt.NDArray[np.bool_]
-
-
 @once_per_record
-def _code_in_stacks(known: RankLines) -> _CodeInStacks:
+def _code_in_stacks(known: RankLines) -> tuple[Mask, Mask, Mask]:
+    """Return for each line whether any of its stacks holds training code of torch's, whether any holds the backward of
+    a Function, and whether all hold a hook of a module, which is called next to its forward.
+    """
     frames, sets = known.owned.frames, known.sets
 
     def held(chosen: list[bool]) -> Int64s:
         return sets.sums(known.owned.stacks.holding(np.array(chosen, bool))[:-1].astype(np.int64))
 
-    return _CodeInStacks(
+    return (
         held([not f.is_user and any(part in f.file for part in _TRAINING_FILES) for f in frames]) > 0,
-        held([f.function in _OF_A_FUNCTION for f in frames]) > 0,
+        held([f.function in ("backward", "vjp") for f in frames]) > 0,
         held([f.function.endswith(HOOK) for f in frames]) == sets.sizes,
     )
 
@@ -505,14 +487,15 @@ def _passes_are_known(known: RankLines) -> bool:
 
 
 def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
-    in_stacks = _code_in_stacks(known)
-    if not work.apart or work.collectives or in_stacks.trains[work.number]:
+    torch_trains, _, in_hook = _code_in_stacks(known)
+    if not work.apart or work.collectives or torch_trains[work.number]:
         return False
     whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
     if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
         return False
-    after = _after_training(known, times.first_ns[work.stacks].min(axis=0))
-    if float(times.in_module[work.number].sum()) >= _MOSTLY * free and not in_stacks.hook[work.number]:
+    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
+    after = bool((times.first_ns[work.stacks].min(axis=0) > began).all())
+    if float(times.in_module[work.number].sum()) >= _MOSTLY * free and not in_hook[work.number]:
         return after and work.modules.isdisjoint(known.trained)
     return after or not _changes(work)
 
@@ -523,12 +506,7 @@ def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
     """
     if not work.has_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
         return False
-    return not work.modules or bool(_code_in_stacks(known).hook[work.number])
-
-
-def _after_training(known: RankLines, first_ns: Int64s) -> bool:
-    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
-    return bool((first_ns > began).all())
+    return not work.modules or bool(_code_in_stacks(known)[2][work.number])
 
 
 def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
@@ -545,37 +523,26 @@ def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
 
 @once_per_record
 def _before_forward(known: RankLines) -> list[bool | None]:
-    trained = {line for line, work in known.lines.items() if work.has_backward}
-    first = _lines_by_function(known, trained)
-    return _outermost_verdicts(known, trained, {key: min(lines) for key, lines in first.items()}, below=False)
+    return _outermost_verdicts(known, {line for line, work in known.lines.items() if work.has_backward}, below=False)
 
 
 @once_per_record
 def _after_optimizer(known: RankLines) -> list[bool | None]:
-    steps = {line for line, work in known.lines.items() if work.optimizes}
-    last = _lines_by_function(known, steps)
-    return _outermost_verdicts(known, steps, {key: max(lines) for key, lines in last.items()}, below=True)
+    return _outermost_verdicts(known, {line for line, work in known.lines.items() if work.optimizes}, below=True)
 
 
-def _lines_by_function(known: RankLines, lines: set[Line]) -> dict[tuple[str, str], list[int]]:
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _outermost_verdicts(known: RankLines, lines: set[Line], *, below: bool) -> list[bool | None]:
+    """Return for each stack whether its outermost frame in a function with any of these lines, in none of them, is
+    below all of them in the source (or above); None where it has no such frame.
+    """
+    limits: dict[tuple[str, str], list[int]] = defaultdict(list)
     for f in known.owned.frames:
         if (f.file, f.line) in lines:
-            found[f.file, f.function].append(f.line)
-    return found
-
-
-def _outermost_verdicts(
-    known: RankLines, lines: set[Line], limit: dict[tuple[str, str], int], *, below: bool
-) -> list[bool | None]:
-    """Return for each stack whether its outermost frame in a function with a limit, in none of the lines, is below it
-    in the source (or above it); None where it has no such frame.
-    """
+            limits[f.file, f.function].append(f.line)
     verdict: list[bool | None] = []
     for f in known.owned.frames:
-        line = limit.get((f.file, f.function))
-        judged = f.is_user and line is not None and (f.file, f.line) not in lines
-        verdict.append((f.line > line if below else f.line < line) if judged and line is not None else None)
+        found = limits.get((f.file, f.function)) if f.is_user and (f.file, f.line) not in lines else None
+        verdict.append(None if found is None else f.line > max(found) if below else f.line < min(found))
     return known.owned.stacks.folded(None, lambda above, f: verdict[f] if above is None else above)
 
 
@@ -607,28 +574,24 @@ def loops(lines: Sequence[LoopLine], passes: Sequence[Line]) -> list[tuple[LoopL
     for one in sorted(lines, key=lambda one: one.line):
         by_function[one.line[0], one.function].append(one)
     for (file, _), members in by_function.items():
-        numbers = sorted(number for other, number in passes if other == file)
-        group: list[LoopLine] = []
-        for one in members:
-            if group and not (_take_turns(group[-1], one) and not _between(numbers, group[-1].line[1], one.line[1])):
-                groups.append(group)
-                group = []
-            group.append(one)
-        groups.append(group)
+        groups.append([members[0]])
+        for before, one in pairwise(members):
+            passed = any(other == file and before.line[1] < number < one.line[1] for other, number in passes)
+            if _take_turns(before, one) and not passed:
+                groups[-1].append(one)
+            else:
+                groups.append([one])
     return [tuple(group) for group in groups]
 
 
 def _take_turns(one: LoopLine, other: LoopLine) -> bool:
     began = np.concatenate((one.began_ns, other.began_ns))
     is_other = (np.arange(len(began)) >= len(one.began_ns))[np.argsort(began, kind="stable")]
-    return int((is_other[1:] != is_other[:-1]).sum()) >= _MIN_TURNS * max(len(one.ns), 1)
+    # lines that take turns four times per step are in one loop
+    return int((is_other[1:] != is_other[:-1]).sum()) >= 4 * max(len(one.ns), 1)
 
 
-def _between(numbers: Sequence[int], low: int, high: int) -> bool:
-    return any(low < number < high for number in numbers)
-
-
-# In which lines does the host of a CPU rank stall in most steps, and for how long?
+# Lines in which the host of a CPU rank stalls in most steps.
 #
 # Where other programs run on the same cores, the training thread is stopped anywhere: a stall here in one step and
 # there
@@ -636,8 +599,6 @@ def _between(numbers: Sequence[int], low: int, high: int) -> bool:
 # back
 # in the same line: the median over steps of each line's stalls, without those inside passes that the line itself
 # calls.
-
-_STEADY_STALLS_PASSES = (Region.FORWARD, Region.BACKWARD, Region.OPTIMIZER)
 
 
 @once_per_record
@@ -650,9 +611,8 @@ def steady_stalls(known: RankLines) -> dict[Line, float]:
     host = owned.host
     step = rank.steps.of(host.start_ns)
     anywhere = covered_ns(stalls, host.start_ns, host.end_ns) * host.runs
-    outside = (
-        covered_ns(subtract(stalls, loop_in(rank, *_STEADY_STALLS_PASSES)), host.start_ns, host.end_ns) * host.runs
-    )
+    passes = loop_in(rank, Region.FORWARD, Region.BACKWARD, Region.OPTIMIZER)
+    outside = covered_ns(subtract(stalls, passes), host.start_ns, host.end_ns) * host.runs
     by_line: dict[Line, np.ndarray] = defaultdict(lambda: np.zeros(len(rank.steps)))
     for row in np.flatnonzero((anywhere > 0) & (step >= 0) & (host.owner.stack >= 0)).tolist():
         line = owned.stacks.user_line(host.owner.stack[row])

@@ -18,14 +18,14 @@ agree the answer is *stated*, where only the traffic speaks it is a *pattern*, a
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import launched_in_steps, num_steps
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
-from stepscope.analyze.pipeline_actions import MARKED_ACTION
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
@@ -38,9 +38,10 @@ from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# What else a trace says about how the job is parallel: wrappers, kernels of experts, uneven messages.
+# Other evidence in a trace: wrappers, expert kernels, uneven messages.
 
-_DDP = re.compile(r"^DistributedDataParallel\.")
+# stage, kind and micro-batch of a pipeline action, as frameworks mark it
+MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
 _FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel")))
 _EMBEDDINGS = re.compile(r"KJT|all2all_data|PooledEmbedding|alltoall_(fwd|bwd)_single|EmbeddingBagCollection")
 
@@ -63,31 +64,22 @@ class Hints:
 
 
 def _hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
-    names = rank.names(EventKind.ANNOTATION)
+    names, c = rank.names(EventKind.ANNOTATION), rank.collectives
+    exchanges = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
+    splits = distinct(rank.trace.arg("in_split").at(exchanges, missing=-1))
+    kernels = distinct(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
     return Hints(
-        ddp=any(_DDP.search(n) for n in names),
+        ddp=any(n.startswith("DistributedDataParallel.") for n in names),
         fsdp=next((version for version, p in _FSDP if any(p.search(n) for n in names)), 0),
         pipeline=any(MARKED_ACTION.match(n) for n in names),
         embeddings=any(_EMBEDDINGS.search(n) for n in names),
-        routed=_amounts_per_peer(rank),
+        routed=any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in splits),
         trains=trains,
-        experts=_expert_kernels(rank),
+        experts=any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in kernels if i >= 0),
     )
 
 
-def _expert_kernels(rank: Rank) -> bool:
-    ids = distinct(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
-    return any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in ids if i >= 0)
-
-
-def _amounts_per_peer(rank: Rank) -> bool:
-    c = rank.collectives
-    records = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
-    lists = distinct(rank.trace.arg("in_split").at(records, missing=-1))
-    return any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in lists)
-
-
-# What is one process group for? Rules over its traffic: which operations, in which phase, of which sizes.
+# Roles of a process group, by its traffic: operations, phases, sizes.
 #
 # A group can serve several strategies at once (gradients and expert tokens over the default group), so every
 # operation is claimed by one role. Operations that move next to nothing (loss averages, norms, buffers, token
@@ -138,8 +130,8 @@ def _group_said(group: Group) -> str | None:
 
 def _roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases, hints: Hints) -> list[Role]:
     use = _Use(c, rows, phases, hints, _group_said(group))
-    roles = list(_claims(use))
-    left = use.claim_free(np.ones(len(rows), bool))
+    roles = [role for claim in _CLAIMS for role in claim(use)]
+    left = use.claim_free(use.free)
     if len(left):
         roles.append(Role("unknown", GUESS, "operations that fit no strategy known here", left))
     return roles
@@ -179,36 +171,16 @@ _WITH_GRADIENTS = (Phase.BACKWARD, Phase.AFTER_BACKWARD)
 _OF_OPTIMIZER = (Phase.AFTER_BACKWARD, Phase.OPTIMIZER)
 
 
-def _claims(use: _Use) -> Iterator[Role]:
-    yield from _point_to_point(use)
-    yield from _exchanges(use)
-    yield from _small(use)
-    if use.said in _MODEL_DIMENSIONS:
-        yield from _as_said(use)
-    yield from _beside_gradients(use)
-    yield from _averaged(use)
-    yield from _tensor_parallel(use)
-    yield from _claim_sharded(use)
-    yield from _claim_sharded_optimizer(use)
-    yield from _claim_replicated(use)
-    yield from _only_gathers(use)
-
-
 def _as_said(use: _Use) -> Iterator[Role]:
-    rows = use.claim_free(use.free)
-    if len(rows) and use.said:
-        yield Role(use.said, STATED, "the group's name", rows)
-
-
-def _beside_others(use: _Use, total: int) -> bool:
-    sizes = use.size[use.free]
-    everywhere = int(np.maximum(use.c.full_bytes, 0).sum())
-    return bool((sizes >= 0).all()) and int(sizes.max()) <= _MAX_SCALAR_BYTES and total < _SMALL_SHARE * everywhere
+    if use.said in _MODEL_DIMENSIONS and use.free.any():
+        yield Role(use.said, STATED, "the group's name", use.claim_free(use.free))
 
 
 def _small(use: _Use) -> Iterator[Role]:
-    total = use.bytes(use.free)
-    if use.said is None and use.free.any() and _beside_others(use, total):
+    total, sizes = use.bytes(use.free), use.size[use.free]
+    everywhere = int(np.maximum(use.c.full_bytes, 0).sum())
+    scalars = len(sizes) and (sizes >= 0).all() and sizes.max() <= _MAX_SCALAR_BYTES
+    if use.said is None and scalars and total < _SMALL_SHARE * everywhere:
         yield Role("small", PATTERN, "a few bytes at a time beside other groups", use.claim_free(use.free))
         return
     rows = []
@@ -248,15 +220,12 @@ def _chain_or_ring(c: Collectives, rows: Int64s, *, between_passes: bool) -> Rol
         return Role("pp", PATTERN if between_passes else GUESS, why, rows, () if between_passes else ("cp",))
     if len(to) == len(of) == 1 and to != of and sends.sum() == (~sends).sum():
         return Role("cp", PATTERN, "sends to one rank and receives as much from another: a ring", rows)
-    if to == of and len(to) == 1 and _all_exchange(c, rows):
+    exchanges = (c.op[rows] == OP_CODE["send_recv"]).all() and (c.in_bytes[rows] == c.out_bytes[rows]).all()
+    if to == of and len(to) == 1 and exchanges:
         return Role("cp", GUESS, "every operation sends to and receives from the one other rank", rows, ("pp",))
     both_ways = to & of
     why = "sends to and receives from the same neighbours: activations one way, gradients the other"
     return Role("pp", PATTERN if both_ways else GUESS, why, rows, () if both_ways else ("cp",))
-
-
-def _all_exchange(c: Collectives, rows: Int64s) -> bool:
-    return bool((c.op[rows] == OP_CODE["send_recv"]).all() and (c.in_bytes[rows] == c.out_bytes[rows]).all())
 
 
 def _exchanges(use: _Use) -> Iterator[Role]:
@@ -284,8 +253,7 @@ def _beside_gradients(use: _Use) -> Iterator[Role]:
         return
     known = use.size[gradients & (use.size >= 0)]
     exchanged = use.of("all_reduce", "all_gather", "broadcast", during=_IN_FORWARD)
-    as_gradients = use.of("all_reduce") & among(use.size, known)
-    rows = use.claim_free(exchanged & ~as_gradients)
+    rows = use.claim_free(exchanged & ~(use.of("all_reduce") & among(use.size, known)))
     if len(rows):
         yield Role("small", PATTERN, "exchanged in forward by the ranks that hold replicas", rows)
 
@@ -372,6 +340,21 @@ def _only_gathers(use: _Use) -> Iterator[Role]:
         yield Role("tp", GUESS, "gathers without gradients to scatter", rows, ("cp", "fsdp-zero3"))
 
 
+# in this order: each claims operations that those before it left
+_CLAIMS: tuple[Callable[[_Use], Iterator[Role]], ...] = (
+    _point_to_point,
+    _exchanges,
+    _small,
+    _as_said,
+    _beside_gradients,
+    _averaged,
+    _tensor_parallel,
+    _claim_sharded,
+    _claim_sharded_optimizer,
+    _claim_replicated,
+    _only_gathers,
+)
+
 SINGLE, UNKNOWN = "single", "unknown"
 _SURENESS = (STATED, PATTERN, GUESS)
 _ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "local-sgd", "tp", "pp", "cp", "ep", "embedding")
@@ -448,7 +431,7 @@ def strategy_of(run: Run) -> Strategy:
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
     roles = _agreed(run.ranks, [_rank_roles(*each) for each in zip(run.ranks, rows, phases, hints, strict=True)])
-    dimensions = sorted(_dimensions(run, roles, phases), key=_rank_in_name)
+    dimensions = sorted(_dimensions(run, roles, phases), key=lambda d: ((*_ORDER, d.kind).index(d.kind), d.group))
     main = tuple(d for d in dimensions if d.kind in _ORDER)
     version = max((h.fsdp for h in hints), default=0)
     name = _name(main, version) or (SINGLE if (run.world_size or len(run.ranks)) == 1 else UNKNOWN)
@@ -474,14 +457,10 @@ def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Hints) -> _Role
     out = []
     for group in distinct(c.group[rows]).tolist():
         mine = rows[c.group[rows] == group]
-        out += [(group, role) for role in _roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)]
-    return [(group, _in_words(rank, group, role)) for group, role in out]
-
-
-def _in_words(rank: Rank, group: int, role: Role) -> Role:
-    if rank.collectives.groups[group] != UNKNOWN_GROUP:
-        return role
-    return Role(role.kind, role.sure, f"{role.why}; the trace does not say which group", role.rows, role.instead)
+        unnamed = "; the trace does not say which group" if c.groups[group] == UNKNOWN_GROUP else ""
+        roles = _roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)
+        out += [(group, replace(role, why=role.why + unnamed)) for role in roles]
+    return out
 
 
 def _agreed(ranks: Sequence[Rank], by_rank: Sequence[_Roles]) -> list[_Roles]:
@@ -499,7 +478,7 @@ def _agreed(ranks: Sequence[Rank], by_rank: Sequence[_Roles]) -> list[_Roles]:
     def agree(role: Role, chosen: Role | None) -> Role:
         if chosen is None or chosen.kind == role.kind:
             return role
-        return Role(chosen.kind, chosen.sure, chosen.why, role.rows, chosen.instead)
+        return replace(chosen, rows=role.rows)
 
     return [[(group, agree(role, best.get(key))) for key, group, role in entries] for entries in keyed]
 
@@ -521,7 +500,13 @@ def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -
             g = _likely_group(run.ranks[index], run.ranks[index].collectives.groups[group], role)
             size = g.size if g.size is not None else run.world_size if g == UNKNOWN_GROUP else None
             parts.setdefault((role.kind, g.desc or g.name, size), []).append((index, g, role))
-    return [_dimension(run, kind, desc, size, listed, phases) for (kind, desc, size), listed in parts.items()]
+    dimensions = []
+    for (kind, desc, size), listed in parts.items():
+        surest = min((role for _, _, role in listed), key=lambda r: _SURENESS.index(r.sure))
+        members = {group.ranks for _, group, _ in listed if group.ranks is not None}
+        told = (surest.sure, surest.why, surest.instead)
+        dimensions.append(Dimension(kind, size, *told, desc, tuple(sorted(members)), _uses(run, listed, phases)))
+    return dimensions
 
 
 def _likely_group(rank: Rank, group: Group, role: Role) -> Group:
@@ -533,23 +518,6 @@ def _likely_group(rank: Rank, group: Group, role: Role) -> Group:
         word = "shard" if role.kind.startswith("fsdp") else "replicate"
         fitting = [g for g in fitting if word in g.desc.lower()]
     return fitting[0] if len(fitting) == 1 else group
-
-
-def _dimension(
-    run: Run, kind: str, desc: str, size: int | None, listed: list[_Part], phases: Sequence[Phases]
-) -> Dimension:
-    surest = min((role for _, _, role in listed), key=lambda r: _SURENESS.index(r.sure))
-    members = {group.ranks for _, group, _ in listed}
-    return Dimension(
-        kind=kind,
-        size=size,
-        sure=surest.sure,
-        why=surest.why,
-        instead=surest.instead,
-        group=desc,
-        members=tuple(sorted(m for m in members if m is not None)),
-        uses=_uses(run, listed, phases),
-    )
 
 
 def _uses(run: Run, listed: list[_Part], phases: Sequence[Phases]) -> tuple[Use, ...]:
@@ -576,10 +544,6 @@ def _least_sure(dimensions: Sequence[Dimension]) -> str | None:
     return _SURENESS[max(best.values())] if best else None
 
 
-def _rank_in_name(d: Dimension) -> tuple[int, str]:
-    return (_ORDER.index(d.kind) if d.kind in _ORDER else len(_ORDER), d.group)
-
-
 def _name(dimensions: Sequence[Dimension], fsdp_version: int) -> str:
     parts = [_part(d, fsdp_version, sharded=any(x.kind.startswith("fsdp") for x in dimensions)) for d in dimensions]
     return " x ".join(dict.fromkeys(parts))
@@ -600,23 +564,18 @@ def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
         if d.instead
     ]
     if not main and name == UNKNOWN:
-        lines.append(_why_unknown(run))
+        count = sum(len(rank.collectives) for rank in run.ranks)
+        lines.append(
+            f"{count:,} communication operations were recorded, but none tells the strategy: it is unknown"
+            if count
+            else "no communication was launched in the recorded steps, so the strategy is unknown"
+        )
     said = run.description.get("strategy")
-    if isinstance(said, str) and said and not _agrees(said, name):
-        lines.append(f"the job itself says {said}, its traffic {name}")
+    if isinstance(said, str) and said:
+        parts = name.split(" x ")
+        if not all(any(part.startswith(word) for part in parts) for word in said.lower().split("+")):
+            lines.append(f"the job itself says {said}, its traffic {name}")
     return tuple(lines)
-
-
-def _why_unknown(run: Run) -> str:
-    count = sum(len(rank.collectives) for rank in run.ranks)
-    if not count:
-        return "no communication was launched in the recorded steps, so the strategy is unknown"
-    return f"{count:,} communication operations were recorded, but none tells the strategy: it is unknown"
-
-
-def _agrees(said: str, name: str) -> bool:
-    parts = name.split(" x ")
-    return all(any(part.startswith(word) for part in parts) for word in said.lower().split("+"))
 
 
 def _rows_by_kind(roles: _Roles) -> dict[str, Int64s]:

@@ -7,28 +7,201 @@ holes inside a micro-batch's own work are *gaps*: neither goes away with more mi
     stage's step = forward + backward + other work + exposed transfer + gaps + wait + idle
 """
 
-from collections import Counter
-from collections.abc import Sequence
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import over_ranks
-from stepscope.analyze.parallel_strategy import Strategy
-from stepscope.analyze.phases import Phase, work_phases
-from stepscope.analyze.pipeline_actions import Action, stage_actions
-from stepscope.analyze.rank_windows import RankAccount
+from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy
+from stepscope.analyze.phases import Passes, Phase, marks_of, work_phases
+from stepscope.analyze.rank_windows import RankAccount, host_compute
 from stepscope.analyze.step_periods import step_periods
 from stepscope.contract.collectives import OP_CODE
 from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
+from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
-from stepscope.stats.robust import Spread
+from stepscope.stats.robust import Spread, median
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# Which schedule does a pipeline follow, and how much of the step would it idle if everything else were perfect?
+# The actions of each stage: the forwards and backwards of its micro-batches, in order.
+#
+# Actions that the framework marks (`PP:1F0`: stage 1, forward, micro-batch 0) are used as they are. Otherwise the
+# host's order separates them: a stage sends or receives between micro-batches, and forward and backward are known, so
+#
+#     recv F send recv F send ... recv B send     ->     F F ... B
+#
+# A stretch of far fewer operations than usual (zeroing gradients, seeding a backward pass) is no micro-batch.
+
+_NAMED = re.compile(r"^(?P<kind>Forward|Backward) (?P<microbatch>\d+)$")
+# of the operations of a usual stretch of the same kind: one with fewer is no micro-batch
+_MIN_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class Action:
+    """One micro-batch going one way through one stage."""
+
+    #: F forward, B backward, or its halves: I gradients of inputs, W gradients of weights
+    kind: str
+    #: global number of the stage; the rank's position where nothing marks it
+    stage: int
+    microbatch: int
+    #: when the device began with it
+    start_ns: int
+    end_ns: int
+    #: time in which the device computed for it
+    busy_ns: int
+    step: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Work(ArrayRecord):
+    moment_ns: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    phase: npt.NDArray[np.uint8]
+    step: npt.NDArray[np.int32]
+    #: see `_graph_numbers`
+    graph: Int64s
+    #: on a CPU rank, where operators nest: the time covered by any
+    busy: Intervals | None
+
+
+def stage_actions(rank: Rank, found: Passes, messages: Int64s, *, position: int) -> tuple[list[Action], bool]:
+    """Return a rank's actions in order, and whether the framework marked them.
+
+    `messages` are the rows of its pipeline sends and receives, `position` its place among the stages.
+    """
+    work = _device_work(rank, found) if rank.has_device else _host_work(rank, found)
+    marked = _marked_actions(rank, work, position)
+    if marked:
+        return marked, True
+    return _told_apart(rank, work, np.sort(rank.collectives.issue_ns[messages]), position), False
+
+
+def _device_work(rank: Rank, found: Passes) -> _Work:
+    work = rank.work
+    use = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.launch_row >= 0) & (work.step >= 0))
+    moment = rank.trace["ts_ns"][work.launch_row[use]]
+    order = np.argsort(moment, kind="stable")
+    use = use[order]
+    phase = work_phases(rank, found)[use]
+    graph = _graph_numbers(rank, work.launch_row[use])
+    return _Work(moment[order], work.start_ns[use], work.end_ns[use], phase, work.step[use], graph, None)
+
+
+def _host_work(rank: Rank, found: Passes) -> _Work:
+    trace = rank.trace
+    rows = rank.rows_named(lambda s: s.startswith(("aten::", "autograd::")), EventKind.HOST_OP)
+    start = trace["ts_ns"][rows]
+    order = np.argsort(start, kind="stable")
+    rows, start = rows[order], start[order]
+    step = rank.steps.of(start)
+    inside = step >= 0
+    rows, start, step = rows[inside], start[inside], step[inside]
+    phase = found.at(start, trace["tid"][rows])
+    end = start + trace["dur_ns"][rows]
+    return _Work(start, start, end, phase, step, _graph_numbers(rank, rows), host_compute(rank))
+
+
+def _graph_numbers(rank: Rank, rows: Int64s) -> Int64s:
+    """Return the autograd sequence number of the operator at or around each host row, -1 where there is none.
+
+    It counts the nodes that forward adds to the graph: work that adds none (scaling, zeroing) keeps the same number.
+    """
+    builders = marks_of(rank).graph_builders
+    if not len(builders) or not len(rows):
+        return np.full(len(rows), -1, np.int64)
+    around = np.where(among(rows, builders), rows, enclosing(rank.trace, builders, rows))
+    return np.where(around >= 0, rank.trace.arg("sequence").at(around, missing=-1), -1)
+
+
+def _marked_actions(rank: Rank, work: _Work, position: int) -> list[Action]:
+    trace = rank.trace
+    rows = rank.rows_named(lambda s: bool(MARKED_ACTION.match(s) or _NAMED.match(s)), EventKind.ANNOTATION)
+    rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
+    rows = rows[rank.steps.of(trace["ts_ns"][rows]) >= 0]
+    begin = trace["ts_ns"][rows]
+    end = begin + trace["dur_ns"][rows]
+    first, last = np.searchsorted(work.moment_ns, begin), np.searchsorted(work.moment_ns, end)
+    actions = []
+    for k, row in enumerate(rows.tolist()):
+        kind, stage, microbatch = _read_name(trace.strings[trace["name"][row]], position)
+        step = int(rank.steps.of(begin[k : k + 1])[0])
+        actions.append(Action(kind, stage, microbatch, *_extent(work, int(first[k]), int(last[k])), step))
+    return actions
+
+
+def _read_name(name: str, position: int) -> tuple[str, int, int]:
+    found = MARKED_ACTION.match(name) or _NAMED.match(name)
+    assert found is not None
+    return found["kind"][0], int(found.groupdict().get("stage", position)), int(found["microbatch"])
+
+
+def _extent(work: _Work, first: int, last: int) -> tuple[int, int, int]:
+    if last <= first:
+        return 0, 0, 0
+    start, end = work.start_ns[first:last], work.end_ns[first:last]
+    begins, ends = int(start.min()), int(end.max())
+    if work.busy is not None:
+        return begins, ends, int(covered_ns(work.busy, np.array([begins]), np.array([ends]))[0])
+    return begins, ends, union(start, end).total_ns
+
+
+def _told_apart(rank: Rank, work: _Work, messages_ns: Int64s, position: int) -> list[Action]:
+    use = np.flatnonzero(among(work.phase, (Phase.FORWARD, Phase.BACKWARD)))
+    if not len(use):
+        return []
+    between = np.searchsorted(messages_ns, work.moment_ns[use])
+    changes = (np.diff(between) > 0) | (np.diff(work.phase[use]) != 0) | (np.diff(work.step[use]) != 0)
+    first = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    last = np.append(first[1:], len(use))
+    actions = [
+        Action(
+            "F" if work.phase[use[a]] == Phase.FORWARD else "B",
+            position,
+            -1,
+            *_extent(work, int(use[a]), int(use[b - 1]) + 1),
+            int(work.step[use[a]]),
+        )
+        for a, b in zip(first.tolist(), last.tolist(), strict=True)
+    ]
+    sizes = [_size(work, use[a:b]) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    return _numbered(_of_usual_size(actions, sizes))
+
+
+def _size(work: _Work, items: npt.NDArray[np.intp]) -> int:
+    numbers = work.graph[items]
+    if work.phase[items[0]] == Phase.FORWARD and (numbers >= 0).any():
+        return len(distinct(numbers[numbers >= 0]))
+    return len(items)
+
+
+def _of_usual_size(actions: Sequence[Action], operations: Sequence[int]) -> list[Action]:
+    least = {}
+    for kind in {a.kind for a in actions}:
+        counts = np.array([n for a, n in zip(actions, operations, strict=True) if a.kind == kind])
+        # Crumbs may outnumber the micro-batches, so that the median is one of them; the mean from it on is not.
+        least[kind] = _MIN_SHARE * counts[counts >= median(counts)].mean()
+    return [a for a, n in zip(actions, operations, strict=True) if n >= least[a.kind]]
+
+
+def _numbered(actions: Sequence[Action]) -> list[Action]:
+    numbers: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+    return [replace(a, microbatch=next(numbers[a.step, a.kind])) for a in actions]
+
+
+# Schedule of a pipeline, and its ideal idle share.
 #
 # The textbook share (p - 1) / (m + p - 1) holds for GPipe and 1F1B with equal stages; interleaving over v chunks per
 # rank divides p - 1 by v. For any order of actions the answer comes from replaying it: an action starts when its rank
@@ -76,7 +249,7 @@ def schedule_name(ranks: Sequence[Sequence[Action]], *, chunks: int) -> str:
         return LOOPED if all_forward_first else INTERLEAVED
     if all_forward_first:
         return GPIPE
-    return ONE_F_ONE_B if all(map(_is_1f1b, kinds, range(len(kinds)), [len(kinds)] * len(kinds))) else OTHER
+    return ONE_F_ONE_B if all(_is_1f1b(one, len(kinds) - position) for position, one in enumerate(kinds)) else OTHER
 
 
 def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[float]]) -> Replay | None:
@@ -107,13 +280,9 @@ def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[flo
     return Replay(makespan, tuple(1 - b / makespan for b in busy), tuple(map(tuple, starts)))
 
 
-def _is_1f1b(kinds: Sequence[str], position: int, stages: int) -> bool:
-    in_flight = most = 0
-    for kind in kinds:
-        in_flight += 1 if kind == "F" else -1
-        most = max(most, in_flight)
-    microbatches = kinds.count("F")
-    return most == min(microbatches, stages - position) and in_flight == 0
+def _is_1f1b(kinds: Sequence[str], stages_left: int) -> bool:
+    in_flight = [0, *itertools.accumulate(1 if kind == "F" else -1 for kind in kinds)]
+    return max(in_flight) == min(kinds.count("F"), stages_left) and in_flight[-1] == 0
 
 
 def _key(a: Action) -> tuple[str, int, int]:
@@ -131,7 +300,7 @@ def _ready(a: Action, last_stage: int, ends: dict[tuple[str, int, int], float]) 
     return ends.get(("I", a.stage + 1, a.microbatch))
 
 
-# Which ranks form a pipeline, and how many micro-batches and chunks per rank does it run?
+# Ranks of a pipeline, its micro-batches and chunks per rank.
 
 _KIND = "pp"
 
@@ -145,8 +314,7 @@ def _chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> l
         members = [c.groups[g].ranks for g in distinct(c.group[strategy.rows_of(i, _KIND)])]
         if len(linked) == 1:
             linked |= set(members[0] or [shared.run.ranks[k].rank for k in used])
-        joined = [g for g in groups if g & linked]
-        groups = [g for g in groups if not g & linked] + [linked.union(*joined)]
+        groups = [g for g in groups if not g & linked] + [linked.union(*[g for g in groups if g & linked])]
     return sorted((tuple(sorted(g)) for g in groups), key=lambda chain: (-len(chain), chain))
 
 
@@ -158,13 +326,13 @@ def microbatches_and_chunks(
         Counter(n for a in actions.values() for n in Counter(x.step for x in a if x.kind == kind).values())
         for kind in "FB"
     )
-    usual = forwards.most_common(1)
-    if marked and usual:
+    most_common = forwards.most_common(1)
+    if marked and most_common:
         chunks = max(len({x.stage for x in a}) for a in actions.values())
-        return usual[0][0] // chunks, chunks, []
+        return most_common[0][0] // chunks, chunks, []
     if len(forwards) != 1 or backwards.keys() != forwards.keys():
         return None, None, ["the micro-batches could not be told apart: stages or steps differ in how many they show"]
-    count = usual[0][0]
+    count = most_common[0][0]
     # An end of the chain receives m v messages from its neighbour, and m (v - 1) around from the other end.
     ends = [i for i in actions if shared.run.ranks[i].rank in (chain[0], chain[-1])]
     received = {_receives(shared.run.ranks[i], strategy.rows_of(i, _KIND)) for i in ends}
@@ -188,8 +356,7 @@ def _one_step_of_one(
 
 
 def _receives(rank: Rank, rows: Int64s) -> int:
-    c = rank.collectives
-    receiving = among(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
+    receiving = among(rank.collectives.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
     return int(receiving.sum()) // max(len(rank.steps), 1)
 
 
@@ -268,8 +435,7 @@ def pipeline_actions(
     if whole is None or not all(whole):
         return None
     index = {shared.run.ranks[i].rank: i for i in used}
-    chain = next(c for c in chains if all(rank in index for rank in c))
-    return [index[rank] for rank in chain], whole
+    return [index[rank] for rank in next(c for c in chains if all(rank in index for rank in c))], whole
 
 
 Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Action], bool]]]
@@ -277,7 +443,8 @@ Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Actio
 
 def _stages(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> Stages:
     chains = _chains_of(shared, strategy, used)
-    position = {i: chain.index(shared.run.ranks[i].rank) for i in used for chain in chains if _on(shared, i, chain)}
+    rank_of = {i: shared.run.ranks[i].rank for i in used}
+    position = {i: chain.index(rank) for i, rank in rank_of.items() for chain in chains if rank in chain}
     found = {
         i: stage_actions(shared.run.ranks[i], strategy.passes[i], strategy.rows_of(i, _KIND), position=position[i])
         for i in used
@@ -339,10 +506,6 @@ def _view(
     )
 
 
-def _on(shared: AlignedRun, index: int, chain: tuple[int, ...]) -> bool:
-    return shared.run.ranks[index].rank in chain
-
-
 def _rank_pipeline(
     shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, position: int, actions: Sequence[Action]
 ) -> RankPipeline | None:
@@ -364,7 +527,8 @@ def _rank_pipeline(
     nothing = subtract(window, union_of(busy, messages))
     gaps = intersect(nothing, union([a.start_ns for a in actions], [a.end_ns for a in actions])).total_ns
     idle = nothing.total_ns - gaps
-    by_op = {op: _op_ns(rank, rows, op, window) for op in ("send", "recv", "send_recv")}
+    in_window = covered_ns(window, c.start_ns[rows], c.end_ns[rows])
+    send, receive, exchange = (in_window[c.op[rows] == OP_CODE[op]].sum() for op in ("send", "recv", "send_recv"))
     return RankPipeline(
         rank=rank.rank,
         stage=position,
@@ -377,9 +541,9 @@ def _rank_pipeline(
         gaps_ns=round(gaps / count),
         idle_ns=round(idle / count),
         bubble_pct=100 * (waited + idle) / step,
-        send_ns=round(by_op["send"] / count),
-        receive_ns=round(by_op["recv"] / count),
-        exchange_ns=round(by_op["send_recv"] / count),
+        send_ns=round(int(send) / count),
+        receive_ns=round(int(receive) / count),
+        exchange_ns=round(int(exchange) / count),
         forwards=sum(a.kind == "F" for a in actions) / max(len(rank.steps), 1),
         forward_microbatch_ns=_mean_ns(actions, "F"),
         backward_microbatch_ns=_mean_ns(actions, "BIW"),
@@ -405,14 +569,7 @@ def _passes_work(rank: Rank, strategy: Strategy, index: int, account: RankAccoun
         )
         return subtract(forward, backward), backward
     backward = intersect(account.compute, found.backward)
-    rest = subtract(subtract(account.compute, found.backward), found.optimizer)
-    return rest, backward
-
-
-def _op_ns(rank: Rank, rows: Int64s, op: str, window: Intervals) -> int:
-    c = rank.collectives
-    mine = rows[c.op[rows] == OP_CODE[op]]
-    return int(covered_ns(window, c.start_ns[mine], c.end_ns[mine]).sum())
+    return subtract(subtract(account.compute, found.backward), found.optimizer), backward
 
 
 def _mean_ns(actions: Sequence[Action], kinds: str) -> int | None:
@@ -430,8 +587,7 @@ def ideal_schedule(ranks: list[list[Action]], *, equal: bool) -> tuple[Replay | 
     """Return these orders of actions with free messages, and what each action then takes."""
     means = [_mean_busy(actions) for actions in ranks]
     if equal:
-        everywhere = _mean_busy([a for actions in ranks for a in actions])
-        means = [everywhere] * len(ranks)
+        means = [_mean_busy([a for actions in ranks for a in actions])] * len(ranks)
     durations = [[mean[a.kind] for a in actions] for actions, mean in zip(ranks, means, strict=True)]
     return replayed(ranks, durations), durations
 

@@ -9,10 +9,9 @@ steps, is known only from all files together, a file holds several ranks, or sev
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from os import cpu_count
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from stepscope.trace.budget import Budget, return_freed
 from stepscope.trace.cache import read_cached
 from stepscope.trace.nsight_tools import is_sqlite
 
-# Which ranks of a large run are analysed in full? Those that differ, and of the rest as many as there is room for.
+# Choice of the ranks of a large run that are analysed in full.
 #
 #     the first rank              its clock is the job's
 #     ranks that are asked for    by --ranks or --rank
@@ -55,35 +54,24 @@ _RULE = "the first, late, most waited for, most and least compute, one of each r
 def chosen_indices(every: AlignedRun, most: int, wanted: Collection[int] = ()) -> list[int]:
     """Return which of the ranks to analyse in full, at most so many, by their place among all; `wanted` are numbers."""
     ranks = every.run.ranks
+    place = {rank.rank: index for index, rank in enumerate(ranks)}
+    waited = waited_for_ns(every)
+    windows = {index: window for index, rank in enumerate(ranks) if (window := window_of(rank)) is not None}
+    by_compute = sorted(windows, key=lambda index: (windows[index].compute.total_ns, index))
+    most_compute = sorted(windows, key=lambda index: (-windows[index].compute.total_ns, index))
     chosen = dict.fromkeys([0, *(index for index, rank in enumerate(ranks) if rank.rank in wanted)])
     for candidates, share in (
-        (_late(every), 4),
-        (_waited_for(every), 8),
-        (_by_compute(ranks, most_first=True), 16),
-        (_by_compute(ranks, most_first=False), 16),
+        ([place[one.rank] for one in late_ranks(every)], 4),
+        ([int(index) for index in np.argsort(-waited, kind="stable") if waited[index] > 0], 8),
+        (most_compute, 16),
+        (by_compute, 16),
         (_first_of_each(map(_role, ranks)), 8),
         (_first_of_each(rank.host for rank in ranks), 8),
     ):
-        chosen.update(dict.fromkeys(islice(candidates, max(1, most // share))))
+        chosen.update(dict.fromkeys(candidates[: max(1, most // share)]))
     first = list(chosen)[:most]
     others = [index for index in range(len(ranks)) if index not in set(first)]
     return sorted(first + _evenly(others, most - len(first)))
-
-
-def _late(every: AlignedRun) -> Iterator[int]:
-    place = {rank.rank: index for index, rank in enumerate(every.run.ranks)}
-    return (place[one.rank] for one in late_ranks(every))
-
-
-def _waited_for(every: AlignedRun) -> Iterator[int]:
-    waited = waited_for_ns(every)
-    return (int(index) for index in np.argsort(-waited, kind="stable") if waited[index] > 0)
-
-
-def _by_compute(ranks: tuple[Rank, ...], *, most_first: bool) -> Iterator[int]:
-    windows = {index: window for index, rank in enumerate(ranks) if (window := window_of(rank)) is not None}
-    sign = -1 if most_first else 1
-    return iter(sorted(windows, key=lambda index: (sign * windows[index].compute.total_ns, index)))
 
 
 def _role(rank: Rank) -> tuple[object, ...]:
@@ -93,11 +81,11 @@ def _role(rank: Rank) -> tuple[object, ...]:
     return (*sorted(count.items(), key=repr), rank.has_device)
 
 
-def _first_of_each(kinds: Iterable[object]) -> Iterator[int]:
+def _first_of_each(kinds: Iterable[object]) -> list[int]:
     first: dict[object, int] = {}
     for index, kind in enumerate(kinds):
         first.setdefault(kind, index)
-    return iter(first.values())
+    return list(first.values())
 
 
 def _evenly(others: list[int], count: int) -> list[int]:
@@ -127,8 +115,7 @@ def outline_file(
         trace = read_cached(path, cache_folder=folder, enabled=keep, budget=Budget(total_bytes))
         name = stated_name(Path(path), root=None if root is None else Path(root))
         [(number, source)] = assign_ranks([(name, rank_in_header(trace.header))])
-        beside = Path(path).parent / rank_file(number, FLIGHT_RECORDER)
-        flight = None if source == _BY_ORDER else beside
+        flight = None if source == _BY_ORDER else Path(path).parent / rank_file(number, FLIGHT_RECORDER)
         return outlined(rank_of_trace(trace, rank=number, rank_source=source, flight_file=flight))
     except StepscopeError:  # said by the reading of those that are kept in full
         return None
@@ -183,7 +170,14 @@ def load_run(
         most = max(most if full_ranks is not None else min(most, _few_enough(found)), len(also) + 1)
         if len(found) > most and _told_one_by_one(found):
             everyone = found
-            sources = _with_chosen(sources, outlines, everyone, most, also)
+            shared = aligned(Run("", tuple(everyone), description=run_description(sources.folder)[0]))
+            chosen = {everyone[index].trace.path for index in chosen_indices(shared, most, also)}
+            kept = [
+                source
+                for source, outline in zip(sources.files, outlines, strict=True)
+                if outline is None or outline.trace.path in chosen
+            ]
+            sources = replace(sources, files=tuple(kept))
     return load_sources(
         sources,
         name=name,
@@ -244,24 +238,6 @@ def _told_one_by_one(ranks: Sequence[OutlinedRank]) -> bool:
 def _few_enough(ranks: Sequence[OutlinedRank]) -> int:
     events = sum(rank.num_events for rank in ranks) / max(len(ranks), 1)
     return max(MIN_FULL_RANKS, round(_MAX_FULL_EVENTS / max(events, 1)))
-
-
-def _with_chosen(
-    sources: Sources,
-    outlines: Sequence[OutlinedRank | None],
-    everyone: Sequence[OutlinedRank],
-    most: int,
-    wanted: Collection[int],
-) -> Sources:
-    description = run_description(sources.folder)[0]
-    shared = aligned(Run("", tuple(everyone), description=description))
-    chosen = {everyone[index].trace.path for index in chosen_indices(shared, most, wanted)}
-    kept = [
-        source
-        for source, outline in zip(sources.files, outlines, strict=True)
-        if outline is None or outline.trace.path in chosen
-    ]
-    return replace(sources, files=tuple(kept))
 
 
 def _said(num_ranks: int, most: int) -> str:

@@ -285,15 +285,7 @@ class LineSets(ArrayRecord):
                 for rows, place in (by_stack, by_caller)
             )
             if len(mine) or len(more):
-                yield line, self._ascending(len(stack), mine, more)
-
-    @staticmethod
-    def _ascending(count: int, mine: Int64s, more: Int64s) -> Int64s:
-        if not len(more):
-            return np.sort(mine)
-        either = np.zeros(count, bool)
-        either[mine] = either[more] = True
-        return np.flatnonzero(either)
+                yield line, np.union1d(mine, more) if len(more) else np.sort(mine)
 
     def _by_place(self, rows: Int64s, stack: Values) -> tuple[Int64s, Int64s]:
         place = self.stacks.places[stack]
@@ -308,8 +300,7 @@ class LineSets(ArrayRecord):
         until = np.append(0, np.cumsum(high - low))
 
         def held(place: Int64s) -> Int64s:
-            at = np.searchsorted(low, place, side="right")
-            last = np.maximum(at - 1, 0)
+            last = np.maximum(np.searchsorted(low, place, side="right") - 1, 0)
             return until[last] + np.minimum(high[last], place) - low[last] if len(low) else place * 0
 
         inside = np.maximum(held(self.high[theirs]), 0) - np.maximum(held(self.low[theirs]), 0)

@@ -6,8 +6,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owner_costs import CodeNode
-from stepscope.analyze.pipeline import ideal_schedule, pipeline_actions
-from stepscope.analyze.pipeline_actions import Action
+from stepscope.analyze.pipeline import Action, ideal_schedule, pipeline_actions
 from stepscope.analyze.unprofiled_budget import StepBudget
 from stepscope.analyze.waterfall import Waterfall
 from stepscope.diagnose.findings import Diagnosis

@@ -16,7 +16,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.collective_costs import RankView
 from stepscope.analyze.kernel_costs import FAMILIES, FAMILY_CODE
-from stepscope.analyze.owner_selection import OwnerName, owner_name
+from stepscope.analyze.ownership import OwnerName, owner_name
 from stepscope.analyze.replay.changes import (
     Change,
     as_graph,

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.jobs import training_step
@@ -11,11 +10,9 @@ from tests.analyze.memory.test_usage import MB, Allocator, seen, training
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.memory import RankMemory, leaks
-from stepscope.analyze.memory_events import FromBefore
+from stepscope.analyze.memory import RankMemory
 from stepscope.diagnose.kernel_rules import memory_pressure
 from stepscope.run.side_files import MemoryEdge, SideFiles
-from stepscope.trace.table import Int64s
 
 STEP = 1000.0
 STEPS = 14
@@ -86,37 +83,6 @@ def test_growth_is_found_with_the_line_that_keeps_it(account: Account) -> None:
     assert any("kept by train.py:12 " in what for what in said)
 
 
-def test_kept_once_is_no_leak() -> None:
-    step, size = np.array([0, 0, 1, 2]), np.array([5, 5, 7, 7])
-    found = leaks(["cache", "cache", "log", "log"], step, size)
-    assert [(leak.name, leak.steps, leak.size_bytes) for leak in found] == [("log", 2, 14)]
-
-
-def curves(state: int, gradients: int = 100) -> dict[str, Int64s]:
-    names = {"temporary": 0, "activations": 0, "gradients": gradients, "optimizer_state": state, "other": 7}
-    return {name: np.array([0, size], np.int64) for name, size in names.items()}
-
-
-@pytest.mark.parametrize("created", [0, 1, 9])
-def test_few_bytes_of_the_optimizer_are_no_state(created: int) -> None:
-    found = FromBefore().split(curves(created), 1000)
-    assert found["optimizer_state"] is None and found["weights"] is None
-    assert found["other"] is not None and found["other"].tolist() == [0, 7 + created]
-    assert sum(int(curve[1]) for curve in found.values() if curve is not None) == 1107 + created
-
-
-def test_state_is_known_where_it_was_created_counted_or_nothing_was_there() -> None:
-    created = FromBefore().split(curves(200), 1000)["optimizer_state"]
-    assert created is not None and created.tolist() == [0, 200]
-    counted = FromBefore(300, 250).split(curves(9), 1000)
-    assert {name: int(curve[1]) for name, curve in counted.items() if curve is not None} == {
-        "weights": 300, "temporary": 0, "activations": 0, "gradients": 100, "optimizer_state": 250, "other": 7,
-        "kept": 1000 - 300 - 241,
-    }  # fmt: skip
-    nothing = FromBefore().split(curves(0), 0)["optimizer_state"]
-    assert nothing is not None and nothing.tolist() == [0, 0]
-
-
 def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
     """Return the memory of a rank without a device, whose profiler began with nothing allocated."""
     r = RankTrace(backend="gloo", device="CPU")
@@ -133,13 +99,6 @@ def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
     return seen(replace(run, beside=beside))
 
 
-def test_buckets_are_taken_out_of_what_was_kept() -> None:
-    found = FromBefore(300, 250, 200).split(curves(9), 1000)
-    sizes = {name: None if curve is None else int(curve[-1]) for name, curve in found.items()}
-    assert sizes["communication_buffers"] == 200 and sizes["kept"] == 1000 - 300 - 241 - 200
-    assert "communication_buffers" not in FromBefore(300, 250).split(curves(9), 1000)
-
-
 def test_host_counts_from_the_profilers_start_so_state_and_peak_are_unknown(tmp_path: Path) -> None:
     m = on_host(tmp_path, {})
     assert m.device == -1 and m.peak is not None and m.peak.by_category is not None
@@ -154,8 +113,3 @@ def test_what_the_job_counted_on_the_host_lies_below_what_the_profiler_saw(tmp_p
     assert m.peak_allocated_bytes == m.peak.allocated_bytes == 60 * MB + 90 * MB
     assert (m.peak.by_category["weights"], m.peak.by_category["optimizer_state"]) == (30 * MB, 60 * MB)
     assert sum(size or 0 for size in m.peak.by_category.values()) == m.peak_allocated_bytes
-
-
-def test_weights_tell_how_much_a_state_is() -> None:
-    assert FromBefore(10_000).split(curves(200), 20_000)["optimizer_state"] is None
-    assert FromBefore(400).split(curves(200), 20_000)["optimizer_state"] is not None

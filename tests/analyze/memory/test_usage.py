@@ -10,7 +10,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, PID, RankTrace, built_run
 from tests.analyze.jobs import STEP, training_step
 
-from stepscope.analyze.memory import MemoryView, RankMemory, growth, memory_view
+from stepscope.analyze.memory import MemoryView, RankMemory, memory_view
 from stepscope.analyze.phases import passes
 from stepscope.run.load import Run
 from stepscope.run.side_files import MemoryEdge, SideFiles
@@ -112,28 +112,6 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
     assert m.device == 0
 
 
-def test_blocks_from_before_the_window_are_what_their_likes_are(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, first=[15 * MB, 15 * MB]))
-    assert m.timeline is not None and m.timeline.by_category is not None
-    assert m.timeline.by_category["gradients"][0] == 15 * MB  # one of the two is freed by the first event
-    sums = np.sum(list(m.timeline.by_category.values()), axis=0)
-    assert sums.tolist() == list(m.timeline.allocated_bytes)
-
-
-def test_steps_begin_and_end_alike_without_a_leak(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path))
-    assert [s.step for s in m.steps] == [0, 1, 2]
-    assert [s.end_bytes for s in m.steps] == [KEPT + 30 * MB] * 3
-    assert m.steps[1].start_bytes == KEPT + 30 * MB
-    assert m.steps[1].peak_bytes == KEPT + 60 * MB
-
-
-def test_optimizer_state_is_what_the_optimizer_keeps(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, steps=2, leak=7 * MB))
-    assert m.timeline is not None and m.timeline.by_category is not None
-    assert m.timeline.by_category["optimizer_state"][-1] == 14 * MB
-
-
 def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) -> None:
     counted = MemoryEdge(0, 2, "end optimizer_step", {"parameters": 30 * MB, "optimizer": 60 * MB})
     run = run_of(tmp_path)
@@ -145,13 +123,6 @@ def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) ->
     assert m.timeline.by_category is not None
     assert np.sum(list(m.timeline.by_category.values()), axis=0).tolist() == list(m.timeline.allocated_bytes)
     assert "optimizer_state" not in m.reasons
-
-
-def test_growth_over_many_steps_is_a_leak(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, steps=20, leak=1 * MB))
-    assert m.growth is not None and m.growth.leaks
-    assert m.growth.bytes_per_step == pytest.approx(1 * MB)
-    assert m.growth.low_bytes_per_step <= 1 * MB <= m.growth.high_bytes_per_step
 
 
 def test_without_totals_the_base_is_unknown_and_said_so(tmp_path: Path) -> None:
@@ -202,17 +173,3 @@ def test_step_log_alone_gives_peaks_retries_and_growth(tmp_path: Path) -> None:
     assert m.host_peak_bytes == 600
     assert m.growth is not None and m.growth.leaks
     assert m.host_growth is not None and not m.host_growth.leaks
-
-
-def test_nothing_recorded_is_no_view(tmp_path: Path) -> None:
-    r = RankTrace()
-    training_step(r, 0)
-    run = built_run(tmp_path, [r])
-    assert memory_view(run, passes=[passes(run.ranks[0])]) is None
-
-
-def test_noise_is_no_leak_and_few_samples_say_nothing() -> None:
-    noise = 1e9 + np.random.default_rng(2).normal(0, 1e6, 200)
-    found = growth(range(200), noise)
-    assert found is not None and not found.leaks
-    assert growth(range(6), range(6)) is None

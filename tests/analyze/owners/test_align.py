@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from stepscope.analyze import match_owners as align
 from stepscope.analyze.match_owners import NOTHING, Tries, aligned
 
 
@@ -39,25 +38,6 @@ def test_as_many_are_matched_as_can_be(seed: int) -> None:
     assert (np.diff(matched) > 0).all()
     assert all(wanted[i] == known[j] for i, j in enumerate(at.tolist()) if j != NOTHING)
     assert len(matched) == longest_common(wanted, known)
-
-
-def test_one_stretch_more_costs_no_tries() -> None:
-    known = np.arange(50_000) % 97
-    wanted = np.concatenate((known[:20_000], np.full(5_000, 1_000), known[20_000:]))
-    tries = Tries()
-    at = aligned(wanted, known, tries)
-    assert (at[:20_000] == np.arange(20_000)).all()
-    assert (at[25_000:] == np.arange(20_000, 50_000)).all()
-    assert (at[20_000:25_000] == NOTHING).all()
-    assert tries.left == Tries().left
-
-
-def test_more_differences_than_one_piece_allows_are_found_in_pieces() -> None:
-    known = np.arange(20_000) % 101
-    left_out = np.arange(7, 20_000, 31)
-    assert len(left_out) > 2 * align._MAX_EDITS
-    at = aligned(np.delete(known, left_out), known)
-    assert (at != NOTHING).mean() > 0.99
 
 
 def test_sequences_with_nothing_in_common_end_with_the_tries() -> None:

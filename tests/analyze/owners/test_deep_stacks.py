@@ -1,17 +1,13 @@
 """Deep recursion: the tree of stacks gives what tuples of frames gave, work grows with events, depth has a bound."""
 
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from stepscope.analyze.stacks import NOBODY, Stacks
 from stepscope.cli.main import main
-from stepscope.run.owners import Frame
 
 
 def nested(path: Path, depth: int, *, distinct: int, module: bool = False) -> Path:
@@ -36,7 +32,7 @@ def calls_in(command: list[str]) -> int:
 
     def count_line(frame: Any, event: str, _: Any) -> Any:
         nonlocal count
-        if "stepscope/analyze/owners" not in frame.f_code.co_filename:
+        if "stepscope/analyze/" not in frame.f_code.co_filename:
             return None
         count += 1
         return count_line
@@ -92,35 +88,3 @@ def test_modules_nested_without_end_have_paths_of_bounded_length(
     assert main(["report", str(trace), "--no-cache", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [line for line in found["warnings"] if "modules nested more than 512 deep" in line]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_tree_equals_stacks_as_tuples(seed: int) -> None:
-    draw = random.Random(seed)
-    frames = [Frame("a.py" if i % 3 else "lib.py", 1 + i % 7, f"f{i}", bool(i % 3)) for i in range(12)]
-    plain = [tuple(draw.choices(range(12), k=draw.randrange(7))) for _ in range(60)]
-    stacks = Stacks(frames, plain)
-    assert [stacks[i] for i in range(len(stacks))] == plain
-    lines = [[(frames[f].file, frames[f].line) for f in stack if frames[f].is_user] for stack in plain]
-    sets = stacks.user_lines
-    assert [sets.lines[n] for n in sets.seen] == list(dict.fromkeys(line for each in lines for line in each))
-    amount = np.array([draw.randrange(100) for _ in plain])
-    sums = sets.sums(amount)
-    holding = {n: {i for i, each in enumerate(lines) if sets.lines[n] in each} for n in sets.seen.tolist()}
-    for n, held in holding.items():
-        assert sets.numbers(n).tolist() == sorted(held) and sums[n] == amount[sorted(held)].sum()
-        assert np.flatnonzero(sets.mask(n)).tolist() == sorted(held) and sets.sizes[n] == len(held)
-        assert [sets.holds(n, other) for other in holding] == [held >= those for those in holding.values()]
-        assert sorted(sets.inside(n)) == sorted(o for o, those in holding.items() if o != n and held >= those)
-    caller = np.array([draw.randrange(-1, 60) for _ in plain])
-    stack = np.array([draw.randrange(-1, 60) for _ in plain])
-    found = {n: rows.tolist() for n, rows in sets.things(stack, caller)}
-    expected = {
-        n: [i for i, both in enumerate(zip(stack, caller, strict=True)) if any(int(s) in held for s in both)]
-        for n, held in holding.items()
-    }
-    assert found == {n: rows for n, rows in expected.items() if rows}
-    chosen = np.array([draw.random() < 0.2 for _ in frames])
-    assert stacks.holding(chosen).tolist() == [*(any(chosen[f] for f in s) for s in plain), False]
-    innermost = [next((f for f in reversed(s) if frames[f].is_user), NOBODY) for s in plain]
-    assert stacks.innermost_user.tolist() == [*innermost, NOBODY]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from stepscope.analysis import load
-from stepscope.analyze.frame_owners import _is_users
 from stepscope.analyze.owner_costs import CodeCosts
 
 DATA = Path(__file__).parents[2] / "data"
@@ -38,23 +37,3 @@ def test_modules_nest_and_sum_up(code: CodeCosts) -> None:
 def test_backward_work_is_the_forward_lines(code: CodeCosts) -> None:
     forward = next(line for line in code.lines if line.function == "forward" and line.module)
     assert 0 < forward.backward.device_ns < forward.inclusive.device_ns
-
-
-def test_a_trace_without_frames_has_no_owners() -> None:
-    assert load(DATA / "gloo-ddp", cache=False).account.code is None
-
-
-@pytest.mark.parametrize(
-    ("file", "users"),
-    [
-        ("train.py", True),
-        ("data/augment.py", True),
-        ("/home/u/project/train.py", True),
-        ("torch/nn/modules/module.py", False),
-        ("threading.py", False),
-        ("/opt/lib/python3.11/site-packages/einops/layers.py", False),
-        ("<frozen importlib._bootstrap>", False),
-    ],
-)
-def test_files_of_the_user_are_told_by_their_names(file: str, users: bool) -> None:
-    assert _is_users(file) is users

@@ -76,17 +76,3 @@ def test_lines_that_only_some_steps_have_get_no_line_of_others(tmp_path: Path, s
     for true, found in planted_and_found(owned, steps):
         # Between two lines of one function: what calls that function is known.
         assert found == true or (true >= 9_000 and found == 9)
-
-
-def test_a_whole_pass_more_in_the_step_with_frames_moves_nothing(tmp_path: Path) -> None:
-    program = lines_of_a_model(random.Random(5))
-    steps = [program, program]
-    owned = run_of(tmp_path, [*steps, [(7_000 + line, names) for line, names in program[:30]] + program])
-    # Layers look the same, so a repeated pass may be taken for either of the two.
-    assert owned.matched_share == 1.0
-
-
-def test_names_with_step_numbers_are_the_same_range(tmp_path: Path) -> None:
-    steps: list[list[Line]] = [[(1, (f"iteration {n}", "aten::mm"))] for n in range(3)]
-    owned = run_of(tmp_path, [*steps, [(1, ("iteration 3", "aten::mm"))]])
-    assert owned.matched_share == 1.0

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stepscope.analyze.frame_owners import MAX_LINES, operator_symbols, with_operator_lines
+from stepscope.analyze.frame_owners import MAX_LINES, with_operator_lines
 from stepscope.contract.owners import EXECUTING, TRAINING
 from stepscope.run.owners import Frame, OwnedThread, RankOwners
 from stepscope.run.source_text import SourceText
@@ -76,40 +74,3 @@ def test_operator_is_on_the_line_that_holds_its_symbol(
 def test_line_that_no_text_tells_stays_as_it_is(tmp_path: Path, line: int, line_to: int) -> None:
     found = resolved(tmp_path, line, line_to, "aten::mul", text="x * y\n" * 100 if line_to > 60 else TEXT)
     assert (found.line, found.line_to) == (line, line_to)
-
-
-def test_operator_inside_another_has_no_symbol_of_its_own(tmp_path: Path) -> None:
-    converted = ("aten::mul", "aten::to", "aten::copy_")
-    assert resolved(tmp_path, 1, 3, *converted, nested=True).line == 3
-    assert resolved(tmp_path, 1, 3, *converted).line == 1
-
-
-def test_file_that_was_not_kept_tells_nothing(tmp_path: Path) -> None:
-    found = resolved(tmp_path, 1, 3, "aten::mul", file="../job.py")
-    assert (found.line, found.line_to) == (1, 3)
-
-
-@pytest.mark.parametrize(
-    ("line", "symbols"),
-    [
-        ("f(*args, **kwargs)", []),
-        ("x = -1", []),
-        ("x = -y", ["-"]),
-        ("return [1, 2] + z", ["+"]),
-        ("for a in [1, 2]:", []),
-        ("y = x[-1] @ w.T", ["[", "@"]),
-        ("if kind == 'a*b':  # x * y", []),
-        ("z = d['loss'] / n", ["/"]),
-        ("keep = ~(a & b)", ["~", "&"]),
-        ("def f(x) -> int:", []),
-        ("total += x ** 2 // 3", ["+", "**", "//"]),
-        ("x[i] = y", ["["]),
-    ],
-)
-def test_symbols_of_a_line(line: str, symbols: list[str]) -> None:
-    assert list(operator_symbols(line)) == symbols
-
-
-@given(st.text())
-def test_any_text_has_symbols_or_none(line: str) -> None:
-    list(operator_symbols(line))

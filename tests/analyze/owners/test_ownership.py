@@ -106,12 +106,6 @@ def test_a_gradient_bucket_is_of_no_forward_line(owned: Ownership) -> None:
     assert [lines_of(owned, s) for s in owned.by_collective.stack] == [["train.py:11"]] * 4
 
 
-def test_gradients_are_added_up_for_the_node_before(owned: Ownership) -> None:
-    trace = owned.rank.trace
-    adds = [i for i, name in enumerate(owned.calls.name) if trace.strings[name] == "aten::add_"]
-    assert [lines_of(owned, s) for s in owned.by_call.stack[adds]] == [["train.py:10", "model.py:5"]] * 4
-
-
 def test_a_step_with_more_operators_keeps_all_its_owners(owned: Ownership) -> None:
     assert owned.matched_share == pytest.approx(1 - 3 / (4 * 14 + 3))
     copies = [i for i, name in enumerate(owned.calls.name) if owned.rank.trace.strings[name] == "aten::copy_"]

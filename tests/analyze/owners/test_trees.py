@@ -1,6 +1,5 @@
 """Trees over lines and modules hold what was planted, and stay small."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +25,6 @@ def test_callers_are_around_what_they_call(tmp_path: Path) -> None:
     assert trees.modules.device_ns == 180_000  # the root holds what is in no module too
 
 
-def test_a_tree_is_the_mean_over_ranks(tmp_path: Path) -> None:
-    trees = account_of(owned_folder(tmp_path, ranks=2, late_us=40)).code_trees
-    assert trees is not None
-    assert found(trees.lines, "train.py:9", "train.py:10").device_ns == 170_000
-
-
-def test_a_run_without_owners_has_no_tree(tmp_path: Path) -> None:
-    run = owned_folder(tmp_path)
-    assert account_of(replace(run, owners=())).code_trees is None
-
-
 def test_many_small_nodes_are_put_together() -> None:
     grown = _GrowingNode()
     for k in range(5000):
@@ -48,12 +36,3 @@ def test_many_small_nodes_are_put_together() -> None:
     assert any(child.name == OTHERS for node in tree.children for child in node.children)
     for node in (tree, *tree.children):
         assert sum(child.host_ns for child in node.children) == node.host_ns
-
-
-def test_a_flat_tree_of_equal_nodes_is_bounded_too() -> None:
-    grown = _GrowingNode()
-    for k in range(5000):
-        amount = np.zeros(len(COLUMNS))
-        amount[COLUMNS.index("host_ns")] = 7
-        grown.add(((f"g{k}.py:1", "g"),), amount, False)
-    assert len(_bounded(grown)) <= MAX_NODES

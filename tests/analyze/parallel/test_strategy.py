@@ -14,11 +14,6 @@ def recognised(tmp_path: Path, job: Job, **given: object) -> Strategy:
     return strategy_of(job_run(tmp_path, job, **given))  # type: ignore[arg-type]
 
 
-def test_one_process_is_single(tmp_path: Path) -> None:
-    found = recognised(tmp_path, lambda r, at: None, ranks=1)
-    assert (found.name, found.sure, found.dimensions) == ("single", None, ())
-
-
 def test_ranks_without_communication_are_unknown_with_a_reason(tmp_path: Path) -> None:
     found = recognised(tmp_path, lambda r, at: None)
     assert found.name == "unknown"
@@ -34,14 +29,6 @@ def test_all_reduces_in_backward_are_ddp_and_a_loss_average_is_small(tmp_path: P
     assert all(len(rows["ddp"]) == 6 and len(rows["small"]) == 2 for rows in found.rows)
 
 
-def test_a_range_that_names_ddp_makes_it_stated(tmp_path: Path) -> None:
-    def named(r: RankTrace, at: float) -> None:
-        ddp(r, at)
-        r.annotation("DistributedDataParallel.forward", at + 5, at + 900)
-
-    assert recognised(tmp_path, named).sure == "stated"
-
-
 @pytest.mark.parametrize(("said", "agrees"), [("ddp", True), ("fsdp2+tp", False)])
 def test_what_the_job_says_is_noted_where_its_traffic_differs(tmp_path: Path, said: str, agrees: bool) -> None:
     run = job_run(tmp_path, ddp)
@@ -50,25 +37,10 @@ def test_what_the_job_says_is_noted_where_its_traffic_differs(tmp_path: Path, sa
     assert any(said in note for note in found.notes) != agrees
 
 
-def test_all_reduce_after_backward_is_ddp_too(tmp_path: Path) -> None:
-    found = recognised(tmp_path, lambda r, at: collective(r, "allreduce", at + 3200))
-    assert found.name == "ddp"
-    assert found.dimensions[0].uses[0].phase == "after_backward"
-
-
 @pytest.mark.parametrize(("again", "name"), [(True, "fsdp-zero3"), (False, "fsdp-zero2")])
 def test_gathers_in_backward_tell_zero3_from_zero2(tmp_path: Path, again: bool, name: str) -> None:
     found = recognised(tmp_path, lambda r, at: fsdp(r, at, again=again))
     assert (found.name, found.sure) == (name, "pattern")
-
-
-def test_fsdp_ranges_give_the_version(tmp_path: Path) -> None:
-    def named(r: RankTrace, at: float) -> None:
-        fsdp(r, at)
-        r.annotation("FSDP::all_gather (layers.0)", at + 12, at + 30)
-
-    found = recognised(tmp_path, named)
-    assert (found.name, found.sure) == ("fsdp2-zero3", "stated")
 
 
 def test_gradients_to_owners_and_parameters_back_are_a_sharded_optimizer(tmp_path: Path) -> None:
@@ -129,19 +101,6 @@ def test_mesh_of_fsdp_and_tensor_parallel(tmp_path: Path, named: bool, sure: str
     assert (gathered.count, gathered.size_bytes) == (2, 16_000_000)
 
 
-def test_sharding_with_replicas_names_both(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(4):
-        groups = {"1": (rank // 2 * 2, rank // 2 * 2 + 1), "2": (rank % 2, rank % 2 + 2)}
-        names = {"1": "mesh_dp_shard", "2": "mesh_dp_replicate"}
-        r = RankTrace(rank, world_size=4, clock_offset_us=rank * 500, groups=groups, descriptions=names)
-        training_step(r, 0)
-        fsdp(r, 0, group="1")
-        collective(r, "allreduce", 2400, group="2", thread=AUTOGRAD)
-        ranks.append(r)
-    assert strategy_of(built_run(tmp_path, ranks)).name == "fsdp-zero3 x replicate2"
-
-
 def test_messages_both_ways_are_a_pipeline(tmp_path: Path) -> None:
     def stage(r: RankTrace, at: float) -> None:
         down, up = r.rank + 1, r.rank - 1
@@ -165,15 +124,6 @@ def test_messages_around_a_ring_are_context_parallel(tmp_path: Path) -> None:
 
     found = recognised(tmp_path, ring)
     assert (found.name, found.sure) == ("cp4", "pattern")
-
-
-def test_two_ranks_that_always_exchange_are_a_guess_that_says_so(tmp_path: Path) -> None:
-    def ring(r: RankTrace, at: float) -> None:
-        r.messages(("send", 1 - r.rank), ("recv", 1 - r.rank), at=at + 30, start=at + 240, end=at + 300)
-
-    found = recognised(tmp_path, ring, ranks=2)
-    assert (found.name, found.sure) == ("cp2", "guess")
-    assert "could also be pp" in found.notes[0]
 
 
 def test_messages_in_the_middle_of_backward_are_no_pipeline(tmp_path: Path) -> None:
@@ -216,14 +166,6 @@ def test_routed_tokens_are_expert_parallel_and_equal_amounts_a_guess(tmp_path: P
     assert (equal.name, equal.sure) == ("ep4", "guess")
 
 
-def test_gradients_and_tokens_over_one_group_are_two_dimensions(tmp_path: Path) -> None:
-    def job(r: RankTrace, at: float) -> None:
-        ddp(r, at)
-        collective(r, "all_to_allv", at + 100, elements=1000, out_elements=3000)
-
-    assert recognised(tmp_path, job).name == "ddp x ep4"
-
-
 def test_gloo_without_groups_is_recognised_by_phase(tmp_path: Path) -> None:
     ranks = []
     for rank in range(2):
@@ -256,11 +198,3 @@ def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -
 
     found = recognised(tmp_path, job)
     assert (found.name, found.sure) == ("local-sgd", "pattern")
-
-
-def test_layers_gathered_again_are_zero3_beside_large_embeddings_that_stay(tmp_path: Path) -> None:
-    def job(r: RankTrace, at: float) -> None:
-        collective(r, "_allgather_base", at + 12, out_elements=100_000_000)
-        fsdp(r, at, again=True)
-
-    assert recognised(tmp_path, job).name == "fsdp-zero3"

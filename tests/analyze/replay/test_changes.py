@@ -11,24 +11,20 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 from stepscope.analyze.replay.changes import (
     Change,
     as_graph,
-    at_any_factor,
     evenly_spread,
     faster_network,
     faster_work,
     fused_work,
     straggler_off,
-    with_transfer_times,
     without_allocator,
     without_data_wait,
     without_stalls,
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages, without_collectives
-from stepscope.analyze.replay.program import EMPTY_PROGRAM
-from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of, with_factor
+from stepscope.analyze.replay.communication_changes import fewer_bytes, without_collectives
+from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, predict
-from stepscope.trace.classify import EventKind
 
 KERNELS = [kernel(300) for _ in range(5)]
 TINY = [kernel(20, host_us=100, name="tiny") for _ in range(8)]
@@ -98,13 +94,6 @@ def test_prediction_equals_the_job_with_the_change(tmp_path: Path, name: str) ->
     assert change(replay).period_ns / 1000 == pytest.approx(truth_us, rel=0.02)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_short_window_predicts_the_same(tmp_path: Path, name: str) -> None:
-    before, after, change = CASES[name]
-    replay = replayed(tmp_path, before, steps=3)
-    assert change(replay).period_ns / 1000 == pytest.approx(simulate(*after).period_us, rel=0.02)
-
-
 def test_graph_launch_leaves_the_device_alone(tmp_path: Path) -> None:
     """Host-bound: afterwards the step takes what the device does, back to back."""
     replay = replayed(tmp_path, [TINY])
@@ -117,14 +106,6 @@ def test_changes_compose(tmp_path: Path) -> None:
     both = without_allocator(without_data_wait(replay))
     assert both.period_ns / 1000 == pytest.approx(simulate([*KERNELS, SYNC]).period_us, rel=0.02)
     assert without_data_wait(without_allocator(replay)).period_ns == both.period_ns
-
-
-def test_transfer_times_can_be_given(tmp_path: Path) -> None:
-    program = [kernel(300), collective(500), WAIT, kernel(100), SYNC]
-    replay = replayed(tmp_path, [program] * 2)
-    times = [np.full(len(r.collectives), 50_000) for r in replay.shared.run.ranks]
-    truth = simulate(*[[kernel(300), collective(50), WAIT, kernel(100), SYNC]] * 2).period_us
-    assert with_transfer_times(replay, times).period_ns / 1000 == pytest.approx(truth, rel=0.01)
 
 
 def test_half_the_bytes_keep_the_latency(tmp_path: Path) -> None:
@@ -159,36 +140,6 @@ def test_lateness_goes_from_where_it_was(tmp_path: Path, name: str) -> None:
     assert found_us == pytest.approx(simulate(ddp(), ddp(), ddp()).period_us, rel=0.02)
 
 
-def test_straggler_with_a_program_of_its_own_is_shortened_evenly(tmp_path: Path) -> None:
-    """A stage that does other things than its peers: as long as they are, no more is known."""
-    other = [replace(op, name=f"stage{i}", device_us=op.device_us * (4 if op.what == "kernel" else 1))
-             for i, op in enumerate(ddp())]  # fmt: skip
-    replay = replayed(tmp_path, [ddp(), ddp(), other])
-    assert straggler_off(replay, [2]).period_ns / 1000 == pytest.approx(simulate(*[ddp()] * 3).period_us, rel=0.02)
-
-
-def test_head_start_of_the_hosts_does_not_pass_for_a_faster_job(tmp_path: Path) -> None:
-    """Peers of a straggler run ahead; once it is as fast as they are, their hosts decide the step again."""
-    busy = [kernel(100, host_us=150), collective(100, host_us=150), kernel(100, host_us=150), WAIT, kernel(100)]
-    late = [kernel(5000, name="burner"), *busy]
-    replay = replayed(tmp_path, [busy, busy, late])
-    assert straggler_off(replay, [2]).period_ns / 1000 == pytest.approx(simulate(*[busy] * 3).period_us, rel=0.02)
-
-
-def test_small_messages_are_merged_once(tmp_path: Path) -> None:
-    calls = [collective(100 + n / 10_000, elements=n) for n in (50_000, 100_000, 200_000, 400_000)]
-    replay = replayed(tmp_path, [[kernel(100), *calls, WAIT, kernel(50), SYNC]] * 2)
-    merged = larger_messages(replay)
-    assert merged.period_ns < replay.period_ns
-    assert larger_messages(merged) is merged
-
-
-def test_unknown_straggler_changes_nothing(tmp_path: Path) -> None:
-    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
-    assert straggler_off(replay, [7]) is replay
-    assert straggler_off(replay, [0, 1]) is replay
-
-
 def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, SYNC]])
     found = predict(replay, [("data=instant", Fix(without_data_wait))])
@@ -196,33 +147,3 @@ def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     assert found.low_ns < found.step_ns < found.high_ns <= found.baseline_ns
     assert found.changes == ("data=instant",)
     assert found.rank_step_ns == {0: pytest.approx(found.step_ns, rel=0.01)}
-
-
-def test_work_of_a_kind_is_all_that_is_scaled(tmp_path: Path) -> None:
-    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
-    kinds = [r.work.kind == EventKind.COMM_KERNEL for r in replay.shared.run.ranks]
-    assert faster_work(replay, kinds, 0.5).period_ns == faster_network(replay, 2).period_ns
-
-
-def test_rank_without_the_steps_has_no_prediction(tmp_path: Path) -> None:
-    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
-    one = replace(replay, programs=(replay.programs[0], EMPTY_PROGRAM), meetings=())
-    assert list(predict(rebuilt(one, one.programs, ()), []).rank_step_ns) == [0]
-
-
-def test_a_change_that_asks_for_no_factor_is_made_once_for_all_of_them(tmp_path: Path) -> None:
-    replay = replayed(tmp_path, [[*TINY, SYNC, *DDP, SYNC]] * 2)
-    asked = []
-
-    def change(given: Replay) -> Replay:
-        asked.append(given)
-        return without_syncs(given)
-
-    once = at_any_factor(change)
-    for other in (replay, with_factor(replay, 0.6), with_factor(replay, 0.9)):
-        assert once(other).period_ns == without_syncs(other).period_ns
-        assert once(other).host_factor == other.host_factor
-    assert asked == [replay]
-    shorter = without_work(replay, named(replay, "tiny"))
-    assert once(shorter).period_ns == without_syncs(shorter).period_ns
-    assert asked == [replay, shorter]

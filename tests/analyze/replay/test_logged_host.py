@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.simulate import kernel, simulate
 
-from stepscope.analyze.replay.replay import logged_factor, replay_of
+from stepscope.analyze.replay.replay import replay_of
 from stepscope.run.aligned import AlignedRun
 
 LAUNCHES, HOST_US, DEVICE_US = 20, 100, 500
@@ -46,15 +46,3 @@ def test_step_that_the_replay_misses_by_a_little_is_not_the_hosts_doing(tmp_path
     replay = replay_of(shared, unprofiled_ns=1.05 * device_us * LAUNCHES * 1e3)
     assert replay is not None and not replay.factor_identified
     assert replay.host_factor == pytest.approx(0.6, abs=0.02)
-
-
-def test_forwards_that_all_wait_say_nothing(tmp_path: Path) -> None:
-    shared = recorded(tmp_path, [9.0] * 12)
-    by_events = replay_of(shared, unprofiled_ns=DEVICE_US * LAUNCHES * 1e3)
-    assert by_events is not None
-    assert 0.9 < by_events.host_factor < 1, "the cost of an event stands in"
-
-
-def test_few_logged_steps_say_nothing(tmp_path: Path) -> None:
-    shared = recorded(tmp_path, [0.6 * PROFILED_MS] * 5)
-    assert logged_factor(shared.run, shared.run.ranks[0].steps.number) is None

@@ -7,7 +7,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
-from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
+from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load
 
@@ -54,15 +54,6 @@ def test_clocks_apart_change_nothing(tmp_path: Path, name: str) -> None:
     assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.003)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_short_window_is_repeated_until_it_is_steady(tmp_path: Path, name: str) -> None:
-    """Two recorded steps, laid end to end: how the window happened to begin wears off."""
-    truth = simulate(*PROGRAMS[name], steps=12).period_us
-    _, replay = replayed(tmp_path, PROGRAMS[name], steps=3)
-    assert replay.graph.num_steps >= 8
-    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.02)
-
-
 @pytest.mark.parametrize(
     "name", ["host-bound", "device-bound", "synchronised in between", "another stream", "late host"]
 )
@@ -104,20 +95,6 @@ def test_device_bound_step_cannot_tell_what_the_profiler_added(tmp_path: Path) -
     assert not replay.factor_identified
     assert replay.host_factor < 1, "a cost per recorded event stands in for it"
     assert replay.period_ns == pytest.approx(recorded.period_ns, rel=0.001)
-
-
-def test_unprofiled_step_that_no_factor_gives_keeps_the_prior(tmp_path: Path) -> None:
-    shared = simulate(PROGRAMS["device-bound"][0]).aligned(tmp_path)
-    recorded = replay_of(shared)
-    assert recorded is not None
-    replay = replay_of(shared, unprofiled_ns=0.5 * recorded.period_ns)
-    assert replay is not None
-    assert not replay.factor_identified
-
-
-def test_rebuilt_without_a_change_is_the_same(tmp_path: Path) -> None:
-    _, replay = replayed(tmp_path, PROGRAMS["late in turn"])
-    assert rebuilt(replay, replay.programs).period_ns == replay.period_ns
 
 
 def test_run_without_launches_has_no_replay_and_one_without_steps_that_of_its_window(tmp_path: Path) -> None:

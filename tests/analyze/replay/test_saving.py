@@ -9,7 +9,7 @@ from tests.analyze.simulate import Op, kernel, simulate
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.replay.changes import save_ns, state_saves, without_data_wait, without_state_saves
-from stepscope.analyze.replay.communication_changes import fewer_calls, larger_messages
+from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, saving_of, together
 from stepscope.diagnose.findings import diagnose
@@ -31,20 +31,6 @@ def test_a_saving_is_no_more_than_the_step_or_the_claim(loading: Replay) -> None
     assert free.ns == pytest.approx(3e6, rel=0.05) and free.low_ns <= free.ns <= free.high_ns <= step_ns
     assert saving_of(loading, Fix(without_data_wait, limit_ns=1e6), step_ns=step_ns).ns == 1e6
     assert saving_of(loading, Fix(None, formula_ns=9e9), step_ns=step_ns).ns == step_ns
-
-
-def test_a_replay_longer_than_the_step_saves_its_share(loading: Replay) -> None:
-    half = loading.period_ns / 2
-    found = saving_of(loading, Fix(without_data_wait), step_ns=half)
-    assert found.ns == pytest.approx(1.5e6, rel=0.05) and found.high_ns <= half
-
-
-def test_the_interval_widens_with_the_replays_misfit(loading: Replay) -> None:
-    known = replace(loading, factor_identified=True)
-    fits = saving_of(known, Fix(without_data_wait), step_ns=loading.period_ns)
-    misfits = saving_of(known, Fix(without_data_wait), step_ns=1.3 * loading.period_ns)
-    assert misfits.high_ns - misfits.low_ns > 1.2 * (fits.high_ns - fits.low_ns)
-    assert misfits.ns - misfits.low_ns >= 0.29 * loading.period_ns
 
 
 def saving_run(folder: Path, *, copies: int) -> Replay:
@@ -70,11 +56,6 @@ def test_many_copies_to_the_host_in_a_row_save_state(tmp_path: Path) -> None:
     assert state_saves(replay.shared.run.ranks[0], replay.programs[0]).sum() == 20 * len(replay.steps)
     assert save_ns(replay) > 20 * 100e3
     assert without_state_saves(replay).period_ns == pytest.approx(1.01e6, rel=0.05)
-
-
-def test_a_few_values_read_back_are_no_saved_state(tmp_path: Path) -> None:
-    replay = saving_run(tmp_path, copies=3)
-    assert not save_ns(replay) and without_state_saves(replay).period_ns == replay.period_ns
 
 
 def unit_run(folder: Path, *, hooks: bool) -> Replay:
@@ -107,12 +88,6 @@ def test_messages_put_together_take_their_hooks_with_them(tmp_path: Path) -> Non
     saved = marked.period_ns - larger_messages(marked).period_ns
     assert saved > 0.7 * 16 * 400e3
     assert saved > plain.period_ns - larger_messages(plain).period_ns + 16 * 150e3
-
-
-def test_fewer_calls_pay_the_latency_once(tmp_path: Path) -> None:
-    replay = unit_run(tmp_path, hooks=False)
-    halved, more = fewer_calls(replay, 2).period_ns, fewer_calls(replay, 8).period_ns
-    assert more < halved < replay.period_ns
 
 
 def test_fused_kernels_are_launched_once(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.outlined_rank import OutlinedRank
-from stepscope.analyze.sampled import MIN_FULL_RANKS, load_run
+from stepscope.analyze.sampled import load_run
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
-from stepscope.run.load import incomplete
 
 RANKS, IN_FULL = 24, 8
 LATE_US = 400.0
@@ -105,30 +103,6 @@ def test_the_step_of_the_job_is_within_what_the_sample_says(tmp_path: Path) -> N
     assert "waiting -" in said and "compute +" in said
 
 
-@pytest.mark.slow
-def test_it_is_said_everywhere(tmp_path: Path) -> None:
-    some = account(job(tmp_path / "job"), IN_FULL)
-    assert some.warnings[0].startswith(f"{IN_FULL} of {RANKS} ranks analysed in full (the first, late")
-    assert some.run.sampling in incomplete(some.run)
-    assert len(document(some)["run"]["ranks_in_full"]) == IN_FULL
-    assert not any("missing" in line for line in some.warnings)
-
-
-def test_up_to_so_many_ranks_nothing_changes(tmp_path: Path) -> None:
-    folder = job(tmp_path / "job", ranks=IN_FULL)
-    some = account(folder, IN_FULL)
-    assert some.run.everyone is None and "ranks_in_full" not in document(some)["run"]
-    assert document(some) == document(account(folder, None))
-
-
-def test_tables_of_the_others_are_dropped(tmp_path: Path) -> None:
-    run = load_run(job(tmp_path / "job"), full_ranks=IN_FULL, cache=False)
-    assert run.everyone is not None and len(run.everyone.ranks) == RANKS
-    assert all(isinstance(rank, OutlinedRank) for rank in run.everyone.ranks)
-    assert all(not rank.trace.num_events and not len(rank.work) and rank.num_events for rank in run.everyone.ranks)
-    assert not any(isinstance(rank, OutlinedRank) for rank in run.ranks)
-
-
 def test_a_rank_that_cannot_be_read_is_lost_as_ever(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     (folder / "rank00007.pt.trace.json.gz").write_bytes(b"no trace")
@@ -146,26 +120,3 @@ def test_ranks_known_by_order_only_are_all_read_in_full(tmp_path: Path) -> None:
         path.unlink()
     run = load_run(folder, full_ranks=IN_FULL, cache=False)
     assert len(run.ranks) == 10 and run.everyone is None and not run.sampling
-
-
-def test_many_late_ranks_beyond_those_in_full_are_named(tmp_path: Path) -> None:
-    late = [3, 5, 9, 11, 14, 17]
-    some = account(job(tmp_path / "job", late=late), 4)
-    in_full = {rank.rank for rank in some.run.ranks}
-    assert {s.rank for s in some.stragglers} == in_full & set(late)
-    [said] = [line for line in some.warnings if line.startswith("late by their own times too")]
-    assert all(str(rank) in said for rank in set(late) - in_full)
-
-
-def test_all_ranks_asked_for_are_all_in_full(tmp_path: Path) -> None:
-    folder = job(tmp_path / "job", ranks=10)
-    run = load_run(folder, full_ranks=4, wanted=range(10), cache=False)
-    assert len(run.ranks) == 10 and run.everyone is None
-    assert [r.rank for r in load_run(folder, full_ranks=4, wanted=[6, 99], cache=False).ranks].count(6) == 1
-
-
-def test_large_traces_leave_room_for_fewer_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.analyze.sampled.MAX_FULL_RANKS", 20)
-    monkeypatch.setattr("stepscope.analyze.sampled.MAX_FULL_EVENTS", 1)
-    run = load_run(job(tmp_path / "job"), cache=False)
-    assert len(run.ranks) == MIN_FULL_RANKS and run.sampling.startswith(f"{MIN_FULL_RANKS} of {RANKS} ranks")

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from stepscope.analyze.host_time import HostParts, blocking_calls
 from stepscope.analyze.replay.program import NOTHING, Program, without_calls
+from stepscope.analyze.replay.program import host_part_ns as host_part_ns
+from stepscope.analyze.replay.program import host_part_scaled as host_part_scaled
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
 from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES
 from stepscope.records import once_per_record
@@ -29,14 +31,15 @@ from stepscope.trace.table import Int64s
 # nothing. Where programs differ too much to be laid side by side (stages of a pipeline), the late rank is shortened
 # evenly, part by part.
 
+Mask = npt.NDArray[np.bool_]
+Chosen = Sequence[Mask]
 # of the items of both ranks have a counterpart
 _SAME_PROGRAM = 0.75
 
 
 def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
     """Return the run in which the named ranks are as fast as the median of the others, host and device."""
-    every = replay.shared.run.ranks
-    late = {i for i, r in enumerate(every) if r.rank in set(ranks)}
+    late = {i for i, r in enumerate(replay.shared.run.ranks) if r.rank in set(ranks)}
     peers = [i for i, p in enumerate(replay.programs) if i not in late and len(p)]
     if not late or not peers:
         return replay
@@ -48,7 +51,7 @@ def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
 
 def _like_peers(replay: Replay, late: int, peers: Sequence[int]) -> Program:
     program, ranks = replay.programs[late], replay.shared.run.ranks
-    host = _median_peer(replay.programs, peers, _host_ns)
+    host = _median_peer(replay.programs, peers, lambda p: host_part_ns(p, "total_ns"))
     device = _median_peer(replay.programs, peers, compute_ns)
     as_host = _counterparts(ranks[late], program, ranks[host], replay.programs[host])
     as_device = _counterparts(ranks[late], program, ranks[device], replay.programs[device])
@@ -72,10 +75,6 @@ def _median_peer(programs: Sequence[Program], peers: Sequence[int], time_ns: Cal
     return sorted(peers, key=lambda i: time_ns(programs[i]))[len(peers) // 2]
 
 
-def _host_ns(program: Program) -> float:
-    return float(program.host.total_ns.sum() + program.tail.total_ns.sum())
-
-
 def compute_ns(program: Program) -> float:
     """Return what the work of a program takes that is not communication."""
     return float(program.duration_ns[program.kind != EventKind.COMM_KERNEL].sum())
@@ -97,15 +96,13 @@ def _counterparts(rank: Rank, program: Program, other_rank: Rank, other: Program
     at = np.full(int(key.max()) + 1, NOTHING, np.int64)
     at[key[len(mine) :]] = np.arange(len(other))
     found = at[key[: len(mine)]]
-    share = (found >= 0).sum() / max(len(program), len(other))
-    return found if share >= _SAME_PROGRAM else None
+    return found if (found >= 0).sum() / max(len(program), len(other)) >= _SAME_PROGRAM else None
 
 
 def _names(rank: Rank, program: Program) -> npt.NDArray[np.str_]:
     if not rank.has_device:
         return rank.collectives.op[program.device_index].astype(str)
-    name = rank.work.name[program.device_index]
-    used, at = np.unique(name, return_inverse=True)
+    used, at = np.unique(rank.work.name[program.device_index], return_inverse=True)
     return np.array([rank.trace.strings[i] for i in used.tolist()])[at.reshape(-1)]
 
 
@@ -128,23 +125,7 @@ def _shortened(program: Program, peers: Sequence[Program]) -> Program:
     usual, mine = median([compute_ns(p) for p in peers]), compute_ns(program)
     if mine <= usual:
         return program
-    computes = program.kind != EventKind.COMM_KERNEL
-    shorter = np.where(computes, np.rint(program.duration_ns * (usual / mine)), program.duration_ns)
-    return replace(program, duration_ns=shorter.astype(np.int64))
-
-
-def host_part_ns(program: Program, part: str) -> float:
-    """Return what one part of the host's time takes in all."""
-    return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
-
-
-def host_part_scaled(program: Program, part: str, factor: float) -> Program:
-    """Return a program in which one part of the host's time takes `factor` times as long."""
-
-    def scaled(parts: HostParts) -> HostParts:
-        return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
-
-    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
+    return _scaled(program, program.kind != EventKind.COMM_KERNEL, usual / mine)
 
 
 # The run without saving its state: copies to the host in a row, and what the host does between and around them.
@@ -158,7 +139,7 @@ def host_part_scaled(program: Program, part: str, factor: float) -> Program:
 _MIN_COPIES = 8
 
 
-def state_saves(rank: Rank, program: Program) -> npt.NDArray[np.bool_]:
+def state_saves(rank: Rank, program: Program) -> Mask:
     """Return which items of a program copy state to the host: runs of such copies with nothing else between them."""
     if not rank.has_device or not len(program):
         return np.zeros(len(program), bool)
@@ -166,8 +147,7 @@ def state_saves(rank: Rank, program: Program) -> npt.NDArray[np.bool_]:
     to_host = by_string(rank.trace, work.name, lambda s: "DtoH" in s or "DeviceToHost" in s).astype(bool)
     copies = (to_host & (work.kind == EventKind.COPY))[program.device_index]
     run = np.cumsum(~copies)  # copies in a row have the same number as the item before them
-    count = np.bincount(run[copies], minlength=int(run.max()) + 1)
-    return copies & (count[run] >= _MIN_COPIES)
+    return copies & (np.bincount(run[copies], minlength=int(run.max()) + 1)[run] >= _MIN_COPIES)
 
 
 def save_ns(replay: Replay) -> float:
@@ -181,14 +161,13 @@ def save_ns(replay: Replay) -> float:
 
 def without_state_saves(replay: Replay) -> Replay:
     """Return the run in which no state is saved."""
-    programs = []
-    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
-        saves = state_saves(rank, program)
-        programs.append(_without(program, saves) if saves.any() else program)
-    return rebuilt(replay, programs)
+    pairs = zip(replay.shared.run.ranks, replay.programs, strict=True)
+    return rebuilt(replay, [_without(program, state_saves(rank, program)) for rank, program in pairs])
 
 
-def _without(program: Program, saves: npt.NDArray[np.bool_]) -> Program:
+def _without(program: Program, saves: Mask) -> Program:
+    if not saves.any():
+        return program
     by_save = (program.released_by != NOTHING) & saves[np.maximum(program.released_by, 0)]
     host = program.host
     tail = program.tail_released_by
@@ -203,7 +182,6 @@ def _without(program: Program, saves: npt.NDArray[np.bool_]) -> Program:
     )
 
 
-Chosen = Sequence[npt.NDArray[np.bool_]]
 Change = Callable[[Replay], Replay]
 
 _OTHER_THAN_FACTOR = [f.name for f in fields(Replay) if f.name not in ("host_factor", "period_ns")]
@@ -230,7 +208,7 @@ def at_any_factor(change: Change) -> Change:
 
 def without_data_wait(replay: Replay) -> Replay:
     """Return the run with every batch ready when it is asked for, and no loader that is started again."""
-    return _with_host(without_recurring(replay, DATA_CAUSES), lambda parts: _changes_without(parts, "data_ns"))
+    return _without_part(without_recurring(replay, DATA_CAUSES), "data_ns")
 
 
 def without_stalls(replay: Replay) -> Replay:
@@ -241,7 +219,7 @@ def without_stalls(replay: Replay) -> Replay:
 
 def without_window_stalls(replay: Replay) -> Replay:
     """Return the run with no host stalls in the replayed steps."""
-    return _with_host(replay, lambda parts: _changes_without(parts, "stall_ns"))
+    return _without_part(replay, "stall_ns")
 
 
 def without_recurring(replay: Replay, causes: Sequence[str]) -> Replay:
@@ -252,16 +230,15 @@ def without_recurring(replay: Replay, causes: Sequence[str]) -> Replay:
 
 def without_allocator(replay: Replay) -> Replay:
     """Return the run with no calls for device memory inside steps, and without the synchronisation they imply."""
-    return _with_host(replay, lambda parts: _changes_without(parts, "allocator_ns"))
+    return _without_part(replay, "allocator_ns")
 
 
 def without_syncs(replay: Replay) -> Replay:
     """Return the run in which the host never waits for the device."""
-
-    def unreleased(p: Program) -> Program:
-        return replace(p, released_by=np.full(len(p), NOTHING, np.int64), tail_released_by=NOTHING)
-
-    return rebuilt(replay, [unreleased(p) for p in replay.programs])
+    programs = [
+        replace(p, released_by=np.full(len(p), NOTHING, np.int64), tail_released_by=NOTHING) for p in replay.programs
+    ]
+    return rebuilt(replay, programs)
 
 
 def without_work(replay: Replay, chosen: Chosen, *, entered: Chosen | None = None) -> Replay:
@@ -279,7 +256,7 @@ def without_work(replay: Replay, chosen: Chosen, *, entered: Chosen | None = Non
         if len(own):
             own[after] = np.minimum(own[after], int(median(own)))
         own[mask] = 0
-        programs.append(_scaled(replace(program, host=replace(program.host, own_ns=own)), mask, 0.0))
+        programs.append(_scaled(program.with_own_ns(own), mask, 0.0))
     return rebuilt(replay, programs)
 
 
@@ -300,14 +277,15 @@ def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArr
 
 def _programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> list[Program]:
     programs = []
-    for (program, mask), times, rank in zip(_per_program(replay, chosen), times_ns, _ranks(replay), strict=True):
+    for (program, mask), times, rank in zip(
+        _per_program(replay, chosen), times_ns, replay.shared.run.ranks, strict=True
+    ):
         if not rank.has_device:
             programs.append(program)
             continue
         items = np.flatnonzero(mask)
         rows, duration = program.device_index[items], program.duration_ns.copy()
-        recorded = rank.work.end_ns[rows] - rank.work.start_ns[rows]
-        share = np.clip(times[rows] / np.maximum(recorded, 1), 0, 1)
+        share = np.clip(times[rows] / np.maximum(rank.work.end_ns[rows] - rank.work.start_ns[rows], 1), 0, 1)
         duration[items] = np.rint(duration[items] * share)
         programs.append(replace(program, duration_ns=duration))
     return programs
@@ -319,9 +297,8 @@ def fused_work(replay: Replay, chosen: Chosen, *, launches: int, device_share: f
     for program, mask in _per_program(replay, chosen):
         per_step = np.bincount(program.step[mask], minlength=len(replay.steps))
         kept = np.minimum(1.0, launches / np.maximum(per_step, 1))[program.step]
-        own = np.where(mask, np.rint(program.host.own_ns * kept), program.host.own_ns).astype(np.int64)
-        fused = replace(program, host=replace(program.host, own_ns=own))
-        programs.append(_scaled(fused, mask, device_share))
+        own = np.where(mask, program.host.own_ns * kept, program.host.own_ns)
+        programs.append(_scaled(program.with_own_ns(own), mask, device_share))
     return rebuilt(replay, programs)
 
 
@@ -355,20 +332,19 @@ def with_transfer_times(replay: Replay, times_ns: Sequence[Int64s]) -> Replay:
 
 def evenly_spread(replay: Replay) -> Replay:
     """Return the run with the same compute in all, in each step spread evenly over the ranks."""
-    if not any(rank.has_device for rank in _ranks(replay)):
+    if not any(rank.has_device for rank in replay.shared.run.ranks):
         return _evenly_spread_hosts(replay)
-    each = [_compute_in_steps(p, len(replay.steps)) for p in replay.programs]
+    computing = [p.kind != EventKind.COMM_KERNEL for p in replay.programs]
+    each = [
+        np.bincount(p.step[mask], p.duration_ns[mask], minlength=len(replay.steps)).astype(float)
+        for p, mask in zip(replay.programs, computing, strict=True)
+    ]
     mean = np.mean(each, axis=0)
     programs = []
-    for program, mine in zip(replay.programs, each, strict=True):
+    for program, mask, mine in zip(replay.programs, computing, each, strict=True):
         factor = np.divide(mean, mine, out=np.ones_like(mean), where=mine > 0)[program.step]
-        programs.append(_scaled(program, program.kind != EventKind.COMM_KERNEL, factor))
+        programs.append(_scaled(program, mask, factor))
     return rebuilt(replay, programs)
-
-
-def _compute_in_steps(program: Program, steps: int) -> npt.NDArray[np.float64]:
-    computes = program.kind != EventKind.COMM_KERNEL
-    return np.bincount(program.step[computes], program.duration_ns[computes], minlength=steps).astype(float)
 
 
 def _evenly_spread_hosts(replay: Replay) -> Replay:
@@ -378,28 +354,20 @@ def _evenly_spread_hosts(replay: Replay) -> Replay:
     return rebuilt(replay, [host_part_scaled(p, "own_ns", mean_ns / mine) if mine else p for p, mine in pairs])
 
 
-def _ranks(replay: Replay) -> tuple[Rank, ...]:
-    return replay.shared.run.ranks
-
-
-def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDArray[np.bool_]]]:
+def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, Mask]]:
     return [
         (p, mask[p.device_index] if rank.has_device else np.zeros(len(p), bool))
-        for p, mask, rank in zip(replay.programs, chosen, _ranks(replay), strict=True)
+        for p, mask, rank in zip(replay.programs, chosen, replay.shared.run.ranks, strict=True)
     ]
 
 
-def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float | npt.NDArray[np.float64]) -> Program:
+def _scaled(program: Program, items: Mask, factor: float | npt.NDArray[np.float64]) -> Program:
     duration = np.where(items, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
     return replace(program, duration_ns=duration)
 
 
-def _changes_without(parts: HostParts, name: str) -> HostParts:
-    return replace(parts, **{name: np.zeros_like(getattr(parts, name))})
-
-
-def _with_host(replay: Replay, change: Callable[[HostParts], HostParts]) -> Replay:
-    return rebuilt(replay, [replace(p, host=change(p.host), tail=change(p.tail)) for p in replay.programs])
+def _without_part(replay: Replay, part: str) -> Replay:
+    return rebuilt(replay, [host_part_scaled(p, part, 0.0) for p in replay.programs])
 
 
 # The run with each chain of kernels fused into one: one launch, and one pass over memory.
@@ -416,20 +384,17 @@ def fused_chains(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[
         if not rank.has_device:
             programs.append(program)
             continue
-        gone = (mask & ~lead)[program.device_index]
-        own_ns = np.where(gone, 0, program.host.own_ns)
-        programs.append(replace(program, host=replace(program.host, own_ns=own_ns)))
+        own_ns = np.where((mask & ~lead)[program.device_index], 0, program.host.own_ns)
+        programs.append(program.with_own_ns(own_ns))
     return rebuilt(replay, programs)
 
 
-# What if nobody waited for copies? They take no time, and the host goes on when it has asked for one.
+# Hidden copies: they take no time, and the host does not wait for them.
 #
 # Those that follow one another are one: what the host does between two copies is for the second.
 #
 # The host waits for a copy inside the operator that asks for it: where the source is pageable memory, and where
 # `non_blocking=True` was not said. What it waits for there is all that was launched before, not the copy alone.
-
-Mask = npt.NDArray[np.bool_]
 
 
 @once_per_record
@@ -446,8 +411,8 @@ def hidden_copies(replay: Replay, copies: Chosen) -> Replay:
     for rank, program, mask in zip(ranks, without_waits(replay), copies, strict=True):
         items = mask[program.device_index] if rank.has_device else np.zeros(len(program), bool)
         further = items & np.append(False, items[:-1])[: len(items)]
-        host = replace(program.host, own_ns=np.where(further, 0, program.host.own_ns))
-        programs.append(replace(program, host=host, duration_ns=np.where(items, 0, program.duration_ns)))
+        shorter = program.with_own_ns(np.where(further, 0, program.host.own_ns))
+        programs.append(replace(shorter, duration_ns=np.where(items, 0, program.duration_ns)))
     return rebuilt(replay, programs)
 
 

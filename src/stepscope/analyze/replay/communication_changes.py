@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.replay.changes import Change, at_any_factor
-from stepscope.analyze.replay.graph import Meeting
 from stepscope.analyze.replay.program import NOTHING, Program, by_item
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.contract.collectives import OP_CODE
@@ -24,21 +23,19 @@ from stepscope.stats.robust import median, quantiles
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-# What does the host spend around collectives, beyond the calls themselves?
+# Host overhead of hooks around collectives.
 #
 # A sharded module gathers its parameters, copies them out, and packs and scatters its gradients in hooks that
 # FullyShardedDataParallel marks (`FSDP::pre_forward`, `FSDP::post_backward_reduce`). They run once per sharded unit,
 # so
 # messages put together take their hooks with them.
 
-_HOOKS = "FSDP::"
-
 
 def _unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
     out = np.zeros(len(program))
     if not rank.has_device or not len(program):
         return out
-    hooks = rank.rows_named(lambda s: s.startswith(_HOOKS), EventKind.ANNOTATION, EventKind.HOST_OP)
+    hooks = rank.rows_named(lambda s: s.startswith("FSDP::"), EventKind.ANNOTATION, EventKind.HOST_OP)
     if not len(hooks):
         return out
     start = rank.trace["ts_ns"][hooks]
@@ -49,8 +46,6 @@ def _unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
 
 
 GOOD_MESSAGE_BYTES = 4 * 2**20
-_CALL = "c10d::"
-_MOSTLY = 0.5
 GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 
 Mask = npt.NDArray[np.bool_]
@@ -79,14 +74,12 @@ def _transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit
         x, y = np.concatenate(sizes[op]), np.concatenate(times[op])
         if not len(x):
             continue
-        keep = x >= _bulk_size(x) if bulk_only else np.ones(len(x), bool)
-        lines[op] = fit(x[keep], y[keep])
+        if bulk_only:
+            ordered = np.sort(x)
+            keep = x >= ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())]
+            x, y = x[keep], y[keep]
+        lines[op] = fit(x, y)
     return lines
-
-
-def _bulk_size(sizes: Int64s) -> float:
-    ordered = np.sort(sizes)
-    return float(ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())])
 
 
 def fewer_bytes(replay: Replay, share: float, *, kept: Sequence[Mask] | None = None) -> Replay:
@@ -147,23 +140,20 @@ def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.
     Where an earlier change laid the transfers of a step together, they shrink together.
     """
     duration = program.duration_ns.astype(float)
-    if not program.also_after:
-        duration[items] *= share
-        return replace(program, duration_ns=np.rint(duration).astype(np.int64))
     together = float((recorded * share).sum() / max(recorded.sum(), 1))
-    duration[items] *= together
+    duration[items] *= together if program.also_after else share
     after = tuple((item, other, round(lag_ns * together)) for item, other, lag_ns in program.also_after)
     return replace(program, duration_ns=np.rint(duration).astype(np.int64), also_after=after)
 
 
 def _spare_host(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
     hooks = _unit_overhead_ns(rank, program)
-    alone = hooks[items] < _MOSTLY * np.maximum(program.host.own_ns[items], 1)
+    alone = hooks[items] < 0.5 * np.maximum(program.host.own_ns[items], 1)
     fewer = _spare_calls(rank, program, items[alone], spared[alone])
     if alone.all():
         return fewer
     own = np.maximum(fewer.host.own_ns - hooks * float(spared[~alone].mean()), 0)
-    return replace(fewer, host=replace(fewer.host, own_ns=np.rint(own).astype(np.int64)))
+    return fewer.with_own_ns(own)
 
 
 def _spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
@@ -177,20 +167,15 @@ def _spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArra
         return program
     own = program.host.own_ns.astype(float)
     if not rank.has_device:
-        own[items] -= spared * np.minimum(own[items], _call_ns(rank))
-        return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
+        rows = rank.rows_named(lambda s: s.startswith("c10d::"), EventKind.HOST_OP)
+        own[items] -= spared * np.minimum(own[items], median(rank.trace["dur_ns"][rows]) if len(rows) else 0.0)
+        return program.with_own_ns(own)
     usual = median(own)
     following = np.minimum(items + 1, len(program) - 1)
-    last_of_several = ~among(following, items)
-    more_after = np.maximum(own[following] - usual, 0) * last_of_several
+    more_after = np.maximum(own[following] - usual, 0) * (~among(following, items))
     own[items] -= spared * own[items]
     own[following] -= spared * more_after
-    return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
-
-
-def _call_ns(rank: Rank) -> float:
-    rows = rank.rows_named(lambda s: s.startswith(_CALL), EventKind.HOST_OP)
-    return median(rank.trace["dur_ns"][rows]) if len(rows) else 0.0
+    return program.with_own_ns(own)
 
 
 def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
@@ -203,8 +188,7 @@ def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
         spared = _spare_calls(rank, program, np.flatnonzero(items), np.ones(int(items.sum())))
         programs.append(replace(spared, duration_ns=np.where(items, 0, program.duration_ns)))
         gone.append(items)
-    kept = [Meeting(m.members) for m in replay.meetings if not all(gone[r][i] for r, i in m.members)]
-    return rebuilt(replay, programs, kept)
+    return rebuilt(replay, programs, [m for m in replay.meetings if not all(gone[r][i] for r, i in m)])
 
 
 def _group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, ...] = ()) -> Int64s:
@@ -346,9 +330,6 @@ def _overlapped(
 # `together`
 # calls pay it once, on the network and on the host; the rest of their time stays.
 
-# quantile of the durations that stands for the latency
-_SHORTEST = 0.05
-
 
 def fewer_calls(replay: Replay, together: int) -> Replay:
     """Return the run with its group collectives put together by so many."""
@@ -357,7 +338,7 @@ def fewer_calls(replay: Replay, together: int) -> Replay:
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         items = _group_items(rank.collectives.op, program)
         if len(items):
-            latency = float(quantiles(program.duration_ns[items], _SHORTEST))
+            latency = float(quantiles(program.duration_ns[items], 0.05))
             duration = program.duration_ns.astype(float)
             duration[items] = np.maximum(duration[items] - spared * latency, 0)
             shorter = replace(program, duration_ns=np.rint(duration).astype(np.int64))

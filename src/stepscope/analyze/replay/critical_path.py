@@ -8,11 +8,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from stepscope.analyze.replay.graph import Floats, Graph, Wiring, end_times, step_ends
+from stepscope.analyze.replay.graph import Floats, Graph, Wiring, end_times, steady_steps, step_ends
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, with_host_factor
 from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import median
 from stepscope.trace.classify import EventKind
@@ -64,11 +63,9 @@ def critical_path(replay: Replay) -> CriticalPath:
     duration = with_host_factor(graph, replay.host_factor)
     end = end_times(graph, duration)
     ends = step_ends(graph, end)
-    last = graph.num_steps - 1
-    half = max(0, last - max(1, (last + 1) // 2))
+    half, last = steady_steps(graph)
     begin_ns = float(ends[:, half].max()) if last else 0.0
-    path = _walk(graph, duration, end, begin_ns)
-    totals = _totals(replay, path, begin_ns)
+    totals = _totals(replay, begin_ns, *_walk(graph, duration, end, begin_ns))
     steps = max(last - half, 1)
     whole = sum(totals.values()) or 1.0
     segments = [
@@ -76,26 +73,14 @@ def critical_path(replay: Replay) -> CriticalPath:
         for (rank, what, name), value in sorted(totals.items(), key=lambda one: -one[1])[:_MAX_SEGMENTS]
         if value > 0
     ]
-    return CriticalPath(tuple(segments), whole / steps, _by_what(totals, steps), _slack(replay, duration, end))
-
-
-def _by_what(totals: dict[tuple[int, str, str], float], steps: int) -> dict[str, float]:
-    out: dict[str, float] = defaultdict(float)
+    by_what: dict[str, float] = defaultdict(float)
     for (_, what, _), value in totals.items():
-        out[what] += value / steps
-    return dict(out)
+        by_what[what] += value / steps
+    return CriticalPath(tuple(segments), whole / steps, dict(by_what), _slack(replay, duration, end))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Path(ArrayRecord):
-    node: Int64s
-    start_ns: Floats
-    end_ns: Floats
-    #: between what a node waited for and its start
-    lag_ns: Floats
-
-
-def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path:
+def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> tuple[Int64s, Floats, Floats, Floats]:
+    """Return the nodes of the path, when each starts and ends, and the lag between what it waited for and its start."""
     start = end - duration
     source, lag = _held_by(graph.wiring, start, end, begin_ns)
     path, ahead = np.array([np.argmax(end)], np.int64), np.append(source, NOTHING)  # in the last place: of nothing
@@ -103,7 +88,7 @@ def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path
         path = np.append(path, ahead[path])  # twice as long each time
         ahead = ahead.take(ahead)
     path = path[path != NOTHING]
-    return _Path(path, start[path], end[path], lag[path])
+    return path, start[path], end[path], lag[path]
 
 
 def _held_by(wiring: Wiring, start: Floats, end: Floats, begin_ns: float) -> tuple[Int64s, Floats]:
@@ -135,10 +120,12 @@ def _held_by(wiring: Wiring, start: Floats, end: Floats, begin_ns: float) -> tup
 Owner = tuple[int, str, str]
 
 
-def _totals(replay: Replay, path: _Path, begin_ns: float) -> dict[Owner, float]:
-    owners, owner, launch = _owners(replay, path.node)
+def _totals(
+    replay: Replay, begin_ns: float, nodes: Int64s, start: Floats, end: Floats, lag: Floats
+) -> dict[Owner, float]:
+    owners, owner, launch = _owners(replay, nodes)
     named = np.flatnonzero(owner != NOTHING)  # where ranks meet takes no time
-    start, end, lag = path.start_ns[named], path.end_ns[named], path.lag_ns[named]
+    start, end, lag = start[named], end[named], lag[named]
     took = np.maximum(0.0, end - np.maximum(start, begin_ns))
     waited = np.maximum(0.0, np.minimum(lag, start - begin_ns))
     each = np.stack((owner[named], launch[named]), axis=1).reshape(-1)  # a node, then its launch, then the next node
@@ -174,8 +161,7 @@ def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]
 class _Names:
     def __init__(self, rank: Rank, program: Program) -> None:
         self._num_items = len(program)
-        spent = np.stack([getattr(program.host, part) for part in _HOST_PARTS])
-        self._doing = np.argmax(spent, axis=0)
+        self._doing = np.argmax(np.stack([getattr(program.host, part) for part in _HOST_PARTS]), axis=0)
         self._kind = program.kind
         self._name = rank.work.name[program.device_index] if rank.has_device else None
         self._strings = rank.trace.strings

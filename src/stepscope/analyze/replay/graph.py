@@ -24,6 +24,8 @@ from stepscope.trace.scanner.waits import WaitGraph
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
+# one collective of several ranks: `(rank index, item)` of each member
+Meeting = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,13 +62,6 @@ class Graph(ArrayRecord):
         return len(self.duration_ns)
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """One collective of several ranks: `(rank index, item)` of each member."""
-
-    members: tuple[tuple[int, int], ...]
-
-
 class CircularWaits(Exception):
     """The recorded dependencies wait for each other in a circle, so the run cannot be replayed."""
 
@@ -92,19 +87,15 @@ def build_graph(
             if repeats > 1:
                 _join_repetitions(onwards, nodes, rank, program)
     _meeting_edges(within, nodes, meetings)
-    source, target, lag_ns = within.repeated(repeats, nodes.of_one)
-    more_source, more_target, more_lag_ns = onwards.repeated(repeats - 1, nodes.of_one)
-    first, source, lag = _by_target(
-        np.concatenate((source, more_source)),
-        np.concatenate((target, more_target)),
-        np.concatenate((lag_ns, more_lag_ns)),
-        nodes.count,
-    )
+    both = within.repeated(repeats, nodes.of_one), onwards.repeated(repeats - 1, nodes.of_one)
+    source, target, lag_ns = (np.concatenate(columns) for columns in zip(*both, strict=True))
+    order = np.argsort(target, kind="stable")
+    first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=nodes.count)))).astype(np.int64)
     duration, profiled = nodes.durations(programs, repeats)
     return Graph(
         duration_ns=duration,
         profiled_ns=profiled,
-        wiring=_wiring(first, source, lag),
+        wiring=_wiring(first, source[order], lag_ns[order]),
         earliest_ns=np.zeros(nodes.count) if from_rest else _beginning(programs, nodes),
         host=tuple(np.concatenate([nodes.host(r, c) for c in range(repeats)]) for r in range(len(programs))),
         arrival=tuple(np.concatenate([nodes.arrival(r, c) for c in range(repeats)]) for r in range(len(programs))),
@@ -117,8 +108,7 @@ def build_graph(
 
 def with_durations(graph: Graph, programs: Sequence[Program], num_meetings: int) -> Graph:
     """Return the graph of programs that take other times but wait for the same things."""
-    nodes = _Nodes(programs, num_meetings, graph.repeats)
-    duration, profiled = nodes.durations(programs, graph.repeats)
+    duration, profiled = _Nodes(programs, num_meetings, graph.repeats).durations(programs, graph.repeats)
     return replace(graph, duration_ns=duration, profiled_ns=profiled)
 
 
@@ -138,11 +128,14 @@ def step_ends(graph: Graph, end_ns: Floats) -> Floats:
 def steady_period_ns(graph: Graph, end_ns: Floats) -> float:
     """Return the time per step over the second half of the steps, mean over the ranks that do anything."""
     ends = step_ends(graph, end_ns)[[len(nodes) > 0 for nodes in graph.device]]
-    last = ends.shape[1] - 1
-    if last == 0:
-        return float(ends.mean())
-    half = last - max(1, (last + 1) // 2)
-    return float((ends[:, last] - ends[:, half]).mean() / (last - half))
+    half, last = steady_steps(graph)
+    return float((ends[:, last] - ends[:, half]).mean() / (last - half)) if last else float(ends.mean())
+
+
+def steady_steps(graph: Graph) -> tuple[int, int]:
+    """Return the steps between whose ends a run is steady: the second half."""
+    last = graph.num_steps - 1
+    return max(0, last - max(1, (last + 1) // 2)), last
 
 
 def _stretched_ns(program: Program) -> Int64s:
@@ -213,14 +206,8 @@ class _Edges:
         return source.reshape(-1), target.reshape(-1), np.tile(np.concatenate(self._lag), times)
 
 
-def _by_target(source: Int64s, target: Int64s, lag_ns: Floats, num_nodes: int) -> tuple[Int64s, Int64s, Floats]:
-    order = np.argsort(target, kind="stable")
-    first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=num_nodes))))
-    return first.astype(np.int64), source[order], lag_ns[order]
-
-
 def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting]) -> None:
-    flat = [(rank, item, m) for m, meeting in enumerate(meetings) for rank, item in meeting.members]
+    flat = [(rank, item, m) for m, meeting in enumerate(meetings) for rank, item in meeting]
     if not flat:
         return
     rank_of, item_of, meeting_of = np.array(flat, np.int64).T
@@ -265,8 +252,7 @@ def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
 def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> None:
     edges.add(nodes.host(rank, 0)[-1:], nodes.host(rank, 1)[:1])
     if program.tail_released_by != NOTHING:
-        released = nodes.device(rank, 0)[program.tail_released_by :][:1]
-        edges.add(released, int(nodes.host(rank, 1)[0]))
+        edges.add(nodes.device(rank, 0)[program.tail_released_by :][:1], int(nodes.host(rank, 1)[0]))
     followed = np.zeros(len(program), bool)
     followed[program.stream_predecessor[program.stream_predecessor != NOTHING]] = True
     last = np.flatnonzero(~followed)

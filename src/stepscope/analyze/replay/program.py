@@ -11,7 +11,9 @@ The recorded steps as a dependency graph. One item per launched device operation
 Gaps of the device are thus consequences, not data, and change when their cause does.
 """
 
+from collections.abc import Callable
 from dataclasses import field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +33,9 @@ from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_US
 
 NOTHING = -1
-_DEFAULT_LATENCY_NS = 5 * NS_PER_US
-_MAX_LATENCY_NS = 10 * NS_PER_US
-_SHORT_END = 0.05
 # a synchronisation returns this soon after what it waited for
 _SAME_MOMENT_NS = 50 * NS_PER_US
+_MAX_IN_FLIGHT = 4096
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,6 +80,24 @@ class Program(ArrayRecord):
     def __len__(self) -> int:
         return len(self.device_index)
 
+    def with_host(self, change: Callable[[HostParts], HostParts]) -> "Program":
+        return replace(self, host=change(self.host), tail=change(self.tail))
+
+    def with_own_ns(self, own_ns: npt.NDArray[Any]) -> "Program":
+        return replace(self, host=replace(self.host, own_ns=np.rint(own_ns).astype(np.int64)))
+
+
+def host_part_ns(program: Program, part: str) -> float:
+    """Return what one part of the host's time takes in all."""
+    return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
+
+
+def host_part_scaled(program: Program, part: str, factor: float) -> Program:
+    """Return a program in which one part of the host's time takes `factor` times as long."""
+    return program.with_host(
+        lambda parts: replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
+    )
+
 
 _NONE = np.empty(0, np.int64)
 NO_WAITS = np.empty((2, 0), np.int64)
@@ -122,14 +140,17 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)
     predecessor, waits = _stream_predecessors(stream), _stream_waits(rank, rows, launched)
     latency = _latency(work.start_ns[rows] - launched)
+    duration, collective = work.end_ns - work.start_ns, np.full(len(work), NOTHING, np.int64)
+    duration[rank.collectives.device_index] -= np.maximum(shared.wait_ns[index], 0)
+    collective[rank.collectives.device_index] = np.arange(len(rank.collectives))
     return Program(
         device_index=rows,
         step=np.searchsorted(numbers, rank.steps.number[work.step[rows]]).astype(np.int32),
         host=parts.part(slice(0, len(rows))).plus_own(lag[:-1]),
         tail=parts.part(slice(len(rows), len(rows) + 1)).plus_own(lag[-1:]),
-        duration_ns=_durations(shared, index, rows),
+        duration_ns=duration[rows],
         kind=work.kind[rows],
-        collective=_collective_rows(rank, rows),
+        collective=collective[rows],
         stream=stream,
         stream_predecessor=predecessor,
         waits=waits,
@@ -170,25 +191,9 @@ def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[in
     return out
 
 
-def _collective_rows(rank: Rank, rows: Int64s) -> Int64s:
-    at = np.full(len(rank.work), NOTHING, np.int64)
-    at[rank.collectives.device_index] = np.arange(len(rank.collectives))
-    return at[rows]
-
-
-def _durations(shared: AlignedRun, index: int, rows: Int64s) -> Int64s:
-    rank = shared.run.ranks[index]
-    duration = rank.work.end_ns - rank.work.start_ns
-    c = rank.collectives
-    duration[c.device_index] -= np.maximum(shared.wait_ns[index], 0)
-    return duration[rows]
-
-
 def _latency(delays_ns: Int64s) -> int:
-    if not len(delays_ns):
-        return _DEFAULT_LATENCY_NS
-    short = int(quantiles(delays_ns, _SHORT_END))
-    return short if 0 < short <= _MAX_LATENCY_NS else _DEFAULT_LATENCY_NS
+    short = int(quantiles(delays_ns, 0.05)) if len(delays_ns) else 0
+    return short if 0 < short <= 10 * NS_PER_US else 5 * NS_PER_US
 
 
 def _stream_predecessors(stream: Int64s) -> Int64s:
@@ -230,7 +235,7 @@ def _releases(
     for start, end, asked, following in zip(starts.tolist(), ends_.tolist(), before, after, strict=True):
         if not asked:
             continue
-        low = max(0, asked - 4096)
+        low = max(0, asked - _MAX_IN_FLIGHT)
         ends = end_ns[low:asked]
         fits = np.flatnonzero((ends > start) & (ends <= end + _SAME_MOMENT_NS))
         if len(fits):
@@ -280,8 +285,7 @@ def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:
             if other == own:
                 continue
             by_launch = np.searchsorted(launches[other], moment, side="right")
-            by_end = np.searchsorted(ended[other], begun, side="right")
-            at = np.minimum(by_launch, by_end) - 1
+            at = np.minimum(by_launch, np.searchsorted(ended[other], begun, side="right")) - 1
             pairs.append(np.stack((theirs[at], fresh))[:, at >= 0])
     return by_item(np.concatenate(pairs, axis=1))
 
@@ -291,16 +295,13 @@ def by_item(waits: Int64s) -> Int64s:
     return waits[:, np.argsort(waits[1], kind="stable")]
 
 
-# What does a rank without a device do, in order? The same program, with gloo's threads in place of the device.
+# Programs of ranks without a device: gloo's threads take the place of the device.
 #
 # Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what
 # it
 # spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective
 # goes
 # on. A rank that meets no other (one process on a CPU) has its steps' ends as items.
-
-_MIN_WAIT_NS = 200_000
-_MAX_IN_FLIGHT = 4096
 
 
 def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
@@ -404,7 +405,7 @@ def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:
     Between two operators there is always a moment of nothing; waiting takes longer.
     """
     out = np.full(len(end) + 1, NOTHING, np.int64)
-    waits = np.flatnonzero(waiting.end - waiting.start >= _MIN_WAIT_NS)
+    waits = np.flatnonzero(waiting.end - waiting.start >= 200 * NS_PER_US)
     asked = np.searchsorted(edges, waiting.end[waits], side="left") - 1
     for item, wait in zip(asked.tolist(), waits.tolist(), strict=True):
         if 0 <= item <= len(end):

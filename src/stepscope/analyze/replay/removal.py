@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyze.host_time import Activities, HostParts, activities
 from stepscope.analyze.owner_costs import COLUMNS, CodeCosts, Cost, LineCost, ModuleCost, OwnerSums
-from stepscope.analyze.owner_selection import OwnerName, owner_name
-from stepscope.analyze.ownership import OwnedWork, Ownership
+from stepscope.analyze.ownership import OwnedWork, OwnerName, Ownership, owner_name
 from stepscope.analyze.replay.graph import CircularWaits, Meeting
 from stepscope.analyze.replay.program import (
     NOTHING,
     Program,
     host_activities,
+    host_part_ns,
     issue_edges,
     launch_edges,
     step_edges,
@@ -28,7 +27,7 @@ from stepscope.analyze.replay.program import (
 )
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.replay.saving import Fix, bounded, to_step
-from stepscope.analyze.stacks import Mask as stacks_Mask
+from stepscope.analyze.stacks import Mask
 from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, intersect
 from stepscope.records import ArrayRecord, once_per_record
@@ -37,7 +36,6 @@ from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-Mask = npt.NDArray[np.bool_]
 _MIN_FACTOR = 0.3
 # kind of an item that is no more: no device takes time between it and the next
 _GONE = 255
@@ -67,15 +65,17 @@ def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, col
 
     Without `collectives` those stay as they are: other ranks that keep theirs would wait for ever.
     """
-    chosen = [_items(rank, p, part) for rank, p, part in zip(_ranks(replay), replay.programs, parts, strict=True)]
-    chosen = [mask & ((p.collective == NOTHING) | collectives) for mask, p in zip(chosen, replay.programs, strict=True)]
-    meetings = list(replay.meetings)
-    if collectives:
-        meetings = _with_partners(replay.meetings, chosen, gone=not factor)
+    ranks = replay.shared.run.ranks
+    chosen = [
+        _items(rank, p, part) & ((p.collective == NOTHING) | collectives)
+        for rank, p, part in zip(ranks, replay.programs, parts, strict=True)
+    ]
+    meetings = _with_partners(replay.meetings, chosen, gone=not factor) if collectives else replay.meetings
     programs = []
-    for rank, program, part, mask in zip(_ranks(replay), replay.programs, parts, chosen, strict=True):
+    for rank, program, part, mask in zip(ranks, replay.programs, parts, chosen, strict=True):
         shorter = _shorter_host(rank, program, part, replay.steps, factor)
-        shorter = replace(shorter, duration_ns=_scaled(program.duration_ns, mask, factor))
+        duration = np.where(mask, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
+        shorter = replace(shorter, duration_ns=duration)
         programs.append(shorter if factor else _without_waits(rank, shorter, part, mask, replay.steps))
     return rebuilt(replay, programs, None if factor else meetings)
 
@@ -90,7 +90,7 @@ def _with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
     if replay.host_factor >= 1:
         return replay
     programs = []
-    for rank, program, spans in zip(_ranks(replay), replay.programs, python, strict=True):
+    for rank, program, spans in zip(replay.shared.run.ranks, replay.programs, python, strict=True):
         if not len(program):
             programs.append(program)
             continue
@@ -99,19 +99,15 @@ def _with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
         # Where the last item is the end of the last step nothing comes after it.
         after = np.zeros(len(program) + 1 - len(python_ns), np.int64)
         programs.append(replace(program, python_ns=np.append(python_ns, after)))
-    own = sum(float(p.host.own_ns.sum() + p.tail.own_ns.sum()) for p in programs)
-    plain = sum(float(np.minimum(p.python_ns, _own(p)).sum()) for p in programs if p.python_ns is not None)
+    own = sum(host_part_ns(p, "own_ns") for p in programs)
+    plain = sum(
+        float(np.minimum(p.python_ns, np.append(p.host.own_ns, p.tail.own_ns)).sum())
+        for p in programs
+        if p.python_ns is not None
+    )
     rest = own - plain
     factor = float(np.clip((replay.host_factor * own - plain) / rest, _MIN_FACTOR, 1.0)) if rest > 0 else 1.0
     return rebuilt(replace(replay, host_factor=factor), programs)
-
-
-def _own(program: Program) -> Int64s:
-    return np.append(program.host.own_ns, program.tail.own_ns)
-
-
-def _ranks(replay: Replay) -> tuple[Rank, ...]:
-    return replay.shared.run.ranks
 
 
 def _items(rank: Rank, program: Program, part: Part) -> Mask:
@@ -124,8 +120,8 @@ def _items(rank: Rank, program: Program, part: Part) -> Mask:
 def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: bool) -> list[Meeting]:
     kept = []
     for meeting in meetings:
-        if any(chosen[rank][item] for rank, item in meeting.members):
-            for rank, item in meeting.members:
+        if any(chosen[rank][item] for rank, item in meeting):
+            for rank, item in meeting:
                 chosen[rank][item] = True
             if gone:
                 continue
@@ -133,19 +129,13 @@ def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: boo
     return kept
 
 
-def _recorded_edges(rank: Rank, program: Program, numbers: Int64s) -> Int64s:
-    if rank.has_device:
-        return launch_edges(rank, program.device_index, numbers)
-    if (program.device_index >= 0).all():
-        return issue_edges(rank, program.device_index, numbers)
-    return step_edges(rank, numbers)
-
-
 def recorded_host(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
     """Return the moments between which the host's time before each item lies, and what it did."""
+    if rank.has_device:
+        return launch_edges(rank, program.device_index, numbers), activities(rank)
     alone = not (program.device_index >= 0).all()
-    did = activities(rank) if rank.has_device else host_activities(rank, alone=alone)
-    return _recorded_edges(rank, program, numbers), did
+    edges = step_edges(rank, numbers) if alone else issue_edges(rank, program.device_index, numbers)
+    return edges, host_activities(rank, alone=alone)
 
 
 def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, factor: float) -> Program:
@@ -164,23 +154,18 @@ def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, fac
         share = np.clip(getattr(mine, name) / np.maximum(getattr(whole, name), 1), 0.0, 1.0)
         kept[name] = 1 - (1 - factor) * share
     count = len(program)
-    host = HostParts(**{n: _times(getattr(program.host, n), kept[n][:count]) for n in kept})
-    tail = program.tail
-    if len(edges) - 1 > count:
-        tail = HostParts(**{n: _times(getattr(tail, n), kept[n][count:]) for n in kept})
+
+    def shortened(parts: HostParts, which: slice) -> HostParts:
+        values = {n: np.rint(getattr(parts, n) * kept[n][which]).astype(np.int64) for n in kept}
+        return HostParts(**values)
+
+    host = shortened(program.host, slice(count))
+    tail = shortened(program.tail, slice(count, None)) if len(edges) - 1 > count else program.tail
     if python is not None:
         gone = did.parts_within(part.python, edges[:-1], edges[1:]).own_ns
         gone = np.append(gone, np.zeros(len(python) - len(gone), np.int64))
         python = np.maximum(python - np.rint((1 - factor) * gone).astype(np.int64), 0)
     return replace(program, host=host, tail=tail, python_ns=python)
-
-
-def _times(values: Int64s, share: npt.NDArray[np.float64]) -> Int64s:
-    return np.rint(values * share).astype(np.int64)
-
-
-def _scaled(values: Int64s, mask: Mask, factor: float) -> Int64s:
-    return np.where(mask, np.rint(values * factor), values).astype(np.int64)
 
 
 def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers: Int64s) -> Program:
@@ -211,8 +196,7 @@ def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> Int64
     own = among(asks, part.calls)
     theirs = (latest >= 0) & own[np.maximum(latest, 0)] if len(asks) else np.zeros(len(launched), bool)
     other, item = program.waits
-    for_nothing = np.bincount(item[gone[other]], minlength=len(program)) > 0
-    dropped = gone | (theirs & for_nothing)
+    dropped = gone | (theirs & (np.bincount(item[gone[other]], minlength=len(program)) > 0))
     return program.waits[:, ~dropped[item]]
 
 
@@ -228,7 +212,7 @@ _TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns",
 
 
 # which of some owned things belong to a part
-Choose = Callable[[Ownership, OwnedWork], stacks_Mask]
+Choose = Callable[[Ownership, OwnedWork], Mask]
 
 
 def part_of(owned: Ownership, name: OwnerName) -> Part:
@@ -261,7 +245,7 @@ def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Repla
     return _with_plain_python(replay, [EMPTY if one is None else one.long_python for one in ownership])
 
 
-# What would the step save without each of some lines or modules? One replay each, all from the same beginning.
+# Savings of removed lines and modules, one replay each.
 
 MAX_REPLAYED = 10
 # share of the host's and of the device's owned time from which a line is around the step (`main()`), not in it

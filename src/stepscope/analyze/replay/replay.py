@@ -8,12 +8,12 @@ it, and the doubt is larger.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_time import RECORDING_COST_NS, Activities, HostParts, activities, recorded_events
+from stepscope.analyze.host_time import RECORDING_COST_NS, Activities, activities, recorded_events
 from stepscope.analyze.lateness import common_steps
 from stepscope.analyze.replay.graph import (
     CircularWaits,
@@ -24,7 +24,7 @@ from stepscope.analyze.replay.graph import (
     steady_period_ns,
     with_durations,
 )
-from stepscope.analyze.replay.program import Program, device_program, host_program
+from stepscope.analyze.replay.program import Program, device_program, host_part_ns, host_part_scaled, host_program
 from stepscope.analyze.training_step import NOTHING_RECURS, WORK_REGIONS, Floats, Recurring, TrainingStep, region_times
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
@@ -37,7 +37,7 @@ from stepscope.stats.robust import far_longer, median, recurring_long
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
-# What is left of the host's time without the profiler, by the regions of the step log?
+# Host time without the profiler, by the regions of the step log.
 #
 # The log times forward, backward and optimizer step in steps without the profiler too. Where the device decides the
 # step,
@@ -79,15 +79,12 @@ def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
     at = rank.steps.of(start)
     kept = (at >= 0) & among(rank.steps.number[np.maximum(at, 0)], steps)
     start, took = start[kept], rank.trace["dur_ns"][rows[kept]]
-    own = did.parts(start, start + took).own_ns
-    return float(own.sum()) / max(len(steps), 1)
+    return float(did.parts(start, start + took).own_ns.sum()) / max(len(steps), 1)
 
 
 def _quick_ns(log: StepLog, took: Floats) -> float | None:
     known = took[log.unprofiled & (took > 0)]
-    if len(known) < _MIN_STEPS:
-        return None
-    return median(known[known <= _QUICK * known.min()])
+    return median(known[known <= _QUICK * known.min()]) if len(known) >= _MIN_STEPS else None
 
 
 # Programs in which ranks are as late as the steps without the profiler show them, not as in the few recorded ones.
@@ -95,13 +92,11 @@ def _quick_ns(log: StepLog, took: Floats) -> float | None:
 # A rank's host takes, per step, the median of the others' plus its known lateness. Time that it lacks is added at the
 # beginning of each step; time that is too much is taken from stalls, then from loading data, then from its own work.
 
-_TAKEN_FROM = ("stall_ns", "data_ns", "own_ns")
-
 
 def _as_late_as_known(
     programs: tuple[Program, ...], ranks: Sequence[int], late_ns: Mapping[int, float], *, num_steps: int
 ) -> tuple[Program, ...]:
-    times = np.array([_host_ns(p) / num_steps for p in programs])
+    times = np.array([host_part_ns(p, "total_ns") / num_steps for p in programs])
     others = [i for i, (rank, p) in enumerate(zip(ranks, programs, strict=True)) if rank not in late_ns and len(p)]
     if not late_ns or not others:
         return programs
@@ -113,38 +108,25 @@ def _as_late_as_known(
     return tuple(out)
 
 
-def _host_ns(program: Program) -> float:
-    return float(program.host.total_ns.sum() + program.tail.total_ns.sum())
-
-
 def _changed(program: Program, more_ns: float, num_steps: int) -> Program:
     if more_ns >= 0:
         stall = program.host.stall_ns.copy()
         stall[np.unique(program.step, return_index=True)[1]] += round(more_ns)
         return replace(program, host=replace(program.host, stall_ns=stall))
     left = -more_ns * num_steps
-    for name in _TAKEN_FROM:
-        there = float(getattr(program.host, name).sum() + getattr(program.tail, name).sum())
+    for name in ("stall_ns", "data_ns", "own_ns"):
+        there = host_part_ns(program, name)
         taken = min(left, there)
         if taken > 0:
-            program = _scaled(program, name, 1 - taken / there)
+            program = host_part_scaled(program, name, 1 - taken / there)
             left -= taken
     return program
-
-
-def _scaled(program: Program, part: str, factor: float) -> Program:
-    def scaled(parts: HostParts) -> HostParts:
-        assert part in {f.name for f in fields(parts)}
-        return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
-
-    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
 
 
 # ... or so many, where a step alone is large
 _MIN_STEADY_STEPS = 3
 # beyond this many items fewer steps are replayed: more of the same tell nothing new
 _MAX_ITEMS = 24_000
-_ENOUGH_TO_TELL = 5
 _MIN_FACTOR = 0.3
 # of the step follows the host's time: then the step times tell the factor
 _MOSTLY = 0.5
@@ -200,12 +182,14 @@ def replay_of(
     else:
         numbers, hiccups = _ordinary_stretch(numbers, training), ()
     numbers = _few_enough(shared, numbers)
-    programs = each_rank(shared.run, lambda index, _: _program(shared, index, numbers))
+    programs = each_rank(
+        shared.run, lambda i, rank: (device_program if rank.has_device else host_program)(shared, i, numbers)
+    )
     if not any(len(p) for p in programs):
         return None
     if training is not None:
         programs = tuple(
-            p if r.has_device else _loading_as_logged(p, training.loading_factor.get(r.rank, 1.0))
+            p if r.has_device else host_part_scaled(p, "data_ns", training.loading_factor.get(r.rank, 1.0))
             for r, p in zip(shared.run.ranks, programs, strict=True)
         )
     programs = _as_late_as_known(programs, [r.rank for r in shared.run.ranks], late_ns or {}, num_steps=len(numbers))
@@ -214,9 +198,8 @@ def replay_of(
         graph = _graph(programs, meetings, len(numbers))
     except CircularWaits:
         return None
-    profiled = steady_period_ns(graph, end_times(graph))
+    profiled = _period_ns(graph, 1.0)
     factor, identified = _host_factor(shared, programs, graph, numbers, profiled, unprofiled_ns)
-    period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, factor)))
     recurring = training.recurring if training is not None else NOTHING_RECURS
     return Replay(
         shared=shared,
@@ -226,7 +209,7 @@ def replay_of(
         graph=graph,
         host_factor=factor,
         factor_identified=identified,
-        period_ns=period + recurring.total_ns,
+        period_ns=_period_ns(graph, factor) + recurring.total_ns,
         profiled_ns=profiled,
         hiccups=hiccups,
         recurring=recurring,
@@ -254,7 +237,7 @@ def _meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meetin
     present &= count[matches.of_member] > 1
     pairs = list(zip(matches.rank_index[present].tolist(), item[present].tolist(), strict=True))
     last = np.cumsum(count[count > 1]).tolist()
-    return [Meeting(tuple(pairs[a:b])) for a, b in zip([0, *last], last, strict=False)]
+    return [tuple(pairs[a:b]) for a, b in zip([0, *last], last, strict=False)]
 
 
 def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meeting] | None = None) -> Replay:
@@ -264,19 +247,17 @@ def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meet
         graph = with_durations(replay.graph, programs, len(kept))
     else:
         graph = _graph(tuple(programs), kept, len(replay.steps))
-    changed = replace(replay, programs=tuple(programs), meetings=kept, graph=graph)
-    return replace(changed, period_ns=_period_of(changed))
+    return with_factor(replace(replay, programs=tuple(programs), meetings=kept, graph=graph), replay.host_factor)
 
 
 def with_factor(replay: Replay, host_factor: float) -> Replay:
     """Return the same run with another profiler factor."""
-    changed = replace(replay, host_factor=host_factor)
-    return replace(changed, period_ns=_period_of(changed))
+    period_ns = _period_ns(replay.graph, host_factor) + replay.recurring.total_ns
+    return replace(replay, host_factor=host_factor, period_ns=period_ns)
 
 
-def _period_of(replay: Replay) -> float:
-    steady = steady_period_ns(replay.graph, end_times(replay.graph, with_host_factor(replay.graph, replay.host_factor)))
-    return steady + replay.recurring.total_ns
+def _period_ns(graph: Graph, host_factor: float) -> float:
+    return steady_period_ns(graph, end_times(graph, with_host_factor(graph, host_factor)))
 
 
 def _same_waits(a: Program, b: Program) -> bool:
@@ -288,20 +269,6 @@ def _same_waits(a: Program, b: Program) -> bool:
         and a.also_after is b.also_after
         and a.queued_gap_ns is b.queued_gap_ns
     )
-
-
-def _program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
-    if shared.run.ranks[index].has_device:
-        return device_program(shared, index, numbers)
-    return host_program(shared, index, numbers)
-
-
-def _loading_as_logged(program: Program, factor: float) -> Program:
-
-    def scaled(parts: HostParts) -> HostParts:
-        return replace(parts, data_ns=np.rint(parts.data_ns * factor).astype(np.int64))
-
-    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
 
 
 def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
@@ -318,19 +285,21 @@ def _without_hiccup(shared: AlignedRun, numbers: Int64s) -> tuple[Int64s, tuple[
     """
     took = np.mean([_spans(r, numbers) for r in shared.run.ranks if len(r.steps)], axis=0)
     long = far_longer(took)
-    if len(took) < _ENOUGH_TO_TELL or not long.any() or recurring_long(took).any():
+    if len(took) < 5 or not long.any() or recurring_long(took).any():
         return numbers, ()
-    cuts = np.concatenate(([-1], np.flatnonzero(long), [len(took)]))
-    widest = int(np.argmax(np.diff(cuts)))
-    return numbers[cuts[widest] + 1 : cuts[widest + 1]], tuple(numbers[long].tolist())
+    return _longest_stretch(numbers, long), tuple(numbers[long].tolist())
 
 
 def _ordinary_stretch(numbers: Int64s, training: TrainingStep) -> Int64s:
     events = np.array(sorted({n for steps in training.event_steps.values() for n in steps}), np.int64)
-    cuts = np.concatenate(([-1], np.flatnonzero(among(numbers, events)), [len(numbers)]))
-    widest = int(np.argmax(np.diff(cuts)))
-    stretch = numbers[cuts[widest] + 1 : cuts[widest + 1]]
+    stretch = _longest_stretch(numbers, among(numbers, events))
     return stretch if len(stretch) else numbers
+
+
+def _longest_stretch(numbers: Int64s, without: npt.NDArray[np.bool_]) -> Int64s:
+    cuts = np.concatenate(([-1], np.flatnonzero(without), [len(numbers)]))
+    widest = int(np.argmax(np.diff(cuts)))
+    return numbers[cuts[widest] + 1 : cuts[widest + 1]]
 
 
 def _spans(rank: Rank, numbers: Int64s) -> Int64s:
@@ -341,8 +310,7 @@ def _spans(rank: Rank, numbers: Int64s) -> Int64s:
 
 def _few_enough(shared: AlignedRun, numbers: Int64s) -> Int64s:
     per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
-    most = max(1, int(_MAX_ITEMS / max(per_step, 1)))
-    return numbers[-most:]
+    return numbers[-max(1, int(_MAX_ITEMS / max(per_step, 1))) :]
 
 
 def _host_factor(
@@ -355,12 +323,15 @@ def _host_factor(
 ) -> tuple[float, bool]:
     if unprofiled_ns is None:
         return 1.0, False
-    prior = _factor_from_events(shared, programs, numbers)
+    events = host = 0.0
+    for rank, program in zip(shared.run.ranks, programs, strict=True):
+        events += int(recorded_events(rank)[among(rank.steps.number, numbers)].sum())
+        host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
+    prior = float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0
     logged = logged_factor(shared.run, numbers)
     if logged is not None:
         prior = float(np.clip(logged, _MIN_FACTOR, prior))
-    usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
-    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _MIN_FACTOR)))
+    usual, shortest = _period_ns(graph, prior), _period_ns(graph, _MIN_FACTOR)
     host_decides = profiled_ns - usual >= _MOSTLY * (1 - prior) * profiled_ns > 0
     is_hidden = logged is not None and usual <= (1 + _HIDDEN) * shortest
     if not host_decides and (is_hidden or abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns):
@@ -376,14 +347,5 @@ def _factor_that_gives(graph: Graph, target_ns: float) -> float:
     low, high = _MIN_FACTOR, 1.0
     for _ in range(8):
         middle = (low + high) / 2
-        period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, middle)))
-        low, high = (middle, high) if period < target_ns else (low, middle)
+        low, high = (middle, high) if _period_ns(graph, middle) < target_ns else (low, middle)
     return high
-
-
-def _factor_from_events(shared: AlignedRun, programs: tuple[Program, ...], numbers: Int64s) -> float:
-    events = host = 0.0
-    for rank, program in zip(shared.run.ranks, programs, strict=True):
-        events += int(recorded_events(rank)[among(rank.steps.number, numbers)].sum())
-        host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
-    return float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0

@@ -9,12 +9,13 @@ interval = the modelled change's own error and the replay's misfit to the measur
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from math import hypot
 
 import numpy as np
 
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.graph import CircularWaits, end_times, step_ends
+from stepscope.analyze.replay.graph import CircularWaits, end_times, steady_steps, step_ends
 from stepscope.analyze.replay.replay import Replay, with_factor, with_host_factor
 from stepscope.dataclass import dataclass
 from stepscope.records import once_per_record
@@ -59,21 +60,12 @@ def together(fixes: Sequence[Fix], *, doubt: float | None = None) -> Fix:
         return fixes[0]
     changes = [f.change for f in fixes if f.change is not None]
     return Fix(
-        change=_in_order(changes) if changes else None,
+        change=(lambda replay: reduce(lambda done, change: change(done), changes, replay)) if changes else None,
         doubt=max((f.doubt for f in fixes), default=0.0) if doubt is None else doubt,
         formula_ns=sum(f.formula_ns for f in fixes),
         limit_ns=_limit_of_all(fixes),
         claim=" and ".join(sorted({f.claim for f in fixes if f.claim})),
     )
-
-
-def _in_order(changes: Sequence[Change]) -> Change:
-    def all_of_them(replay: Replay) -> Replay:
-        for change in changes:
-            replay = change(replay)
-        return replay
-
-    return all_of_them
 
 
 def _limit_of_all(fixes: Sequence[Fix]) -> float | None:
@@ -144,7 +136,7 @@ def _saved(replay: Replay, change: Change) -> float | None:
         return None
 
 
-# What would the step take with these changes, and how sure is that?
+# Predicted step time with several changes.
 
 
 @dataclass(frozen=True)
@@ -189,11 +181,7 @@ def predict(
 def _by_rank(replay: Replay) -> dict[int, float]:
     graph = replay.graph
     ends = step_ends(graph, end_times(graph, with_host_factor(graph, replay.host_factor)))
-    last = ends.shape[1] - 1
-    half = max(0, last - max(1, (last + 1) // 2))
-    steps = max(last - half, 1)
-    ranks = enumerate(replay.shared.run.ranks)
-    more_ns = replay.recurring.total_ns
-    return {
-        r.rank: float((ends[i, last] - ends[i, half]) / steps) + more_ns for i, r in ranks if len(replay.programs[i])
-    }
+    half, last = steady_steps(graph)
+    per_step = (ends[:, last] - ends[:, half]) / max(last - half, 1) + replay.recurring.total_ns
+    ranks = zip(replay.shared.run.ranks, replay.programs, per_step.tolist(), strict=True)
+    return {rank.rank: ns for rank, program, ns in ranks if len(program)}

@@ -171,17 +171,6 @@ def test_frees_that_carry_the_stack_of_the_allocation_do_not_end_backward(tmp_pa
     assert known == {"weights": 8, "activations": 16, "gradients": 20, "temporaries": 12, "reserved_unused": 1000 - 56}
 
 
-def test_buckets_are_told_by_their_sizes(tmp_path: Path) -> None:
-    path = tmp_path / "s.pickle"
-    trained(path)
-    found = pickle.loads(path.read_bytes())
-    found["device_traces"] = [found["device_traces"][0][20:]]
-    path.write_bytes(pickle.dumps(found))
-    snapshot = read_memory_snapshot(path)
-    view = snapshot_view(snapshot, storages={1 << 30: "parameters"}, bucket_bytes=(2 * MB - 100, 900 * MB))
-    assert view.end.by_purpose["communication_buffers"] == 2 * MB and view.end.by_purpose["unknown"] == 8 * MB
-
-
 def test_leak_is_named_with_its_line(tmp_path: Path) -> None:
     view = trained(tmp_path / "s.pickle", leak=MB)
     (leak,) = view.leaks
@@ -202,27 +191,3 @@ def test_what_was_there_before_is_unknown_with_a_reason(tmp_path: Path) -> None:
     said = {1 << 30: "parameters"}
     told = snapshot_view(read_memory_snapshot(path), storages=said)
     assert told.end.by_purpose["weights"] == 8 * MB
-
-
-def test_snapshot_without_history_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "s.pickle"
-    trained(path)
-    found = pickle.loads(path.read_bytes())
-    path.write_bytes(pickle.dumps({"segments": found["segments"], "device_traces": [[]]}))
-    view = snapshot_view(read_memory_snapshot(path))
-    assert view.end.allocated_bytes == 18 * MB and view.end.by_purpose["unknown"] == 18 * MB
-    assert view.end.by_purpose["weights"] is None and "no history" in view.reasons["weights"]
-    assert view.fragmentation is not None and view.gaps
-
-
-def test_history_that_does_not_fit_its_segments_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "s.pickle"
-    trained(path)
-    found = pickle.loads(path.read_bytes())
-    found["device_traces"] = [
-        found["device_traces"][0] * 3
-    ]  # the segment is got three times, blocks twice at one place
-    path.write_bytes(pickle.dumps(found))
-    view = snapshot_view(read_memory_snapshot(path))
-    assert view.peak.reserved_bytes is None and "do not fit" in view.reasons["reserved_unused"]
-    assert view.end.reserved_bytes == 1000 * MB

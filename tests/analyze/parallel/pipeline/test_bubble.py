@@ -7,14 +7,12 @@ from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_ru
 
 from stepscope.analyze.parallel_strategy import strategy_of
 from stepscope.analyze.pipeline import (
+    Action,
     PipelineView,
-    microbatches_and_chunks,
     pipeline_view,
     replayed,
     schedule_name,
-    textbook_bubble,
 )
-from stepscope.analyze.pipeline_actions import Action, stage_actions
 from stepscope.analyze.rank_windows import rank_account
 from stepscope.document.values import ms_or_none
 from stepscope.run.aligned import aligned
@@ -66,20 +64,6 @@ def test_work_between_backwards_that_builds_no_graph_is_no_micro_batch(tmp_path:
     assert (found.microbatches, found.chunks, found.schedule) == (4, 2, "interleaved-gpipe")
 
 
-def test_stages_that_disagree_leave_the_micro_batches_unknown(tmp_path: Path) -> None:
-    run = pipeline_run(tmp_path, one_f_one_b(2, 3))
-    shared, strategy = aligned(run), strategy_of(run)
-    made = {
-        i: stage_actions(r, strategy.passes[i], strategy.rows_of(i, "pp"), position=i)[0]
-        for i, r in enumerate(run.ranks)
-    }
-    assert microbatches_and_chunks(shared, strategy, (0, 1), made, marked=False) == (3, 1, [])
-    made[1] = made[1][1:]
-    found = microbatches_and_chunks(shared, strategy, (0, 1), made, marked=False)
-    assert found[:2] == (None, None)
-    assert "could not be told apart" in found[2][0]
-
-
 def test_missing_rank_leaves_the_schedule_unknown_and_says_so(tmp_path: Path) -> None:
     run = pipeline_run(tmp_path, one_f_one_b(4, 4))
     part = Run(run.name, run.ranks[:3])
@@ -93,21 +77,6 @@ def test_missing_rank_leaves_the_schedule_unknown_and_says_so(tmp_path: Path) ->
 def actions(orders: list, durations: dict[str, float]) -> tuple[list[list[Action]], list[list[float]]]:
     made = [[Action(kind, stage, i, 0, 0, 0, 0) for kind, stage, i in order] for order in orders]
     return made, [[durations[a.kind] for a in order] for order in made]
-
-
-def test_replay_of_equal_stages_is_the_textbook() -> None:
-    found = replayed(*actions(one_f_one_b(4, 8), {"F": 1, "B": 2}))
-    assert found is not None
-    assert found.makespan == pytest.approx(3 * (8 + 3))
-    assert found.mean_idle_share == pytest.approx(textbook_bubble(4, 8))
-
-
-def test_slow_stage_makes_the_others_idle() -> None:
-    made, durations = actions(one_f_one_b(4, 8), {"F": 1, "B": 2})
-    durations[1] = [2 * d for d in durations[1]]
-    found = replayed(made, durations)
-    assert found is not None
-    assert found.idle_share[1] < 0.3 < 0.5 < found.idle_share[0]
 
 
 def test_splitting_the_backward_shrinks_the_bubble() -> None:
@@ -127,13 +96,3 @@ def test_splitting_the_backward_shrinks_the_bubble() -> None:
     assert found is not None
     assert schedule_name(made, chunks=1) == "zero-bubble"
     assert found.mean_idle_share == pytest.approx((stages - 1) / (3 * microbatches + stages - 1), abs=0.03)
-
-
-def test_orders_that_wait_for_each_other_have_no_replay() -> None:
-    made, durations = actions([[("B", 0, 0), ("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)]], {"F": 1, "B": 1})
-    assert replayed(made, durations) is None
-
-
-def test_order_that_is_neither_is_other() -> None:
-    early = [[("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)], [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)]]
-    assert schedule_name(actions(early, {"F": 1, "B": 1})[0], chunks=1) == "other"
