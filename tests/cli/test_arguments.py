@@ -12,7 +12,7 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
-from stepscope.cli.arguments.sizes import MAX_BYTES, size_bytes
+from stepscope.cli.arguments import MAX_BYTES, size_bytes
 from stepscope.cli.main import COMMANDS, command_parser, main
 from stepscope.output_path import why_no_file
 

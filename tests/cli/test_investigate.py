@@ -70,15 +70,15 @@ def test_beside_a_single_trace_nothing_is_written(folder: Path, capsys: pytest.C
 def test_a_folder_that_vanished_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import stepscope.cli.investigate as command
+    from stepscope.report.text import investigation
 
-    printed = command.print_step  # type: ignore[attr-defined]
+    printed = investigation.print_step
 
     def gone(step: Any, out: Any) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         printed(step, out)
 
-    monkeypatch.setattr(command, "print_step", gone)
+    monkeypatch.setattr(investigation, "print_step", gone)
     assert main(["investigate", str(folder)]) == 0
     assert "no record was kept" in capsys.readouterr().err
 

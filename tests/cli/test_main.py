@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.cli.main import COMMANDS, _without_how_much, main
+from stepscope.cli.main import COMMANDS, _without_how_much, command_parser, main
 from stepscope.cli.messages import print_line, warn
 from stepscope.errors import InputError
 from stepscope.version import __version__
@@ -93,13 +93,12 @@ def test_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module_and_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(import_module(f"stepscope.cli.{name}").run)
-    arguments = import_module(f"stepscope.cli.arguments.{name}")
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
     assert exit_.value.code == 0
     said = capsys.readouterr().out
     assert said.startswith(f"usage: stepscope {name}")
-    assert (arguments.__doc__ or "").strip().splitlines()[0][:40] in said
+    assert (command_parser(name).description or "").splitlines()[0][:40] in said
 
 
 def test_wrong_arguments_of_a_command_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.cli.given.progress import BYTES, rate_text, reading_progress, work_progress
+from stepscope.cli.progress import BYTES, rate_text, reading_progress, work_progress
 
 
 class Terminal(io.StringIO):
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("stepscope.cli.given.progress.time.monotonic", found)
+    monkeypatch.setattr("stepscope.cli.progress.time.monotonic", found)
     return found
 
 
@@ -119,7 +119,7 @@ def test_unknown_rate_is_no_text() -> None:
 
 def test_rich_is_not_imported_where_nobody_watches() -> None:
     code = (
-        "import sys; from stepscope.cli.given.progress import reading_progress\n"
+        "import sys; from stepscope.cli.progress import reading_progress\n"
         "with reading_progress() as p: assert p is None\n"
         "sys.exit('rich' in sys.modules)"
     )

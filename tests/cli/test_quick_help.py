@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from stepscope.cli.arguments.bench import WHAT as BENCHMARKS
-from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
 from stepscope.cli.main import COMMANDS
+from stepscope.cli.predict import WHAT as PREDICTIONS
 
 MAX_MODULES = 120
 """beyond those of a bare Python; most are the standard library's (argparse, dataclasses, pathlib)"""
@@ -44,10 +44,3 @@ def test_help_imports_little(command: str) -> None:
     assert not HEAVY & {name.partition(".")[0] for name in imported}
     assert not HEAVY_ROOMS & {name.split(".")[1] for name in imported if name.startswith("stepscope.")}
     assert len(imported) <= MAX_MODULES, f"{len(imported)}: {', '.join(imported)}"
-
-
-def test_only_the_kind_asked_for_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE, "bench", "ddp", "--help"], capture_output=True, text=True)
-    _, imported = json.loads(done.stderr)
-    assert "stepscope.cli.arguments.bench.ddp" in imported
-    assert not {"stepscope.cli.arguments.bench.sweeps", "stepscope.cli.bench"} & set(imported)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,8 @@ class Pretended:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
     pretended = Pretended()
-    for module in ("first_run", "trials", "kept"):
-        monkeypatch.setattr(import_module(f"stepscope.cli.tune.{module}"), "launch", pretended)
-    here = import_module("stepscope.cli.tune.first_run")
-    monkeypatch.setattr(here, "_job", lambda folder: job_in(folder, cores=4, mimalloc=True))
+    monkeypatch.setattr("stepscope.record.launch.launch.launch", pretended)
+    monkeypatch.setattr("stepscope.cli.tune._job", lambda folder: job_in(folder, cores=4, mimalloc=True))
     monkeypatch.chdir(tmp_path)
     return pretended
 

@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
-from stepscope.analyze.live import GivenNumbers
-from stepscope.cli.given.ask import put_request, withdraw
-from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main
-from stepscope.cli.watch.site import LiveSite
-from stepscope.cli.watch.watched import WatchedJob
+from stepscope.cli.trigger import newest_attempt, put_request, withdraw
+from stepscope.cli.watch import LiveSite, WatchedJob
 from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowPlan, WindowRequest, read_request
 from stepscope.errors import InputError
 
@@ -53,10 +50,10 @@ def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_restart_while_watching_is_followed(tmp_path: Path) -> None:
-    watched = WatchedJob(job(tmp_path / "run"), GivenNumbers())
-    assert not watched.look() and watched.picture is not None and not watched.news
+    watched = WatchedJob(job(tmp_path / "run"))
+    assert not watched.refresh() and watched.picture is not None and not watched.news
     job(tmp_path / "run-2", ended="closed")
-    assert watched.look() and watched.folder == tmp_path / "run-2"
+    assert watched.refresh() and watched.folder == tmp_path / "run-2"
     assert watched.news == [f"the job has restarted: {tmp_path / 'run-2'}"]
 
 
@@ -64,11 +61,11 @@ def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:
     run, elastic = job(tmp_path / "run"), {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
     for rank in (0, 1):
         write_facts(run, rank, "killed", environment=elastic)
-    watched = WatchedJob(run, GivenNumbers())
-    assert not watched.look() and watched.is_over  # it is waited for
+    watched = WatchedJob(run)
+    assert not watched.refresh() and watched.is_over  # it is waited for
     for rank in (0, 1):
         write_facts(run, rank, "killed", environment={**elastic, "TORCHELASTIC_RESTART_COUNT": "3"})
-    assert watched.look()
+    assert watched.refresh()
 
 
 def test_second_request_at_once_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
@@ -19,7 +18,7 @@ from stepscope.version import __version__
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# Each command is a module here, and one in `arguments`; both are imported only when they are needed.
+# Each command is a module here: help text, `add_arguments` and `run`. It is imported only when needed.
 COMMANDS = {
     "demo": "record, analyse and report a small real job on this machine",
     "record": "record every rank of a PyTorch job, with no code change",
@@ -101,39 +100,32 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    module = _imported(f"stepscope.cli.{name}")
-    if any("://" in word for word in arguments):
-        from stepscope.cli.given.addresses import run_on_copies
-
-        return run_on_copies(name, module.run, args)
+    run = import_module(f"stepscope.cli.{name}").run
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, *thresholds[1:])  # imports make many objects and little garbage
     try:
-        code: int = module.run(args)
+        if any("://" in word for word in arguments):
+            from stepscope.cli.run_arguments import run_on_copies
+
+            return run_on_copies(name, run, args)
+        return int(run(args))
     finally:
+        gc.set_threshold(*thresholds)
         if later := sys.modules.get("stepscope.later_writes"):  # where the command read anything
             later.wait_for_all()
-    return code
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
-    taken = import_module(f"stepscope.cli.arguments.{name}")
+    module = import_module(f"stepscope.cli.{'arguments.' * (name == 'bench')}{name}")
     command = _OneLineParser(
         prog=f"stepscope {name}",
-        description=taken.__doc__,
+        description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    taken.add_arguments(command)
+    module.add_arguments(command)
     _add_how_much(command)
     return command
-
-
-def _imported(name: str) -> ModuleType:
-    gc.disable()
-    try:
-        return import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:

@@ -10,10 +10,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.messages import warn
 from stepscope.contract.run_folder import atomic_write
@@ -21,6 +19,9 @@ from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.output_path import opened_to_grow, why_no_file, why_no_folder
 from stepscope.units import escaped, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
@@ -33,7 +34,9 @@ def check_outputs(*paths: str | None, force: bool) -> None:
         raise UsageError(f"two outputs have the name {twice}; rename one of them")
     for path in asked:
         if _is_address(path):
-            _objects().refuse_object(path, force=force)
+            from stepscope.run.remote import refuse_object
+
+            refuse_object(path, force=force)
         elif path != "-":
             refuse_existing(Path(path), force=force)
             _refuse_unwritable(Path(path))
@@ -58,6 +61,13 @@ def write_output(path: str, text: str, *, force: bool) -> None:
         sys.stdout.buffer.flush()
     else:
         sys.stdout.write(text)
+
+
+def terminal() -> "Console":
+    """Return the console for standard output."""
+    from stepscope.report.terminal import console
+
+    return console(sys.stdout)
 
 
 def print_kept(text: str) -> None:
@@ -107,7 +117,9 @@ def growing_lines(path: str, *, force: bool) -> Iterator[Callable[[Any], None]]:
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:
     """Write bytes to the file or address `path`, piece by piece, and return how many they are."""
     if _is_address(path):
-        return int(_objects().write_object(str(path), pieces, force=force))
+        from stepscope.run.remote import write_object
+
+        return write_object(str(path), pieces, force=force)
     target = Path(path)
     refuse_existing(target, force=force)
     written = 0
@@ -189,11 +201,9 @@ def whole_folder(path: str, *, force: bool) -> Iterator[Path]:
 def _is_address(path: str | Path) -> bool:
     if "://" not in str(path):  # as most: nothing is imported for them
         return False
-    return bool(import_module("stepscope.run.address").is_address(path))
+    from stepscope.run.address import is_address
 
-
-def _objects() -> ModuleType:
-    return import_module("stepscope.run.remote")
+    return is_address(path)
 
 
 def _is_folder(path: Path) -> bool:

@@ -1,1 +1,1 @@
-"""The run or command that a command line names."""
+"""Former place of `stepscope.cli.progress`."""
