@@ -89,24 +89,6 @@ def test_what_is_kept_is_applied_and_nothing_else(job: Pretended, capsys: pytest
     assert tune("--apply", "tune.json") == 143
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["tune"], "command is missing"),
-        (["tune", "--rounds", "2", "--", "x"], "at least 3"),
-        (["tune", "--apply", "nowhere.json", "--", "x"], "nowhere.json"),
-        (["tune", "--apply", "list.json", "--", "x"], "no result of"),
-    ],
-)
-def test_wrong_words_are_one_line_and_exit_2(
-    words: list[str], said: str, job: Pretended, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("list.json").write_text("[1]")
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and job.started == 0
-
-
 def test_a_job_that_fails_is_said_with_its_output(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:
     job.exit_code = 7
     assert tune() == 2

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_cache_options, add_force, at_least_one
+from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
 from stepscope.cli.messages import say_with_answer, warn
 from stepscope.cli.output import check_outputs, terminal, write_json, write_output
 from stepscope.cli.progress import reading_progress
@@ -33,21 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sides", metavar="A B", nargs="*", help="two runs, two folders of runs, or two bench results")
     parser.add_argument("--a", metavar="RUN", nargs="+", default=[], help="runs of the first side")
     parser.add_argument("--b", metavar="RUN", nargs="+", default=[], help="runs of the second side")
-    parser.add_argument(
-        "--against", metavar="FOLDER", help="folder of runs: the last ten like the one given are the first side"
-    )
-    parser.add_argument("--json", metavar="PATH", help="write the comparison as JSON; - for standard output")
-    parser.add_argument("--html", metavar="PATH", help="write the comparison as one HTML file that needs no network")
+    options = {
+        "--against": ("FOLDER", "folder of runs: the last ten like the one given are the first side"),
+        "--json": ("PATH", "write the comparison as JSON; - for standard output"),
+        "--html": ("PATH", "write the comparison as one HTML file that needs no network"),
+    }
+    add_options(parser, options)
     parser.add_argument(
         "--fail-on", metavar="EXPR", action="append", default=[], help="condition that fails: 'step_ms>5%%'"
     )
     for side in "ab":
-        parser.add_argument(
-            f"--unprofiled-step-ms-{side}",
-            type=above_zero,
-            metavar="X",
-            help=f"the step's time without the profiler in {side.upper()}",
-        )
+        text = f"the step's time without the profiler in {side.upper()}"
+        parser.add_argument(f"--unprofiled-step-ms-{side}", type=above_zero, metavar="X", help=text)
     parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
     add_cache_options(parser)
     add_force(parser)

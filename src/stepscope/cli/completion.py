@@ -10,7 +10,7 @@ For this shell only: eval "$(stepscope completion bash)". Write it again after a
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser
@@ -72,84 +72,101 @@ def _completions(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Ite
         yield from _completions(one, (*words, kind))
 
 
-def _bash(found: Sequence[Completion]) -> Iterator[str]:
-    yield "_stepscope() {"
-    yield '  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words="" kinds=""'
-    yield "  if (( COMP_CWORD == 1 )); then"
-    yield f'    COMPREPLY=( $(compgen -W {shlex.quote(" ".join(COMMANDS))} -- "$cur") ); return'
-    yield "  fi"
+_BASH = """\
+_stepscope() {
+  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words="" kinds=""
+  if (( COMP_CWORD == 1 )); then
+    COMPREPLY=( $(compgen -W @COMMANDS@ -- "$cur") ); return
+  fi
+  case "${COMP_WORDS[1]} ${COMP_WORDS[2]} " in
+@CASES@
+  esac
+  if [[ "$cur" == -* ]]; then
+    COMPREPLY=( $(compgen -W "$words" -- "$cur") )
+  elif [[ -n "$kinds" ]]; then
+    COMPREPLY=( $(compgen -W "$kinds" -- "$cur") )
+  else
+    COMPREPLY=( $(compgen -f -- "$cur") )
+  fi
+}
+complete -o filenames -F _stepscope stepscope"""
+
+_ZSH = """\
+#compdef stepscope
+_stepscope() {
+  local -a offered
+  if (( CURRENT == 2 )); then
+    offered=(@COMMANDS@)
+    _describe command offered; return
+  fi
+  case "${words[2]} ${words[3]} " in
+@CASES@
+  esac
+  if [[ $PREFIX == -* ]]; then _describe option offered; else _files; fi
+}
+if [[ "$funcstack[1]" == "_stepscope" ]]; then _stepscope "$@"; else compdef _stepscope stepscope; fi"""
+
+
+def _filled(script: str, commands: str, case: Callable[[Completion], str], found: Sequence[Completion]) -> list[str]:
     # The longer path comes first: `bench ddp` before `bench`.
-    yield '  case "${COMP_WORDS[1]} ${COMP_WORDS[2]} " in'
-    for one in sorted(found, key=lambda one: -len(one.words)):
-        yield f"    {shlex.quote(' '.join(one.words) + ' ')}*)"
-        yield f"      words={shlex.quote(' '.join(name for option in one.options for name in option.names))}"
-        if one.kinds:
-            yield f"      (( COMP_CWORD == {1 + len(one.words)} )) && kinds={shlex.quote(' '.join(one.kinds))}"
-        with_choices = [option for option in one.options if option.choices]
-        if with_choices:
-            yield '      case "$prev" in'
-            for option in with_choices:
-                given = f'COMPREPLY=( $(compgen -W {shlex.quote(" ".join(option.choices))} -- "$cur") ); return'
-                yield f"        {'|'.join(option.names)}) {given} ;;"
-            yield "      esac"
-        yield "      ;;"
-    yield "  esac"
-    yield '  if [[ "$cur" == -* ]]; then'
-    yield '    COMPREPLY=( $(compgen -W "$words" -- "$cur") )'
-    yield '  elif [[ -n "$kinds" ]]; then'
-    yield '    COMPREPLY=( $(compgen -W "$kinds" -- "$cur") )'
-    yield "  else"
-    yield '    COMPREPLY=( $(compgen -f -- "$cur") )'
-    yield "  fi"
-    yield "}"
-    yield "complete -o filenames -F _stepscope stepscope"
+    longest_first = sorted(found, key=lambda one: -len(one.words))
+    cases = (f"    {shlex.quote(' '.join(one.words) + ' ')}*)\n{case(one)}\n      ;;" for one in longest_first)
+    return script.replace("@COMMANDS@", commands).replace("@CASES@", "\n".join(cases)).splitlines()
 
 
-def _zsh(found: Sequence[Completion]) -> Iterator[str]:
-    yield "#compdef stepscope"
-    yield "_stepscope() {"
-    yield "  local -a offered"
-    yield "  if (( CURRENT == 2 )); then"
-    yield f"    offered=({' '.join(_described(name, what) for name, what in COMMANDS.items())})"
-    yield "    _describe command offered; return"
-    yield "  fi"
-    yield '  case "${words[2]} ${words[3]} " in'
-    for one in sorted(found, key=lambda one: -len(one.words)):
-        yield f"    {shlex.quote(' '.join(one.words) + ' ')}*)"
+def _quoted(words: Iterable[str]) -> str:
+    return shlex.quote(" ".join(words))
+
+
+def _bash(found: Sequence[Completion]) -> list[str]:
+    def case(one: Completion) -> str:
+        lines = [f"      words={_quoted(name for option in one.options for name in option.names)}"]
         if one.kinds:
-            yield f"      if (( CURRENT == {2 + len(one.words)} )) && [[ $PREFIX != -* ]]; then"
-            yield f"        offered=({' '.join(map(shlex.quote, one.kinds))}); _describe kind offered; return"
-            yield "      fi"
+            lines.append(f"      (( COMP_CWORD == {1 + len(one.words)} )) && kinds={_quoted(one.kinds)}")
+        choices = [
+            f'        {"|".join(o.names)}) COMPREPLY=( $(compgen -W {_quoted(o.choices)} -- "$cur") ); return ;;'
+            for o in one.options
+            if o.choices
+        ]
+        return "\n".join([*lines, *(['      case "$prev" in', *choices, "      esac"] if choices else [])])
+
+    return _filled(_BASH, _quoted(COMMANDS), case, found)
+
+
+def _zsh(found: Sequence[Completion]) -> list[str]:
+    def described(word: str, what: str) -> str:
+        return shlex.quote(f"{word}:{what}" if what else word)
+
+    def case(one: Completion) -> str:
+        lines = []
+        if one.kinds:
+            lines += [
+                f"      if (( CURRENT == {2 + len(one.words)} )) && [[ $PREFIX != -* ]]; then",
+                f"        offered=({' '.join(map(shlex.quote, one.kinds))}); _describe kind offered; return",
+                "      fi",
+            ]
         for option in (option for option in one.options if option.choices):
             tests = " || ".join(f"${{words[CURRENT-1]}} == {name}" for name in option.names)
-            yield f"      if [[ {tests} ]]; then compadd -- {' '.join(map(shlex.quote, option.choices))}; return; fi"
-        each = (_described(name, option.help) for option in one.options for name in option.names)
-        yield f"      offered=({' '.join(each)})"
-        yield "      ;;"
-    yield "  esac"
-    yield "  if [[ $PREFIX == -* ]]; then _describe option offered; else _files; fi"
-    yield "}"
-    yield 'if [[ "$funcstack[1]" == "_stepscope" ]]; then _stepscope "$@"; else compdef _stepscope stepscope; fi'
+            choices = " ".join(map(shlex.quote, option.choices))
+            lines.append(f"      if [[ {tests} ]]; then compadd -- {choices}; return; fi")
+        each = (described(name, option.help) for option in one.options for name in option.names)
+        return "\n".join([*lines, f"      offered=({' '.join(each)})"])
 
-
-def _described(word: str, what: str) -> str:
-    return shlex.quote(f"{word}:{what}" if what else word)
+    return _filled(_ZSH, " ".join(described(*item) for item in COMMANDS.items()), case, found)
 
 
 def _fish(found: Sequence[Completion]) -> Iterator[str]:
+    def quoted(text: str) -> str:
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
     for name, what in COMMANDS.items():
-        yield f"complete -c stepscope -n __fish_use_subcommand -f -a {name} -d {_fish_quoted(what)}"
+        yield f"complete -c stepscope -n __fish_use_subcommand -f -a {name} -d {quoted(what)}"
     for one in found:
         seen = " ; and ".join(f"__fish_seen_subcommand_from {word}" for word in one.words)
         if one.kinds:
             none_yet = f"{seen} ; and not __fish_seen_subcommand_from {' '.join(one.kinds)}"
-            yield f"complete -c stepscope -n '{none_yet}' -f -a {_fish_quoted(' '.join(one.kinds))}"
+            yield f"complete -c stepscope -n '{none_yet}' -f -a {quoted(' '.join(one.kinds))}"
         for option in one.options:
             names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
-            value = f" -x -a {_fish_quoted(' '.join(option.choices))}" if option.choices else " -r" * option.takes_value
-            yield f"complete -c stepscope -n '{seen}' {names}{value} -d {_fish_quoted(option.help)}"
-
-
-def _fish_quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+            value = f" -x -a {quoted(' '.join(option.choices))}" if option.choices else " -r" * option.takes_value
+            yield f"complete -c stepscope -n '{seen}' {names}{value} -d {quoted(option.help)}"

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_json, add_run_arguments, at_least_zero, whole_number
+from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, at_least_zero, whole_number
 from stepscope.cli.messages import print_line, warn
 from stepscope.cli.output import check_outputs, refuse_used_folder, whole_folder, write_json, write_pieces
 from stepscope.cli.progress import work_progress
@@ -43,16 +43,15 @@ _SENT = ("wandb", "mlflow")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run_arguments(parser)
-    parser.add_argument(
-        "--perfetto", metavar="FILE", help="timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"
-    )
-    parser.add_argument("--csv", metavar="DIR", help="tables as CSV, one file each")
-    parser.add_argument("--parquet", metavar="DIR", help="tables as Parquet, one file each")
-    parser.add_argument("--tensorboard", metavar="DIR", help="each rank's trace and curves over steps, for TensorBoard")
-    parser.add_argument("--wandb", metavar="PROJECT", help="send curves and report to W&B, where it is installed")
-    parser.add_argument(
-        "--mlflow", metavar="EXPERIMENT", help="send curves and report to MLflow, where it is installed"
-    )
+    outputs = {
+        "--perfetto": ("FILE", "timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"),
+        "--csv": ("DIR", "tables as CSV, one file each"),
+        "--parquet": ("DIR", "tables as Parquet, one file each"),
+        "--tensorboard": ("DIR", "each rank's trace and curves over steps, for TensorBoard"),
+        "--wandb": ("PROJECT", "send curves and report to W&B, where it is installed"),
+        "--mlflow": ("EXPERIMENT", "send curves and report to MLflow, where it is installed"),
+    }
+    add_options(parser, outputs)
     parser.add_argument(
         "--tables", type=_tables, default=tuple(TABLES), metavar="A,B", help="only these tables (default: all)"
     )

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_json, add_run_arguments, take_command
+from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, take_command
 from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import check_outputs, terminal, write_json
 from stepscope.cli.record import check_one_of_both, record_command
@@ -36,8 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     take_command(parser, "investigate")
     add_run_arguments(parser, needed=False)
-    parser.add_argument("--fixed", metavar="RUN2", help="the run with the fix: did it save what was predicted?")
-    parser.add_argument("--finding", metavar="ID", help="the finding that was fixed (default: those that are gone)")
+    fix = {
+        "--fixed": ("RUN2", "the run with the fix: did it save what was predicted?"),
+        "--finding": ("ID", "the finding that was fixed (default: those that are gone)"),
+    }
+    add_options(parser, fix)
     parser.add_argument(
         "--fixed-unprofiled-step-ms", type=above_zero, metavar="X", help="RUN2's step without the profiler"
     )

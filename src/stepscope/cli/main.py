@@ -54,7 +54,7 @@ _VERBOSE = {"-v", "--verbose"}
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {_one_line(message)}; see `{self.prog} --help`\n")
+        self.exit(2, f"{self.prog}: {printable(message, width=MAX_SENTENCE)}; see `{self.prog} --help`\n")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
         if message:
@@ -134,10 +134,6 @@ def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[s
         option, sign, value = word.partition("=")
         if option.startswith("--") and sign and value == "--":
             command.error(f"argument {option}: '--' is not a value")
-
-
-def _one_line(message: str) -> str:
-    return printable(message, width=MAX_SENTENCE)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 from stepscope.cli.arguments import (
     ExtendWorldSizes,
     above_zero,
+    add_flags,
     add_force,
+    add_options,
     add_run_arguments,
     at_least_one,
     at_least_zero,
@@ -125,8 +127,8 @@ def _command_line() -> str:
 
 
 def _add_links(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--link", type=_link, metavar="GB/s[:us]", help="link between ranks, or between nodes")
-    parser.add_argument("--node-link", type=_link, metavar="GB/s[:us]", help="link inside a node")
+    for name, text in (("--link", "link between ranks, or between nodes"), ("--node-link", "link inside a node")):
+        parser.add_argument(name, type=_link, metavar="GB/s[:us]", help=text)
     parser.add_argument("--per-node", type=at_least_one, default=8, metavar="N", help="devices per node (default 8)")
 
 
@@ -150,23 +152,29 @@ def _fabric(args: argparse.Namespace) -> Fabric | None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument("--config", metavar="FILE", help="config.json of the Transformers library, instead of the rest")
-    for name in ("layers", "d-model", "heads", "vocab"):
-        model.add_argument(f"--{name}", type=at_least_one, metavar="N")
-    model.add_argument("--kv-heads", type=at_least_one, metavar="N", help="heads of keys and values (grouped)")
-    model.add_argument("--head-width", type=at_least_one, metavar="N", help="default d_model / heads")
-    model.add_argument("--mlp-width", type=at_least_one, metavar="N", help="default 4 d_model")
+    shape = {
+        "--layers": ("N", None),
+        "--d-model": ("N", None),
+        "--heads": ("N", None),
+        "--vocab": ("N", None),
+        "--kv-heads": ("N", "heads of keys and values (grouped)"),
+        "--head-width": ("N", "default d_model / heads"),
+        "--mlp-width": ("N", "default 4 d_model"),
+    }
+    add_options(model, shape, type=at_least_one)
     model.add_argument("--gated-mlp", action="store_true", help="three matrices (SwiGLU)")
     model.add_argument("--positions", type=at_least_one, default=0, metavar="N", help="learned position table")
-    model.add_argument("--norm-bias", action="store_true", help="layer norms with a bias")
-    model.add_argument("--tied-head", action="store_true", help="the head is the embedding")
-    model.add_argument("--fused-qkv", action="store_true", help="one matrix for queries, keys and values")
+    variants = {
+        "--norm-bias": "layer norms with a bias",
+        "--tied-head": "the head is the embedding",
+        "--fused-qkv": "one matrix for queries, keys and values",
+    }
+    add_flags(model, variants)
     model.add_argument("--experts", type=at_least_one, metavar="N", help="routed experts per layer")
     model.add_argument("--experts-per-token", type=at_least_one, default=2, metavar="N")
     model.add_argument("--expert-width", type=at_least_one, metavar="N", help="default the MLP's width")
-    model.add_argument("--shared-experts", type=at_least_zero, default=0, metavar="N")
-    model.add_argument(
-        "--dense-layers", type=at_least_zero, default=0, metavar="N", help="leading layers without experts"
-    )
+    dense = {"--shared-experts": ("N", None), "--dense-layers": ("N", "leading layers without experts")}
+    add_options(model, dense, type=at_least_zero, default=0)
     model.add_argument(
         "--latent",
         type=_latent,

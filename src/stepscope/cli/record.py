@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import at_least_one, whole_number
+from stepscope.cli.arguments import add_flags, add_options, at_least_one, whole_number
 from stepscope.cli.messages import print_stderr, say_with_answer
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "stepscope record [options] -- COMMAND ..."
-    parser.add_argument("--out", metavar="DIR", help="run folder (default: $TORCH_TRACE_DIR, else ./stepscope-run)")
-    parser.add_argument("--steps", metavar="FIRST:LAST", help="steps to profile, from 0, LAST exclusive (10:15)")
+    window = {
+        "--out": ("DIR", "run folder (default: $TORCH_TRACE_DIR, else ./stepscope-run)"),
+        "--steps": ("FIRST:LAST", "steps to profile, from 0, LAST exclusive (10:15)"),
+    }
+    add_options(parser, window)
     parser.add_argument("--ranks", default="all", metavar="all|0,3", help="ranks to profile; all time their steps")
     parser.add_argument(
         "--step-of", metavar="UNIT", help="what a step is: loader, optimizer, 4 (optimizer steps), Adam#1"
@@ -49,17 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHERE",
         help="send numbers: tensorboard:DIR, wandb:PROJECT, mlflow:EXPERIMENT",
     )
-    parser.add_argument("--shapes", action="store_true", help="record operator shapes")
-    parser.add_argument("--stacks", action="store_true", help="record Python stacks")
-    parser.add_argument("--no-owners", action="store_true", help="no step with Python frames after the profiled ones")
-    parser.add_argument("--no-source", action="store_true", help="keep no text of your files in the run folder")
-    parser.add_argument("--memory", action="store_true", help="record memory: every step, and CUDA's memory history")
-    parser.add_argument("--nccl-log", action="store_true", help="keep NCCL's own log of each rank")
-    parser.add_argument("--debug", metavar="SWITCH,...", help=f"debug output of torch: {', '.join(SWITCHES)}")
-    parser.add_argument(
-        "--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there, each rank on its port"
-    )
-    parser.add_argument("--otlp", metavar="URL", help="push OpenTelemetry metrics there (http://localhost:4318)")
+    details = {
+        "--shapes": "record operator shapes",
+        "--stacks": "record Python stacks",
+        "--no-owners": "no step with Python frames after the profiled ones",
+        "--no-source": "keep no text of your files in the run folder",
+        "--memory": "record memory: every step, and CUDA's memory history",
+        "--nccl-log": "keep NCCL's own log of each rank",
+    }
+    add_flags(parser, details)
+    outputs = {
+        "--debug": ("SWITCH,...", f"debug output of torch: {', '.join(SWITCHES)}"),
+        "--metrics": ("[HOST:]PORT", "serve Prometheus metrics there, each rank on its port"),
+        "--otlp": ("URL", "push OpenTelemetry metrics there (http://localhost:4318)"),
+    }
+    add_options(parser, outputs)
     parser.add_argument(
         "--on-alarm",
         type=at_least_one,

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import add_force, add_run_arguments
+from stepscope.cli.arguments import add_force, add_options, add_run_arguments
 from stepscope.cli.output import check_outputs, print_kept, terminal, write_json, write_output
 from stepscope.cli.run_arguments import account_from, cache_key, cached_page, page_maker, raw_bytes_of, run_entries
 from stepscope.contract.run_folder import SCHEMA
@@ -34,9 +34,12 @@ _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES",
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run_arguments(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
-    parser.add_argument("--html", metavar="PATH", help="write the report as one HTML file that needs no network")
-    parser.add_argument("--calibration", metavar="FILE", help="calibration.json to draw in it (the run folder's own)")
+    options = {
+        "--json": ("PATH", "write the report as JSON; - for standard output"),
+        "--html": ("PATH", "write the report as one HTML file that needs no network"),
+        "--calibration": ("FILE", "calibration.json to draw in it (the run folder's own)"),
+    }
+    add_options(parser, options)
     add_force(parser)
 
 

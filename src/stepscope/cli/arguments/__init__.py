@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from stepscope.units import printable
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+_Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 # an exabyte is 2**60; beyond 2**63 no array holds the number
 MAX_BYTES = 2**62
 
@@ -25,14 +26,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for what the files of a run do not contain, and how they are read."""
-    for name, metavar, what in (
-        ("--unprofiled-step-ms", "X", "the step's time without the profiler"),
-        ("--flops-per-step", "F", "model FLOPs of the whole job per step"),
-        ("--tokens-per-step", "N", "tokens of the whole job per step"),
-        ("--samples-per-step", "N", "samples of the whole job per step"),
-        ("--peak-tflops", "P", "peak of one device in TFLOP/s"),
-    ):
-        parser.add_argument(name, type=above_zero, metavar=metavar, help=what)
+    options = {
+        "--unprofiled-step-ms": ("X", "the step's time without the profiler"),
+        "--flops-per-step": ("F", "model FLOPs of the whole job per step"),
+        "--tokens-per-step": ("N", "tokens of the whole job per step"),
+        "--samples-per-step": ("N", "samples of the whole job per step"),
+        "--peak-tflops": ("P", "peak of one device in TFLOP/s"),
+    }
+    add_options(parser, options, type=above_zero)
     parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
     parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
     parser.add_argument(
@@ -51,6 +52,18 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that turn the cache off or move it."""
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+
+
+def add_options(parser: _Parser, options: Mapping[str, tuple[str, str | None]], **common: Any) -> None:
+    """Add options given as {name: (metavar, help)}, all of the same `type`."""
+    for name, (metavar, text) in options.items():
+        parser.add_argument(name, metavar=metavar, help=text, **common)
+
+
+def add_flags(parser: _Parser, flags: Mapping[str, str]) -> None:
+    """Add flags given as {name: help}."""
+    for name, text in flags.items():
+        parser.add_argument(name, action="store_true", help=text)
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
