@@ -1,7 +1,7 @@
-"""How a command ends: an exit code, and at most one sentence, whatever went wrong below it.
+"""Exit code and error message of a command, whatever it raises.
 
-0 is done, 1 a gate that does not hold, 2 anything that could not be done, 3 a partial result. An exception that nobody
-foresaw is 2 as well, since 1 would read as a gate; `STEPSCOPE_DEBUG=1` shows where it came from.
+0 is success, 1 a failed gate, 2 an error, 3 a partial result. An unexpected exception is 2 as well, since 1 would read
+as a gate; `STEPSCOPE_DEBUG=1` prints its traceback.
 """
 
 import errno
@@ -40,8 +40,8 @@ def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every one of them ends
             code = _after(name, error)
     if code != _FAILED:
-        with suppress(OSError, ValueError):  # nobody is left to be told
-            for line in about_the_answer:
+        with suppress(OSError, ValueError):  # standard error is closed
+            for line in about_the_answer or ():
                 print_stderr(line)
         _give_up_if_broken(sys.stderr)
     return code
@@ -55,7 +55,7 @@ def _after(name: str, error: BaseException) -> int:
     _give_up_if_broken(sys.stdout)
     if isinstance(error, BrokenPipeError):  # the reader of our output left, as `head` does
         return 0
-    with suppress(OSError, ValueError):  # nobody is left to be told
+    with suppress(OSError, ValueError):  # standard error is closed
         print_stderr(f"{name}: {printable(_sentence(error), width=MAX_SENTENCE)}")
     _give_up_if_broken(sys.stderr)
     if isinstance(error, KeyboardInterrupt):

@@ -64,23 +64,23 @@ class _OneLineParser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code of one command line (the contract lists the codes)."""
     given = sys.argv[1:] if argv is None else argv
-    arguments, how_much = _without_how_much(given)
-    with ExitStack() as said:
-        if _QUIET & how_much:
-            said.enter_context(quiet())
-        if _VERBOSE & how_much:
-            said.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
+    arguments, verbosity = _split_verbosity(given)
+    with ExitStack() as settings:
+        if _QUIET & verbosity:
+            settings.enter_context(quiet())
+        if _VERBOSE & verbosity:
+            settings.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
         if arguments and arguments[0] in _DESK and _BLAS_THREADS not in os.environ:
-            said.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
+            settings.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
         if not arguments or arguments[0] not in COMMANDS:
             return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
         return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
 
 
-def _without_how_much(given: Sequence[str]) -> tuple[list[str], set[str]]:
+def _split_verbosity(given: Sequence[str]) -> tuple[list[str], set[str]]:
     own = given.index("--") if "--" in given else len(given)
-    kept = [word for word in given[:own] if word not in _QUIET | _VERBOSE]
-    return [*kept, *given[own:]], set(given[:own]) - set(kept)
+    others = [word for word in given[:own] if word not in _QUIET | _VERBOSE]
+    return [*others, *given[own:]], set(given[:own]) - set(others)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
-    _add_how_much(command)
+    _add_verbosity(command)
     return command
 
 
@@ -146,12 +146,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`stepscope COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_how_much(parser)
+    _add_verbosity(parser)
     parser.add_argument("-V", "--version", action="version", version=f"stepscope {__version__}")
     return parser
 
 
-def _add_how_much(parser: argparse.ArgumentParser) -> None:
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     never = argparse.SUPPRESS
     parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
     parser.add_argument("-v", "--verbose", action="store_true", default=never, help="say where an error came from")

@@ -296,7 +296,7 @@ def _collective(args: argparse.Namespace) -> int:
 
 
 def _collective_row(args: argparse.Namespace, size: int) -> dict[str, Any]:
-    asked: dict[str, Any] = {"op": args.op, "bytes": size, "world_size": args.world_size}
+    query: dict[str, Any] = {"op": args.op, "bytes": size, "world_size": args.world_size}
     links = _fabric(args)
     if (args.calibration is None) == (links is None):
         raise UsageError("give either --calibration FILE (from `stepscope calibrate`) or --link GB/s:us")
@@ -305,7 +305,7 @@ def _collective_row(args: argparse.Namespace, size: int) -> dict[str, Any]:
 
         found = load_calibration(args.calibration).predict(args.op, size_bytes=size, world_size=args.world_size)
         times = {"time_us": us(found.time_ns), "low_us": us(found.low_ns), "high_us": us(found.high_ns)}
-        return {**asked, **times, "coverage": 0.9, "how": found.how}
+        return {**query, **times, "coverage": 0.9, "how": found.how}
     if args.world_size < 2:
         raise UsageError(
             f"the world size has to be 2 or more, not {args.world_size}: a single rank does not communicate"
@@ -314,7 +314,7 @@ def _collective_row(args: argparse.Namespace, size: int) -> dict[str, Any]:
     each = {name: us(time) for name, time in choice.all_ns.items()}
     reason = "a link alone gives no error; calibrate for an interval"
     none = {"low_us": None, "high_us": None, "reason": reason}
-    return {**asked, "time_us": us(choice.time_ns), **none, "algorithm": choice.algorithm, "algorithms_us": each}
+    return {**query, "time_us": us(choice.time_ns), **none, "algorithm": choice.algorithm, "algorithms_us": each}
 
 
 # predict flops
@@ -470,7 +470,7 @@ def _print_memory(found: dict[str, Any]) -> None:
 
 
 def _simulated_step(args: argparse.Namespace, model: Transformer, layout: Layout) -> dict[str, Any]:
-    """Return what one step, simulated in a process of its own, communicates and holds."""
+    """Return what one step, simulated in a separate process, communicates and holds."""
     import subprocess
     import tempfile
 

@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import add_force, add_options, add_run_arguments
-from stepscope.cli.output import check_outputs, print_kept, terminal, write_json, write_output
-from stepscope.cli.run_arguments import account_from, cache_key, cached_page, page_maker, raw_bytes_of, run_entries
+from stepscope.cli.output import check_outputs, print_cached, terminal, write_json, write_output
+from stepscope.cli.run_arguments import (
+    account_from,
+    cache_key,
+    cached_page,
+    kind_of_input,
+    page_maker,
+    raw_bytes_of,
+    run_entries,
+)
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
@@ -45,20 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
-    from stepscope.document.cache import report_place
-    from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
-
     check_outputs(args.json, args.html, force=args.force)
-    if has_steps_only(args.run):
-        return _report_steps(args)
-    if len(args.run) == 1:
-        if (Path(args.run[0]) / RESULTS_JSON).is_file():
-            from stepscope.results.folder import is_bench_folder
+    kinds = {"run": _report_run, "runs": _report_runs, "steps": _report_steps, "bench": _report_bench}
+    return kinds[kind_of_input(args.run)](args)
 
-            if is_bench_folder(args.run[0]):
-                return _report_bench(args)
-        if runs := folder_of_runs(args.run[0]):
-            return _report_runs(args, runs)
+
+def _report_run(args: argparse.Namespace) -> int:
+    from stepscope.document.cache import report_place
+
     key = cache_key(args, args.run)
     place = report_place(args.run, **key) if key else None
     cached = place.found() if place else None
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if page is not None:
         write_output(args.html, page.html, force=args.force)
     if _wants_text(args):
-        print_kept(cached.texts[_terminal(args)])
+        print_cached(cached.texts[_terminal(args)])
     return cached.exit_code
 
 
@@ -176,10 +178,10 @@ def _report_bench(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
+def _report_runs(args: argparse.Namespace) -> int:
     from stepscope.report.runs import print_runs, run_rows
 
-    entries = run_entries(args, runs)
+    entries = run_entries(args, args.run[0])
     name = Path(args.run[0]).absolute().name
     write_json(args.json, {"schema": SCHEMA, "kind": "runs", "runs": run_rows(entries)}, force=args.force)
     if args.html:

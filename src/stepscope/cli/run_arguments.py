@@ -93,7 +93,23 @@ def warn_incomplete(account: "Account") -> int:
     return 3 if account.run.unreadable else 0
 
 
-def run_entries(args: argparse.Namespace, folders: list[Path]) -> "list[RunEntry]":
+def kind_of_input(given: list[str]) -> str:
+    """Return `steps` for a run without traces, `bench` for benchmark results, `runs` for a folder of runs, or `run`."""
+    from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
+
+    if has_steps_only(given):
+        return "steps"
+    if len(given) > 1:
+        return "run"
+    if (Path(given[0]) / RESULTS_JSON).is_file():
+        from stepscope.results.folder import is_bench_folder
+
+        if is_bench_folder(given[0]):
+            return "bench"
+    return "runs" if folder_of_runs(given[0]) else "run"
+
+
+def run_entries(args: argparse.Namespace, folder: str) -> "list[RunEntry]":
     """Return the runs of a folder with their reports, in the order in which they were made."""
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.light import light_json
@@ -101,7 +117,7 @@ def run_entries(args: argparse.Namespace, folders: list[Path]) -> "list[RunEntry
     from stepscope.report.runs import RunEntry, in_order
     from stepscope.run.light import load_light
     from stepscope.run.load import run_description
-    from stepscope.run.sources import has_steps_only
+    from stepscope.run.sources import folder_of_runs, has_steps_only
 
     def entry(folder: Path) -> RunEntry:
         created = run_description(folder)[0].get("created")
@@ -114,7 +130,7 @@ def run_entries(args: argparse.Namespace, folders: list[Path]) -> "list[RunEntry
         except InputError as error:
             return RunEntry(folder.name, made, None, str(error))
 
-    return in_order([entry(folder) for folder in folders])
+    return in_order([entry(run) for run in folder_of_runs(folder)])
 
 
 # Cached results

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.arguments import add_run_arguments, whole_number
 from stepscope.cli.messages import print_line
-from stepscope.cli.run_arguments import account_from, cached_page, page_maker, run_entries
+from stepscope.cli.run_arguments import account_from, cached_page, kind_of_input, page_maker, run_entries
 from stepscope.errors import UsageError
 from stepscope.units import printable
 
@@ -107,17 +107,12 @@ def _open_browser(url: str, until: ExitStack) -> None:
 
 def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> "tuple[str, Site, bool]":
     """Return name and site of a run, and whether a part of it could not be read."""
-    from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
-
-    if has_steps_only(given):
+    kind = kind_of_input(given)
+    if kind == "steps":
         return _light(given[0])
-    if len(given) == 1 and (Path(given[0]) / RESULTS_JSON).is_file():
-        from stepscope.results.folder import is_bench_folder
-
-        if is_bench_folder(given[0]):
-            return _benchmark(given[0])
-    runs = folder_of_runs(given[0]) if len(given) == 1 else []
-    return _folder(args, given[0], runs, perfetto) if runs else _traced(args, given, perfetto)
+    if kind == "bench":
+        return _benchmark(given[0])
+    return _folder(args, given[0], perfetto) if kind == "runs" else _traced(args, given, perfetto)
 
 
 def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> "tuple[str, Site, bool]":
@@ -185,7 +180,7 @@ def _light(folder: str) -> "tuple[str, Site, bool]":
     return run.name, ViewSite(run.name, page, LogTables(run.logs), None, names=LogTables.NAMES), False
 
 
-def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> "tuple[str, Site, bool]":
+def _folder(args: argparse.Namespace, folder: str, perfetto: str) -> "tuple[str, Site, bool]":
     from stepscope.report.html.sheets import runs_sheet, sheet_page
     from stepscope.report.view.site import RunsSite, link_to
 
@@ -193,7 +188,7 @@ def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: s
         return _viewed(args, [str(Path(folder) / run)], perfetto)[1]
 
     name = Path(folder).absolute().name
-    entries = run_entries(args, runs)
+    entries = run_entries(args, folder)
     read = [entry for entry in entries if entry.report is not None]
     page = sheet_page(runs_sheet(name, entries, links=[link_to(i) for i in range(len(read))]))
     return name, RunsSite(page, tuple(partial(site_of, entry.name) for entry in read)), len(read) < len(entries)
