@@ -83,7 +83,8 @@ def test_tables_of_several_queries_are_kept_side_by_side(ask: Ask) -> None:
 def test_a_query_of_kept_tables_imports_nothing_heavy(folder: Path, ask: Ask) -> None:
     ask()
     code = (
-        "import sys; from stepscope.document import cache; cache.MIN_RAW_BYTES = 1; from stepscope.cli.main import main;"
+        "import sys; from stepscope.document import cache; cache.MIN_RAW_BYTES = 1;"
+        "from stepscope.cli.main import main;"
         f"assert main(['sql', {str(folder)!r}, {QUERY!r}]) == 0;"
         "print({'numpy', 'pyarrow', 'pandas', 'wasmtime', 'stepscope.run.load'} & set(sys.modules))"
     )
