@@ -33,7 +33,7 @@ from tests.report.constructed import constructed
 from tests.report.pages import all_pages, light_run, light_sheet
 
 from stepscope.analysis import Analysis, load
-from stepscope.cli.watch.site import LiveSite
+from stepscope.cli.watch import LiveSite
 from stepscope.report.html.page import page_of
 from stepscope.report.html.sheets import runs_sheet, sheet_page
 from stepscope.report.runs import RunEntry

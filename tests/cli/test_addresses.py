@@ -74,13 +74,6 @@ def test_errors_name_the_address(bucket: Any, capsys: Any) -> None:
     assert "nothing at memory://bucket/none" in capsys.readouterr().err
 
 
-def test_python_reads_addresses(bucket: Any, local: dict[str, Any]) -> None:
-    import stepscope
-
-    run = stepscope.load(f"memory://bucket/{TRACES.name}")
-    assert same_but_sources(json.loads(run.to_json()), local, f"memory://bucket/{TRACES.name}")
-
-
 @pytest.fixture
 def web() -> Iterator[str]:
     pytest.importorskip("aiohttp")

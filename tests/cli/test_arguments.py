@@ -2,17 +2,11 @@
 
 import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
-from tests.limits import HANG_S
 
-from stepscope.cli.arguments.sizes import MAX_BYTES, size_bytes
 from stepscope.cli.main import COMMANDS, command_parser, main
 from stepscope.output_path import why_no_file
 
@@ -108,22 +102,6 @@ def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixt
     assert "argument --out: '--' is not a value" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("jobs", ["99999999", "4"])
-def test_more_jobs_than_a_machine_can_have_are_as_many_as_it_has(
-    jobs: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(folder), "--jobs", jobs, "--no-cache"]) == 0
-    one = next(folder.glob("*.json*"))
-    assert main(["report", str(one), "--jobs", jobs, "--no-cache"]) == 0
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize("text", ["1e400", "9" * 400, str(MAX_BYTES + 2**20), "0", "-1", ".", "1.2.3", "\u00b2", "nan"])
-def test_sizes_beyond_every_machine_are_refused(text: str) -> None:
-    with pytest.raises(Exception, match="is not a size above 0"):
-        size_bytes(text)
-
-
 EXTREME = ["--peak-tflops", "1e-320", "--flops-per-step", "1e308", "--tokens-per-step", "1e308"]
 
 
@@ -133,44 +111,6 @@ def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.C
         if (tmp_path / "r").exists():
             json.loads((tmp_path / "r").read_text(), parse_constant=lambda name: pytest.fail(name))
         assert capsys.readouterr().err.count("\n") <= 1
-
-
-AS_ANOTHER = """
-import os, sys
-from stepscope.cli.main import main
-readable, *words = sys.argv[1:]
-for name in {words[0], "report", "compare"}:  # all that is loaded on the way is loaded before
-    main([name, *[readable] * (2 if name == "compare" else 1), "--no-cache"])
-sys.stderr.write("now\\n")
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-sys.exit(main(words))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-@pytest.mark.parametrize("command", ["report A", "compare A B", "compare C B", "compare B C", "health A"])
-def test_unreadable_folders_are_one_line(command: str, folder: Path) -> None:
-    name, *words = command.split()
-    with tempfile.TemporaryDirectory(prefix="unreadable-") as made:
-        place = Path(made)
-        place.chmod(0o755)
-        (place / "A").mkdir(mode=0o700)
-        (place / "C" / "run1").mkdir(parents=True)
-        (place / "C" / "run1").chmod(0o700)
-        shutil.copytree(folder, place / "B")
-        (place / "B").chmod(0o755)
-        done = subprocess.run(
-            [sys.executable, "-c", AS_ANOTHER, str(place / "B"), name, *(str(place / word) for word in words)],
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-        )
-    said = done.stderr.partition("now\n")[2]
-    assert (done.returncode, said.count("\n")) == (2, 1), done.stderr
-    assert "Permission denied" in said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.cli.completion.offers import offers
+from stepscope.cli.completion import completions
 from stepscope.cli.main import COMMANDS, main
 
 
@@ -28,7 +28,7 @@ def offered(words: list[str], capsys: pytest.CaptureFixture[str], where: Path) -
 
 
 def test_every_command_and_kind_is_offered() -> None:
-    found = {offer.words: offer for offer in offers()}
+    found = {offer.words: offer for offer in completions()}
     assert {words[0] for words in found} == set(COMMANDS)
     assert "scaling" in found[("bench",)].kinds and "strategy" in found[("predict",)].kinds
     names = {name for option in found[("predict", "memory")].options for name in option.names}

@@ -13,11 +13,10 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
-from stepscope.cli.main import COMMANDS, main
+from stepscope.cli.main import main
 from stepscope.cli.messages import say_with_answer, warn
 from stepscope.errors import InputError
 
-COMMAND = [sys.executable, "-m", "stepscope"]
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 FULL = Path("/dev/full")
 
@@ -65,15 +64,6 @@ def test_any_exception_is_one_sentence_and_2(
     assert said.err.startswith("stepscope doctor: ") and part in said.err
     assert said.err.count("\n") == 1 and said.err.rstrip("\n").isprintable()
     assert len(said.err) < 2100
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_cannot_even_be_loaded_is_one_sentence(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("stepscope.cli.main.import_module", lambda _: raising(ImportError("broken installation"))())
-    assert main([name]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("here"), InputError("here")])
@@ -137,25 +127,11 @@ def test_full_standard_output_is_one_sentence_and_2(words: str, folder: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", OUTPUTS[:4])
-def test_closed_standard_output_is_one_sentence_and_2(words: str, folder: Path) -> None:
-    code, said = shell(f"stepscope {words.format(run=folder)} >&-")
-    assert (code, said.count("\n")) == (2, 1), said
-    assert "cannot write the output: Bad file descriptor" in said
-
-
-@pytest.mark.slow
 def test_closed_streams_do_not_end_up_in_the_outputs(folder: Path, tmp_path: Path) -> None:
     for closed in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
         target = tmp_path / "report.json"
         shell(f"stepscope report {folder} --json {target} --force {closed}")
         assert target.read_text().startswith("{") and target.read_text().endswith("}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-def test_full_standard_error_keeps_the_code(tmp_path: Path) -> None:
-    assert shell(f"stepscope report {tmp_path}/none 2> {FULL}")[0] == 2
 
 
 @pytest.mark.slow
@@ -173,13 +149,6 @@ def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[
     assert (code, said) == (0, "")
 
 
-@pytest.mark.slow
-def test_page_on_an_ascii_output_is_the_page_in_the_file(folder: Path, tmp_path: Path) -> None:
-    assert shell(f"stepscope report {folder} --html {tmp_path}/a.html > /dev/null")[0] == 0
-    assert shell(f"stepscope report {folder} --html - > {tmp_path}/b.html", PYTHONIOENCODING="ascii")[0] == 0
-    assert (tmp_path / "b.html").read_bytes() == (tmp_path / "a.html").read_bytes()
-
-
 def test_what_is_said_about_an_answer_waits_for_it(monkeypatch, capsys):
     def refuses(_: Any) -> int:
         warn("rank 3 was not read")
@@ -189,27 +158,6 @@ def test_what_is_said_about_an_answer_waits_for_it(monkeypatch, capsys):
     monkeypatch.setattr("stepscope.cli.doctor.run", refuses)
     assert main(["doctor"]) == 2
     assert capsys.readouterr().err == "stepscope doctor: calibration.json is damaged; measure again\n"
-
-
-def test_what_is_said_about_an_answer_comes_after_it(monkeypatch, capsys):
-    def answers(_: Any) -> int:
-        warn("rank 3 was not read")
-        assert capsys.readouterr().err == ""
-        return 3
-
-    monkeypatch.setattr("stepscope.cli.doctor.run", answers)
-    assert main(["doctor"]) == 3
-    assert capsys.readouterr().err == "warning: rank 3 was not read\n"
-
-
-def test_a_reader_who_leaves_early_is_told_what_the_answer_lacks(monkeypatch, capsys):
-    def interrupted(_: Any) -> int:
-        warn("rank 3 was not read")
-        raise BrokenPipeError
-
-    monkeypatch.setattr("stepscope.cli.doctor.run", interrupted)
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().err == "warning: rank 3 was not read\n"
 
 
 def test_lines_of_a_command_inside_another_are_its_own(monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,23 +28,6 @@ def test_the_ending_of_the_file_chooses_its_form(folder: Path, tmp_path: Path) -
     assert json.loads(text.read_bytes())["traceEvents"]
     assert gzip.decompress(packed_text.read_bytes()) == text.read_bytes()
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
-
-
-def test_what_was_left_out_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--ranks", "0,2-3", "--steps", "1:3", "--gpu-only", "--min-us", "50", "--json", "-"]
-    assert main(["export", str(folder), "--perfetto", str(tmp_path / "t.pftrace"), *given]) == 0
-    out, err = capsys.readouterr()
-    (written,) = json.loads(out)["written"]
-    assert written["ranks"] == 3 and written["flows"] == 6 and written["size_bytes"] > 0
-    assert "ranks other than 0, 2-3, the host's threads, steps outside 1:3, slices below 50 us" in err
-
-
-def test_a_large_run_is_thinned_unless_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(folder), "--perfetto", str(tmp_path / "a.json"), "--max-slices", "150"]) == 0
-    err = capsys.readouterr().err
-    assert "left out" in err and "--max-slices 0" in err
-    assert main(["export", str(folder), "--perfetto", str(tmp_path / "b.json"), "--max-slices", "0"]) == 0
-    assert "left out" not in capsys.readouterr().err
 
 
 def test_tables_are_one_file_each(folder: Path, tmp_path: Path) -> None:
@@ -96,25 +78,6 @@ def test_wrong_use_is_one_line(
     err = capsys.readouterr().err
     assert code == 2 and said in err and err.count("\n") == 1
     assert (tmp_path / "file").read_text() == "old" and not (tmp_path / "new").exists()
-
-
-def test_a_linked_folder_is_never_written_into(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    assert main(["export", str(folder), "--csv", str(tmp_path / "link"), "--force"]) == 2
-    assert "is a link; give the folder" in capsys.readouterr().err and not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_parquet_without_pyarrow_is_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["export", str(folder), "--parquet", str(tmp_path / "p")]) == 2
-    err = capsys.readouterr().err
-    assert "pip install 'stepscope[sql]'" in err and err.count("\n") == 1
-    assert main(["export", str(folder), "--csv", str(tmp_path / "c"), "--tables", "steps"]) == 0
 
 
 @pytest.mark.parametrize("exists", [False, True])

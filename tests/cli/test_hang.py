@@ -3,8 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,9 @@ import pytest
 from tests.analyze.hang.dumps import world
 
 from stepscope.cli.main import main
-from stepscope.errors import InputError
 from stepscope.trace.flight_recorder import read_flight_dump
 
 RECORDED = Path(__file__).parents[1] / "data" / "flight_recorder"
-MESH = Path(__file__).parents[1] / "data" / "gloo-mesh"
 
 
 def planted(folder: Path) -> None:
@@ -58,21 +54,6 @@ def test_missing_rank_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert {w["rank"]: w["line"] for w in said["groups"][0]["waiting"]} == {0: 12, 1: 12, 3: 12}
 
 
-def test_run_folder_is_read_by_what_the_recorder_left(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["hang", str(MESH)]) == 0
-    assert "group mesh_dp (1, 3): finished" in capsys.readouterr().out
-
-
-def test_json_dump_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planted(tmp_path)
-    assert main(["hang", str(tmp_path), "--json", "-"]) == 0
-    of_pickles = json.loads(capsys.readouterr().out)
-    for path in sorted(tmp_path.glob("nccl_trace_rank_*")):
-        path.write_text(json.dumps(pickle.loads(path.read_bytes())))
-    assert main(["hang", str(tmp_path), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out) == of_pickles
-
-
 def test_unreadable_rank_is_named_and_the_rest_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planted(tmp_path)
     (tmp_path / "nccl_trace_rank_1").write_bytes(b"\x80\x02}q")
@@ -96,62 +77,3 @@ def test_hostile_dump_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert not canary.exists() and captured.out == "" and captured.err.count("\n") == 1
     assert "more than plain data (STACK_GLOBAL" in captured.err
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"hello",
-        b"\x80",
-        b"{",
-        b'{"entries": 7}',
-        b"[1]",
-        pickle.dumps([1]),
-        pickle.dumps({"entries": [1, {}]}),
-        b"\x1f\x8b",
-    ],
-)
-def test_foreign_files_are_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "nccl_trace_rank_0"
-    path.write_bytes(content)
-    assert main(["hang", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-
-
-def test_two_dumps_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planted(tmp_path)
-    (tmp_path / "old_trace_rank_2").write_bytes((tmp_path / "nccl_trace_rank_2").read_bytes())
-    assert main(["hang", str(tmp_path)]) == 2
-    assert "two dumps are of rank 2" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_large_dump_is_read_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(tmp_path)
-    path = tmp_path / "nccl_trace_rank_0"
-    small = read_flight_dump(path)
-    monkeypatch.setattr("stepscope.trace.pickles.MIN_APART_BYTES", 100)
-    monkeypatch.setattr("stepscope.trace.pickles.plain_data", None)  # of this process: not used
-    assert read_flight_dump(path) == small
-    canary = tmp_path / "canary"
-    path.write_bytes(pickle.dumps({"entries": [Canary(canary)], "more": "x" * 1000}, 4))
-    done = subprocess.run(
-        [sys.executable, "-c", "import stepscope.trace.pickles as a, sys; a.MIN_APART_BYTES = 100;"
-         "from stepscope.cli.main import main; sys.exit(main(['hang', sys.argv[1]]))", str(path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "more than plain data" in done.stderr
-    assert not canary.exists()
-
-
-@pytest.mark.slow
-def test_large_dump_that_takes_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "nccl_trace_rank_0"
-    path.write_bytes(b"\x80\x04" + b"(" + b"]" * (1 << 20) + b"l.")  # a million lists
-    monkeypatch.setattr("stepscope.trace.pickles.MIN_APART_BYTES", 100)
-    monkeypatch.setattr("stepscope.trace.pickles._MIN_MEMORY_BYTES", 1 << 24)
-    monkeypatch.setattr("stepscope.trace.pickles._MEMORY_PER_BYTE", 1)
-    with pytest.raises(InputError, match=r"it takes more than 16\.8 MB of memory"):
-        read_flight_dump(path)

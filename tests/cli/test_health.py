@@ -35,12 +35,6 @@ def test_the_straggler_is_named_in_the_table(folder: Path, capsys: pytest.Captur
     assert "device_utilisation_pct" in out and "not measured" in out
 
 
-def test_guides_that_apply_are_printed_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", str(folder), "--guides"]) == 0
-    out = capsys.readouterr().out
-    assert "Slow communication" in out and "waiting_pct" in out and "-> even out the ranks" in out
-
-
 @pytest.mark.parametrize(
     ("gates", "code"),
     [
@@ -56,13 +50,6 @@ def test_guides_that_apply_are_printed_on_request(folder: Path, capsys: pytest.C
 )
 def test_gates_decide_the_exit_code(folder: Path, gates: list[str], code: int) -> None:
     assert main(["health", str(folder), *(w for g in gates for w in ("--fail-on", g))]) == code
-
-
-@pytest.mark.parametrize("gate", ["step_ms", "no_such_number>1", "step_ms>5%", "run.name>1"])
-def test_gates_that_say_nothing_are_wrong_usage(folder: Path, gate: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", str(folder), "--fail-on", gate]) == 2
-    error = capsys.readouterr().err
-    assert "--fail-on" in error and error.count("\n") == 1
 
 
 def test_json_has_the_report_the_checks_and_the_gates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,38 +1,38 @@
 """Every example in every help is a command line that its parser takes, and what needs no job of its own is run."""
 
+import argparse
 import gzip
 import json
 import re
 import shlex
 import shutil
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.report.pages import comparison
 
-from stepscope.cli.arguments.bench import DOCS as BENCHES
-from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
+from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser, main
 from stepscope.cost.measured_collectives import OPERATIONS
 
-MODULES = (
-    *COMMANDS,
-    *(f"bench.{name}" for name in ("ddp", "buckets", "scaling", "straggler", "collectives", "precision")),
-    *(f"predict.{name}" for name in PREDICTIONS),
-)
 _COMMENT = re.compile(r" {3,}.*")
 _SHELL = {"|", ">"}
 
 
-def examples(module: str) -> list[list[str]]:
-    command, _, what = module.partition(".")
-    text = (
-        BENCHES[what]
-        if what and command == "bench"
-        else import_module(f"stepscope.cli.arguments.{module}").__doc__ or ""
-    )
+def descriptions(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the help text of a command and of its kinds."""
+    if isinstance(parser, LazyParser):
+        parser.fill()
+    yield parser.description or ""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for kind in action.choices.values():
+                yield from descriptions(kind)
+
+
+def examples(text: str) -> list[list[str]]:
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.startswith("  stepscope ")]
     return [_words(re.sub(r" {3,}--", " --", line)) for line in lines]
 
@@ -43,17 +43,22 @@ def _words(line: str) -> list[str]:
     return words[1:end]
 
 
-ALL = [(module, words) for module in MODULES for words in examples(module)]
+ALL = [
+    (name, words)
+    for name in COMMANDS
+    for text in dict.fromkeys(descriptions(command_parser(name)))
+    for words in examples(text)
+]
 
 
 def test_examples_are_found() -> None:
     assert len(ALL) > 60
-    assert {module for module, _ in ALL} >= set(MODULES) - {"doctor"}
+    assert {name for name, _ in ALL} == set(COMMANDS) - {"doctor"}
 
 
-@pytest.mark.parametrize(("module", "words"), ALL, ids=[" ".join(words)[:70] for _, words in ALL])
-def test_example_is_taken(module: str, words: list[str]) -> None:
-    assert words[0] == module.split(".")[0]
+@pytest.mark.parametrize(("name", "words"), ALL, ids=[" ".join(words)[:70] for _, words in ALL])
+def test_example_is_taken(name: str, words: list[str]) -> None:
+    assert words[0] == name
     try:
         command_parser(words[0]).parse_args(words[1:])
     except SystemExit as ended:  # `sql --tables` is done once it is read

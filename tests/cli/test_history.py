@@ -39,15 +39,6 @@ def test_slow_host_and_regression_are_named(runs: Path, capsys: pytest.CaptureFi
     assert "aaaaaaaaaa" in said and "3.00" in said  # memory in GB
 
 
-def test_json_has_runs_groups_and_hosts(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["history", str(runs), "--json", "-", "--by", "host", "--no-cache"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [run["run"] for run in found["runs"]] == [f"run-{n}" for n in range(1, 9)]
-    assert {group["name"]: group["runs"] for group in found["groups"]} == dict.fromkeys(("h1", "bad", "h3", "h4"), 8)
-    assert [host["host"] for host in found["hosts"] if host["is_slow"]] == ["bad"]
-    assert not (runs / ".stepscope").exists()
-
-
 def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,17 +51,6 @@ def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
     assert main(["history", str(tmp_path)]) == 3
     said = capsys.readouterr().out
     assert "bad:" in said and "\x1b" not in said
-
-
-def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        ["history", str(tmp_path)],
-        ["history", str(tmp_path / "none")],
-        ["compare", "a", "b", "--against", "c"],
-    ):
-        assert main(words) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and said.err.count("\n") == 1
 
 
 def test_run_against_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,32 +56,11 @@ def test_export_becomes_a_run_of_its_own(tmp_path: Path, capsys: pytest.CaptureF
     assert [r["num_steps"] for r in report["ranks"]] == [3, 3]
 
 
-def test_rank_of_an_export_comes_from_inside(tmp_path: Path) -> None:
-    run = tmp_path / "new"
-    assert main(["import", str(export(tmp_path, 1)), "--into", str(run)]) == 0
-    assert [p.name for p in run.iterdir()] == ["rank00001.nsys.sqlite"]
-
-
 def test_disagreement_on_the_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "new"
     assert main(["import", str(export(tmp_path, 1, name="rank5.sqlite")), "--into", str(run)]) == 0
     assert "rank 1 by the file itself, rank 5 by its name; the file itself is believed" in capsys.readouterr().err
     assert [p.name for p in run.iterdir()] == ["rank00001.nsys.sqlite"]
-
-
-def test_metrics_of_kernels_are_found_by_the_report(tmp_path: Path) -> None:
-    run = run_of(tmp_path, 0, 1)
-    assert main(["import", str(NCU), "--into", str(run), "--rank", "1"]) == 0
-    (measured,) = load(run, cache=False).measured
-    assert (measured.file, measured.rank, len(measured.launches)) == ("rank00001.ncu.csv", 1, 8)
-
-
-def test_second_import_of_the_same_file_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "new"
-    path = export(tmp_path, 1)
-    for _ in range(2):
-        assert main(["import", str(path), "--into", str(run)]) == 0
-    assert "(was there already)" in capsys.readouterr().out
 
 
 def test_other_file_in_the_same_place_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,13 +108,6 @@ def test_kineto_trace_without_a_rank_needs_one(tmp_path: Path, capsys: pytest.Ca
     assert [r.rank for r in load(tmp_path / "new", cache=False).ranks] == [3]
 
 
-def test_rank_outside_of_the_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of(tmp_path, 0, 1)
-    (run / "run.json").write_text('{"world_size": 2}')
-    assert main(["import", str(NCU), "--into", str(run), "--rank", "9"]) == 0
-    assert "rank 9 is none of the 2 ranks" in capsys.readouterr().err
-
-
 def test_folder_of_files_is_imported(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -153,27 +125,6 @@ def test_second_recording_of_a_rank_is_held_against_the_first(tmp_path: Path) ->
     assert [r.trace.path.endswith(".json.gz") for r in loaded.ranks] == [True, True]
     (line,) = [w for w in loaded.warnings if "Nsight Systems" in w]
     assert "rank 1" in line and "agree where both record (3 and 3 kernels" in line
-
-
-def test_export_whose_ranks_nobody_knows_is_not_guessed(tmp_path: Path) -> None:
-    run = run_of(tmp_path, 0, 1, 2)
-    main(["import", str(export(tmp_path, 0, 1, blobs=False)), "--into", str(run)])
-    loaded = load(run, cache=False)
-    assert [r.rank for r in loaded.ranks] == [0, 1, 2]
-    assert sum("which rank it is of is not known" in w for w in loaded.warnings) == 2
-
-
-def test_second_recording_of_another_time_is_said(tmp_path: Path) -> None:
-    run = run_of(tmp_path, 0, 1)
-    other = {**trace(1).document(), "baseTimeNanoseconds": 1_700_000_100_000_000_000}
-    main(["import", str(write_nsys(tmp_path / "x.sqlite", [other])), "--into", str(run)])
-    assert any("record other times (100.0 s apart" in w for w in load(run, cache=False).warnings)
-
-
-def test_rank_that_only_nsight_recorded_joins_the_others(tmp_path: Path) -> None:
-    run = run_of(tmp_path, 0)
-    main(["import", str(export(tmp_path, 1)), "--into", str(run)])
-    assert [r.rank for r in load(run, cache=False).ranks] == [0, 1]
 
 
 # NVIDIA's own reports -------------------------------------------------------------------------------------------------
@@ -236,38 +187,3 @@ def test_tool_that_fails_leaves_nothing(
         assert main(["import", str(tmp_path / f"rank0.{name}-rep"), "--into", str(tmp_path / "new")]) == 2
         assert capsys.readouterr().err.count("\n") == 1
         assert not list((tmp_path / "new").iterdir())
-
-
-def test_metrics_in_a_run_folder_go_through_ncu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of(tmp_path, 0)
-    (run / "rank00000.ncu-rep").write_bytes(b"report")
-    monkeypatch.setenv("PATH", "")
-    (line,) = [w for w in load(run, cache=False).warnings if "ncu" in w]
-    assert line.startswith("not read: ") and "ncu is not on PATH" in line
-    fake_tool(tmp_path, monkeypatch, "ncu", f"sys.stdout.write(open({str(NCU)!r}).read())")
-    for _ in range(2):
-        assert [len(m.launches) for m in load(run, cache=False).measured] == [8]
-        monkeypatch.setenv("PATH", "")
-
-
-def test_report_that_cannot_be_read_here_loses_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of(tmp_path, 0, 1)
-    (run / "rank00001.nsys-rep").write_bytes(b"report")
-    monkeypatch.setenv("PATH", "")
-    loaded = load(run, cache=False)
-    assert [r.rank for r in loaded.ranks] == [0, 1] and not loaded.unreadable
-    assert any("nsys is not on PATH" in w for w in loaded.warnings)
-    assert main(["report", str(run), "--json", str(tmp_path / "r.json")]) == 0
-
-
-def test_timed_run_with_a_report_that_cannot_be_read_shows_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "rank00000.nsys-rep").write_bytes(b"report")
-    steps = Path(__file__).parents[1] / "data" / "gloo-linear" / "rank00000.steps.jsonl"
-    shutil.copy(steps, run)
-    monkeypatch.setenv("PATH", "")
-    assert main(["report", str(run)]) == 0
-    assert "rank00000.nsys-rep: not read, because nsys is not on PATH" in capsys.readouterr().out

@@ -1,10 +1,8 @@
 """`stepscope investigate`: five steps on the terminal, a record in the run folder, a fix validated."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.diagnose.late import late_run
@@ -39,13 +37,6 @@ def test_a_second_investigation_is_added_to_the_record(folder: Path, tmp_path: P
     assert (folder / "investigation.txt").read_text().count("1. Baseline") == 2
 
 
-def test_the_record_is_no_trace_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["investigate", str(folder)]) == 0
-    capsys.readouterr()
-    assert main(["investigate", str(folder), "--json", "-"]) == 0
-    assert "left out" not in capsys.readouterr().out
-
-
 def test_a_foreign_file_of_that_name_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "investigation.json").write_text('{"mine": 1}')
     assert main(["investigate", str(folder)]) == 0
@@ -53,45 +44,10 @@ def test_a_foreign_file_of_that_name_is_left_alone(folder: Path, capsys: pytest.
     assert (folder / "investigation.json").read_text() == '{"mine": 1}'
 
 
-def test_a_folder_marked_read_only_is_left_alone_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder.chmod(0o500)
-    assert main(["investigate", str(folder)]) == 0
-    folder.chmod(0o700)
-    assert "read-only" in capsys.readouterr().err
-    assert not list(folder.glob("investigation.*"))
-
-
 def test_beside_a_single_trace_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["investigate", str(folder / "rank00000.pt.trace.json.gz")]) == 0
     assert "no run folder" in capsys.readouterr().err
     assert not list(folder.glob("investigation.*"))
-
-
-def test_a_folder_that_vanished_is_told(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import stepscope.cli.investigate as command
-
-    printed = command.print_step  # type: ignore[attr-defined]
-
-    def gone(step: Any, out: Any) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        printed(step, out)
-
-    monkeypatch.setattr(command, "print_step", gone)
-    assert main(["investigate", str(folder)]) == 0
-    assert "no record was kept" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [(["--finding", "nonsense"], "straggler"), (["--fixed", "nowhere"], "nowhere")]
-)
-def test_wrong_words_are_one_line_and_exit_2(
-    folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["investigate", str(folder), *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
 
 
 TRAINS_ON_TWO_RANKS = """

@@ -67,27 +67,6 @@ def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "rank00000.memory.pickle" in capsys.readouterr().err
 
 
-def test_other_processes_on_the_device_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Job(ranks=1, steps=3).run(tmp_path)
-    memory = {"peak_allocated_bytes": 7 * 10**6, "reserved_bytes": 10**9, "peak_reserved_bytes": 10**9}
-    steps: list[dict[str, Any]] = [{"schema": 1, "rank": 0}]
-    steps += [{"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1, "memory": memory} for i in range(4)]
-    device = {"kind": "device", "name": "NVIDIA H200", "uuid": "GPU-1", "index": 0}
-    state = {"kind": "state", "time_ns": 1, "step": 1, "throttle_reasons": [], "memory_used_bytes": 9 * 10**9}
-    for name, lines in (("steps", steps), ("telemetry", [device, state, state])):
-        (tmp_path / f"rank00000.{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["memory", str(tmp_path), "--no-cache"]) == 0
-    assert "other processes on it          8.0 GB" in capsys.readouterr().out
-    assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["other_processes"] == [{"rank": 0, "size_bytes": 8 * 10**9}]
-
-
-def test_run_without_memory_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Job(ranks=1, steps=3).run(tmp_path)
-    assert main(["memory", str(tmp_path), "--no-cache"]) == 2
-    assert "no memory was recorded" in capsys.readouterr().err
-
-
 class Canary:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,42 +81,3 @@ def test_hostile_snapshot_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["memory", str(path)]) == 2
     captured = capsys.readouterr()
     assert not canary.exists() and captured.out == "" and captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x80\x04",
-        pickle.dumps(7),
-        pickle.dumps({"segments": 3}),
-        b"",
-        b"text",
-        b"\x1f\x8b\x08broken",
-        pickle.dumps([]),
-    ],
-)
-def test_foreign_files_are_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(content)
-    assert main(["memory", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-
-
-def test_odd_values_of_a_snapshot_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    odd: list[Any] = [None, -1, 2**70, "x", [], {}, 1.5, True]
-    for value in odd:
-        found = {
-            "segments": [{"device": 0, "address": 512, "total_size": 4096, "blocks": [{"size": value}, {"size": 512}]}],
-            "device_traces": [
-                [{"action": "alloc", "addr": 512, "size": value, "time_us": value, "frames": value}, value]
-            ],
-            "external_annotations": [{"stage": "START", "name": value, "time_us": value}, value],
-            "allocator_settings": value,
-        }
-        path = tmp_path / "snapshot.pickle"
-        try:
-            path.write_bytes(pickle.dumps(found))
-            assert main(["memory", str(path)]) in (0, 2)
-        finally:
-            capsys.readouterr()

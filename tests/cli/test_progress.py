@@ -2,13 +2,11 @@
 
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from stepscope.cli.given.progress import BYTES, rate_text, reading_progress, work_progress
+from stepscope.cli.progress import reading_progress
 
 
 class Terminal(io.StringIO):
@@ -35,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("stepscope.cli.given.progress.time.monotonic", found)
+    monkeypatch.setattr("stepscope.cli.progress.time.monotonic", found)
     return found
 
 
@@ -72,34 +70,6 @@ def test_bar_after_a_second_with_rate_and_remaining_time(watch: Watch, clock: Cl
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar wipes itself"
 
 
-def test_counts_have_a_rate_of_their_unit(watch: Watch, clock: Clock) -> None:
-    terminal = watch()
-    with work_progress("measuring", unit="runs") as progress:
-        assert progress is not None
-        progress(1, 4)
-        clock.now_s += 30
-        progress(2, 4)
-        assert terminal.shown().rstrip().endswith("50 % 2.0 runs/min, 1:00 left")
-
-
-def test_more_than_all_and_nothing_at_all_are_no_errors(watch: Watch, clock: Clock) -> None:
-    terminal = watch()
-    with reading_progress() as progress:
-        assert progress is not None
-        clock.now_s += 1.5
-        progress(500, 100)
-        assert "100 %" in terminal.shown()
-        progress(5, 0)
-
-
-def test_quick_work_shows_nothing(watch: Watch, clock: Clock) -> None:
-    terminal = watch()
-    with reading_progress() as progress:
-        assert progress is not None
-        progress(100, 100)
-    assert terminal.getvalue() == ""
-
-
 def test_what_is_printed_meanwhile_goes_where_it_belongs(
     watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,16 +81,3 @@ def test_what_is_printed_meanwhile_goes_where_it_belongs(
         print("the answer")
     assert capsys.readouterr().out == "the answer\n"
     assert "the answer" not in terminal.getvalue()
-
-
-def test_unknown_rate_is_no_text() -> None:
-    assert rate_text(None, None, BYTES) == ""
-
-
-def test_rich_is_not_imported_where_nobody_watches() -> None:
-    code = (
-        "import sys; from stepscope.cli.given.progress import reading_progress\n"
-        "with reading_progress() as p: assert p is None\n"
-        "sys.exit('rich' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE).returncode == 0

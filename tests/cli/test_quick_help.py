@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from stepscope.cli.arguments.bench import WHAT as BENCHMARKS
-from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
+from stepscope.cli.bench_arguments import WHAT as BENCHMARKS
 from stepscope.cli.main import COMMANDS
+from stepscope.cli.predict import WHAT as PREDICTIONS
 
 MAX_MODULES = 120
 """beyond those of a bare Python; most are the standard library's (argparse, dataclasses, pathlib)"""

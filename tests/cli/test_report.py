@@ -1,7 +1,6 @@
 """`stepscope report`: the contract's JSON and exit codes, partial results, outputs that are refused."""
 
 import gzip
-import io
 import json
 import shutil
 import subprocess
@@ -13,16 +12,9 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 from tests.report.pages import comparison
-from tests.run.traces import event
 
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import steps_file, trace_file
-from stepscope.document.light import light_json
-from stepscope.report.html.sheets import steps_sheet
-from stepscope.report.terminal import PlainConsole
-from stepscope.report.text.steps import print_steps
-from stepscope.run.formats import measured_launches
-from stepscope.run.light import load_light
 
 DATA = Path(__file__).parent.parent / "data"
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -74,54 +66,6 @@ def test_numbers_of_a_job_whose_truth_is_known(folder: Path, capsys: pytest.Capt
     assert sum(p["pct"] for p in found["step"]["budget"]) == pytest.approx(100, abs=0.01)
 
 
-def test_summary_is_printed_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(folder), "--no-cache"]) == 0
-    said = capsys.readouterr()
-    assert "2 ranks" in said.out
-    assert "\x1b" not in said.out, "no colours in a pipe"
-    assert said.err == "", "no progress bar where nobody watches"
-
-
-def test_json_file_is_written_whole_and_kept(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = tmp_path / "report.json"
-    command = ["report", str(folder), "--no-cache", "--json", str(target)]
-    assert main(command) == 0
-    first = target.read_text()
-    assert json.loads(first)["schema"] == 1
-    assert "2 ranks" in capsys.readouterr().out, "the summary is printed as well"
-    assert main(command) == 2
-    said = capsys.readouterr()
-    assert said.err.endswith(" already exists; use --force\n")
-    assert said.err.count("\n") == 1
-    assert target.read_text() == first
-    target.write_text("old")
-    assert main([*command, "--force"]) == 0
-    assert target.read_text() == first
-
-
-def test_link_as_output_is_not_followed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    precious, link = tmp_path / "precious", tmp_path / "link.json"
-    precious.write_text("keep")
-    link.symlink_to(precious)
-    assert main(["report", str(folder), "--no-cache", "--json", str(link)]) == 2
-    assert main(["report", str(folder), "--no-cache", "--json", str(link), "--force"]) == 2
-    assert precious.read_text() == "keep"
-    capsys.readouterr()
-
-
-def test_refused_output_costs_no_analysis_and_leaves_the_other_unwritten(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = tmp_path / "report.html"
-    old.write_text("old")
-    run = str(tmp_path / "no run at all")  # never looked at
-    assert main(["report", run, "--json", str(tmp_path / "report.json"), "--html", str(old)]) == 2
-    assert "already exists" in capsys.readouterr().err
-    assert main(["report", run, "--json", str(tmp_path / "nowhere" / "r.json")]) == 2
-    assert "no folder at" in capsys.readouterr().err
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-
-
 def test_unreadable_rank_is_code_3_with_the_result(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,38 +97,6 @@ def test_file_that_is_no_trace_is_one_line(tmp_path: Path, content: bytes, capsy
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert said.err.startswith("stepscope report: ")
-
-
-def test_missing_path_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path / "nothing")]) == 2
-    assert "there is nothing at" in capsys.readouterr().err
-
-
-def test_trace_of_events_that_account_for_nothing_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": [event("python_function", "main.py(1)")]}))
-    assert main(["report", str(path)]) == 2
-    assert "no steps, device work or operators" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        ["--jobs", "0"],
-        ["--jobs", "x"],
-        ["--unprofiled-step-ms", "-1"],
-        ["--unprofiled-step-ms", "x"],
-        ["--peak-tflops", "nan"],
-    ],
-)
-def test_values_out_of_range_are_one_line(folder: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["report", str(folder), *option])
-    assert exit_.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "is not a" in said
 
 
 @pytest.mark.parametrize("scenario", ["h200-fsdp2", "h200-cuda-graphs", "h200-python-stacks", "gloo-ddp"])
@@ -236,13 +148,6 @@ def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.C
     assert ["1", "20", "30.00", "3.00", "2.00"] in rows and ["0", "20", "30.00", "3.00", "22.00"] in rows
 
 
-def test_other_uses_of_a_run_without_traces_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(steps_only(tmp_path))
-    assert main(["health", folder]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"stepscope report {folder}" in said and "--light" in said
-
-
 def test_run_without_traces_has_json_a_page_and_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,51 +193,3 @@ def test_any_number_of_jobs_gives_the_same_bytes(run: str, capsys: pytest.Captur
         assert main(["report", str(DATA / run), "--json", "-", "--no-cache", "--jobs", jobs]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] == said[2]
-
-
-def test_light_run_fits_eighty_columns(tmp_path: Path) -> None:
-    folder = steps_only(tmp_path)
-    regions = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
-    for path in folder.glob("*.steps.jsonl"):
-        head, *lines = path.read_text().splitlines()
-        steps = [
-            json.loads(line) | {"regions": {name: {"ns": 12_345_678, "n": 1} for name in regions}} for line in lines
-        ]
-        path.write_text("\n".join([head, *map(json.dumps, steps)]) + "\n")
-    file = io.StringIO()
-    print_steps(load_light(folder), PlainConsole(file=file, width=80, highlight=False))
-    said = file.getvalue()
-    assert max(map(len, said.splitlines())) <= 80 and "…" not in said
-    assert ["0", "20", "30.00", *["12.35"] * 5] in [line.split() for line in said.splitlines()]
-
-
-def test_light_run_shows_what_nsight_compute_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = steps_only(tmp_path)
-    (folder / "rank00000.ncu.csv").write_bytes((DATA / "ncu-h200" / "wide.csv").read_bytes())
-    assert (
-        main(["report", str(folder), "--json", str(tmp_path / "report.json"), "--html", str(tmp_path / "x.html")]) == 0
-    )
-    said = capsys.readouterr().out
-    assert "Kernels as Nsight Compute measured them, each alone: 8 launches" in said and "without --ncu" in said
-    kernels = {k["name"]: k for k in json.loads((tmp_path / "report.json").read_text())["kernels"]}
-    product = next(k for name, k in kernels.items() if name.startswith("nvjet"))
-    launches = measured_launches(folder)[0][0].launches
-    of_product = [one for one in launches if one.name == product["name"]]
-    assert product["count"] == len(of_product) == 2 and product["bound"] == "compute-bound"
-    assert product["total_ms"] == pytest.approx(sum(one.duration_ns or 0 for one in of_product) / 1e6, rel=1e-3)
-    assert sum(k["share"] for k in kernels.values()) == pytest.approx(1)
-    page = steps_sheet(light_json(load_light(folder)), None)
-    assert [section.title for section in page.sections][-1] == "Measured kernels"
-    file = io.StringIO()
-    print_steps(load_light(folder), PlainConsole(file=file, width=80, highlight=False))
-    assert max(map(len, file.getvalue().splitlines())) <= 80
-
-
-def test_measured_kernels_without_durations_have_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = steps_only(tmp_path)
-    table = (DATA / "ncu-h200" / "wide.csv").read_text().replace("gpu__time_duration", "gpu__other")
-    (folder / "rank00000.ncu.csv").write_text(table)
-    assert main(["report", str(folder), "--json", str(tmp_path / "report.json")]) == 0
-    kernels = json.loads((tmp_path / "report.json").read_text())["kernels"]
-    assert all(k["total_ms"] is k["mean_ms"] is k["max_ms"] is k["share"] is None for k in kernels)
-    assert any(k["sm_pct"] for k in kernels) and "nan" not in capsys.readouterr().out

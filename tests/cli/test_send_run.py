@@ -31,16 +31,3 @@ def test_curves_and_report_reach_mlflow(monkeypatch: pytest.MonkeyPatch, capsys:
     assert steps == sorted(steps) == [2, 3, 4, 5] and "step/profiled_ms" in names
     assert len(pages) == 1 and pages[0].lstrip().lower().startswith("<!doctype html")
     assert "sent to mlflow: mine" in capsys.readouterr().out
-
-
-def test_a_package_that_is_missing_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    assert main(["export", RUN, "--wandb", "mine", "--no-cache"]) == 2
-    assert "pip install wandb" in capsys.readouterr().err
-
-
-def test_a_place_nobody_knows_is_refused_before_the_job_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", "--track", "comet:x", "--", "true"]) == 2
-    assert "tensorboard:DIR" in capsys.readouterr().err

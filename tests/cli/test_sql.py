@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,13 +50,6 @@ def test_csv_and_json_hold_all_rows(folder: Path, tmp_path: Path, capsys: pytest
     assert "the first 100 rows" in capsys.readouterr().out
 
 
-def test_tables_are_listed_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["sql", "--tables"])
-    out = capsys.readouterr().out
-    assert ended.value.code == 0 and all(f"\n{name}  " in f"\n{out}" for name in TABLES)
-
-
 @needs_sql
 @pytest.mark.parametrize(
     ("query", "said"),
@@ -74,13 +66,3 @@ def test_bad_queries_are_one_line(
     assert main(["sql", str(folder), query.format(tmp=tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert said in err and err.count("\n") == 1 and not out and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("missing", ["duckdb", "pyarrow"])
-def test_without_the_extra_it_is_one_line(
-    folder: Path, missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    assert main(["sql", str(folder), QUERY]) == 2
-    err = capsys.readouterr().err
-    assert f"{missing} is not installed: pip install 'stepscope[sql]'" in err and err.count("\n") == 1

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,8 @@ class Pretended:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
     pretended = Pretended()
-    for module in ("first_run", "trials", "kept"):
-        monkeypatch.setattr(import_module(f"stepscope.cli.tune.{module}"), "launch", pretended)
-    here = import_module("stepscope.cli.tune.first_run")
-    monkeypatch.setattr(here, "_job", lambda folder: job_in(folder, cores=4, mimalloc=True))
+    monkeypatch.setattr("stepscope.record.launch.launch.launch", pretended)
+    monkeypatch.setattr("stepscope.cli.tune._job", lambda folder: job_in(folder, cores=4, mimalloc=True))
     monkeypatch.chdir(tmp_path)
     return pretended
 
@@ -90,24 +87,6 @@ def test_what_is_kept_is_applied_and_nothing_else(job: Pretended, capsys: pytest
     job.config = None  # type: ignore[assignment]
     Path(RecordConfig.out).rename("elsewhere")
     assert tune("--apply", "tune.json") == 143
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["tune"], "command is missing"),
-        (["tune", "--rounds", "2", "--", "x"], "at least 3"),
-        (["tune", "--apply", "nowhere.json", "--", "x"], "nowhere.json"),
-        (["tune", "--apply", "list.json", "--", "x"], "no result of"),
-    ],
-)
-def test_wrong_words_are_one_line_and_exit_2(
-    words: list[str], said: str, job: Pretended, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("list.json").write_text("[1]")
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and job.started == 0
 
 
 def test_a_job_that_fails_is_said_with_its_output(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:

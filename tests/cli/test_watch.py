@@ -6,14 +6,10 @@ from pathlib import Path
 import pytest
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
-from stepscope.analyze.live import GivenNumbers
-from stepscope.cli.given.ask import put_request, withdraw
-from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main
-from stepscope.cli.watch.site import LiveSite
-from stepscope.cli.watch.watched import WatchedJob
-from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowPlan, WindowRequest, read_request
-from stepscope.errors import InputError
+from stepscope.cli.trigger import newest_attempt
+from stepscope.cli.watch import LiveSite, WatchedJob
+from stepscope.contract.live import LIVE_FOLDER, WindowPlan
 
 
 def job(folder: Path, *, ended: str | None = None, launch: str = "a") -> Path:
@@ -35,13 +31,6 @@ def test_watch_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"the job has ended; next: stepscope report {tmp_path / 'run'}" in capsys.readouterr().out
 
 
-def test_names_in_logs_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = line(39, 10.0, regions={"\x1b[31mred": {"ns": 10**7, "n": 1}})
-    write_log(claim(tmp_path / "run", "a"), 0, [hostile])
-    assert main(["watch", str(tmp_path / "run"), "--once"]) == 0
-    assert "\x1b" not in capsys.readouterr().out
-
-
 def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = job(tmp_path / "run", ended="killed")
     assert newest_attempt(first) == first
@@ -52,34 +41,15 @@ def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"stepscope report {tmp_path / 'run-3'}" in capsys.readouterr().out
 
 
-def test_restart_while_watching_is_followed(tmp_path: Path) -> None:
-    watched = WatchedJob(job(tmp_path / "run"), GivenNumbers())
-    assert not watched.look() and watched.picture is not None and not watched.news
-    job(tmp_path / "run-2", ended="closed")
-    assert watched.look() and watched.folder == tmp_path / "run-2"
-    assert watched.news == [f"the job has restarted: {tmp_path / 'run-2'}"]
-
-
 def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:
     run, elastic = job(tmp_path / "run"), {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
     for rank in (0, 1):
         write_facts(run, rank, "killed", environment=elastic)
-    watched = WatchedJob(run, GivenNumbers())
-    assert not watched.look() and watched.is_over  # it is waited for
+    watched = WatchedJob(run)
+    assert not watched.refresh() and watched.is_over  # it is waited for
     for rank in (0, 1):
         write_facts(run, rank, "killed", environment={**elastic, "TORCHELASTIC_RESTART_COUNT": "3"})
-    assert watched.look()
-
-
-def test_second_request_at_once_is_refused(tmp_path: Path) -> None:
-    first = WindowRequest("a", 1, "test")
-    put_request(tmp_path, first)
-    with pytest.raises(InputError, match="another window has just been asked for"):
-        put_request(tmp_path, WindowRequest("b", 1, "test"))
-    withdraw(tmp_path, WindowRequest("b", 1, "test"))
-    assert read_request(tmp_path) == first
-    withdraw(tmp_path, first)
-    assert read_request(tmp_path) is None
+    assert watched.refresh()
 
 
 @pytest.mark.parametrize(
@@ -98,34 +68,6 @@ def test_trigger_is_refused_in_one_sentence(
     assert main(["trigger", str(run)]) == 2
     assert words in capsys.readouterr().err
     assert not (run / LIVE_FOLDER).exists()
-
-
-def test_trigger_says_what_is_under_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = job(tmp_path / "run")
-    (run / LIVE_FOLDER).mkdir()
-    (run / LIVE_FOLDER / REQUEST).write_text(json.dumps({"id": "x", "steps": 2}))
-    plan = {"id": "x", "first": 50, "last": 52, "warmup": 2, "window": 0}
-    (run / LIVE_FOLDER / "plan.jsonl").write_text(json.dumps(plan))
-    assert main(["trigger", str(run)]) == 2
-    assert "another window is under way, steps 50 to 51; ask again once it is over" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["trigger", "{none}"], "there is no run folder"),
-        (["trigger", "{empty}"], "no recorded job writes there"),
-        (["trigger", "{empty}", "--steps", "100000"], "1000 steps at most"),
-        (["watch", "{none}"], "there is no run folder"),
-        (["watch", "{empty}", "--once"], "no step log is there"),
-    ],
-)
-def test_what_is_no_running_job_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    assert main([word.format(none=tmp_path / "none", empty=tmp_path / "empty") for word in words]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_live_page_shows_the_same_and_runs_nothing(tmp_path: Path) -> None:
@@ -152,22 +94,6 @@ def test_each_look_is_one_line_of_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert [rank["rank"] for rank in look["ranks"]] == [0, 1] and look["ranks"][0]["regions_ms"]["forward_pass"] == 2.5
     assert look["mfu"] is None and look["mfu_reason"] and look["alarms"] == look["stalls"] == look["news"] == []
     assert look["ranks"][1]["ended"] == "closed" and look["ranks"][1]["stall"] is None
-
-
-def test_looks_of_a_terminal_go_to_a_file_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, looks = job(tmp_path / "run", ended="closed"), tmp_path / "looks.jsonl"
-    stall = {"step": 39, "for_s": 4.0, "usual_s": 1.0, "frames": [["/a/train.py", 3, "f"]]}
-    (run / LIVE_FOLDER).mkdir()
-    (run / LIVE_FOLDER / "rank00001.jsonl").write_text(json.dumps({"rank": 1, "step": 39, "stall": stall}))
-    assert main(["watch", str(run), "--json", str(looks)]) == 0
-    assert "the job has ended" in capsys.readouterr().out
-    look = json.loads(looks.read_text())
-    assert look["ranks"][1]["stall"]["frames"] == [{"file": "/a/train.py", "line": 3, "function": "f"}]
-    assert look["news"] == look["stalls"] and "1 of 2 ranks" in look["news"][0]
-    assert main(["watch", str(run), "--json", str(looks)]) == 2
-    assert "already exists; use --force" in capsys.readouterr().err
-    assert main(["watch", str(run), "--json", str(looks), "--force"]) == 0
-    assert main(["watch", str(run), "--json", "s3://bucket/looks"]) == 2
 
 
 def test_trigger_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

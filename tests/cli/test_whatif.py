@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.analyze.build import RankTrace, built_run
 from tests.analyze.owners.simulated import owned_run
 from tests.analyze.simulate import kernel
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.cli.main import main
-from stepscope.whatif.keys import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +36,6 @@ def test_json_holds_step_interval_and_ranks(folder: Path, tmp_path: Path) -> Non
     assert main(["whatif", str(folder), "--set", "straggler=off", "--json", str(target)]) == 2  # exists
 
 
-def test_json_alone_goes_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["whatif", str(folder), "--set", "data=instant", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["saving_pct"] > 40
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -59,25 +52,6 @@ def test_what_cannot_be_set_is_one_line_and_exit_2(
     assert said in error and error.count("\n") == 1
 
 
-def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["whatif", "--help"])
-    out = capsys.readouterr().out
-    assert all(f"{s.key}={s.values}" in out for s in SETTINGS)
-
-
-def test_missing_ranks_are_said_though_the_answer_does_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    alone = RankTrace(0, world_size=4)
-    for n in range(3):
-        alone.step(n, n * 100, n * 100 + 100)
-        alone.kernel("gemm", at=n * 100 + 1, start=n * 100 + 10, end=n * 100 + 60)
-    built_run(tmp_path, [alone])
-    assert main(["whatif", str(tmp_path), "--set", "network=2x", "--json", "-"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["schema"] == 1
-    assert said.err.startswith("warning: ranks missing: 1-3 of 4")
-
-
 def test_a_line_is_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owned_run(tmp_path, [kernel(150, host_us=20) for _ in range(12)])
     asked = ["whatif", str(tmp_path), "--without", "train.py:12", "train.py:13", "--scale", "train.py:14=0.5"]
@@ -85,22 +59,3 @@ def test_a_line_is_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "with train.py:12 deleted train.py:13 deleted train.py:14 x0.5" in out
     assert "deleted, not replaced" in out
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--without", "train.py:999"], "lines of that file near it"),
-        (["--without", "train.py:12", "--ranks", "7"], "not all of them were recorded"),
-        (["--scale", "train.py:12"], "OWNER=FACTOR"),
-        (["--scale", "train.py:12=1e9"], "OWNER=FACTOR"),
-        (["--set", "data=instant", "--ranks", "0"], "--ranks says where"),
-    ],
-)
-def test_an_owner_that_is_none_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
-) -> None:
-    owned_run(tmp_path, [kernel(150, host_us=20) for _ in range(12)])
-    assert main(["whatif", str(tmp_path), *given]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1

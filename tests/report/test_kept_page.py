@@ -136,8 +136,8 @@ def viewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]
         sites.append(site)
         return local_server(site, **given)
 
-    monkeypatch.setattr(view, "local_server", served)
-    monkeypatch.setattr(view, "perfetto_folder", lambda: None)
+    monkeypatch.setattr("stepscope.report.view.server.local_server", served)
+    monkeypatch.setattr("stepscope.report.view.server.perfetto_folder", lambda: None)
     monkeypatch.setattr(view, "_wait_until_stopped", lambda: None)
 
     def run(*options: str) -> Site:

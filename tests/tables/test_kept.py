@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.diagnose.late import late_run
 
-from stepscope.cli.given import run_arguments
+from stepscope.cli import sql as command
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
@@ -42,13 +42,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def ask(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return a function that gives what `stepscope sql` prints, and whether it had to read the run."""
     read: list[object] = []
-    run_from = run_arguments.run_from
+    run_from = command.run_from
 
     def counted(args: object) -> Run:
         read.append(args)
         return run_from(args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run_arguments, "run_from", counted)
+    monkeypatch.setattr(command, "run_from", counted)
 
     def query(sql: str = QUERY, *options: str, of: Path = folder, code: int = 0) -> tuple[str, bool]:
         read.clear()
@@ -83,7 +83,8 @@ def test_tables_of_several_queries_are_kept_side_by_side(ask: Ask) -> None:
 def test_a_query_of_kept_tables_imports_nothing_heavy(folder: Path, ask: Ask) -> None:
     ask()
     code = (
-        "import sys; from stepscope.document import kept; kept.MIN_RAW_BYTES = 1; from stepscope.cli.main import main;"
+        "import sys; from stepscope.document import cache; cache.MIN_RAW_BYTES = 1;"
+        "from stepscope.cli.main import main;"
         f"assert main(['sql', {str(folder)!r}, {QUERY!r}]) == 0;"
         "print({'numpy', 'pyarrow', 'pandas', 'wasmtime', 'stepscope.run.load'} & set(sys.modules))"
     )

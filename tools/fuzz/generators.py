@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import islice
 from random import Random
 from typing import Any
@@ -26,8 +25,8 @@ from tools.fuzz.seeds import (
     seed_text,
 )
 
-from stepscope.cli.arguments.lazy_parser import LazyParser
-from stepscope.cli.main import COMMANDS
+from stepscope.cli.arguments import LazyParser
+from stepscope.cli.main import COMMANDS, command_parser
 from stepscope.trace.table import ARGS
 
 _NUMBER = re.compile(rb"-?\d+(\.\d+)?")
@@ -575,9 +574,7 @@ def commands() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return every command, with the options it takes."""
     found = []
     for name in COMMANDS:
-        parser = argparse.ArgumentParser()
-        import_module(f"stepscope.cli.arguments.{name}").add_arguments(parser)
-        found += _below(parser, (name,))
+        found += _below(command_parser(name), (name,))
     return found
 
 

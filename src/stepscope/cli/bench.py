@@ -36,10 +36,10 @@ from stepscope.bench.sweep_control import (
     sweep_document,
 )
 from stepscope.bench.sweeps import SWEEPS, Sweep, largest_fitting, measured_sizes, only, sweep_named
-from stepscope.cli.arguments.bench import MODES, RANKS, WORLD_SIZES
-from stepscope.cli.given.progress import work_progress
+from stepscope.cli.bench_arguments import MODES, RANKS, WORLD_SIZES
 from stepscope.cli.messages import print_line, print_stderr, say_with_answer
 from stepscope.cli.output import refuse_existing, write_json, write_output
+from stepscope.cli.progress import work_progress
 from stepscope.contract.collectives import bus_factor
 from stepscope.contract.flops import WORKLOAD_DEFAULTS
 from stepscope.contract.redaction import redacted

@@ -1,82 +1,118 @@
-"""`stepscope calibrate`: measured or recorded times of collectives, fitted and written as a calibration."""
+"""What do collectives take on this machine? Latency and bandwidth of every operation, with their error.
+
+examples:
+  stepscope calibrate --backend gloo --world-size 2,4
+  stepscope calibrate --from-csv times.csv --out calibration.json
+  stepscope calibrate --from-nccl-tests all_reduce.txt all_gather.json
+  stepscope calibrate --from-run run-folder/
+
+A CSV has the columns op, world_size, bytes (the full buffer of the operation) and median_us. On a cluster run
+`torchrun ... -m stepscope.bench.collectives --backend nccl --out times.json` and use --from-bench times.json.
+"""
 
 import argparse
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.sampled import load_run
-from stepscope.cli.given.progress import reading_progress
+from stepscope.cli.arguments import ExtendWorldSizes, above_zero, add_json, size_bytes, world_sizes
 from stepscope.cli.messages import print_stderr
-from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cost.calibration import Calibration, calibrate, calibration_json
-from stepscope.cost.measured_collectives import Point, points_from_bench, points_from_csv, points_from_nccl_tests
-from stepscope.cost.recorded_collectives import points_from_run
+from stepscope.cli.output import check_outputs, terminal, write_json, write_output
+from stepscope.cli.progress import reading_progress
 from stepscope.errors import UsageError
-from stepscope.report.svg import calibration_svg
-from stepscope.report.terminal import console
-from stepscope.report.text.bench import print_calibration
-from stepscope.run.aligned import aligned
+
+if TYPE_CHECKING:
+    from stepscope.cost.measured_collectives import Point
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    live = parser.add_argument_group("measure here")
+    live.add_argument("--backend", choices=("gloo", "nccl"), help="start processes and measure")
+    live.add_argument(
+        "--world-size", type=world_sizes, action=ExtendWorldSizes, metavar="N,N", help="ranks, one or several"
+    )
+    live.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (default 60)")
+    live.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (default 1GiB)")
+    known = parser.add_argument_group("or take what was measured")
+    known.add_argument("--from-csv", nargs="+", metavar="FILE")
+    known.add_argument("--from-nccl-tests", nargs="+", metavar="FILE", help="its printed table or its JSON (-J)")
+    known.add_argument("--op", help="operation of --from-nccl-tests where neither output nor name says it")
+    known.add_argument("--from-run", metavar="RUN", help="recorded run: transfer times, waiting removed")
+    known.add_argument("--from-bench", nargs="+", metavar="FILE", help="written by stepscope.bench.collectives")
+    parser.add_argument("--out", default="calibration.json", metavar="PATH", help="default calibration.json")
+    parser.add_argument("--plot", metavar="PATH", help="measured against predicted, as SVG")
+    parser.add_argument("--html", metavar="PATH", help="curves and errors as one HTML file that needs no network")
+    add_json(parser, "the calibration there as well")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the calibration is written."""
+    from stepscope.cost.calibration import calibrate, calibration_json
+
     check_outputs(args.out, args.plot, args.json, args.html, force=args.force)
     points, about = _points(args)
     calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
     document = calibration_json(calibration)
     write_json(args.out, document, force=args.force)
     if args.plot:
+        from stepscope.report.svg import calibration_svg
+
         write_output(args.plot, calibration_svg(calibration), force=args.force)
-    if args.json and args.json != args.out:
-        write_json(args.json, document, force=args.force)
+    write_json(args.json, document, force=args.force)
     if args.html:
         from stepscope.report.html.sheets import calibration_sheet, sheet_page
 
         write_output(args.html, sheet_page(calibration_sheet(calibration)), force=args.force)
     if "-" not in (args.json, args.out, args.html):
-        _show(calibration, args.out)
+        from stepscope.report.text.bench import print_calibration
+
+        out = terminal()
+        print_calibration(calibration, out)
+        out.print(f"written to {args.out}; use it with `stepscope predict collective --calibration {args.out} ...`")
     return 0
 
 
-def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
+def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
+    from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
+
     sources = ("backend", "from_csv", "from_nccl_tests", "from_run", "from_bench")
     given = [name for name in sources if getattr(args, name)]
-    options = ", ".join(f"--{name.replace('_', '-')}" for name in sources)
     if len(given) != 1:
-        found = ", ".join(f"--{name.replace('_', '-')}" for name in given) or "none"
-        raise UsageError(f"give exactly one of {options}, not {found}")
-    if given == ["backend"]:
+        options, found = (", ".join(f"--{name.replace('_', '-')}" for name in names) for names in (sources, given))
+        raise UsageError(f"give exactly one of {options}, not {found or 'none'}")
+    if args.backend:
         return measure_points(args)
-    if given == ["from_run"]:
+    if args.from_run:
+        from stepscope.analyze.sampled import load_run
+        from stepscope.cost.recorded_collectives import points_from_run
+        from stepscope.run.aligned import aligned
+
         with reading_progress() as progress:
             recorded = load_run(args.from_run, progress=progress)
         return points_from_run(aligned(recorded).whole), {"source": f"run {recorded.name}"}
-    if given == ["from_bench"]:
-        return _from_bench(args.from_bench)
-    files = args.from_csv or args.from_nccl_tests
-    points = []
-    for path in files:
-        points += points_from_csv(path) if args.from_csv else points_from_nccl_tests(path, op=args.op)
-    return points, {"source": ", ".join(Path(path).name for path in files)}
-
-
-def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
+    files = getattr(args, given[0])
     points: list[Point] = []
     about: dict[str, Any] = {}
-    for path in paths:
-        more, about = points_from_bench(path)
+    for path in files:
+        if args.from_bench:
+            more, about = points_from_bench(path)
+        else:
+            more = points_from_csv(path) if args.from_csv else points_from_nccl_tests(path, op=args.op)
         points += more
-    return points, {"source": ", ".join(Path(path).name for path in paths), **about}
+    return points, {"source": ", ".join(Path(path).name for path in files), **about}
 
 
-def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tuple[list[Point], dict[str, Any]]:
+def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> "tuple[list[Point], dict[str, Any]]":
     """Return what processes started for the purpose measured, of every operation or of `ops`."""
+    import subprocess
+    import tempfile
+
+    from stepscope.cost.measured_collectives import points_from_bench
+
     given = args.world_size or [2]
     worlds = given if isinstance(given, list) else [given]  # a configuration's `ranks.world_size` is one
     if min(worlds) < 2:
@@ -99,9 +135,3 @@ def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tupl
             raise UsageError(f"measuring {args.backend} collectives failed: {last}; try another --backend or size")
         points, about = points_from_bench(times)
     return points, {"source": "measured", **about}
-
-
-def _show(calibration: Calibration, path: str) -> None:
-    out = console(sys.stdout)
-    print_calibration(calibration, out)
-    out.print(f"written to {path}; use it with `stepscope predict collective --calibration {path} ...`")

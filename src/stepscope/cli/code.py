@@ -1,19 +1,41 @@
-"""`stepscope code`: source lines and modules with what they cost, as text or JSON."""
+"""Which line of the training script takes the time? Source lines and modules with what they cost per step.
+
+examples:
+  stepscope code run-folder/
+  stepscope code run-folder/ --sort saving
+  stepscope code run-folder/ --modules --rank 2
+
+A line's cost includes what it called: lines do not add up. `saves` is the step without the line, by replay.
+"""
 
 import argparse
-import sys
 
-from stepscope.cli.given.run_arguments import account_from, warn_incomplete
-from stepscope.cli.output import check_outputs, write_json
-from stepscope.document.code import code_document, code_view
+from stepscope.cli.arguments import add_json, add_run_arguments, at_least_zero
+from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.errors import InputError
-from stepscope.report.terminal import console
-from stepscope.report.text.code import print_code
-from stepscope.whatif.settings import NOT_RECORDED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument("--modules", action="store_true", help="modules as a tree, in place of source lines")
+    parser.add_argument("--rank", type=at_least_zero, metavar="R", help="cost on one rank (default: mean over ranks)")
+    parser.add_argument(
+        "--sort",
+        choices=("device", "host", "exposed", "saving"),
+        help="the largest first, in place of the order in the source",
+    )
+    parser.add_argument("--all", action="store_true", help="also what takes less than 0.1 %% of the step")
+    add_json(parser, "all lines and modules as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank could not be read."""
+    """Return 0, or 3 if a rank could not be read."""
+    from stepscope.document.code import code_document, code_view
+    from stepscope.report.text.code import print_code
+    from stepscope.whatif.settings import NOT_RECORDED
+
     check_outputs(args.json, force=args.force)
     account = account_from(args)
     view = code_view(account, rank=args.rank, module_savings=args.modules or bool(args.json))
@@ -21,6 +43,5 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{account.run.name}: {'; '.join(account.failures) or NOT_RECORDED}")
     write_json(args.json, code_document(account, view) if args.json else None, force=args.force)
     if args.json != "-":
-        print_code(account, view, console(sys.stdout), modules=args.modules, sort=args.sort, everything=args.all)
-    warn_incomplete(account)
-    return 3 if account.run.unreadable else 0
+        print_code(account, view, terminal(), modules=args.modules, sort=args.sort, everything=args.all)
+    return warn_incomplete(account)

@@ -1,43 +1,93 @@
-"""`stepscope compare`: two sides, runs or benchmark results, compared and judged by gates.
+"""What differs between two runs, or two sets of runs, and is it more than chance? Gates for CI.
 
-What is heavy is imported where it is needed: runs of which all that is compared was kept need no analysis.
+examples:
+  stepscope compare before/ after/
+  stepscope compare before/ after/ --fail-on 'step_ms>5%' --html compare.html
+  stepscope compare --a run1 run2 run3 --b run4 run5 run6
+  stepscope compare bench-results-1/ bench-results-2/
+  stepscope compare run/ --against runs/ --fail-on 'step_ms>5%'
+
+A and B are what `stepscope report` takes, a folder of run folders, or the results folder of `stepscope bench`.
+Several runs per side are better than one long one: runs differ from each other more than steps do.
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.given.kept import raw_bytes_of
+from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
 from stepscope.cli.messages import say_with_answer, warn
-from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.compare.cache import compared_place, found_compared, keep_compared
-from stepscope.compare.conditions import Gate, parse_gate
-from stepscope.compare.sides import ComparedRun, comparison_document
+from stepscope.cli.output import check_outputs, terminal, write_json, write_output
+from stepscope.cli.progress import reading_progress
+from stepscope.cli.run_arguments import as_given, raw_bytes_of
 from stepscope.errors import UsageError
-from stepscope.report.terminal import console
-from stepscope.report.text.compare import print_bench_comparison, print_comparison
-from stepscope.results.folder import is_bench_folder
-from stepscope.run.sources import has_steps_only, runs_in
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
+    from stepscope.compare.sides import ComparedRun
     from stepscope.diagnose.findings import Diagnosis
 
-_EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("sides", metavar="A B", nargs="*", help="two runs, two folders of runs, or two bench results")
+    parser.add_argument("--a", metavar="RUN", nargs="+", default=[], help="runs of the first side")
+    parser.add_argument("--b", metavar="RUN", nargs="+", default=[], help="runs of the second side")
+    options = {
+        "--against": ("FOLDER", "folder of runs: the last ten like the one given are the first side"),
+        "--json": ("PATH", "write the comparison as JSON; - for standard output"),
+        "--html": ("PATH", "write the comparison as one HTML file that needs no network"),
+    }
+    add_options(parser, options)
+    parser.add_argument(
+        "--fail-on", metavar="EXPR", action="append", default=[], help="condition that fails: 'step_ms>5%%'"
+    )
+    for side in "ab":
+        text = f"the step's time without the profiler in {side.upper()}"
+        parser.add_argument(f"--unprofiled-step-ms-{side}", type=above_zero, metavar="X", help=text)
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    add_cache_options(parser)
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, 1 where a gate does not hold, 3 where a rank could not be read."""
+    """Return 0, 1 if a gate fails, 3 if a rank could not be read."""
+    from stepscope.compare.conditions import parse_gate
+    from stepscope.compare.sides import comparison_document, judge_changes
+    from stepscope.report.text.compare import print_bench_comparison, print_comparison
+    from stepscope.results.folder import is_bench_folder, read_bench_results
+
     check_outputs(args.json, args.html, force=args.force)
     a, b = _sides(args)
     gates = [parse_gate(text) for text in args.fail_on]
-    benches = [is_bench_folder(given) for given in (*a, *b)]
-    if any(benches) and not all(benches):
+    benches = {is_bench_folder(given) for given in (*a, *b)}
+    if len(benches) > 1:
         raise UsageError("cannot compare a run with benchmark results; give two runs or two results")
     drawn: list[tuple[Account, Diagnosis]] = []
-    document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates, drawn)
+    is_partial = False
+    show = print_comparison
+    if True in benches:
+        from stepscope.compare.document import compare_bench, compare_bench_json
+
+        results_a, results_b = ([read_bench_results(folder) for folder in side] for side in (a, b))
+        found = compare_bench(results_a, results_b)
+        document = compare_bench_json(
+            found,
+            a=[one.name for one in results_a],
+            b=[one.name for one in results_b],
+            gates=judge_changes(gates, found.metrics, [], []),
+        )
+        show = print_bench_comparison
+    else:
+        runs_a, runs_b = (
+            [_compared(args, given, ms, drawn if args.html and not i else None) for i, given in enumerate(side)]
+            for side, ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
+        )
+        for compared in (*runs_a, *runs_b):
+            is_partial |= compared.is_partial
+            for line in compared.not_read:
+                warn(line)
+        document = comparison_document(runs_a, runs_b, gates=gates)
     write_json(args.json, document, force=args.force)
     if args.html:
         from stepscope.report.html.compare import render_comparison, side_by_side
@@ -45,62 +95,31 @@ def run(args: argparse.Namespace) -> int:
         lanes = side_by_side(*drawn) if len(drawn) == 2 else None
         write_output(args.html, render_comparison(document, lanes=lanes), force=args.force)
     if "-" not in (args.json, args.html):
-        (print_bench_comparison if all(benches) else print_comparison)(document, console(sys.stdout))
+        show(document, terminal())
     if not all(gate["holds"] for gate in document["gates"]):
         return 1
-    return 3 if lost else 0
+    return 3 if is_partial else 0
 
 
 def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    from stepscope.run.sources import runs_in
+
     if args.against:
-        return _against(args)
-    positional = [[one] for one in args.sides]
+        if len(args.sides) != 1 or args.a or args.b:
+            raise UsageError("--against takes one run; e.g. stepscope compare run/ --against runs/")
+        from stepscope.compare.history import runs_before
+
+        before = [str(path) for path in runs_before(Path(args.sides[0]), Path(args.against))]
+        names = f"{Path(before[0]).name} to {Path(before[-1]).name}"
+        say_with_answer(f"A: {len(before)} runs of {args.against} before it, {names}")
+        return before, [args.sides[0]]
     named = [side for side in (args.a, args.b) if side]
-    given = [*positional, *named]
-    if len(given) != 2 or (positional and named):
-        raise UsageError(f"give two sides to compare, not {len(given)}; {_EXAMPLE}")
+    given = [*([one] for one in args.sides), *named]
+    if len(given) != 2 or (args.sides and named):
+        example = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
+        raise UsageError(f"give two sides to compare, not {len(given)}; {example}")
     a, b = ([str(path) for one in side for path in runs_in(one)] for side in given)
     return a, b
-
-
-def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    if len(args.sides) != 1 or args.a or args.b:
-        raise UsageError("--against takes one run; e.g. stepscope compare run/ --against runs/")
-    from stepscope.compare.history import runs_before
-
-    before = [str(path) for path in runs_before(Path(args.sides[0]), Path(args.against))]
-    names = f"{Path(before[0]).name} to {Path(before[-1]).name}"
-    say_with_answer(f"A: {len(before)} runs of {args.against} before it, {names}")
-    return before, [args.sides[0]]
-
-
-def _benches(a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]) -> tuple[dict[str, Any], bool]:
-    from stepscope.compare.document import compare_bench, compare_bench_json
-    from stepscope.compare.sides import judge_changes
-    from stepscope.results.folder import read_bench_results
-
-    sides = [[read_bench_results(folder) for folder in side] for side in (a, b)]
-    found = compare_bench(sides[0], sides[1])
-    results = judge_changes(gates, found.metrics, [], [])
-    names = [[one.name for one in side] for side in sides]
-    return compare_bench_json(found, a=names[0], b=names[1], gates=results), False
-
-
-def _runs(
-    args: argparse.Namespace,
-    a: Sequence[str],
-    b: Sequence[str],
-    gates: Sequence[Gate],
-    drawn: "list[tuple[Account, Diagnosis]]",
-) -> tuple[dict[str, Any], bool]:
-    sides = [
-        [_compared(args, given, unprofiled_ms, drawn if args.html and not i else None) for i, given in enumerate(side)]
-        for side, unprofiled_ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
-    ]
-    for line in (line for side in sides for run in side for line in run.not_read):
-        warn(line)
-    document = comparison_document(sides[0], sides[1], gates=gates)
-    return document, any(run.is_partial for side in sides for run in side)
 
 
 def _compared(
@@ -108,38 +127,32 @@ def _compared(
     given: str,
     unprofiled_ms: float | None,
     drawn: "list[tuple[Account, Diagnosis]] | None",
-) -> ComparedRun:
+) -> "ComparedRun":
+    from stepscope.compare.cache import compared_place, found_compared, keep_compared
+    from stepscope.run.sources import has_steps_only
+
     if has_steps_only([given]):
         from stepscope.compare.sides import compared_light_run
         from stepscope.run.light import load_light
 
         return compared_light_run(load_light(given))
-    options = {"unprofiled_step_ms": unprofiled_ms}
-    place = None if args.no_cache else compared_place([given], options=options, cache_folder=args.cache_folder)
-    kept = found_compared(place) if drawn is None else None
-    if kept is not None:
-        return kept
+    how: dict[str, Any] = {"cache_folder": args.cache_folder}
+    place = None if args.no_cache else compared_place([given], options={"unprofiled_step_ms": unprofiled_ms}, **how)
+    cached = found_compared(place) if drawn is None else None
+    if cached is not None:
+        return cached
+    from stepscope.analyze.account import account_of
+    from stepscope.analyze.sampled import load_run
+    from stepscope.compare.sides import compared_run
+    from stepscope.diagnose.findings import diagnose
+
     key = place.key() if place else None
-    account, diagnosis = _analysed(args, given, unprofiled_ms)
+    with reading_progress() as progress:
+        loaded = load_run(given, jobs=args.jobs, cache=not args.no_cache, progress=progress, **how)
+    account = account_of(as_given(args, loaded), unprofiled_ms=unprofiled_ms)
+    diagnosis = diagnose(account)
     if drawn is not None:
         drawn.append((account, diagnosis))
-    from stepscope.compare.sides import compared_run
-
     found = compared_run(account, diagnosis)
     keep_compared(place, found, key=key, raw_bytes=raw_bytes_of(account.run))
     return found
-
-
-def _analysed(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> "tuple[Account, Diagnosis]":
-    from stepscope.analyze.account import account_of
-    from stepscope.analyze.sampled import load_run
-    from stepscope.cli.given.addresses import as_given
-    from stepscope.cli.given.progress import reading_progress
-    from stepscope.diagnose.findings import diagnose
-
-    with reading_progress() as progress:
-        found = load_run(
-            given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
-        )
-    account = account_of(as_given(args, found), unprofiled_ms=unprofiled_ms)
-    return account, diagnose(account)

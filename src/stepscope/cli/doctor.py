@@ -1,21 +1,21 @@
-"""`stepscope doctor`: check every package and tool, and read a trace of one event."""
+"""What is installed here and what works: the trace reader, optional extras, torch, devices, external tools."""
 
 import argparse
 import os
 import platform
 import shutil
 import sys
-import tempfile
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from stepscope.cli.output import check_outputs, write_json
+from stepscope.cli.arguments import add_force
+from stepscope.cli.output import check_outputs, terminal, write_json
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
-from stepscope.report.terminal import console, plain_table, print_fitting
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PACKAGES = (  # package, needed for the analysis, what it is for
     ("numpy", True, "tables"),
@@ -35,6 +35,18 @@ _TOOLS = (
 )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--json",
+        metavar="PATH",
+        nargs="?",
+        const="-",
+        help="write the checks as JSON; standard output without PATH",
+    )
+    add_force(parser)
+
+
 @dataclass(frozen=True)
 class Check:
     """One thing that works here or does not."""
@@ -47,12 +59,12 @@ class Check:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 where everything that the analysis needs works, else 2."""
+    """Return 0 if everything that the analysis needs works, else 2."""
     check_outputs(args.json, force=args.force)
     found = checks()
     write_json(args.json, [asdict(check) for check in found], force=args.force)
     if args.json != "-":
-        print_checks_table(found, console(sys.stdout))
+        print_checks_table(found, terminal())
     return 0 if all(check.works for check in found if check.needed) else 2
 
 
@@ -68,6 +80,8 @@ def checks() -> list[Check]:
 
 
 def _package(name: str, needed: bool, purpose: str) -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return Check(name, True, needed, version(name), purpose)
     except PackageNotFoundError:
@@ -75,6 +89,8 @@ def _package(name: str, needed: bool, purpose: str) -> Check:
 
 
 def _reader() -> Check:
+    import tempfile
+
     from stepscope.trace.read import read
 
     event = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 3850983455851.745, "dur": 0.001}'
@@ -89,8 +105,10 @@ def _reader() -> Check:
         return Check("trace reader", False, True, str(error), "reads traces")
 
 
-def print_checks_table(found: list[Check], out: Console) -> None:
+def print_checks_table(found: list[Check], out: "Console") -> None:
     """Print a row per check."""
+    from stepscope.report.terminal import plain_table, print_fitting
+
     table = plain_table(out, "what", "works", "found", "for")
     for column in table.columns[2:]:
         column.justify = "left"

@@ -1,7 +1,7 @@
-"""How a command ends: an exit code, and at most one sentence, whatever went wrong below it.
+"""Exit code and error message of a command, whatever it raises.
 
-0 is done, 1 a gate that does not hold, 2 anything that could not be done, 3 a partial result. An exception that nobody
-foresaw is 2 as well, since 1 would read as a gate; `STEPSCOPE_DEBUG=1` shows where it came from.
+0 is success, 1 a failed gate, 2 an error, 3 a partial result. An unexpected exception is 2 as well, since 1 would read
+as a gate; `STEPSCOPE_DEBUG=1` prints its traceback.
 """
 
 import errno
@@ -31,21 +31,20 @@ def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
             with warnings.catch_warnings():
                 if not debugging():
                     warnings.simplefilter("ignore")  # of libraries, about our use of them: nothing a user could act on
-                code = _run(command)
+                try:
+                    code = command()
+                except SystemExit:
+                    sys.stdout.flush()
+                    raise
             sys.stdout.flush()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every one of them ends
             code = _after(name, error)
     if code != _FAILED:
-        _print_each(about_the_answer)
+        with suppress(OSError, ValueError):  # standard error is closed
+            for line in about_the_answer or ():
+                print_stderr(line)
+        _give_up_if_broken(sys.stderr)
     return code
-
-
-def _run(command: Callable[[], int]) -> int:
-    try:
-        return command()
-    except SystemExit:
-        sys.stdout.flush()
-        raise
 
 
 def _after(name: str, error: BaseException) -> int:
@@ -56,24 +55,12 @@ def _after(name: str, error: BaseException) -> int:
     _give_up_if_broken(sys.stdout)
     if isinstance(error, BrokenPipeError):  # the reader of our output left, as `head` does
         return 0
-    with suppress(OSError, ValueError):  # nobody is left to be told
-        print_stderr(f"{name}: {sentence(error)}")
+    with suppress(OSError, ValueError):  # standard error is closed
+        print_stderr(f"{name}: {printable(_sentence(error), width=MAX_SENTENCE)}")
     _give_up_if_broken(sys.stderr)
     if isinstance(error, KeyboardInterrupt):
         return _STOPPED
     return error.exit_code if isinstance(error, StepscopeError) else _FAILED
-
-
-def _print_each(lines: list[str]) -> None:
-    with suppress(OSError, ValueError):  # nobody is left to be told
-        for line in lines:
-            print_stderr(line)
-    _give_up_if_broken(sys.stderr)
-
-
-def sentence(error: BaseException) -> str:
-    """Return one line that says what went wrong and what to do."""
-    return printable(_sentence(error), width=MAX_SENTENCE)
 
 
 def _sentence(error: BaseException) -> str:
@@ -86,7 +73,8 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         why = error.strerror or errno.errorcode.get(error.errno, str(error))
         if error.filename is not None:
-            return f"cannot use {_name_of(error.filename)}: {why}; check that it is there and that you may use it"
+            name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+            return f"cannot use {name}: {why}; check that it is there and that you may use it"
         if error.errno in _OUTPUT_FULL:
             return f"cannot write the output: {why}; send it to a place that can be written"
         return f"the system refused: {why}; free what is short, or try another place"
@@ -95,10 +83,6 @@ def _sentence(error: BaseException) -> str:
         f"stepscope failed ({type(error).__name__}: {printable(said, width=300)}); "
         f"set {DEBUG}=1 to see where, and please report it"
     )
-
-
-def _name_of(filename: object) -> str:
-    return os.fsdecode(filename) if isinstance(filename, str | bytes) else str(filename)
 
 
 def _give_up_if_broken(stream: IO[str]) -> None:

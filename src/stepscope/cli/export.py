@@ -1,39 +1,106 @@
-"""`stepscope export`: the run's timeline, tables and TensorBoard files, written where the user asked."""
+"""The run for other tools: one timeline of all ranks on one clock, or its tables.
+
+examples:
+  stepscope export run-folder/ --perfetto timeline.pftrace          open in ui.perfetto.dev
+  stepscope export run-folder/ --perfetto timeline.json.gz          Chrome's JSON: chrome://tracing and others
+  stepscope export run-folder/ --perfetto t.pftrace --ranks 0-7 --steps 12:14 --gpu-only
+  stepscope export run-folder/ --csv tables/ --tables steps,budget
+  stepscope export run-folder/ --tensorboard logs/                  then: tensorboard --logdir logs/
+  stepscope export run-folder/ --mlflow my-experiment               curves and the report, to a tracking server
+
+Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
+nanoseconds; docs/tables.md has every column.
+"""
 
 import argparse
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.account import Account
-from stepscope.cli.given.progress import work_progress
-from stepscope.cli.given.run_arguments import account_with, run_from
+from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, at_least_zero, whole_number
 from stepscope.cli.messages import print_line, warn
 from stepscope.cli.output import check_outputs, refuse_used_folder, whole_folder, write_json, write_pieces
+from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
+from stepscope.cli.run_arguments import account_with, run_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
-from stepscope.record.sinks import tracking_module
-from stepscope.report.chrome import chrome_trace
-from stepscope.report.perfetto import perfetto_trace
-from stepscope.report.tensorboard import tensorboard_files
-from stepscope.report.timeline import Filter, Timeline, timeline_of, with_owner_tracks
-from stepscope.run.aligned import aligned
-from stepscope.run.load import Run
-from stepscope.run.read_files import Progress
-from stepscope.tables.catalog import RunTables
-from stepscope.tables.table import pyarrow_module, table_csv, table_parquet
+from stepscope.report.timeline_limit import MAX_SLICES
+from stepscope.tables.schema import TABLES
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
-_GZIP = 31
+if TYPE_CHECKING:
+    from stepscope.analyze.account import Account
+    from stepscope.report.timeline import Filter
+    from stepscope.run.load import Run
+    from stepscope.tables.catalog import RunTables
+
 _SENT = ("wandb", "mlflow")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    outputs = {
+        "--perfetto": ("FILE", "timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"),
+        "--csv": ("DIR", "tables as CSV, one file each"),
+        "--parquet": ("DIR", "tables as Parquet, one file each"),
+        "--tensorboard": ("DIR", "each rank's trace and curves over steps, for TensorBoard"),
+        "--wandb": ("PROJECT", "send curves and report to W&B, where it is installed"),
+        "--mlflow": ("EXPERIMENT", "send curves and report to MLflow, where it is installed"),
+    }
+    add_options(parser, outputs)
+    parser.add_argument(
+        "--tables", type=_tables, default=tuple(TABLES), metavar="A,B", help="only these tables (default: all)"
+    )
+    chosen = parser.add_argument_group("what the timeline shows")
+    chosen.add_argument("--ranks", type=_ranks, metavar="0,3,8-15", help="these ranks")
+    chosen.add_argument("--steps", metavar="FIRST:LAST", help="these steps, LAST exclusive")
+    chosen.add_argument("--gpu-only", action="store_true", help="what ran on devices, steps and collectives")
+    chosen.add_argument("--min-us", type=above_zero, metavar="N", help="slices of at least N microseconds")
+    chosen.add_argument(
+        "--max-slices",
+        type=at_least_zero,
+        default=MAX_SLICES,
+        metavar="N",
+        help=f"thin what is not chosen until so many are left ({MAX_SLICES:,}); 0 keeps all",
+    )
+    add_json(parser, "what was written where as JSON")
+
+
+def _tables(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= set(TABLES):
+        raise argparse.ArgumentTypeError(f"no such table in {text!r}; use some of {', '.join(TABLES)}")
+    return names
+
+
+def _ranks(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        low, high = whole_number(first), whole_number(last or first)
+        if low is None or high is None or part.endswith("-"):
+            raise argparse.ArgumentTypeError(f"{text!r} are no ranks; write them as 0,3,8-15")
+        if high < low or high - low > 1 << 20:
+            raise argparse.ArgumentTypeError(f"{part!r} are no ranks; write them as 0,3,8-15")
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank could not be read."""
-    chosen = _filter(args)
+    """Return 0, or 3 if a rank could not be read."""
+    from stepscope.report.timeline import Filter
+    from stepscope.tables.catalog import RunTables
+
+    chosen = Filter(
+        ranks=args.ranks,
+        steps=range(*steps_from(args.steps)) if args.steps else None,
+        gpu_only=args.gpu_only,
+        min_ns=round(args.min_us * NS_PER_US) if args.min_us else None,
+    )
     _refuse_outputs(args)
     recorded = run_from(args)
     _refuse_unknown(recorded, chosen)
@@ -44,12 +111,22 @@ def run(args: argparse.Namespace) -> int:
     written += [_write_tables(recorded, tables, args, form) for form in ("csv", "parquet") if getattr(args, form)]
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
-    written += [_send(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
-    _say(written, args, tables.late_warnings)
+    written += [send_run(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
+    write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
+    if args.json != "-":
+        for one in written:
+            keys = ("slices", "ranks", "flows", "files", "rows")
+            counts = ", ".join(f"{one[key]:,} {key}" for key in keys if key in one)
+            print_line(f"{one['what']}: {printable(one['path'])}  {counts}, {readable_bytes(one['size_bytes'])}")
+    for warning in dict.fromkeys([*(line for one in written for line in one["warnings"]), *tables.late_warnings]):
+        warn(warning)
     return 3 if recorded.unreadable else 0
 
 
 def _refuse_outputs(args: argparse.Namespace) -> None:
+    from stepscope.record.sinks import tracking_module
+    from stepscope.tables.table import pyarrow_module
+
     if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_SENT)):
         raise UsageError("nothing to write; give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR")
     if args.perfetto == "-":
@@ -63,37 +140,32 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
         refuse_used_folder(folder, force=args.force)
 
 
-def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form: str) -> dict[str, Any]:
-    path = getattr(args, form)
-    size = rows = 0
-    with (
-        whole_folder(path, force=args.force) as folder,
-        work_progress(f"writing tables as {form}", unit="tables") as progress,
-    ):
-        for i, name in enumerate(args.tables):
-            if progress:
-                progress(i, len(args.tables))
-            table = made.table(name)
-            pieces = table_csv(table) if form == "csv" else table_parquet(table)
-            size += write_pieces(folder / f"{name}.{form}", pieces, force=args.force)
-            rows += len(table)
-    return {
-        "what": f"tables as {form}",
-        "path": path,
-        "size_bytes": size,
-        "files": len(args.tables),
-        "rows": rows,
-        "warnings": list(recorded.warnings),
-    }
+def _refuse_unknown(recorded: "Run", chosen: "Filter") -> None:
+    there = {rank.rank for rank in recorded.ranks}
+    if chosen.ranks is not None and not chosen.ranks <= there:
+        absent = ", ".join(map(str, sorted(chosen.ranks - there)[:10]))
+        raise UsageError(f"--ranks: the run has no rank {absent}; it has {len(there)}, {min(there)} to {max(there)}")
+    numbers = {int(n) for rank in recorded.ranks for n in rank.steps.number}
+    if chosen.steps is not None and not any(n in chosen.steps for n in numbers):
+        known = f"the run has {min(numbers)}:{max(numbers) + 1}" if numbers else "the run has no recorded steps"
+        raise UsageError(f"--steps: no step was recorded in {chosen.steps.start}:{chosen.steps.stop}; {known}")
 
 
-def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
+def _write_timeline(recorded: "Run", args: argparse.Namespace, chosen: "Filter") -> dict[str, Any]:
+    from stepscope.report.chrome import chrome_trace
+    from stepscope.report.perfetto import perfetto_trace
+    from stepscope.report.timeline import timeline_of, with_owner_tracks
+    from stepscope.run.aligned import aligned
+
     with work_progress("laying out slices", unit="slices") as progress:
         shared = aligned(recorded)
         timeline = timeline_of(shared, given=chosen, most=args.max_slices or None, progress=progress)
         timeline = with_owner_tracks(timeline, shared, given=chosen)
+    name = Path(args.perfetto).name.lower()
+    form = chrome_trace if name.removesuffix(".gz").endswith(".json") else perfetto_trace
     with work_progress("writing the timeline", unit="slices") as progress:
-        size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto, progress), force=args.force)
+        pieces = form(timeline, progress=progress)
+        size = write_pieces(args.perfetto, _gzipped(pieces) if name.endswith(".gz") else pieces, force=args.force)
     return {
         "what": "timeline",
         "path": args.perfetto,
@@ -105,76 +177,74 @@ def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> 
     }
 
 
-def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace) -> dict[str, Any]:
-    files, notes = tensorboard_files(account)
-    size = 0
-    with (
-        whole_folder(args.tensorboard, force=args.force) as folder,
-        work_progress("writing for TensorBoard", unit="files") as progress,
-    ):
-        for i, (name, pieces) in enumerate(files):
-            if progress:
-                progress(i, len(files))
-            size += write_pieces(folder / name, pieces, force=args.force)
-    return {
-        "what": "for TensorBoard",
-        "path": args.tensorboard,
-        "size_bytes": size,
-        "files": len(files),
-        "warnings": [*notes, *recorded.warnings],
-    }
-
-
-def _send(account: Account, kind: str, name: str) -> dict[str, Any]:
-    from stepscope.cli.given.send_run import send_run
-
-    return send_run(account, kind, name)
-
-
-def _pieces(timeline: Timeline, path: str, progress: Progress | None) -> Iterable[bytes]:
-    name = Path(path).name.lower()
-    form = chrome_trace if name.removesuffix(".gz").endswith(".json") else perfetto_trace
-    pieces = form(timeline, progress=progress)
-    return _compressed(pieces) if name.endswith(".gz") else pieces
-
-
-def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    packer = zlib.compressobj(wbits=_GZIP)
+def _gzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    packer = zlib.compressobj(wbits=31)
     for piece in pieces:
         yield packer.compress(piece)
     yield packer.flush()
 
 
-def _say(written: list[dict[str, Any]], args: argparse.Namespace, late: Sequence[str]) -> None:
-    write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
-    if args.json != "-":
-        for one in written:
-            print_line(_line(one))
-    for warning in dict.fromkeys([*(warning for one in written for warning in one["warnings"]), *late]):
-        warn(warning)
+def _write_tables(recorded: "Run", made: "RunTables", args: argparse.Namespace, form: str) -> dict[str, Any]:
+    from stepscope.tables.table import table_csv, table_parquet
+
+    pieces_of = table_csv if form == "csv" else table_parquet
+    files = ((f"{name}.{form}", pieces_of(made.table(name))) for name in args.tables)
+    written = _write_folder(f"tables as {form}", getattr(args, form), files, len(args.tables), args)
+    rows = sum(len(made.table(name)) for name in args.tables)
+    return {**written, "rows": rows, "warnings": list(recorded.warnings)}
 
 
-def _line(one: dict[str, Any]) -> str:
-    counts = ", ".join(f"{one[key]:,} {key}" for key in ("slices", "ranks", "flows", "files", "rows") if key in one)
-    return f"{one['what']}: {printable(one['path'])}  {counts}, {readable_bytes(one['size_bytes'])}"
+def _write_tensorboard(recorded: "Run", account: "Account", args: argparse.Namespace) -> dict[str, Any]:
+    from stepscope.report.tensorboard import tensorboard_files
+
+    files, notes = tensorboard_files(account)
+    written = _write_folder("for TensorBoard", args.tensorboard, files, len(files), args)
+    return {**written, "warnings": [*notes, *recorded.warnings]}
 
 
-def _filter(args: argparse.Namespace) -> Filter:
-    steps = steps_from(args.steps) if args.steps else None
-    return Filter(
-        ranks=args.ranks,
-        steps=range(*steps) if steps else None,
-        gpu_only=args.gpu_only,
-        min_ns=round(args.min_us * NS_PER_US) if args.min_us else None,
-    )
+def _write_folder(
+    what: str, path: str, files: Iterable[tuple[str, Iterable[bytes]]], count: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    size = 0
+    with (
+        whole_folder(path, force=args.force) as folder,
+        work_progress(f"writing {what}", unit="files") as progress,
+    ):
+        for i, (name, pieces) in enumerate(files):
+            if progress:
+                progress(i, count)
+            size += write_pieces(folder / name, pieces, force=args.force)
+    return {"what": what, "path": path, "size_bytes": size, "files": count}
 
 
-def _refuse_unknown(recorded: Run, chosen: Filter) -> None:
-    there = {rank.rank for rank in recorded.ranks}
-    if chosen.ranks is not None and not chosen.ranks <= there:
-        absent = ", ".join(map(str, sorted(chosen.ranks - there)[:10]))
-        raise UsageError(f"--ranks: the run has no rank {absent}; it has {len(there)}, {min(there)} to {max(there)}")
-    numbers = {int(n) for rank in recorded.ranks for n in rank.steps.number}
-    if chosen.steps is not None and not any(n in chosen.steps for n in numbers):
-        known = f"the run has {min(numbers)}:{max(numbers) + 1}" if numbers else "the run has no recorded steps"
-        raise UsageError(f"--steps: no step was recorded in {chosen.steps.start}:{chosen.steps.stop}; {known}")
+def send_run(account: "Account", kind: str, name: str) -> dict[str, Any]:
+    """Return what was sent to W&B or MLflow: the curves that TensorBoard gets, in order, then the report."""
+    import tempfile
+
+    from stepscope.diagnose.findings import diagnose
+    from stepscope.record.sinks import sink_from
+    from stepscope.report.html.page import render_html
+    from stepscope.report.tensorboard import scalars_of
+
+    by_step: dict[int, dict[str, float]] = {}
+    for scalar in scalars_of(account):
+        by_step.setdefault(scalar.step, {})[scalar.tag] = scalar.value
+    page = render_html(account, diagnose(account)).encode()
+    sink = sink_from(f"{kind}:{name}")
+    try:
+        for step, values in sorted(by_step.items()):
+            sink.scalars(step, values)
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.html")
+            report.write_bytes(page)
+            sink.artefact(report)
+    finally:
+        sink.close()
+    return {
+        "what": f"sent to {kind}",
+        "path": name,
+        "size_bytes": len(page),
+        "files": 1,
+        "rows": sum(map(len, by_step.values())),
+        "warnings": list(account.run.warnings),
+    }

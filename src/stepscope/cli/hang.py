@@ -1,25 +1,39 @@
-"""`stepscope hang`: who did not arrive, from the flight recorder dumps of a job that hangs or died."""
+"""Who did not arrive? From the flight recorder dumps of a job that hangs or died.
+
+examples:
+  stepscope hang /tmp/nccl_trace_rank_*
+  stepscope hang dumps/ --json -
+  stepscope hang run-folder/
+
+torch writes the dumps when a collective times out (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1).
+"""
 
 import argparse
-import sys
 
-from stepscope.analyze.hang import hang_of
+from stepscope.cli.arguments import add_json
 from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, write_json
-from stepscope.document.hang import hang_json
-from stepscope.report.terminal import console
-from stepscope.report.text.hang import print_hang
-from stepscope.run.dumps import read_dumps
+from stepscope.cli.output import check_outputs, terminal, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("dumps", metavar="DUMPS", nargs="+", help="dumps of the ranks, their folder, or a run folder")
+    add_json(parser, "all groups and calls as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a dump could not be read."""
+    """Return 0, or 3 if a dump could not be read."""
+    from stepscope.analyze.hang import hang_of
+    from stepscope.document.hang import hang_json
+    from stepscope.report.text.hang import print_hang
+    from stepscope.run.dumps import read_dumps
+
     check_outputs(args.json, force=args.force)
     dumps = read_dumps(args.dumps)
     found = hang_of(dumps.by_rank)
     write_json(args.json, hang_json(found, dumps) if args.json else None, force=args.force)
     if args.json != "-":
-        print_hang(found, console(sys.stdout))
+        print_hang(found, terminal())
     for line in (*dumps.unreadable, *dumps.notes):
         warn(line)
     return 3 if dumps.unreadable else 0

@@ -1,57 +1,69 @@
-"""`stepscope health`: the account in one table, check lists, and gates that set the exit code."""
+"""Is the job healthy? Three steps, all ranks, one table; stragglers named, check lists measured, gates for CI.
+
+examples:
+  stepscope health run-folder/
+  stepscope health -- torchrun --nproc-per-node=8 train.py
+  stepscope health run-folder/ --fail-on 'data_loading_pct>30' --fail-on 'stragglers.count>0'
+
+A command is recorded first, for three steps (--steps). --fail-on takes any number of the report's JSON by its dotted
+name, and exits with 1 where one of the conditions is met.
+"""
 
 import argparse
-import sys
-from typing import Any
 
-from stepscope.cli.given.recorded_command import check_one_of_both, record_command
-from stepscope.cli.given.run_arguments import account_from, warn_incomplete
-from stepscope.cli.output import check_outputs, write_json
-from stepscope.cli.record import steps_from
-from stepscope.compare.conditions import GateResult, judge, parse_gate
-from stepscope.diagnose.checks import checks_of
-from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.guides import guides_of
-from stepscope.diagnose.verdict import conclude
-from stepscope.document.report import report_json
+from stepscope.cli.arguments import add_json, add_run_arguments, take_command
+from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.record import check_one_of_both, record_command, steps_from
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.record.config import RecordConfig, default_out
-from stepscope.report.terminal import console
-from stepscope.report.text.health import print_guides, print_health
-from stepscope.run.load import Run
+
+_STEPS = "10:13"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    take_command(parser, "health")
+    add_run_arguments(parser, needed=False)
+    parser.add_argument(
+        "--fail-on", metavar="EXPR", action="append", default=[], help="condition that fails the run: 'step_ms>120'"
+    )
+    parser.add_argument("--guides", action="store_true", help="print the guides that apply, item by item")
+    parser.add_argument("--out", metavar="DIR", help="run folder for a command (./stepscope-run)")
+    parser.add_argument(
+        "--steps", default=_STEPS, metavar="FIRST:LAST", help=f"steps of a command to profile ({_STEPS})"
+    )
+    add_json(parser, "report, checks and gates as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, 1 where a gate does not hold, 3 where a rank could not be read or the command failed."""
+    """Return 0, 1 if a gate fails, 3 if a rank could not be read or the command failed."""
+    from stepscope.compare.conditions import judge, parse_gate
+    from stepscope.diagnose.checks import checks_of
+    from stepscope.diagnose.findings import diagnose
+    from stepscope.diagnose.guides import guides_of
+    from stepscope.diagnose.verdict import conclude
+    from stepscope.document.report import report_json
+    from stepscope.report.text.health import print_guides, print_health
+
     check_outputs(args.json, force=args.force)
     check_one_of_both(args, "health")
     gates = [parse_gate(text) for text in args.fail_on]
-    failed = _record(args) if args.command else False
+    failed = False
+    if args.command:
+        config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
+        failed = record_command(args, config)
     account = account_from(args)
     diagnosis = diagnose(account)
     report = report_json(account, diagnosis)
     results = judge(gates, report)
-    write_json(args.json, {**report, "gates": [_gate_json(r) for r in results]}, force=args.force)
+    judged = [{"fail_on": str(r.gate), "holds": r.holds, "value": r.value, "said": r.said} for r in results]
+    write_json(args.json, {**report, "gates": judged}, force=args.force)
     if args.json != "-":
-        out = console(sys.stdout)
+        out = terminal()
         print_health(account, conclude(account, diagnosis), checks_of(account), results, out)
         if args.guides:
             print_guides(guides_of(account), out)
-    warn_incomplete(account)
-    return _exit_code(results, account.run, failed=failed)
-
-
-def _record(args: argparse.Namespace) -> bool:
-    config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
-    recorded = record_command(args.command, config, keep_stdout=args.json == "-")
-    args.run = [str(recorded.folder)]
-    return bool(recorded.exit_code)
-
-
-def _gate_json(result: GateResult) -> dict[str, Any]:
-    return {"fail_on": str(result.gate), "holds": result.holds, "value": result.value, "said": result.said}
-
-
-def _exit_code(results: list[GateResult], run: Run, *, failed: bool) -> int:
+    code = warn_incomplete(account)
     if not all(r.holds for r in results):
         return 1
-    return 3 if run.unreadable or failed else 0
+    return 3 if failed else code

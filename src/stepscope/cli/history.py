@@ -1,19 +1,45 @@
-"""`stepscope history`: a folder of runs as rows, groups, the newest against those before it, and slow hosts."""
+"""Runs over time: step, MFU, memory and findings by commit, configuration and host; hosts that are slow across jobs.
+
+examples:
+  stepscope history runs/
+  stepscope history runs/ --by host
+  stepscope history runs/ --by config --json history.json
+  stepscope history s3://bucket/runs --no-traces
+
+A run is a folder with run.json or traces, up to three levels below. What is found is kept in `.stepscope/` there, so
+that only new runs are analysed the next time (--no-cache). `stepscope compare RUN --against runs/` holds one run
+against them.
+"""
 
 import argparse
-import sys
 from pathlib import Path
 
-from stepscope.cli.given.progress import work_progress
-from stepscope.cli.output import check_outputs, write_json
-from stepscope.compare.history import history_json, history_rows
+from stepscope.cli.arguments import add_force, at_least_one
+from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.progress import work_progress
 from stepscope.contract.redaction import shown_address
-from stepscope.report.terminal import console
-from stepscope.report.text.history import print_history
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("folder", metavar="FOLDER", help="folder of runs, or its address")
+    parser.add_argument(
+        "--by", choices=("commit", "config", "host", "device"), default="commit", help="groups (default: commit)"
+    )
+    parser.add_argument("--no-traces", action="store_true", help="by run.json and step logs alone: quick, no findings")
+    parser.add_argument(
+        "--json", metavar="PATH", help="write all runs, groups and hosts as JSON; - for standard output"
+    )
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write what was kept")
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a run could not be read."""
+    """Return 0, or 3 if a run could not be read."""
+    from stepscope.compare.history import history_json, history_rows
+    from stepscope.report.text.history import print_history
+
     check_outputs(args.json, force=args.force)
     with work_progress("runs", unit="runs") as progress:
         rows = history_rows(
@@ -22,5 +48,5 @@ def run(args: argparse.Namespace) -> int:
     document = history_json(shown_address(getattr(args, "named_folder", args.folder)), rows, by=args.by)
     write_json(args.json, document, force=args.force)
     if args.json != "-":
-        print_history(document, console(sys.stdout))
+        print_history(document, terminal())
     return 3 if any(row.problem for row in rows) else 0

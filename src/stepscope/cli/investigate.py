@@ -1,112 +1,112 @@
-"""`stepscope investigate`: the five steps, each printed as it is done, and the record kept in the run folder."""
+"""Find out why a step is slow, in five steps: baseline, category, detail, root cause, and validation of a fix.
+
+examples:
+  stepscope investigate run-folder/
+  stepscope investigate run-folder/ --fixed second-run/
+  stepscope investigate -- torchrun --nproc-per-node=8 train.py
+
+A command is recorded first. What was found stays in the run folder, as investigation.json and investigation.txt;
+later investigations are added to them. A single trace or a glob has no run folder: use --json.
+"""
 
 import argparse
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.account import Account
-from stepscope.cli.given.recorded_command import check_one_of_both, record_command
-from stepscope.cli.given.run_arguments import account_from, warn_incomplete
+from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, take_command
 from stepscope.cli.messages import say_with_answer
-from stepscope.cli.output import check_outputs, write_json
+from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.record import check_one_of_both, record_command
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.contract.run_folder import SCHEMA, atomic_write
-from stepscope.diagnose.finding import FINDING_IDS
-from stepscope.diagnose.findings import diagnose
 from stepscope.errors import UsageError
-from stepscope.investigate.investigation import Measurement, Step, investigate
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig, default_out
-from stepscope.report.terminal import console
-from stepscope.report.text.investigation import investigation_json, investigation_text, print_step
 from stepscope.side_file import read_side_json, read_side_text
+
+if TYPE_CHECKING:
+    from stepscope.investigate.investigation import Step
 
 _RECORD = "investigation.json"
 _TEXT = "investigation.txt"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    take_command(parser, "investigate")
+    add_run_arguments(parser, needed=False)
+    fix = {
+        "--fixed": ("RUN2", "the run with the fix: did it save what was predicted?"),
+        "--finding": ("ID", "the finding that was fixed (default: those that are gone)"),
+    }
+    add_options(parser, fix)
+    parser.add_argument(
+        "--fixed-unprofiled-step-ms", type=above_zero, metavar="X", help="RUN2's step without the profiler"
+    )
+    parser.add_argument("--out", metavar="DIR", help="run folder for a command (./stepscope-run)")
+    add_json(parser, "the investigation as JSON")
+
+
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank could not be read or the command failed."""
+    """Return 0, or 3 if a rank could not be read or the command failed."""
+    from stepscope.diagnose.finding import FINDING_IDS
+    from stepscope.diagnose.findings import diagnose
+    from stepscope.investigate.investigation import Measurement, investigate
+    from stepscope.report.text.investigation import investigation_json, print_step
+
     check_outputs(args.json, force=args.force)
     check_one_of_both(args, "investigate")
     if args.finding is not None and args.finding not in FINDING_IDS:
         raise UsageError(f"--finding: unknown id {args.finding!r}; use one of {', '.join(FINDING_IDS)}")
-    failed = _record_command(args) if args.command else False
-    first = account_from(args)
-    second = account_from(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms) if args.fixed else None
-    steps = _print_steps(args, first, second)
+    failed = False
+    if args.command:
+        failed = record_command(args, RecordConfig(out=args.out or default_out(), record_shapes=True))
+    accounts = [account_from(args)]
+    if args.fixed:
+        accounts.append(account_from(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms))
+    first, *second = [Measurement(account, diagnose(account)) for account in accounts]
+    steps = []
+    for step in investigate(first, fixed=second[0] if second else None, finding=args.finding, name=" ".join(args.run)):
+        if args.json != "-":
+            print_step(step, terminal())
+        steps.append(step)
     record = investigation_json(
         steps,
-        run=first.run.name,
-        fixed=second.run.name if second else None,
+        run=first.account.run.name,
+        fixed=second[0].account.run.name if second else None,
         finding=args.finding,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     write_json(args.json, {"schema": SCHEMA, **record}, force=args.force)
-    _keep(args.run, record, steps)
-    accounts = [account for account in (first, second) if account is not None]
-    for account in accounts:
-        warn_incomplete(account)
-    return 3 if failed or any(account.run.unreadable for account in accounts) else 0
-
-
-def _record_command(args: argparse.Namespace) -> bool:
-    config = RecordConfig(out=args.out or default_out(), record_shapes=True)
-    recorded = record_command(args.command, config, keep_stdout=args.json == "-")
-    args.run = [str(recorded.folder)]
-    return bool(recorded.exit_code)
-
-
-def _print_steps(args: argparse.Namespace, first: Account, second: Account | None) -> list[Step]:
-    out, done = console(sys.stdout), []
-    fixed = _measured(second) if second else None
-    for step in investigate(_measured(first), fixed=fixed, finding=args.finding, name=" ".join(args.run)):
-        if args.json != "-":
-            print_step(step, out)
-        done.append(step)
-    return done
-
-
-def _measured(account: Account) -> Measurement:
-    return Measurement(account, diagnose(account))
-
-
-def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
-    folder = Path(given[0])
     try:
-        _check_run_folder(given)
-        kept = _kept_so_far(folder / _RECORD)
-        whole = {"schema": SCHEMA, "investigations": [*kept, record]}
-        _write(folder / _RECORD, json_text(whole, indent=1) + "\n")
-        before = read_side_text(folder / _TEXT) if kept and (folder / _TEXT).is_file() else ""
-        text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
-        _write(folder / _TEXT, before + text)
+        _append_record(args.run, record, steps)
+        done = f"kept in {Path(args.run[0]) / _RECORD} and {_TEXT}"
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        say_with_answer(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
-        return
-    say_with_answer(f"stepscope investigate: kept in {folder / _RECORD} and {_TEXT}")
+        done = f"no record was kept: {why}; --json FILE writes one"
+    say_with_answer(f"stepscope investigate: {done}")
+    codes = [warn_incomplete(account) for account in accounts]
+    return 3 if failed or any(codes) else 0
 
 
-def _check_run_folder(given: list[str]) -> None:
+def _append_record(given: list[str], record: dict[str, Any], steps: "list[Step]") -> None:
+    from stepscope.report.text.investigation import investigation_text
+
     folder = Path(given[0])
     if len(given) > 1 or not folder.is_dir():
         raise ValueError(f"{' '.join(given)} is no run folder")
     if not folder.stat().st_mode & 0o222:
         raise ValueError(f"{folder} is read-only")
-
-
-def _kept_so_far(path: Path) -> list[Any]:
-    try:
-        found, unusable = read_side_json(path)
-    except FileNotFoundError:
-        return []
-    if unusable or not isinstance(found, dict) or not isinstance(found.get("investigations"), list):
-        raise ValueError(f"{path.name} is there already and is no record of ours")
-    return list(found["investigations"])
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as f:
-        f.write(text.encode())
+    earlier: list[Any] = []
+    if (folder / _RECORD).exists():
+        found, unusable = read_side_json(folder / _RECORD)
+        if unusable or not isinstance(found, dict) or not isinstance(found.get("investigations"), list):
+            raise ValueError(f"{_RECORD} is there already and is no record of ours")
+        earlier = found["investigations"]
+    before = read_side_text(folder / _TEXT) if earlier and (folder / _TEXT).is_file() else ""
+    text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
+    whole = {"schema": SCHEMA, "investigations": [*earlier, record]}
+    for name, content in ((_RECORD, json_text(whole, indent=1) + "\n"), (_TEXT, before + text)):
+        with atomic_write(folder / name) as f:
+            f.write(content.encode())

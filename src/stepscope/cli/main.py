@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
@@ -19,7 +18,7 @@ from stepscope.version import __version__
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# Each command is a module here, and one in `arguments`; both are imported only when they are needed.
+# Each command is a module here: help text, `add_arguments` and `run`. It is imported only when needed.
 COMMANDS = {
     "demo": "record, analyse and report a small real job on this machine",
     "record": "record every rank of a PyTorch job, with no code change",
@@ -55,7 +54,7 @@ _VERBOSE = {"-v", "--verbose"}
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {_one_line(message)}; see `{self.prog} --help`\n")
+        self.exit(2, f"{self.prog}: {printable(message, width=MAX_SENTENCE)}; see `{self.prog} --help`\n")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
         if message:
@@ -65,23 +64,23 @@ class _OneLineParser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code of one command line (the contract lists the codes)."""
     given = sys.argv[1:] if argv is None else argv
-    arguments, how_much = _without_how_much(given)
-    with ExitStack() as said:
-        if _QUIET & how_much:
-            said.enter_context(quiet())
-        if _VERBOSE & how_much:
-            said.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
+    arguments, verbosity = _split_verbosity(given)
+    with ExitStack() as settings:
+        if _QUIET & verbosity:
+            settings.enter_context(quiet())
+        if _VERBOSE & verbosity:
+            settings.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
         if arguments and arguments[0] in _DESK and _BLAS_THREADS not in os.environ:
-            said.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
+            settings.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
         if not arguments or arguments[0] not in COMMANDS:
             return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
         return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
 
 
-def _without_how_much(given: Sequence[str]) -> tuple[list[str], set[str]]:
+def _split_verbosity(given: Sequence[str]) -> tuple[list[str], set[str]]:
     own = given.index("--") if "--" in given else len(given)
-    kept = [word for word in given[:own] if word not in _QUIET | _VERBOSE]
-    return [*kept, *given[own:]], set(given[:own]) - set(kept)
+    others = [word for word in given[:own] if word not in _QUIET | _VERBOSE]
+    return [*others, *given[own:]], set(given[:own]) - set(others)
 
 
 @contextmanager
@@ -101,39 +100,32 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    module = _imported(f"stepscope.cli.{name}")
-    if any("://" in word for word in arguments):
-        from stepscope.cli.given.addresses import run_on_copies
-
-        return run_on_copies(name, module.run, args)
+    run = import_module(f"stepscope.cli.{name}").run
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, *thresholds[1:])  # imports make many objects and little garbage
     try:
-        code: int = module.run(args)
+        if any("://" in word for word in arguments):
+            from stepscope.cli.run_arguments import run_on_copies
+
+            return run_on_copies(name, run, args)
+        return int(run(args))
     finally:
+        gc.set_threshold(*thresholds)
         if later := sys.modules.get("stepscope.later_writes"):  # where the command read anything
             later.wait_for_all()
-    return code
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
-    taken = import_module(f"stepscope.cli.arguments.{name}")
+    module = import_module(f"stepscope.cli.{'arguments.' * (name == 'bench')}{name}")
     command = _OneLineParser(
         prog=f"stepscope {name}",
-        description=taken.__doc__,
+        description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    taken.add_arguments(command)
-    _add_how_much(command)
+    module.add_arguments(command)
+    _add_verbosity(command)
     return command
-
-
-def _imported(name: str) -> ModuleType:
-    gc.disable()
-    try:
-        return import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:
@@ -142,10 +134,6 @@ def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[s
         option, sign, value = word.partition("=")
         if option.startswith("--") and sign and value == "--":
             command.error(f"argument {option}: '--' is not a value")
-
-
-def _one_line(message: str) -> str:
-    return printable(message, width=MAX_SENTENCE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,12 +146,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`stepscope COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_how_much(parser)
+    _add_verbosity(parser)
     parser.add_argument("-V", "--version", action="version", version=f"stepscope {__version__}")
     return parser
 
 
-def _add_how_much(parser: argparse.ArgumentParser) -> None:
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     never = argparse.SUPPRESS
     parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
     parser.add_argument("-v", "--verbose", action="store_true", default=never, help="say where an error came from")

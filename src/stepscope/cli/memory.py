@@ -1,33 +1,56 @@
-"""`stepscope memory`: memory through the step, from a run folder, its snapshots, or a snapshot alone."""
+"""Memory through the step: what it is used for, the peak and what is alive at it, gaps, growth.
+
+examples:
+  stepscope memory run-folder/
+  stepscope memory snapshot.pickle
+  stepscope memory run-folder/ --rank 3 --json -
+  stepscope memory run-folder/ --what-if checkpointing --what-if zero=2 --what-if batch=2x
+
+Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; by formulas on what was measured.
+A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` beside the traces.
+"""
 
 import argparse
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepscope.analyze.account import Account
-from stepscope.analyze.memory_events import Moments, snapshot_moments
-from stepscope.analyze.memory_snapshot import SnapshotView, snapshot_view
-from stepscope.cli.given.run_arguments import account_from, warn_incomplete
+from stepscope.cli.arguments import add_json, add_run_options, at_least_zero
 from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, write_json
-from stepscope.document.live import memory_document
+from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.errors import InputError
-from stepscope.predict.memory import MemoryJob, MemoryWhatIf, memory_job, memory_of, memory_what_if, predicted_states
-from stepscope.report.terminal import console
-from stepscope.report.text.memory import print_memory_what_ifs, print_predicted, print_rank_memory, print_snapshot
-from stepscope.run.dumps import SaidStorages, is_snapshot, memory_snapshots, storages_beside
-from stepscope.run.sources import find_sources, rank_in_name
-from stepscope.trace.memory_snapshot import read_memory_snapshot
+
+if TYPE_CHECKING:
+    from stepscope.analyze.account import Account
+    from stepscope.analyze.memory_events import Moments
+    from stepscope.analyze.memory_snapshot import SnapshotView
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", metavar="RUN|SNAPSHOT", nargs="+", help="run folder, traces, or memory snapshots")
+    parser.add_argument("--rank", type=at_least_zero, metavar="R", help="one rank alone (default: the fullest)")
+    parser.add_argument(
+        "--what-if", metavar="CHANGE", action="append", default=[], help="the peak with one thing changed; repeatable"
+    )
+    add_json(parser, "all ranks as JSON")
+    add_run_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank or a snapshot could not be read."""
+    """Return 0, or 3 if a rank or a snapshot could not be read."""
+    from stepscope.document.live import memory_document
+    from stepscope.predict.memory import MemoryJob, memory_job, memory_what_if, predicted_states
+    from stepscope.report.text.memory import print_memory_what_ifs, print_predicted
+
     check_outputs(args.json, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
     rank, moments = _held(account, snapshots, args.rank)
-    predicted = predicted_states(account.run.description, moments) if account is not None else ()
-    what_ifs = _what_ifs(args.what_if, account, moments, rank)
+    predicted = predicted_states(account.run.description, moments) if account else ()
+    of = [one for one in account.run.ranks if one.rank == rank] if account and args.what_if else []
+    job = memory_job(account, of[0]) if account and of else MemoryJob()
+    what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
     if args.json:
         document = memory_document(
             account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
@@ -35,18 +58,26 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.json, document, force=args.force)
     if args.json != "-":
         _print(account, snapshots, args.rank)
-        print_predicted(predicted, console(sys.stdout))
-        print_memory_what_ifs(what_ifs, console(sys.stdout), rank=rank)
-    if account is not None:
-        warn_incomplete(account)
+        print_predicted(predicted, terminal())
+        print_memory_what_ifs(what_ifs, terminal(), rank=rank)
+    code = warn_incomplete(account) if account else 0
     for line in unreadable:
         warn(line)
-    return 3 if unreadable or (account is not None and account.run.unreadable) else 0
+    return 3 if unreadable else code
 
 
-def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[str]]:
+def _snapshots(given: list[str]) -> "tuple[dict[int | None, SnapshotView], list[str]]":
+    from stepscope.analyze.memory_snapshot import snapshot_view
+    from stepscope.run.dumps import SaidStorages, is_snapshot, memory_snapshots, storages_beside
+    from stepscope.run.sources import rank_in_name
+    from stepscope.trace.memory_snapshot import read_memory_snapshot
+
     found: dict[int | None, SnapshotView] = {}
     unreadable: list[str] = []
+
+    def add(rank: int | None, view: "SnapshotView") -> None:
+        found[rank if rank not in found else next(n for n in range(len(found) + 1) if n not in found)] = view
+
     for one in map(Path, given):
         if one.is_dir():
             inside, lost = memory_snapshots(one)
@@ -54,40 +85,17 @@ def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[s
             for rank, snapshot in inside:
                 path, device = Path(snapshot.path), snapshot.device
                 said = storages_beside(path, rank=rank, device=device) if rank is not None else SaidStorages()
-                view = snapshot_view(snapshot, storages=said.category, bucket_bytes=said.bucket_bytes)
-                found[_free(rank, found)] = view
+                add(rank, snapshot_view(snapshot, storages=said.category, bucket_bytes=said.bucket_bytes))
         elif one.is_file() and is_snapshot(one):
-            found[_free(rank_in_name(one.name), found)] = snapshot_view(read_memory_snapshot(one))
+            add(rank_in_name(one.name), snapshot_view(read_memory_snapshot(one)))
     return found, unreadable
 
 
-def _held(
-    account: Account | None, snapshots: dict[int | None, SnapshotView], rank: int | None
-) -> tuple[int | None, Moments | None]:
-    found = memory_of(account, rank) if account is not None else None
-    if found is not None and found[1] is not None:
-        return found[0].rank, found[1]
-    shown = {r: view for r, view in snapshots.items() if rank is None or r in (rank, None)}
-    if not shown:
-        return rank if found is None else found[0].rank, None
-    fullest = max(shown, key=lambda r: shown[r].peak.allocated_bytes)
-    return fullest, snapshot_moments(shown[fullest].by_purpose, shown[fullest].phases)
+def _account(args: argparse.Namespace, has_snapshots: bool) -> "Account | None":
+    from stepscope.run.dumps import is_snapshot
+    from stepscope.run.sources import find_sources
 
-
-def _what_ifs(
-    changes: list[str], account: Account | None, moments: Moments | None, rank: int | None
-) -> list[MemoryWhatIf]:
-    of = [one for one in account.run.ranks if one.rank == rank] if account is not None and changes else []
-    job = memory_job(account, of[0]) if account is not None and of else MemoryJob()
-    return [memory_what_if(change, moments, job) for change in changes]
-
-
-def _free(rank: int | None, taken: dict[int | None, SnapshotView]) -> int | None:
-    return rank if rank not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
-
-
-def _account(args: argparse.Namespace, has_snapshots: bool) -> Account | None:
-    others = [one for one in args.run if Path(one).is_dir() or not (Path(one).is_file() and is_snapshot(Path(one)))]
+    others = [one for one in args.run if not (Path(one).is_file() and is_snapshot(Path(one)))]
     if not others:
         return None
     if has_snapshots:
@@ -102,19 +110,42 @@ def _account(args: argparse.Namespace, has_snapshots: bool) -> Account | None:
     return account
 
 
-def _print(account: Account | None, snapshots: dict[int | None, SnapshotView], rank: int | None) -> None:
-    out = console(sys.stdout)
-    ranks = list(account.memory.ranks) if account is not None and account.memory is not None else []
-    known = [r.rank for r in ranks] + [r for r in snapshots if r is not None]
+def _held(
+    account: "Account | None", snapshots: "dict[int | None, SnapshotView]", rank: int | None
+) -> "tuple[int | None, Moments | None]":
+    from stepscope.analyze.memory_events import snapshot_moments
+    from stepscope.predict.memory import memory_of
+
+    found = memory_of(account, rank) if account else None
+    if found is not None and found[1] is not None:
+        return found[0].rank, found[1]
+    if shown := _fullest_first(snapshots, rank):
+        fullest, view = shown[0]
+        return fullest, snapshot_moments(view.by_purpose, view.phases)
+    return rank if found is None else found[0].rank, None
+
+
+def _fullest_first(
+    snapshots: "dict[int | None, SnapshotView]", rank: int | None
+) -> "list[tuple[int | None, SnapshotView]]":
+    shown = [(r, view) for r, view in snapshots.items() if rank is None or r in (rank, None)]
+    return sorted(shown, key=lambda item: -item[1].peak.allocated_bytes)
+
+
+def _print(account: "Account | None", snapshots: "dict[int | None, SnapshotView]", rank: int | None) -> None:
+    from stepscope.report.text.memory import print_rank_memory, print_snapshot
+
+    out = terminal()
+    memory = account.memory if account else None
+    known = {r.rank for r in (memory.ranks if memory else ())} | {r for r in snapshots if r is not None}
     if rank is not None and known and rank not in known:
-        raise InputError(f"no memory of rank {rank} was recorded; there is {', '.join(map(str, sorted(set(known))))}")
-    if ranks and account is not None and account.memory is not None:
-        fullest = rank if rank is not None else account.memory.fullest_rank
-        for one in ranks:
+        raise InputError(f"no memory of rank {rank} was recorded; there is {', '.join(map(str, sorted(known)))}")
+    if account and memory and memory.ranks:
+        fullest = rank if rank is not None else memory.fullest_rank
+        for one in memory.ranks:
             if one.rank == fullest:
                 others = next((d.others_bytes for d in account.devices if d.rank == one.rank), None)
-                print_rank_memory(one, out, ranks=len(ranks), others_bytes=others)
-    shown = list(snapshots.items()) if rank is None else [(r, v) for r, v in snapshots.items() if r in (rank, None)]
-    fullest_first = sorted(shown, key=lambda item: -item[1].peak.allocated_bytes)
-    for of_rank, view in fullest_first[:1]:
+                print_rank_memory(one, out, ranks=len(memory.ranks), others_bytes=others)
+    if shown := _fullest_first(snapshots, rank):
+        of_rank, view = shown[0]
         print_snapshot(of_rank, view, out, others=len(shown) - 1)

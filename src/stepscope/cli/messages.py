@@ -1,41 +1,40 @@
-"""What a command says in plain lines: the one place that prints, so that no name in a line steers the terminal.
+"""The one place that prints plain lines, with every name escaped for the terminal.
 
-Tables and colours go through `report.terminal`, which does the same for what it prints. What a command says about its
-answer waits for the answer: an input that is refused in the middle is one line and exit code 2, with nothing before it.
+Tables and colours go through `report.terminal`, which escapes as well. Lines about an answer wait for the answer: a
+command that fails halfway prints one line and exits with 2, with nothing before it.
 """
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 from stepscope.units import escaped, printable
 
-_MAX_WARNING = 400
-
+_T = TypeVar("_T")
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
-
-# lines about the answer of the command that runs; None where none does, and they are printed at once
+# lines about the answer of the running command; None outside a command, where they are printed at once
 _held: ContextVar[list[str] | None] = ContextVar("held", default=None)
 
 
 def print_line(line: str = "") -> None:
-    """Print one line on standard output, and let it be seen at once."""
+    """Print one line on standard output, unbuffered."""
     print(escaped(line), flush=True)
 
 
 def print_stderr(line: str) -> None:
-    """Print one line on standard error, at once."""
+    """Print one line on standard error, unbuffered."""
     print(escaped(line), file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
-    """Say on standard error what the answer lacks, once there is an answer."""
-    say_with_answer(f"warning: {printable(line, width=_MAX_WARNING)}")
+    """Print a warning about the answer on standard error, after the answer."""
+    say_with_answer(f"warning: {printable(line, width=400)}")
 
 
 def say_with_answer(line: str) -> None:
-    """Print one line on standard error once the command has done all it was asked for; none where it is to be quiet."""
+    """Print one line on standard error once the command has succeeded; nothing with --quiet."""
     if is_quiet():
         return
     held = _held.get()
@@ -46,26 +45,24 @@ def say_with_answer(line: str) -> None:
 
 
 def is_quiet() -> bool:
-    """Return whether nothing but the answer and errors is asked for."""
+    """Return whether only the answer and errors are printed."""
     return _quiet.get()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Say nothing but the answer, and errors."""
-    before = _quiet.set(True)
-    try:
-        yield
-    finally:
-        _quiet.reset(before)
+def quiet() -> AbstractContextManager[bool]:
+    """Print only the answer and errors."""
+    return _set(_quiet, True)
+
+
+def lines_held() -> AbstractContextManager[list[str] | None]:
+    """Collect lines about the answer in the list that this yields."""
+    return _set(_held, [])
 
 
 @contextmanager
-def lines_held() -> Iterator[list[str]]:
-    """Keep what is said about the answer in the list that this gives, for whoever ends the command to print."""
-    held: list[str] = []
-    before = _held.set(held)
+def _set(variable: ContextVar[_T], value: _T) -> Iterator[_T]:
+    before = variable.set(value)
     try:
-        yield held
+        yield value
     finally:
-        _held.reset(before)
+        variable.reset(before)

@@ -1,7 +1,14 @@
-"""`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces; benchmarks.
+"""Where did the step go? The account of a run folder, a single trace, or any folder or glob of per-rank traces.
 
-What is heavy is imported where it is needed: a report that was kept needs no analysis, JSON no terminal library, text
-no page.
+examples:
+  stepscope report run-folder/
+  stepscope report 'traces/*.json.gz' --json report.json
+  stepscope report trace.json --json - | jq .ranks
+  stepscope report run-folder/ --html report.html
+
+A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank. A folder
+of runs shows one row per run, and the results folder of `stepscope bench` its series.
+Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
 """
 
 import argparse
@@ -10,49 +17,76 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from stepscope.cli.given.kept import place_of_report, raw_bytes_of
-from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
+from stepscope.cli.arguments import add_force, add_options, add_run_arguments
+from stepscope.cli.output import check_outputs, print_cached, terminal, write_json, write_output
+from stepscope.cli.run_arguments import (
+    account_from,
+    cache_key,
+    cached_page,
+    kind_of_input,
+    page_maker,
+    raw_bytes_of,
+    run_entries,
+)
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.cache import KeptReport, ReportPlace
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
-from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
 if TYPE_CHECKING:
-    from stepscope.report.html.cache import KeptPage
+    from stepscope.document.cache import ReportPlace
 
 _PAGE = "report.html"
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    options = {
+        "--json": ("PATH", "write the report as JSON; - for standard output"),
+        "--html": ("PATH", "write the report as one HTML file that needs no network"),
+        "--calibration": ("FILE", "calibration.json to draw in it (the run folder's own)"),
+    }
+    add_options(parser, options)
+    add_force(parser)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank could not be read."""
+    """Return 0, or 3 if a rank could not be read."""
     check_outputs(args.json, args.html, force=args.force)
-    if has_steps_only(args.run):
-        return _report_steps(args)
-    if len(args.run) == 1 and _is_bench(args.run[0]):
-        return _report_bench(args)
-    if len(args.run) == 1 and (runs := folder_of_runs(args.run[0])):
-        return _report_runs(args, runs)
-    place = place_of_report(args)
-    kept = place.found() if place else None
-    page = _page_kept(args) if args.html else None
-    if kept and _has_what_is_asked(kept, page, args):
-        return _show_kept(kept, page, args)
-    return _analyse(args, place)
+    kinds = {"run": _report_run, "runs": _report_runs, "steps": _report_steps, "bench": _report_bench}
+    return kinds[kind_of_input(args.run)](args)
 
 
-def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
-    from stepscope.cli.given.run_arguments import account_from
+def _report_run(args: argparse.Namespace) -> int:
+    from stepscope.document.cache import report_place
+
+    key = cache_key(args, args.run)
+    place = report_place(args.run, **key) if key else None
+    cached = place.found() if place else None
+    page = cached_page(args, args.run) if args.html else None
+    if (
+        cached is None
+        or (args.json and cached.document is None)
+        or (args.html and page is None)
+        or (_wants_text(args) and _terminal(args) not in cached.texts)
+    ):
+        return _analyse(args, place)
+    write_json(args.json, cached.document, force=args.force)
+    if page is not None:
+        write_output(args.html, page.html, force=args.force)
+    if _wants_text(args):
+        print_cached(cached.texts[_terminal(args)])
+    return cached.exit_code
+
+
+def _analyse(args: argparse.Namespace, place: "ReportPlace | None") -> int:
     from stepscope.diagnose.findings import diagnose
+    from stepscope.document.cache import KeptReport
     from stepscope.document.report import report_json
 
     key = place.key() if place else None
-    make_page = None
-    if args.html:
-        from stepscope.cli.given.kept_page import page_maker
-
-        make_page = page_maker(args, args.run)
+    make_page = page_maker(args, args.run) if args.html else None
     account = account_from(args)
     diagnosis = diagnose(account)
     document = report_json(account, diagnosis) if args.json else None
@@ -60,51 +94,29 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
     write_json(args.json, document, force=args.force)
     if page is not None:
         write_output(args.html, page.html, force=args.force)
-    text = None
+    texts = {}
     if _wants_text(args):
         from stepscope.report.terminal import console
         from stepscope.report.text.summary import print_summary
 
         out = _CopyingStream(sys.stdout)
-        print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page(args))  # type: ignore[arg-type]
-        text = out.copy()
+        unprofiled = args.unprofiled_step_ms
+        given = [*getattr(args, "named_run", args.run)]
+        given += ["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else []
+        print_summary(account, diagnosis, console(out), given=given, has_page=_has_page(args))  # type: ignore[arg-type]
+        texts[_terminal(args)] = "".join(out.written)
     code = 3 if account.run.unreadable else 0
     if place and not account.failures and not (document and json_with_notes(document)[1]):
-        texts = {} if text is None else {_terminal(args): text}
         place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account.run))
     return code
-
-
-# A report that was kept ---------------------------------------------------------------------------------------------
 
 
 def _wants_text(args: argparse.Namespace) -> bool:
     return "-" not in (args.json, args.html)
 
 
-def _page_kept(args: argparse.Namespace) -> "KeptPage | None":
-    from stepscope.cli.given.kept_page import kept_page
-
-    return kept_page(args, args.run)
-
-
-def _has_what_is_asked(kept: KeptReport, page: "KeptPage | None", args: argparse.Namespace) -> bool:
-    has_text, has_document = _terminal(args) in kept.texts, kept.document is not None
-    return (
-        (has_document or not args.json) and (page is not None or not args.html) and (has_text or not _wants_text(args))
-    )
-
-
-def _show_kept(kept: KeptReport, page: "KeptPage | None", args: argparse.Namespace) -> int:
-    write_json(args.json, kept.document, force=args.force)
-    if page is not None:
-        write_output(args.html, page.html, force=args.force)
-    if _wants_text(args):
-        print_kept(kept.texts[_terminal(args)])
-    return kept.exit_code
-
-
 def _terminal(args: argparse.Namespace) -> str:
+    """Return all that the text of a report depends on, besides the run."""
     encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page(args)}"
     if not sys.stdout.isatty():
         return f"pipe {encoding}"
@@ -119,20 +131,14 @@ def _has_page(args: argparse.Namespace) -> bool:
 class _CopyingStream:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
-        self._written: list[str] = []
+        self.written: list[str] = []
 
     def write(self, text: str) -> int:
-        self._written.append(text)
+        self.written.append(text)
         return self._out.write(text)
-
-    def copy(self) -> str:
-        return "".join(self._written)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._out, name)
-
-
-# Text ---------------------------------------------------------------------------------------------------------------
 
 
 def _report_steps(args: argparse.Namespace) -> int:
@@ -148,23 +154,15 @@ def _report_steps(args: argparse.Namespace) -> int:
 
         write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
     if _wants_text(args):
-        from stepscope.report.terminal import console
         from stepscope.report.text.steps import print_steps
 
-        print_steps(run, console(sys.stdout))
+        print_steps(run, terminal())
     return 0
-
-
-def _is_bench(path: str) -> bool:
-    if not (Path(path) / RESULTS_JSON).is_file():
-        return False
-    from stepscope.results.folder import is_bench_folder
-
-    return is_bench_folder(path)
 
 
 def _report_bench(args: argparse.Namespace) -> int:
     from stepscope.results.folder import read_bench_results
+    from stepscope.run.sources import RESULTS_JSON
 
     results = read_bench_results(args.run[0])
     if args.json:
@@ -174,18 +172,16 @@ def _report_bench(args: argparse.Namespace) -> int:
 
         write_output(args.html, sheet_page(bench_sheet(results)), force=args.force)
     if _wants_text(args):
-        from stepscope.report.terminal import console
         from stepscope.report.text.bench import print_bench_results
 
-        print_bench_results(results, console(sys.stdout))
+        print_bench_results(results, terminal())
     return 0
 
 
-def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
-    from stepscope.cli.given.folder_of_runs import run_entries
+def _report_runs(args: argparse.Namespace) -> int:
     from stepscope.report.runs import print_runs, run_rows
 
-    entries = run_entries(args, runs)
+    entries = run_entries(args, args.run[0])
     name = Path(args.run[0]).absolute().name
     write_json(args.json, {"schema": SCHEMA, "kind": "runs", "runs": run_rows(entries)}, force=args.force)
     if args.html:
@@ -193,12 +189,5 @@ def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
 
         write_output(args.html, sheet_page(runs_sheet(name, entries)), force=args.force)
     if _wants_text(args):
-        from stepscope.report.terminal import console
-
-        print_runs(name, entries, console(sys.stdout))
+        print_runs(name, entries, terminal())
     return 3 if any(run.report is None for run in entries) else 0
-
-
-def _given(args: argparse.Namespace) -> list[str]:
-    unprofiled = args.unprofiled_step_ms
-    return [*getattr(args, "named_run", args.run), *(["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else [])]

@@ -1,38 +1,62 @@
-"""`stepscope sql`: one query over the tables of a run, its rows as text, CSV or JSON.
+"""SQL over the tables of a run: events, collectives, steps, budget, findings and more.
 
-The tables that it names are kept where the run is large: the next query over them needs no trace.
+examples:
+  stepscope sql --tables
+  stepscope sql run-folder/ "SELECT kind, count(*), sum(dur_ns) / 1e6 AS ms FROM device_work GROUP BY 1"
+  stepscope sql run-folder/ "SELECT rank, avg(wait_ns) / 1e6 AS ms FROM collectives GROUP BY 1" --csv -
+
+The query reaches nothing but these tables: no file and no network. It needs the extra `sql` (DuckDB, PyArrow).
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.given.kept import place_of_tables, raw_bytes_of
+from stepscope.cli.arguments import add_json, add_run_options
 from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.document.cache import KeptPlace
+from stepscope.cli.output import check_outputs, terminal, write_json, write_output
+from stepscope.cli.run_arguments import account_with, cache_key, raw_bytes_of, run_from
 from stepscope.errors import UsageError
-from stepscope.tables.cache import found_tables, keep_tables
-from stepscope.tables.sql import Answer, named_tables, require_duckdb, run_query, run_query_of_files
+
+if TYPE_CHECKING:
+    from stepscope.tables.sql import Answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", metavar="RUN", help="run folder, trace, folder of traces, or glob")
+    parser.add_argument("query", metavar="QUERY", help='one query: "SELECT ..."')
+    parser.add_argument("--tables", action=_ListTables, nargs=0, help="list the tables and their columns")
+    parser.add_argument("--csv", metavar="PATH", help="write the rows as CSV; - for standard output")
+    add_json(parser, "the rows as JSON")
+    add_run_options(parser)
+
+
+class _ListTables(argparse.Action):
+    def __call__(self, *_: Any) -> None:
+        from stepscope.report.text.tables import print_tables
+
+        print_tables(terminal())
+        raise SystemExit(0)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank could not be read."""
+    """Return 0, or 3 if a rank could not be read."""
+    from stepscope.document.cache import kept_place
+    from stepscope.tables.cache import found_tables, keep_tables
+    from stepscope.tables.sql import named_tables, require_duckdb, run_query, run_query_of_files
+
     if args.csv and args.json:
         raise UsageError("--csv and --json cannot be used together; use one")
     check_outputs(args.csv, args.json, force=args.force)
-    place = place_of_tables(args)
-    kept = found_tables(place, named_tables(args.query)) if place else None
-    answer = run_query_of_files(kept.files, args.query) if kept else None
-    if kept and answer:
-        return _show(answer, args, warnings=kept.warnings, is_partial=kept.is_partial)
-    return _read(args, place)
-
-
-def _read(args: argparse.Namespace, place: KeptPlace | None) -> int:
+    cache = cache_key(args, args.run)
+    place = kept_place([args.run], ending="tables", **cache) if cache else None
+    cached = found_tables(place, named_tables(args.query)) if place else None
+    answer = run_query_of_files(cached.files, args.query) if cached else None
+    if cached and answer:
+        return _show(answer, args, warnings=cached.warnings, is_partial=cached.is_partial)
     require_duckdb()
-    from stepscope.cli.given.run_arguments import account_with, run_from
     from stepscope.run.load import incomplete
     from stepscope.tables.catalog import RunTables
 
@@ -48,20 +72,18 @@ def _read(args: argparse.Namespace, place: KeptPlace | None) -> int:
     return code
 
 
-def _show(answer: Answer, args: argparse.Namespace, *, warnings: Sequence[str], is_partial: bool) -> int:
+def _show(answer: "Answer", args: argparse.Namespace, *, warnings: Sequence[str], is_partial: bool) -> int:
     if args.csv:
         from stepscope.tables.table import answer_csv
 
         write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
-    elif args.json:
-        from stepscope.report.text.tables import answer_json
-
-        write_json(args.json, answer_json(answer), force=args.force)
     else:
-        from stepscope.report.terminal import console
-        from stepscope.report.text.tables import print_answer
+        from stepscope.report.text.tables import answer_json, print_answer
 
-        print_answer(answer, console(sys.stdout))
+        if args.json:
+            write_json(args.json, answer_json(answer), force=args.force)
+        else:
+            print_answer(answer, terminal())
     for line in warnings:
         warn(line)
     return 3 if is_partial else 0

@@ -1,19 +1,58 @@
-"""`stepscope whatif`: the prediction for the settings, as text or JSON."""
+"""What would the step take if something were different? The recorded run, replayed with changes.
+
+examples:
+  stepscope whatif run-folder/ --set straggler=off
+  stepscope whatif run-folder/ --set network=2x data=instant --json -
+  stepscope whatif run-folder/ --without train.py:42
+  stepscope whatif run-folder/ --without "module:layers.*.bn" --scale data.py:7=0.5 --ranks 0,3
+
+Several settings are applied together, in order; then lines and modules are taken out or scaled.
+"""
 
 import argparse
-import sys
+import re
 
-from stepscope.cli.given.run_arguments import account_from, warn_incomplete
-from stepscope.cli.output import check_outputs, write_json
+from stepscope.cli.arguments import add_json, add_run_arguments
+from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.errors import UsageError
-from stepscope.report.terminal import console
-from stepscope.report.text.whatif import print_whatif, whatif_json
 from stepscope.whatif.keys import SETTINGS
-from stepscope.whatif.settings import what_if
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    for name, dest, metavar, text in (
+        ("--set", "settings", "KEY=VALUE", "a change"),
+        (
+            "--without",
+            "without",
+            "OWNER",
+            "a line (train.py:42) or modules (module:GLOB) deleted, with all that they called",
+        ),
+        ("--scale", "scale", "OWNER=FACTOR", "a line or modules that take so many times their time"),
+    ):
+        parser.add_argument(name, dest=dest, metavar=metavar, nargs="+", action="extend", default=[], help=text)
+    parser.add_argument(
+        "--ranks", metavar="R,...", type=_ranks, help="--without and --scale on these ranks only (all by default)"
+    )
+    add_json(parser, "the prediction as JSON")
+    width = max(len(f"{s.key}={s.values}") for s in SETTINGS)
+    lines = [f"  {f'{s.key}={s.values}':<{width}}  {s.what}" for s in SETTINGS]
+    parser.epilog = "\n".join(["what can be set:", *lines])
+
+
+def _ranks(text: str) -> list[int]:
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} are no ranks; write them as 0,3")
+    return [int(part) for part in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 3 where a rank could not be read."""
+    """Return 0, or 3 if a rank could not be read."""
+    from stepscope.report.text.whatif import print_whatif, whatif_json
+    from stepscope.whatif.settings import what_if
+
     check_outputs(args.json, force=args.force)
     if not (args.settings or args.without or args.scale):
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
@@ -24,6 +63,5 @@ def run(args: argparse.Namespace) -> int:
     answer = what_if(account, args.settings, without=args.without, scale=args.scale, ranks=args.ranks)
     write_json(args.json, whatif_json(account.run.name, answer), force=args.force)
     if args.json != "-":
-        print_whatif(account.run.name, answer, console(sys.stdout))
-    warn_incomplete(account)
-    return 3 if account.run.unreadable else 0
+        print_whatif(account.run.name, answer, terminal())
+    return warn_incomplete(account)

@@ -100,7 +100,8 @@ def copy_file(address: str, file: RemoteFile, target: Path, room: ByteBudget) ->
             out.write(piece)
 
 
-def _refuse_object(address: str, *, force: bool) -> None:
+def refuse_object(address: str, *, force: bool) -> None:
+    """Raise if an object exists at `address` and must not be overwritten."""
     if is_web(address):
         raise UsageError(f"cannot write {shown_address(address)}: a web server takes no files; give a path or a bucket")
     with _open_filesystem(address) as fs:
@@ -116,7 +117,7 @@ def write_object(address: str, pieces: Iterable[bytes], *, force: bool) -> int:
     with tempfile.NamedTemporaryFile(prefix="stepscope-remote-") as out:
         written = sum(map(out.write, pieces))
         out.flush()
-        _refuse_object(address, force=force)
+        refuse_object(address, force=force)
         with _open_filesystem(address) as fs:
             fs.put_file(out.name, fs._strip_protocol(address))
     return written

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.tune.first_run import FirstRun, first_run
-from stepscope.cli.tune.trials import Trials
+from stepscope.cli.tune import FirstRun, Trials, first_run
 from stepscope.record.launch.bounded_run import BoundedRun, processes_of
 from stepscope.tune.candidates import candidates
 from stepscope.tune.experiment import Trial
@@ -45,14 +44,14 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstRun, Trials, l
     script = folder / "train.py"
     script.write_text(SLOW_LOADER)
     first = first_run([sys.executable, str(script)], folder)
-    workers = candidates(first.job, [f.id for f in first.findings], only=["loader.num_workers"]).tried[0]
+    workers = candidates(first.job, [f["id"] for f in first.findings], only=["loader.num_workers"]).tried[0]
     trials = Trials([sys.executable, str(script)], folder, steps=STEPS, warmup=WARMUP, limit_s=600)
     return first, trials, [trials("a", None), trials("b", workers)]
 
 
 def test_the_first_run_names_the_loader(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
     first = tuned[0]
-    assert first.findings[0].id == "data-loading" and first.job.loaders[0].num_workers == 0
+    assert first.findings[0]["id"] == "data-loading" and first.job.loaders[0].num_workers == 0
     assert first.job.optimizer == "SGD" and first.job.device == "cpu"
 
 
@@ -69,7 +68,7 @@ def test_workers_help_with_equal_losses(tuned: tuple[FirstRun, Trials, list[Tria
 def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
     _, trials, found = tuned
     assert [trial.steps for trial in found] == [STEPS, STEPS]
-    assert [told.trial for told in trials.told] == found
+    assert [one["step_ms"] for one in trials.records] == [trial.step_ms for trial in found]
 
 
 def test_a_job_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:

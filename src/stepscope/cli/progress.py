@@ -1,36 +1,32 @@
-"""A progress bar on standard error for what takes more than a second: share, rate and time left.
+"""A progress bar on standard error for work that takes more than a second: share, rate and time left.
 
-Nothing where nobody watches. rich is imported only where a bar can be seen.
+rich is imported only if standard error is a terminal.
 """
 
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from stepscope.cli.messages import is_quiet
 
-# takes how much is done of how much
+# called with the amount done and the total
 Progress = Callable[[int, int], None]
 
 BYTES = "bytes"
-_SHOW_AFTER_S = 1.0
-_REDRAWS_PER_S = 10
 
 
-@contextmanager
-def reading_progress() -> Iterator[Progress | None]:
-    """Yield a callback for `load`, or None where standard error is no terminal."""
-    with work_progress("reading", unit=BYTES) as progress:
-        yield progress
+def reading_progress() -> AbstractContextManager[Progress | None]:
+    """Return the progress bar of files being read, in bytes."""
+    return work_progress("reading", unit=BYTES)
 
 
 @contextmanager
 def work_progress(what: str, *, unit: str) -> Iterator[Progress | None]:
-    """Yield a callback that takes how much is done of how much, or None where standard error is no terminal.
+    """Yield a callback that takes the amount done and the total, or None if standard error is no terminal.
 
-    `unit` is what is counted, for the rate: `BYTES`, or a plural such as `"slices"`.
+    `unit` is what the rate counts: `BYTES`, or a plural such as `"slices"`.
     """
     if is_quiet() or not sys.stderr.isatty():
         yield None
@@ -55,16 +51,13 @@ class _Bar:
             def render(self, task: RichTask) -> Text:
                 return Text(rate_text(task.finished_speed or task.speed, task.time_remaining, unit))
 
-        columns = (
+        self._rich = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(30),
             TaskProgressColumn("{task.percentage:3.0f} %"),
             Rate(),
-        )
-        self._rich = RichProgress(
-            *columns,
             console=console(sys.stderr),
-            refresh_per_second=_REDRAWS_PER_S,
+            refresh_per_second=10,
             transient=True,
             redirect_stdout=False,  # it may be a file: what is printed there is the answer
             redirect_stderr=False,
@@ -78,10 +71,10 @@ class _Bar:
     def update(self, done: int, total: int) -> None:
         with self._lock:
             self._rich.update(self._task, completed=min(done, total), total=total)
-            if not self._shown and time.monotonic() - self._started_s >= _SHOW_AFTER_S:
+            if not self._shown and time.monotonic() - self._started_s >= 1:
                 self._shown = True
                 self._rich.start()
-                self._rich.console.show_cursor(True)  # a process that is killed leaves no terminal without one
+                self._rich.console.show_cursor(True)  # a killed process must not leave the terminal without a cursor
 
     def close(self) -> None:
         with self._lock:
@@ -90,7 +83,7 @@ class _Bar:
 
 
 def rate_text(per_s: float | None, left_s: float | None, unit: str) -> str:
-    """Return rate and remaining time in words, empty where the rate is unknown.
+    """Return rate and remaining time in words, empty if the rate is unknown.
 
     >>> rate_text(2.5e6, 75.2, BYTES), rate_text(0.05, None, "runs")
     ('2.5 MB/s, 1:16 left', '3.0 runs/min')

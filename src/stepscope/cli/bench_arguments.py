@@ -19,9 +19,9 @@ from typing import Any
 from stepscope.bench.config import ConfiguredParser
 from stepscope.bench.strategies import NAMES
 from stepscope.bench.sweeps import START, SWEEPS
-from stepscope.cli.arguments.lazy_parser import LazyParser
-from stepscope.cli.arguments.sizes import (
+from stepscope.cli.arguments import (
     ExtendWorldSizes,
+    LazyParser,
     above_zero,
     at_least_one,
     at_least_zero,

@@ -1,1 +1,0 @@
-"""The run or command that a command line names."""

@@ -1,0 +1,792 @@
+"""What would it take? Collectives, memory, FLOPs, strategies, and a recorded run at other world sizes.
+
+examples:
+  stepscope predict collective --calibration calibration.json --op all_reduce --bytes 25MB --world-size 8
+  stepscope predict flops --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096
+  stepscope predict memory --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096 \\
+      --strategy fsdp --data 64 --device H200
+  stepscope predict strategy --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096 \\
+      --sequences 512 --device H200 --world-size 64
+  stepscope predict scale run-folder/ --world-size 64 --link 50
+
+`stepscope predict WHAT --help` tells more.
+"""
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.cli.arguments import (
+    ExtendWorldSizes,
+    above_zero,
+    add_flags,
+    add_force,
+    add_options,
+    add_run_arguments,
+    at_least_one,
+    at_least_zero,
+    size_bytes,
+    world_sizes,
+)
+from stepscope.cli.messages import say_with_answer
+from stepscope.cli.output import check_outputs, terminal, write_json, write_output
+from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.cost.closed_form import Fabric, Link, fastest
+from stepscope.cost.measured_collectives import OPERATIONS
+from stepscope.cost.model_flops import (
+    Experts,
+    LatentAttention,
+    Recompute,
+    Transformer,
+    forward_flops_per_token,
+    training_flops_per_token,
+)
+from stepscope.cost.model_shape import (
+    Layout,
+    Optimizer,
+    Precision,
+    Sharding,
+    checked,
+    parameters,
+    transformer_from_config,
+)
+from stepscope.errors import UsageError
+from stepscope.units import ms, readable_bytes, us
+
+if TYPE_CHECKING:
+    from stepscope.cost.calibration import Calibration
+    from stepscope.cost.chips import Chip
+    from stepscope.cost.strategy_cost import Traffic
+    from stepscope.predict.scale import ScaledStep
+    from stepscope.predict.strategy import Candidate
+
+WHAT = {
+    "collective": "time of one collective, from a calibration or from a link",
+    "flops": "FLOPs of a model per token and step",
+    "memory": "memory of a training step on each device, and whether it fits",
+    "scale": "a recorded run's step on more devices",
+    "strategy": "what fits, what is fastest, and why",
+}
+_RECOMPUTE = {choice.name.lower(): choice for choice in Recompute}
+_STRATEGIES = {**{s.value: s for s in Sharding}, "fsdp": Sharding.ZERO3}
+_MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one parser per kind of prediction."""
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, add in (
+        ("collective", _add_collective),
+        ("flops", _add_flops),
+        ("memory", _add_memory),
+        ("scale", _add_scale),
+        ("strategy", _add_strategy),
+    ):
+        kind = kinds.add_parser(name, help=WHAT[name], formatter_class=argparse.RawDescriptionHelpFormatter)
+        add(kind)
+        kind.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
+        kind.add_argument("--html", metavar="PATH", help="write it as one HTML file that needs no network")
+        add_force(kind)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 if a rank of the run could not be read."""
+    check_outputs(args.json, args.html, force=args.force)
+    kinds = {"collective": _collective, "flops": _flops, "memory": _memory, "scale": _scale, "strategy": _strategy}
+    return kinds[args.what](args)
+
+
+def _wants_text(args: argparse.Namespace, document: Any) -> bool:
+    """Return whether the terminal is free for text, after writing the prediction as JSON and as a page."""
+    write_json(args.json, document, force=args.force)
+    if args.html:
+        from stepscope.report.html.sheets import predict_sheet, sheet_page
+
+        page = sheet_page(predict_sheet(args.what, document, asked=_command_line()))
+        write_output(args.html, page, force=args.force)
+    return "-" not in (args.json, args.html)
+
+
+def _command_line() -> str:
+    """Return the command without its outputs, and with names in place of paths."""
+    words = iter(sys.argv[1:])
+    shown = []
+    for word in words:
+        if word in ("--html", "--json"):
+            next(words, None)
+        elif not word.startswith(("--html", "--json", "--force")):
+            shown.append(Path(word).name or word)
+    return shlex.join(["stepscope", *shown])
+
+
+# Links, models and devices, shared by several predictions
+
+
+def _add_links(parser: argparse.ArgumentParser) -> None:
+    for name, text in (("--link", "link between ranks, or between nodes"), ("--node-link", "link inside a node")):
+        parser.add_argument(name, type=_link, metavar="GB/s[:us]", help=text)
+    parser.add_argument("--per-node", type=at_least_one, default=8, metavar="N", help="devices per node (default 8)")
+
+
+def _link(text: str) -> Link:
+    rate, _, latency = text.partition(":")
+    try:
+        gb_per_s, latency_us = float(rate), float(latency or 5)
+    except ValueError:
+        gb_per_s = latency_us = -1.0
+    if not 0 < gb_per_s < float("inf") or not 0 <= latency_us < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; write GB/s or GB/s:us, such as 50:5")
+    return Link(latency_us * 1e3, 1 / gb_per_s)
+
+
+def _fabric(args: argparse.Namespace) -> Fabric | None:
+    if args.node_link is not None:
+        return Fabric(args.node_link, args.link, args.per_node)
+    return Fabric(args.link) if args.link is not None else None
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("model")
+    model.add_argument("--config", metavar="FILE", help="config.json of the Transformers library, instead of the rest")
+    shape = {
+        "--layers": ("N", None),
+        "--d-model": ("N", None),
+        "--heads": ("N", None),
+        "--vocab": ("N", None),
+        "--kv-heads": ("N", "heads of keys and values (grouped)"),
+        "--head-width": ("N", "default d_model / heads"),
+        "--mlp-width": ("N", "default 4 d_model"),
+    }
+    add_options(model, shape, type=at_least_one)
+    model.add_argument("--gated-mlp", action="store_true", help="three matrices (SwiGLU)")
+    model.add_argument("--positions", type=at_least_one, default=0, metavar="N", help="learned position table")
+    variants = {
+        "--norm-bias": "layer norms with a bias",
+        "--tied-head": "the head is the embedding",
+        "--fused-qkv": "one matrix for queries, keys and values",
+    }
+    add_flags(model, variants)
+    model.add_argument("--experts", type=at_least_one, metavar="N", help="routed experts per layer")
+    model.add_argument("--experts-per-token", type=at_least_one, default=2, metavar="N")
+    model.add_argument("--expert-width", type=at_least_one, metavar="N", help="default the MLP's width")
+    dense = {"--shared-experts": ("N", None), "--dense-layers": ("N", "leading layers without experts")}
+    add_options(model, dense, type=at_least_zero, default=0)
+    model.add_argument(
+        "--latent",
+        type=_latent,
+        metavar="KV:NOPE:ROPE:VALUE[:Q]",
+        help="latent attention: key-value rank, widths without and with rotation, value width, query rank",
+    )
+
+
+def _latent(text: str) -> LatentAttention:
+    parts = text.split(":")
+    try:
+        numbers = [int(p) for p in parts]
+        if len(numbers) not in (4, 5) or min(numbers) < 1:
+            raise ValueError
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KV:NOPE:ROPE:VALUE[:Q] in whole numbers above 0") from error
+    return LatentAttention(*numbers)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    device = parser.add_argument_group("device")
+    device.add_argument("--device", metavar="NAME", help="a chip of the hardware table, such as H200")
+    device.add_argument("--hardware", metavar="FILE", help="TOML file with chips of your own")
+    device.add_argument("--memory-gib", type=above_zero, metavar="N", help="memory of a device")
+
+
+def _model_of(args: argparse.Namespace) -> Transformer:
+    if args.config:
+        return transformer_from_config(args.config)
+    missing = [
+        f"--{name.replace('_', '-')}" for name in ("layers", "d_model", "heads", "vocab") if getattr(args, name) is None
+    ]
+    if missing:
+        raise UsageError(f"the model lacks {', '.join(missing)}; give them or --config config.json")
+    width = args.mlp_width or 4 * args.d_model
+    experts = None
+    if args.experts:
+        experts = Experts(
+            args.experts, args.experts_per_token, args.expert_width or width, args.shared_experts, args.dense_layers
+        )
+    model = Transformer(
+        layers=args.layers, d_model=args.d_model, heads=args.heads, vocab=args.vocab, mlp_width=width,
+        gated_mlp=args.gated_mlp, kv_heads=args.kv_heads, head_width=args.head_width, latent=args.latent,
+        experts=experts, learned_positions=args.positions, norm_bias=args.norm_bias, tied_head=args.tied_head,
+        fused_qkv=args.fused_qkv,
+    )  # fmt: skip
+    return checked(model)
+
+
+def _chip_of(args: argparse.Namespace) -> "Chip | None":
+    from stepscope.cost.chips import built_in_chips, load_chips, look_up
+
+    if args.device is None:
+        return None
+    extra = load_chips(args.hardware) if args.hardware else ()
+    found = look_up(args.device, extra=extra)
+    if found.chip is None:  # as people write it, without the vendor
+        found = max(found, look_up(f"NVIDIA {args.device}", extra=extra), key=lambda f: f.chip is not None)
+    wanted = args.device.strip().lower()
+    rows = [*extra, *built_in_chips()]
+    named = [c for c in rows if c.name.lower() == wanted] or [c for c in rows if wanted in c.name.lower().split()]
+    if found.note and named != [found.chip]:
+        say_with_answer(f"note: {found.note}; name one of them to choose it")
+    if found.chip is not None or len(named) == 1:
+        return found.chip or named[0]
+    if named:
+        raise UsageError(f"device {args.device!r} may be {', '.join(c.name for c in named)}; say which")
+    raise UsageError(found.reason or f"device {args.device!r} is not known")
+
+
+def _device_bytes(args: argparse.Namespace, chip: "Chip | None") -> float | None:
+    gib = args.memory_gib or (chip.memory_gib if chip else None)
+    return float(gib) * 2**30 if gib else None
+
+
+# predict collective
+
+
+def _add_collective(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+What does a collective take? From a calibration with its interval, or from a link's latency and bandwidth.
+
+examples:
+  stepscope predict collective --calibration calibration.json --op all_reduce --bytes 25MB --world-size 8 --json -
+  stepscope predict collective --link 50:5 --node-link 400:2 --per-node 8 --op all_reduce --bytes 25MB --world-size 64
+
+--bytes is the full buffer: what a gather receives, what a scatter sends; several give a list. A link is
+GB/s:microseconds per device and direction.
+"""
+    parser.add_argument("--op", required=True, choices=OPERATIONS)
+    parser.add_argument("--bytes", required=True, type=size_bytes, nargs="+", action="extend", metavar="N")
+    parser.add_argument("--world-size", required=True, type=at_least_one, metavar="W")
+    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
+    _add_links(parser)
+
+
+def _collective(args: argparse.Namespace) -> int:
+    rows = [_collective_row(args, size) for size in args.bytes]
+    if not _wants_text(args, rows if len(rows) > 1 else rows[0]):
+        return 0
+    from stepscope.report.terminal import plain_table, print_fitting
+
+    out = terminal()
+    table = plain_table(out, "operation", "bytes", "ranks", "time us", "90 % between", "how")
+    for row in rows:
+        between = "-" if row["low_us"] is None else f"{row['low_us']:.1f} and {row['high_us']:.1f}"
+        how = row.get("how") or f"{row['algorithm']} wins"
+        cells = (readable_bytes(row["bytes"]), str(row["world_size"]), f"{row['time_us']:.1f}", between, how)
+        table.add_row(row["op"], *cells)
+    print_fitting(table, out, least_needed=("how", "90 % between"))
+    every = [row.get("algorithms_us", {}) for row in rows]
+    names = list(dict.fromkeys(name for times in every if len(times) > 1 for name in times))
+    if names:
+        table = plain_table(out, "bytes", *(f"{name} us" for name in names))
+        for row, times in zip(rows, every, strict=True):
+            table.add_row(readable_bytes(row["bytes"]), *(f"{times[n]:.1f}" if n in times else "-" for n in names))
+        out.print(table)
+    return 0
+
+
+def _collective_row(args: argparse.Namespace, size: int) -> dict[str, Any]:
+    query: dict[str, Any] = {"op": args.op, "bytes": size, "world_size": args.world_size}
+    links = _fabric(args)
+    if (args.calibration is None) == (links is None):
+        raise UsageError("give either --calibration FILE (from `stepscope calibrate`) or --link GB/s:us")
+    if links is None:
+        from stepscope.cost.calibration import load_calibration
+
+        found = load_calibration(args.calibration).predict(args.op, size_bytes=size, world_size=args.world_size)
+        times = {"time_us": us(found.time_ns), "low_us": us(found.low_ns), "high_us": us(found.high_ns)}
+        return {**query, **times, "coverage": 0.9, "how": found.how}
+    if args.world_size < 2:
+        raise UsageError(
+            f"the world size has to be 2 or more, not {args.world_size}: a single rank does not communicate"
+        )
+    choice = fastest(args.op, size_bytes=size, ranks=args.world_size, fabric=links)
+    each = {name: us(time) for name, time in choice.all_ns.items()}
+    reason = "a link alone gives no error; calibrate for an interval"
+    none = {"low_us": None, "high_us": None, "reason": reason}
+    return {**query, "time_us": us(choice.time_ns), **none, "algorithm": choice.algorithm, "algorithms_us": each}
+
+
+# predict flops
+
+
+def _add_flops(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+How many FLOPs does a model take, per token and per step?
+
+examples:
+  stepscope predict flops --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024
+  stepscope predict flops --config config.json --seq-len 4096 --tokens-per-step 4194304 --recompute blocks
+
+2 FLOPs per multiply-add, attention in full (not halved for a causal mask), training three times forward.
+"""
+    _add_model(parser)
+    parser.add_argument("--seq-len", type=at_least_one, required=True, metavar="N")
+    parser.add_argument("--tokens-per-step", type=at_least_one, metavar="N", help="of the whole job")
+    parser.add_argument("--recompute", choices=_RECOMPUTE, default="none", help="what checkpointing computes again")
+
+
+def _flops(args: argparse.Namespace) -> int:
+    model = _model_of(args)
+    forward = forward_flops_per_token(model, seq_len=args.seq_len)
+    training = training_flops_per_token(model, seq_len=args.seq_len, recompute=_RECOMPUTE[args.recompute])
+    names = ("projections", "attention", "mlp", "router", "head", "total")
+    tokens = args.tokens_per_step
+    found = {
+        "parameters": parameters(model).total,
+        "seq_len": args.seq_len,
+        "convention": "2 per multiply-add, attention in full, training 3 x forward",
+        "forward_per_token": {name: getattr(forward, name) for name in names},
+        "training_per_token": {name: getattr(training, name) for name in ("model", "recomputed", "hardware")},
+        "tokens_per_step": tokens,
+        "model_flops_per_step": None if tokens is None else training.model * tokens,
+        "hardware_flops_per_step": None if tokens is None else training.hardware * tokens,
+    }
+    if not _wants_text(args, found):
+        return 0
+    from stepscope.report.terminal import plain_table
+
+    out = terminal()
+    out.print(f"{found['parameters']:,} parameters, sequence length {args.seq_len:,}")
+    table = plain_table(out, "forward, per token", "GFLOP", "share")
+    for name in names:
+        flops = getattr(forward, name)
+        table.add_row(name, f"{flops / 1e9:.3f}", f"{100 * flops / forward.total:.1f} %")
+    out.print(table)
+    line = f"training: {training.model / 1e9:.3f} GFLOP per token"
+    if training.recomputed:
+        line += f", {training.hardware / 1e9:.3f} with recomputation"
+    out.print(line)
+    if tokens:
+        out.print(f"per step: {training.model * tokens / 1e12:.1f} TFLOP")
+    out.print(found["convention"])
+    return 0
+
+
+# predict memory
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+How much memory does a training step take on each device, by category, and does it fit?
+
+examples:
+  stepscope predict memory --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024 --micro-batch 8
+  stepscope predict memory --config config.json --seq-len 4096 --strategy zero3 --data 64 --device H200
+  stepscope predict memory --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 2048 --strategy zero3 \\
+      --data 128 --tensor 8 --precision fp32 --simulate
+
+--simulate runs one step without data in a process of its own (needs torch) and shows what it held and sent.
+"""
+    _add_model(parser)
+    _add_device(parser)
+    job = parser.add_argument_group("job")
+    job.add_argument("--seq-len", type=at_least_one, required=True, metavar="N")
+    job.add_argument("--micro-batch", type=at_least_one, default=1, metavar="N", help="sequences of a rank at a time")
+    job.add_argument("--micro-batches", type=at_least_one, default=1, metavar="N", help="accumulated per step")
+    job.add_argument("--strategy", choices=_STRATEGIES, default="ddp", help="fsdp is zero3")
+    for name in ("data", "tensor", "pipeline", "expert"):
+        job.add_argument(f"--{name}", type=at_least_one, default=1, metavar="N", help=f"ranks of {name} parallelism")
+    job.add_argument("--precision", choices=[p.value for p in Precision], default="amp")
+    job.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adam")
+    job.add_argument("--fused-optimizer", action="store_true", help="one that makes no copy of the weights")
+    job.add_argument("--recompute", choices=_RECOMPUTE, default="none")
+    job.add_argument("--plain-attention", action="store_true", help="attention that keeps its scores")
+    parser.add_argument("--simulate", action="store_true", help="run one step without data as well")
+
+
+def _memory(args: argparse.Namespace) -> int:
+    from stepscope.cost.model_memory import CONTEXT_BYTES, Batch, Moment, training_memory
+    from stepscope.cost.strategy_cost import strategy_traffic
+
+    model = _model_of(args)
+    layout = Layout(args.data, args.tensor, args.pipeline, args.expert, _STRATEGIES[args.strategy], args.micro_batches)
+    batch = Batch(
+        args.micro_batch,
+        args.seq_len,
+        Precision(args.precision),
+        _RECOMPUTE[args.recompute],
+        fused_attention=not args.plain_attention,
+    )
+    memory = training_memory(
+        model, batch, layout=layout, optimizer=Optimizer(args.optimizer), foreach_optimizer=not args.fused_optimizer
+    )
+    device = _device_bytes(args, _chip_of(args))
+
+    def parts(moment: Moment) -> dict[str, int]:
+        return {f"{name}_bytes": round(getattr(moment, name)) for name in _MEMORY_PARTS}
+
+    traffic = list(strategy_traffic(model, batch, layout))
+    found = {
+        "layout": str(layout),
+        "world_size": layout.world_size,
+        "peak_bytes": round(memory.peak_bytes),
+        "peak_when": memory.peak.when,
+        "peak": parts(memory.peak),
+        "outside_allocator_bytes": CONTEXT_BYTES,
+        "device_bytes": device and round(device),
+        "fits": None if device is None else memory.fits(device),
+        "moments": [{"when": m.when, **parts(m)} for m in memory.moments],
+        "collectives": [
+            {"op": t.op, "group": t.group, "ranks": t.ranks, "count": t.count, "bytes": t.size_bytes, "when": t.when}
+            for t in traffic
+        ],
+        "simulated": _simulated_step(args, model, layout) if args.simulate else None,
+    }
+    if _wants_text(args, found):
+        _print_memory(found)
+    return 0
+
+
+def _print_memory(found: dict[str, Any]) -> None:
+    from stepscope.report.terminal import plain_table
+
+    out = terminal()
+    out.print(f"{found['layout']}: peak {readable_bytes(found['peak_bytes'])} per device, at {found['peak_when']}")
+    table = plain_table(out, "part", "at the peak")
+    for name in _MEMORY_PARTS:
+        table.add_row(name, readable_bytes(found["peak"][f"{name}_bytes"]))
+    out.print(table)
+    if found["fits"] is not None:
+        room = readable_bytes(found["device_bytes"])
+        out.print(f"{'fits' if found['fits'] else 'does not fit'} a device of {room} (5 % and the context kept free)")
+    step = found["simulated"]
+    if step:
+        out.print(
+            f"simulated step: peak {readable_bytes(step['peak_bytes'])} in {step['peak_when']}, without library "
+            f"workspaces; {sum(c['count'] for c in step['collectives'])} collectives, "
+            f"{'as' if step['agrees'] else 'NOT as'} the formulas say; took {step['took_s']:.0f} s"
+        )
+
+
+def _simulated_step(args: argparse.Namespace, model: Transformer, layout: Layout) -> dict[str, Any]:
+    """Return what one step, simulated in a separate process, communicates and holds."""
+    import subprocess
+    import tempfile
+
+    from stepscope.cost.model_memory import Batch
+    from stepscope.cost.strategy_cost import load_simulated, strategy_traffic
+
+    _check_simulation(args, model, layout)
+    experts = model.experts
+    values = {
+        "layers": model.layers, "d-model": model.d_model, "heads": model.heads, "vocab": model.vocab,
+        "seq-len": args.seq_len, "mlp-width": experts.width if experts else model.mlp_width,
+        "kv-heads": model.kv_heads or 0, "micro-batch": args.micro_batch, "precision": args.precision,
+        "experts": experts.count if experts else 0, "experts-per-token": experts.per_token if experts else 0,
+        "optimizer": args.optimizer, "strategy": layout.sharding.value,
+        "data": layout.data, "tensor": layout.tensor, "expert": layout.expert,
+    }  # fmt: skip
+    flags = {
+        "gated-mlp": model.gated_mlp, "no-positions": not model.learned_positions,
+        "no-norm-bias": not model.norm_bias, "checkpoint": args.recompute == "blocks", "fused": args.fused_optimizer,
+    }  # fmt: skip
+    words = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+    words += [f"--{name}" for name, is_set in flags.items() if is_set]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.json"
+        command = [sys.executable, "-m", "stepscope.bench.simulate", *words, "--out", str(path)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise UsageError(f"the simulated step failed: {last}; predict without --simulate")
+        step = load_simulated(path)
+    batch = Batch(args.micro_batch, args.seq_len, Precision(args.precision), _RECOMPUTE[args.recompute])
+
+    def counted(traffic: "Iterable[Traffic]") -> Counter[tuple[str, str, int, str]]:
+        found: Counter[tuple[str, str, int, str]] = Counter()
+        for t in traffic:
+            found[t.op, t.group, t.size_bytes, t.when] += t.count
+        return found
+
+    return {
+        "peak_bytes": step.peak_bytes,
+        "peak_when": step.peak_when,
+        "parts": step.peak_parts,
+        "collectives": [vars(t) for t in step.traffic],
+        "agrees": counted(step.traffic) == counted(strategy_traffic(model, batch, layout)),
+        "took_s": step.took_s,
+    }
+
+
+def _check_simulation(args: argparse.Namespace, model: Transformer, layout: Layout) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise UsageError("--simulate needs torch, which is not installed here; predict without it")
+    wrong = {
+        "--pipeline": layout.pipeline > 1,
+        "--micro-batches": layout.micro_batches > 1,
+        "latent attention": model.latent is not None,
+        "shared experts": bool(model.experts and (model.experts.shared or model.experts.dense_layers)),
+        "--head-width": model.head_width not in (None, model.d_model // model.heads),
+        "--tied-head": model.tied_head,
+        f"--strategy {layout.sharding.value}": layout.sharding.value not in ("ddp", "zero2", "zero3"),
+        f"--precision {args.precision}": args.precision not in ("fp32", "amp", "mixed"),
+        f"--optimizer {args.optimizer}": args.optimizer not in ("adam", "sgd"),
+        f"--recompute {args.recompute}": args.recompute not in ("none", "blocks"),
+        "a position table of another length": model.learned_positions not in (0, args.seq_len),
+        "--plain-attention": args.plain_attention,
+    }
+    found = [name for name, is_so in wrong.items() if is_so]
+    if found:
+        raise UsageError(f"cannot simulate {', '.join(found)}; predict without --simulate")
+
+
+# predict scale
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+What would a recorded run's step take on more devices?
+
+examples:
+  stepscope predict scale run-folder/ --world-size 64
+  stepscope predict scale run-folder/ --world-size 64 --link 50:5 --node-link 450:3 --per-node 8
+  stepscope predict scale run-folder/ --world-size 4 --calibration calibration.json --json -
+
+Same work per rank (weak scaling). The run's compute and overlap are replayed with the communication of more ranks;
+the curve goes on to 16,384 devices, with a band.
+"""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--world-size",
+        type=world_sizes,
+        nargs="+",
+        action=ExtendWorldSizes,
+        metavar="N,N",
+        help="ranks, one or several",
+    )
+    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
+    _add_links(parser)
+    parser.add_argument(
+        "--compute-factor",
+        type=above_zero,
+        default=1.0,
+        metavar="X",
+        help="what compute takes longer where more ranks share a device or its cores (default 1)",
+    )
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from stepscope.predict.scale import scaled
+
+    account = account_from(args)
+    wanted = args.world_size or []
+    recorded = account.run.world_size or 2
+    curve = [max(recorded << i, 2) for i in range(15) if recorded << i <= 16384]
+    found = scaled(account, [*wanted, *curve], source=_source(args), compute_factor=args.compute_factor)
+    rows = [_scale_row(point) for point in found.curve]
+    document = {
+        "run": account.run.name,
+        "recorded": {"world_size": found.recorded_world_size, "step_ms": ms(found.recorded_ns)},
+        "without_comm_ms": ms(found.without_comm_ns),
+        "rank_spread_ms": ms(found.spread_ns),
+        "source": found.source,
+        "asked": [row for row in rows if row["world_size"] in wanted],
+        "curve": rows,
+        "notes": list(found.notes),
+    }
+    if _wants_text(args, document):
+        _print_scale(document, wanted)
+    return warn_incomplete(account)
+
+
+def _source(args: argparse.Namespace) -> "Calibration | Fabric | None":
+    from stepscope.cost.calibration import load_calibration
+
+    links = _fabric(args)
+    if args.calibration and links is not None:
+        raise UsageError("--calibration and --link cannot be used together; use one")
+    return load_calibration(args.calibration) if args.calibration else links
+
+
+def _scale_row(point: "ScaledStep") -> dict[str, Any]:
+    return {
+        "world_size": point.world_size,
+        "step_ms": ms(point.step_ns),
+        "low_ms": ms(point.low_ns),
+        "high_ms": ms(point.high_ns),
+        "comm_pct": round(100 * point.comm_share, 2),
+        "straggler_ms": ms(point.straggler_ns),
+        "mfu": None if point.mfu is None else round(point.mfu, 4),
+        "weak_efficiency": round(point.weak_efficiency, 4),
+    }
+
+
+def _print_scale(document: dict[str, Any], wanted: list[int]) -> None:
+    from stepscope.report.terminal import plain_table, print_fitting
+
+    out = terminal()
+    recorded = document["recorded"]
+    out.print(f"{document['run']}: {recorded['step_ms']:.2f} ms per step at {recorded['world_size']} ranks")
+    table = plain_table(out, "ranks", "step ms", "between", "comm", "last rank", "efficiency", "MFU")
+    for row in document["curve"]:
+        table.add_row(
+            f"{row['world_size']:,}{' *' if row['world_size'] in wanted else ''}",
+            f"{row['step_ms']:.2f}",
+            f"{row['low_ms']:.2f} - {row['high_ms']:.2f}",
+            f"{row['comm_pct']:.1f} %",
+            f"+{row['straggler_ms']:.2f} ms",
+            f"{100 * row['weak_efficiency']:.0f} %",
+            _mfu(row),
+        )
+    print_fitting(table, out, least_needed=("last rank", "comm", "MFU"))
+    out.print(f"communication from {document['source']}")
+    for note in document["notes"]:
+        out.print(note)
+
+
+def _mfu(row: dict[str, Any]) -> str:
+    return "?" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
+
+
+# predict strategy
+
+
+def _add_strategy(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Which strategy for this model on these devices: what fits, what is fastest, and why?
+
+examples:
+  stepscope predict strategy --config config.json --seq-len 4096 --sequences 512 --device H200 --world-size 64
+  stepscope predict strategy --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024 --sequences 64 \\
+      --device "A100 SXM 80GB" --world-size 8 --calibration calibration.json
+
+Compute is taken at a share of the chip's peak (--efficiency; the MFU of a single-device run is the right number).
+Links come from --calibration, or from --link and --node-link; by default the chip's own link inside a node and
+50 GB/s per device between nodes.
+"""
+    _add_model(parser)
+    _add_device(parser)
+    parser.add_argument("--world-size", type=at_least_one, required=True, metavar="N", help="devices of the job")
+    parser.add_argument("--seq-len", type=at_least_one, required=True, metavar="N")
+    parser.add_argument("--sequences", type=at_least_one, required=True, metavar="N", help="of the job per step")
+    parser.add_argument("--precision", choices=[p.value for p in Precision], default="mixed")
+    parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adam")
+    parser.add_argument("--efficiency", type=above_zero, metavar="X", help="share of the peak (default 0.5, +- 0.15)")
+    parser.add_argument("--peak-tflops", type=above_zero, metavar="P", help="instead of the chip's")
+    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
+    _add_links(parser)
+
+
+def _strategy(args: argparse.Namespace) -> int:
+    from stepscope.cost.chips import mfu_peak
+    from stepscope.cost.strategy_cost import times_of
+    from stepscope.predict.strategy import TYPICAL_RANGE, Question, Speed, advise, time_band
+
+    chip, assumed = _chip_of(args), []
+    memory = _device_bytes(args, chip)
+    known = mfu_peak(chip) if chip else None
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else known.flops_per_s if known else None
+    if memory is None or peak is None:
+        raise UsageError("the device is not known; give --device NAME, or --memory-gib and --peak-tflops")
+    efficiency = args.efficiency
+    if efficiency is None:
+        assumed.append("compute reaches 50% of the peak (35 % to 65 %); --efficiency sets it")
+    elif efficiency > 1:
+        raise UsageError(f"--efficiency has to be between 0 and 1, not {efficiency}")
+    bandwidth = chip.memory_gb_per_s * 1e9 if chip and chip.memory_gb_per_s else None
+    question = Question(
+        _model_of(args), args.seq_len, args.sequences, args.world_size, memory,
+        Speed(peak, efficiency or 0.5, bandwidth),
+        Precision(args.precision), Optimizer(args.optimizer), args.per_node,
+    )  # fmt: skip
+    times = times_of(_links(args, chip, assumed))
+    shares = (0.9 * efficiency, min(1.0, 1.1 * efficiency)) if efficiency else TYPICAL_RANGE
+    advice = advise(question, times=times, shares=shares)
+
+    def row(c: "Candidate") -> dict[str, Any]:
+        low, high = time_band(question, c, shares=shares, times=times)
+        return {**_strategy_row(c), "low_ms": ms(low), "high_ms": ms(high)}
+
+    others = [c for c in (advice.fastest, *advice.close) if c is not advice.recommended]
+    found = {
+        "recommended": row(advice.recommended),
+        "fastest": row(advice.fastest),
+        "no_difference": advice.recommended is not advice.fastest,
+        "reason": advice.reason,
+        "test_also": [row(c) for c in others],
+        "simple_rule": {"rule": "DDP if it fits, else ZeRO-3", **row(advice.by_rule)},
+        "candidates": [row(c) for c in advice.candidates[:12]],
+        "not_fitting": [_strategy_row(c) for c in advice.not_fitting],
+        "assumed": assumed,
+    }
+    if _wants_text(args, found):
+        _print_strategy(found)
+    return 0
+
+
+def _links(args: argparse.Namespace, chip: "Chip | None", assumed: list[str]) -> "Calibration | Fabric":
+    if args.calibration:
+        from stepscope.cost.calibration import load_calibration
+
+        return load_calibration(args.calibration)
+    given = _fabric(args)
+    if given is not None and (given.outer is not None or args.world_size <= args.per_node):
+        return given
+    outer = args.link or Link(8_000.0, 1 / 50)
+    if args.link is None and args.world_size > args.per_node:
+        assumed.append("50 GB/s per device between nodes; --link sets it")
+    if chip is None or chip.link_gb_per_s is None:
+        return Fabric(outer)
+    assumed.append(f"{chip.link or 'link'} of {chip.link_gb_per_s:g} GB/s inside a node; --node-link sets it")
+    return Fabric(Link(3_000.0, 1 / chip.link_gb_per_s), outer, args.per_node)
+
+
+def _strategy_row(c: "Candidate") -> dict[str, Any]:
+    t = c.time
+    return {
+        "strategy": c.layout.sharding.value if c.layout.data > 1 else "none",
+        "data": c.layout.data,
+        "tensor": c.layout.tensor,
+        "pipeline": c.layout.pipeline,
+        "micro_batch": c.batch.micro_batch,
+        "micro_batches": c.layout.micro_batches,
+        "recompute": c.batch.recompute.name.lower(),
+        "fits": c.fits,
+        "memory_bytes": round(c.memory.peak_bytes),
+        "step_ms": ms(t.total_ns),
+        "mfu": c.mfu and round(c.mfu, 4),
+        "exposed_comm_ms": ms(t.exposed_comm_ns),
+        "comm_ms": ms(t.comm_ns),
+        "bubble_ms": ms(t.bubble_ns),
+        "recompute_ms": ms(t.recompute_ns),
+        "optimizer_ms": ms(t.optimizer_ns),
+    }
+
+
+def _print_strategy(found: dict[str, Any]) -> None:
+    from stepscope.report.html.sheets import layout_name
+    from stepscope.report.terminal import plain_table, print_fitting
+
+    out = terminal()
+    table = plain_table(out, "strategy", "micro-batch", "memory", "step ms", "between", "exposed comm", "MFU")
+    for row in found["candidates"]:
+        table.add_row(
+            layout_name(row),
+            f"{row['micro_batch']} x {row['micro_batches']}",
+            readable_bytes(row["memory_bytes"]),
+            f"{row['step_ms']:.0f}",
+            f"{row['low_ms']:.0f} - {row['high_ms']:.0f}",
+            f"{row['exposed_comm_ms']:.0f} ms",
+            _mfu(row),
+        )
+    print_fitting(table, out, least_needed=("exposed comm", "micro-batch", "between"))
+    best, rule = found["recommended"], found["simple_rule"]
+    out.print(f"recommended: {layout_name(best)}, {best['step_ms']:.0f} ms per step ({found['reason']})")
+    out.print(f"simple rule (DDP if it fits, else ZeRO-3): {layout_name(rule)}, {rule['step_ms']:.0f} ms per step")
+    if found["test_also"]:
+        out.print(f"too close to call, measure both: {', '.join(layout_name(r) for r in found['test_also'])}")
+    for line in found["assumed"]:
+        out.print(f"assumed: {line}")

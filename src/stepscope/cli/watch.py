@@ -1,0 +1,264 @@
+"""A running job as it goes: steps per second, MFU, regions, late ranks, memory, alarms, ranks that stand still.
+
+examples:
+  stepscope watch stepscope-run/
+  stepscope watch stepscope-run/ --every 10 > watch.log
+  stepscope watch stepscope-run/ --trigger 5
+  stepscope watch stepscope-run/ --once
+  stepscope watch stepscope-run/ --json - | jq .steps_per_s
+
+It reads the step logs that the recorder writes (stepscope record, also with --light) and nothing else of the job. On a
+terminal one screen is drawn again and again, elsewhere a line is printed per look. After an elastic restart it goes on
+with the new attempt; it ends with the job, or by Ctrl-C.
+"""
+
+import argparse
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.cli.arguments import above_zero, add_force, at_least_one, whole_number
+from stepscope.cli.messages import print_line
+from stepscope.cli.output import growing_lines, terminal
+from stepscope.cli.trigger import ask_for_window, newest_attempt
+from stepscope.contract.live import Alarms
+from stepscope.contract.run_folder import of_window
+from stepscope.errors import InputError
+from stepscope.units import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stepscope.analyze.live import Picture
+    from stepscope.report.view.server import Answer
+    from stepscope.run.running import Running
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", metavar="RUN", help="run folder of a job that runs")
+    parser.add_argument("--every", type=above_zero, default=2.0, metavar="S", help="seconds from look to look (2)")
+    parser.add_argument("--once", action="store_true", help="look once and end")
+    parser.add_argument(
+        "--trigger", type=at_least_one, metavar="N", help="ask for N profiled steps where an alarm rises"
+    )
+    parser.add_argument("--json", metavar="PATH", help="write each look as one line of JSON; - for standard output")
+    add_force(parser)
+    parser.add_argument("--flops-per-step", type=above_zero, metavar="F", help="model FLOPs of the whole job per step")
+    parser.add_argument("--peak-tflops", type=above_zero, metavar="P", help="peak of one device in TFLOP/s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 once the job has ended, or after Ctrl-C."""
+    watched = WatchedJob(
+        args.run, flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops, trigger=args.trigger
+    )
+    try:
+        with ExitStack() as outputs:
+            write = outputs.enter_context(growing_lines(args.json, force=args.force)) if args.json else None
+            show: Callable[[], Any] = watched.take_news
+            if args.json != "-":
+                show = outputs.enter_context(_on_terminal(watched, once=args.once))
+            while True:
+                over = watched.refresh()
+                if write:
+                    write(_document(watched))
+                show()
+                if over or args.once:
+                    break
+                _pause(args.every)
+    except KeyboardInterrupt:
+        if args.json != "-":
+            print_line()
+        return 0
+    if watched.is_over and args.json != "-":
+        print_line(f"the job has ended; next: stepscope report {printable(str(watched.folder))}")
+    return 0
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(min(seconds, 3600.0))
+
+
+def _document(watched: "WatchedJob") -> dict[str, Any]:
+    from stepscope.document.live import live_json
+
+    return live_json(
+        str(watched.folder),
+        watched.picture,
+        alarms=watched.alarms.up,
+        stalls=watched.stalls,
+        news=watched.news,
+        over=watched.is_over,
+    )
+
+
+@contextmanager
+def _on_terminal(watched: "WatchedJob", *, once: bool) -> Iterator[Callable[[], None]]:
+    """Yield a function that shows the newest state: a screen on a terminal, lines elsewhere."""
+    from rich.live import Live as Screen
+
+    from stepscope.report.live import plain_line, screen
+
+    out = terminal()
+    if not out.is_terminal:
+
+        def print_state() -> None:
+            for line in (plain_line(watched.picture), *watched.take_news()):
+                print_line(f"{time.strftime('%H:%M:%S')} {line}")
+
+        yield print_state
+        return
+
+    def drawn() -> "RenderableType":
+        name = watched.folder.absolute().name
+        return screen(name, watched.picture, out, alarms=[*watched.alarms.up.values()], stalls=watched.stalls)
+
+    if once:
+        yield lambda: out.print(drawn())
+        return
+    with Screen(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+
+        def show() -> None:
+            for line in watched.take_news():
+                live.console.print(f"{time.strftime('%H:%M:%S')} {line}")
+            live.update(drawn(), refresh=True)
+
+        yield show
+
+
+class WatchedJob:
+    """A running job: its newest picture, its alarms, and lines that were not printed yet."""
+
+    picture: "Picture"
+
+    def __init__(
+        self,
+        given: str | Path,
+        *,
+        flops_per_step: float | None = None,
+        peak_tflops: float | None = None,
+        trigger: int | None = None,
+    ) -> None:
+        from stepscope.analyze.live import GivenNumbers
+        from stepscope.run.running import RunningJob
+
+        self.folder = newest_attempt(given)
+        self.stalls: list[str] = []
+        self.is_over = False
+        self.news: list[str] = []
+        self.alarms = Alarms()
+        self._given = GivenNumbers(flops_per_step, peak_tflops)
+        self._trigger = trigger
+        self._job = RunningJob(self.folder)
+        self._over_since_s: float | None = None
+
+    def refresh(self) -> bool:
+        """Read the newest state; return whether the job is over and will not restart."""
+        from stepscope.analyze.live import picture_of
+
+        self._follow_restart()
+        running = self._job.look()
+        if not running.ranks:
+            raise InputError(f"{self.folder}: no step log is there; give the run folder that stepscope record named")
+        self.picture = picture_of(running, self._given)
+        self._update_alarms()
+        self._update_stalls(running)
+        self.is_over = running.is_over
+        if not running.is_over:
+            self._over_since_s = None
+            return False
+        now_s = time.monotonic()
+        self._over_since_s = self._over_since_s or now_s
+        return not _may_restart(running) or now_s - self._over_since_s > 60
+
+    def take_news(self) -> list[str]:
+        """Return the lines that were not printed yet."""
+        news, self.news = self.news, []
+        return news
+
+    def _follow_restart(self) -> None:
+        newest = newest_attempt(self.folder)
+        if newest != self.folder and any(newest.glob("rank*.steps.jsonl")):
+            self.news.append(f"the job has restarted: {printable(str(newest))}")
+            self.folder, self._job, self.alarms = newest, type(self._job)(newest), Alarms()
+
+    def _update_alarms(self) -> None:
+        from stepscope.analyze.live import states_of
+
+        for change in self.alarms.update(self.picture.step, states_of(self.picture)):
+            self.news.append(f"{'alarm' if change.rises else 'over'}: {change.text}")
+            if change.rises and self._trigger is not None:
+                try:
+                    plan = ask_for_window(self.folder, steps=self._trigger, by=f"stepscope watch: {change.kind}")
+                except InputError as e:
+                    self.news.append(f"no window: {e}")
+                    continue
+                where = printable(str(self.folder / of_window(plan.window, "")))
+                self.news.append(f"steps {plan.first} to {plan.last - 1} will be profiled: stepscope report {where}")
+
+    def _update_stalls(self, running: "Running") -> None:
+        from stepscope.analyze.live import explained
+
+        found = {r.rank: s.stall for r in running.ranks if (s := r.status) is not None and s.stall is not None}
+        lines = explained(found, len(running.ranks))
+        if lines and lines[1:] != self.stalls[1:]:  # the first line has the duration
+            self.news += lines
+        elif self.stalls and not lines:
+            self.news.append("all ranks take steps again")
+        self.stalls = lines
+
+
+def _may_restart(running: "Running") -> bool:
+    environment = running.facts.get("environment")
+    if not isinstance(environment, dict):
+        return False
+    counts = [str(environment.get(f"TORCHELASTIC_{name}")) for name in ("MAX_RESTARTS", "RESTART_COUNT")]
+    most, done = (whole_number(text) or 0 for text in counts)
+    return most > done and any(rank.ended == "killed" for rank in running.ranks)
+
+
+class LiveSite:
+    """The page of one running job, for `stepscope view --live`; it is at most a second old."""
+
+    def __init__(self, given: str, *, flops_per_step: float | None = None, peak_tflops: float | None = None) -> None:
+        self._watched = WatchedJob(given, flops_per_step=flops_per_step, peak_tflops=peak_tflops)
+        self._news: deque[str] = deque(maxlen=200)
+        self._refreshing = threading.Lock()
+        self._refresh()  # a folder without a run is an error before anything is served
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self._watched.folder.absolute().name
+
+    def __call__(self, path: str, query: Mapping[str, str]) -> "Answer | None":
+        from stepscope.report.live import POLICY
+        from stepscope.report.view.server import Answer
+
+        if path != "":
+            return None
+        with self._refreshing:
+            if time.monotonic() - self._refreshed_s > 1:
+                self._refresh()
+            return Answer(self._page.encode(errors="replace"), "text/html", {"Content-Security-Policy": POLICY})
+
+    def _refresh(self) -> None:
+        from stepscope.report.live import live_page
+
+        watched = self._watched
+        over = watched.refresh()
+        self._news += [f"{time.strftime('%H:%M:%S')} {line}" for line in watched.take_news()]
+        self._page = live_page(
+            self.name,
+            watched.picture,
+            alarms=list(watched.alarms.up.values()),
+            stalls=watched.stalls,
+            news=[*self._news],
+            over=over,
+        )
+        self._refreshed_s = time.monotonic()
