@@ -48,18 +48,3 @@ from stepscope.contract.step_line import Region, named_region
 )
 def test_usual_names_mean_their_part(name: str, region: Region | None) -> None:
     assert named_region(name) is region
-
-
-@pytest.mark.parametrize(
-    ("name", "region"),
-    [
-        ("attn(F)", Region.FORWARD),
-        ("dispatch(F)", Region.FORWARD),
-        ("mlp(B)", Region.BACKWARD),
-        ("attn(W)", Region.BACKWARD),
-        ("1F1B", None),
-        ("f(x)", None),
-    ],
-)
-def test_parts_of_layers_where_passes_overlap_say_their_pass(name: str, region: Region | None) -> None:
-    assert named_region(name) is region

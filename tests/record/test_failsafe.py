@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.failsafe import say
-from stepscope.record.progress_notes import SAID, SEEN_VARIABLE
+from stepscope.record.failsafe import SAID, SEEN_VARIABLE, say
 
 
 def test_ranks_of_one_machine_say_a_thing_once(

@@ -11,8 +11,14 @@ from stepscope.cli.arguments.sizes import whole_number
 from stepscope.cli.messages import print_stderr
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
-from stepscope.record.launch.launch import LaunchOutcome, deaf_option, launch, why_not_writable
-from stepscope.record.launch.outcome import RecordedRun, recorded_in
+from stepscope.record.launch.launch import (
+    LaunchOutcome,
+    RecordedRun,
+    deaf_option,
+    launch,
+    recorded_in,
+    why_not_writable,
+)
 from stepscope.record.launch.outside_tool import why_not_installed
 from stepscope.record.live.export import address_from, collector_from
 from stepscope.record.loop.steps import unit_from

@@ -14,14 +14,6 @@ def entry(time_ns, *, elements=1000, name="gloo:all_reduce", group="0", p2p=Fals
     }
 
 
-def test_what_python_issued_is_known_at_once():
-    volume = StepVolume()
-    assert volume.end_of_step([("0", 2, 5)], now_ns=100) is None  # its beginning was not seen
-    volume.call("all_reduce", 4000)
-    volume.in_python("0", numbers=1, since_ns=110, until_ns=120)
-    assert volume.end_of_step([("0", 2, 6)], now_ns=200) == {"count": 1, "bytes": 4000}
-
-
 def test_bytes_from_cpp_are_unknown_until_the_recorder_showed_a_step_like_it():
     volume = StepVolume()
     volume.end_of_step([("0", 2, 0)], now_ns=100)
@@ -36,21 +28,6 @@ def test_bytes_from_cpp_are_unknown_until_the_recorder_showed_a_step_like_it():
     assert volume.end_of_step([("0", 2, 6)], now_ns=400) == {"count": 1, "bytes": None}  # not like it
 
 
-def test_a_step_that_the_recorder_has_only_in_part_teaches_nothing():
-    volume = StepVolume()
-    volume.end_of_step([("0", 2, 0)], now_ns=100)
-    volume.end_of_step([("0", 2, 3)], now_ns=200)
-    volume.learn(volume.from_cpp([entry(150), entry(160)]))
-    found = volume.end_of_step([("0", 2, 6)], now_ns=300)
-    assert found is not None and found["bytes"] is None
-
-
-def test_collectives_of_a_step_under_way_are_left_for_later():
-    volume = StepVolume()
-    volume.end_of_step([("0", 2, 0)], now_ns=100)
-    assert volume.from_cpp([entry(150)]) == []
-
-
 def test_sends_and_receives_are_counted_apart_and_do_not_shift_the_rest():
     volume = StepVolume()
     volume.end_of_step([("0", 2, 0)], now_ns=100)
@@ -58,15 +35,6 @@ def test_sends_and_receives_are_counted_apart_and_do_not_shift_the_rest():
     volume.in_python("0", numbers=1, since_ns=110, until_ns=120)
     line = volume.end_of_step([("0", 2, 1)], now_ns=200)
     assert line == {"count": 0, "bytes": 0, "p2p_count": 1, "p2p_bytes": 64}
-
-
-def test_groups_are_told_apart():
-    volume = StepVolume()
-    volume.end_of_step([("0", 4, 0), ("1", 2, 0)], now_ns=100)
-    volume.end_of_step([("0", 4, 1), ("1", 2, 1)], now_ns=200)
-    volume.learn(volume.from_cpp([entry(150, elements=10), entry(160, elements=20, group="1")]))
-    assert volume.end_of_step([("0", 4, 1), ("1", 2, 2)], now_ns=300) == {"count": 1, "bytes": 80}
-    assert volume.end_of_step([("0", 4, 2), ("1", 2, 2)], now_ns=400) == {"count": 1, "bytes": 40}
 
 
 def test_short_steps_share_a_line_with_their_sums():

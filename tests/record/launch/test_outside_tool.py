@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-import stepscope
-from stepscope.cli.main import main
-from stepscope.record.config import RecordConfig
-from stepscope.record.launch.outside_tool import exported, is_one_process, under_tool
 from stepscope.run.formats import measured_launches
 from stepscope.run.load import load
 
@@ -106,54 +102,3 @@ def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
     done = record("--nsys", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=bare)
     assert (done.returncode, done.stdout) == (3, "rank alone\n")
     assert "nsys is not installed (Nsight Systems: not found on PATH); the job is recorded by torch's" in done.stderr
-
-
-def test_both_tools_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", "--nsys", "--ncu", "--", "true"]) == 2
-    assert "--nsys and --ncu cannot be used together" in capsys.readouterr().err
-
-
-def test_output_that_cannot_be_exported_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "ncu"
-    tool.write_text("#!/bin/sh\necho half\nexit 1\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    output = tmp_path / "rank00000.ncu-rep"
-    output.write_bytes(b"x")
-    assert exported([output, tmp_path / "rank00000.txt"]) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ncu", "rank00000.ncu-rep"]
-
-
-def test_ncu_leaves_collectives_alone_unless_told_otherwise() -> None:
-    config = RecordConfig(outside_tool="ncu", outside_folder="/x", tool="cuda")
-    assert "--kernel-name=regex:^(?!nccl)" in under_tool(["python", "t.py"], config, rank=1)
-    assert "--export=/x/rank00001" in under_tool(["python", "t.py"], config, rank=1)
-
-
-@pytest.mark.parametrize(
-    ("command", "environ", "expected"),
-    [
-        ("python train.py", {}, True),
-        ("torchrun --nproc-per-node=2 train.py", {}, False),
-        ("python -m torch.distributed.run train.py", {}, False),
-        ("srun python train.py", {}, False),
-        ("python train.py", {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, False),
-    ],
-)
-def test_who_starts_ranks(command: str, environ: dict[str, str], expected: bool) -> None:
-    assert is_one_process(command.split(), environ) is expected
-
-
-def test_python_inside_another_program_is_no_job(tmp_path: Path) -> None:
-    """Nsight Compute has a Python of its own that lacks parts of the library, and reads PYTHONPATH."""
-    hides = "import sys; sys.modules['_posixsubprocess'] = None; import runpy; runpy.run_path(sys.argv[1])"
-    inject = Path(stepscope.__file__).parent / "record" / "launch" / "inject" / "sitecustomize.py"
-    config = RecordConfig(out=str(tmp_path / "run"), outside_tool="ncu", outside_folder=str(tmp_path), tool="cuda")
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", hides, str(inject)],
-        env={**config.to_env(), "RANK": "0", "WORLD_SIZE": "1", "PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -12,8 +12,7 @@ from stepscope.cli.record import last_words, warnings_before
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch.launch import launch
-from stepscope.record.launch.outcome import recorded_in
+from stepscope.record.launch.launch import launch, recorded_in
 
 
 @dataclass(frozen=True)

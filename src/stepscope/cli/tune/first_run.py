@@ -12,8 +12,7 @@ from stepscope.cli.record import shown, warnings_before
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch.bounded_run import BoundedRun
-from stepscope.record.launch.launch import launch
+from stepscope.record.launch.launch import BoundedRun, launch
 from stepscope.tune.candidates import Job, job_in
 from stepscope.tune.experiment import MIN_STEPS, trial_in
 

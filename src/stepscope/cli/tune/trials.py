@@ -12,8 +12,7 @@ from stepscope.cli.record import shown
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch.bounded_run import BoundedRun
-from stepscope.record.launch.launch import launch
+from stepscope.record.launch.launch import BoundedRun, launch
 from stepscope.tune.candidates import Candidate
 from stepscope.tune.experiment import BASE, Trial, trial_in
 

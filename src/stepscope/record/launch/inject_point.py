@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from stepscope.record.config import RecordConfig
-from stepscope.record.failsafe import say
-from stepscope.record.progress_notes import leave_word
+from stepscope.record.config import RecordConfig, set_kineto_settings
+from stepscope.record.failsafe import leave_word, say
 from stepscope.record.session import current
-from stepscope.record.window.kineto import set_kineto_settings
 
 _MIN_TORCH = (2, 4)
 
@@ -63,7 +61,7 @@ def _followers(config: RecordConfig, recorder: Any, hooks: Any) -> list[Any]:
 
     if not config.track or place_of_process().rank != 0:
         return []
-    from stepscope.record.run_follower import RunFollower
+    from stepscope.record.tracker import RunFollower
 
     return [
         RunFollower(
