@@ -50,12 +50,3 @@ def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
     assert elsewhere.read_bytes() == b"keep"
     assert link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "link"]
-
-
-def test_what_appears_while_the_file_is_written_is_not_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "out.json"
-    with pytest.raises(OutputRefusedError, match="it is a named pipe"), atomic_write(target) as f:
-        f.write(b"new")
-        os.mkfifo(target)
-    assert target.is_fifo()
-    assert os.listdir(tmp_path) == ["out.json"]

@@ -21,13 +21,6 @@ from stepscope.record.rank import Place
 from stepscope.record.window.trace_file import sweep, temporary_for
 
 
-def test_second_run_gets_a_sibling(tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "run"
-    assert claim_folder(out, run_id="a") == out
-    assert claim_folder(out, run_id="b") == out.with_name("run-2")
-    assert claim_folder(out, run_id="a") == out  # another rank of the first run
-
-
 def test_many_claim_at_once_and_each_gets_one(tmp_path: Path) -> None:
     found: list[Path] = []
     claims = [

@@ -180,8 +180,9 @@ def _whole(value: object) -> int | None:
 
 
 def _seconds(value: object) -> float | None:
-    is_time = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_time and 0 <= value < 1e12 else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < 1e12 else None
 
 
 def _text(value: object) -> str | None:

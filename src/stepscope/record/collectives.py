@@ -463,7 +463,7 @@ class StepVolume:
         self._steps_shared = 1
         self._count = self._bytes = self._p2p = self._p2p_bytes = 0
         self._from_python: dict[str, int] = {}
-        self._calls: deque[tuple[str, int, int]] = deque(maxlen=(1 << 15))
+        self._calls: deque[tuple[str, int, int]] = deque(maxlen=1 << 15)
         self._steps: deque[tuple[str, int, int, int]] = deque(maxlen=256)
         self._learnt: dict[tuple[str, int], int] = {}  # (group, number from C++) -> bytes
 
@@ -493,13 +493,17 @@ class StepVolume:
         is_first = self._step_start_ns == 0
         count, total = self._count, self._bytes
         known = True
-        for group in groups:
-            key = self._from_cpp(*group, now_ns)
-            if key[1]:
-                size = self._bytes_from_cpp(*key)
-                count += key[1]
-                total += size or 0
-                known = known and size is not None
+        for group, size, number in groups:
+            self.group_sizes[group] = size
+            went_on = number - self.issued.get(group, number)
+            self.issued[group] = number
+            from_cpp = went_on - self._from_python.get(group, 0)
+            if from_cpp > 0:
+                self._steps.append((group, self._step_start_ns, now_ns, from_cpp))
+                moved = self._bytes_from_cpp(group, from_cpp)
+                count += from_cpp
+                total += moved or 0
+                known = known and moved is not None
         line: dict[str, Any] = {"count": count, "bytes": total if known else None}
         if self._steps_shared > 1:
             line["steps"] = self._steps_shared
@@ -541,15 +545,6 @@ class StepVolume:
             of_one = self._learnt.get((group, each))
             known = None if of_one is None else of_one * self._steps_shared
         return known
-
-    def _from_cpp(self, group: str, size: int, number: int, now_ns: int) -> tuple[str, int]:
-        self.group_sizes[group] = size
-        went_on = number - self.issued.get(group, number)
-        self.issued[group] = number
-        from_cpp = max(0, went_on - self._from_python.get(group, 0))
-        if from_cpp:
-            self._steps.append((group, self._step_start_ns, now_ns, from_cpp))
-        return group, from_cpp
 
 
 def _group_of(entry: Entry) -> str:

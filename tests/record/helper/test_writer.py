@@ -47,18 +47,6 @@ def wait_until(what: Any, within_s: float = HANG_S) -> None:
         time.sleep(0.02)
 
 
-def test_lines_before_and_after_the_claim_are_all_written(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path)
-    for step in range(200):
-        box.put_step(line(step))
-    box.put({"do": "close"})
-    assert box.finish(own_wait_s=30, grace_s=10)
-    log = (folder / "rank00000.steps.jsonl").read_text().splitlines()
-    assert [json.loads(entry).get("step") for entry in log] == [None, *range(200)]
-    assert json.loads((folder / "run.json").read_text())["ranks"]["0"]["ended"] == "closed"
-    assert not (tmp_path / "scratch").exists()
-
-
 def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
     box, folder = open_box(tmp_path)
     os.kill(box.helper_pid, signal.SIGKILL)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.run.formats import measured_launches
 from stepscope.run.load import load
 
 TOOL = """#!{python} -S
@@ -73,27 +72,6 @@ def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path
     # read on a machine without the tool
     assert load(tmp_path / "run", cache=False).ranks[0].has_device
     assert not list(tmp_path.glob(".run*"))
-
-
-@pytest.mark.job
-def test_each_chosen_rank_of_torchrun_has_an_output(tmp_path: Path, tools: dict[str, str]) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("SystemExit(3)", "SystemExit(0)"))
-    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "train.py"]
-    asked = ["--ncu", "--ranks", "0,2", "--kernels", "regex:gemm", "--launches", "5", "--out", "run"]
-    done = record(*asked, "--", *job, cwd=tmp_path, env=tools)
-    said = sorted("".join(done.stdout.split()))  # ranks may write into each other's lines
-    assert said == sorted("rank0rank1rank2"), done.stderr
-    files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    found = {name: json.loads(path.read_text()) for name, path in files.items() if name.endswith(".ncu-rep")}
-    assert sorted(files) == [f"rank0000{rank}.ncu{end}" for rank in (0, 2) for end in ("-rep", ".csv")]
-    measured, faults = measured_launches(tmp_path / "run")
-    assert [one.rank for one in measured] == [0, 2] and not faults
-    of_rank_2 = found["rank00002.ncu-rep"]
-    assert of_rank_2["rank"] == "2"
-    assert of_rank_2["command"][-1] == "train.py"
-    assert {"--set=full", "--profile-from-start=off", "--kernel-name=regex:gemm", "--launch-count=5"} < set(
-        of_rank_2["options"]
-    )
 
 
 @pytest.mark.job

@@ -98,19 +98,6 @@ def test_samples_are_taken_off_the_training_thread_and_faster_in_the_window(tmp_
     assert library.shut_down
 
 
-def test_without_nvml_there_is_one_note_and_no_file(tmp_path, capsys):
-    def absent():
-        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
-    telemetry = Telemetry(nvml=absent, cuda_in_use=lambda: True)
-    for step in range(3):
-        assert telemetry.on_step_end(step) == {}
-    wait_until(lambda: telemetry.why_not is not None)
-    telemetry.on_close(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().err.count("no device telemetry") == 1
-
-
 def wait_until(true, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not true():

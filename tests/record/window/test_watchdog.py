@@ -3,7 +3,6 @@
 import gzip
 import json
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,6 @@ from tests.record.script_runs import run_json, script, started, steps
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.window.window import Watchdog, may_interrupt
-
-
-def test_it_looks_on_the_main_thread_while_that_computes_and_no_longer() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("the tests do not run on the main thread")
-    seen: list[int] = []
-    watchdog = Watchdog(lambda: seen.append(threading.get_ident()))
-    watchdog.start()
-    while len(seen) < 3:
-        pass
-    watchdog.stop()
-    del seen[:]
-    ended = threading.Event()
-    threading.Timer(0.5, ended.set).start()
-    while not ended.is_set():
-        pass
-    assert not seen
 
 
 @pytest.mark.parametrize(

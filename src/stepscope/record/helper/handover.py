@@ -52,18 +52,14 @@ def source_commit(environment: Mapping[str, str] = os.environ, script: str | Non
     try:
         start = Path(script if script is not None else sys.argv[0]).resolve().parent
         for folder in [start, *start.parents][:40]:
-            if (folder / ".git").exists():
-                return _head(_git_folder(folder / ".git"))
+            git = folder / ".git"
+            if git.is_file():  # a worktree's
+                git = (folder / _text(git).partition("gitdir: ")[2].strip()).resolve()
+            if git.exists():
+                return _head(git)
     except (OSError, ValueError, IndexError):
         return None
     return None
-
-
-def _git_folder(path: Path) -> Path:
-    if path.is_dir():
-        return path
-    said = _text(path).partition("gitdir: ")[2].strip()
-    return (path.parent / said).resolve()
 
 
 def _head(git: Path) -> str | None:

@@ -328,7 +328,9 @@ def _buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
         indices = [[int(i) for i in bucket.split()] for bucket in told.split(",") if bucket.strip()]
     except (AttributeError, RuntimeError, ValueError, TypeError) as e:
         return None, f"this torch does not tell its buckets ({type(e).__name__})"
-    names = _parameter_names(ddp)
+    ignored = set(getattr(ddp, "parameters_to_ignore", ()))
+    named = ddp.module.named_parameters()
+    names = [_plain_path(ddp.module, name) for name, p in named if p.requires_grad and name not in ignored]
     if not indices:
         return None, "DDP has not rebuilt its buckets, and tells only rebuilt ones (static order, or unused parameters)"
     if max(map(max, indices)) >= len(names):
@@ -336,23 +338,9 @@ def _buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
     return [[names[i] for i in bucket] for bucket in indices], None
 
 
-def _parameter_names(ddp: Any) -> list[str]:
-    ignored: set[str] = set(getattr(ddp, "parameters_to_ignore", ()))
-    names = []
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.requires_grad and name not in ignored:
-            names.append(_plain(ddp, name))
-    return names
-
-
 def _ddp_in(model: "torch.nn.Module | None") -> Any:
     kind = torch.nn.parallel.DistributedDataParallel
     return next((m for m in model.modules() if isinstance(m, kind)), None) if model is not None else None
-
-
-def _plain(ddp: Any, name: str) -> str:
-    path, _, last = name.rpartition(".")
-    return ".".join(part for part in (_plain_path(ddp.module, path), last) if part)
 
 
 _MARK = "ProfilerStep#"
