@@ -37,7 +37,6 @@ _PATTERNS = (
     ("recv", RECV),
     ("send", SEND),
 )
-# a rank keeps its own share of the buffer
 
 # expert-parallel libraries (DeepEP): their kernels carry no record, and their names say what they are for
 EXPERT_KERNEL = re.compile(r"deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::", re.IGNORECASE)

@@ -196,8 +196,7 @@ def _text(value: object) -> str | None:
 #     regression   steps take over 1.2 times what they took at the start   under 1.1 times
 #
 # An alarm rises after three looks in a row with new steps that are bad, and falls after three that are good; what lies
-# between the two bounds leaves it as it is. The job judges itself by this, and so does who watches it. Standard
-# library
+# between the two bounds leaves it as it is. The job judges itself by this, and so does who watches it. Standard library
 # only.
 
 LOOKS = 3

@@ -36,8 +36,7 @@ from stepscope.record.rank import initialized_distributed
 
 # Every collective that Python issues, seen where it enters C++: methods of `ProcessGroup`, and `Work.wait`.
 #
-# The functions of `torch.distributed` stay as they are: torch.compile and the coalescing manager know them by
-# identity.
+# The functions of `torch.distributed` stay as they are: torch.compile and the coalescing manager know them by identity.
 # One layer below, each call passes a method of `ProcessGroup`; there its operation, group and bytes are noted, and its
 # time where that costs nothing:
 #

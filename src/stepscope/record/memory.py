@@ -31,12 +31,10 @@ from stepscope.record.failsafe import explain, say
 
 # What the memory is used for: parameters, gradients, optimizer state and buffers by storage, the rest by subtraction.
 #
-# Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the
-# first category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator
-# holds
+# Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the first
+# category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator holds
 # beyond these is *activations* when it was still there at a region's edge, and *temporary* when it came and went
-# between
-# two edges:
+# between two edges:
 #
 #     allocated at the edge = parameters + gradients + optimizer + buffers + communication + activations
 #     peak                  = allocated at the nearer edge + temporary
@@ -166,14 +164,11 @@ def _claim(claimed: dict[tuple[str, int], Storage], tensor: Any, category: str) 
 # How much memory a rank uses, at a named moment and step by step, on the device and on the host.
 #
 # `memory_snapshot("after forward")` looks closely: it walks the allocator's blocks. `MemorySampler` follows the steps
-# and
-# has to be cheap: counters of the allocator and one line of `/proc`, at most ten times a second, nothing that waits
-# for
-# the device. The peaks are the allocator's own and are never reset, because the job may be reading them too.
+# and has to be cheap: counters of the allocator and one line of `/proc`, at most ten times a second, nothing that waits
+# for the device. The peaks are the allocator's own and are never reset, because the job may be reading them too.
 #
 # Reserved minus allocated is *cache*: free memory that the allocator keeps in its segments. *Fragmentation* is the
-# share
-# of that cache which no single request could use: 1 - largest free block / free memory.
+# share of that cache which no single request could use: 1 - largest free block / free memory.
 
 
 @dataclass(frozen=True)
@@ -298,8 +293,7 @@ def _stat(stats: Mapping[str, Any], name: str, when: str) -> int | None:
 # The CUDA allocator's own history of the window (`--memory`): every allocation with its Python stack, as a pickle.
 #
 # The history is switched on where the window begins and off where it ends. It is left alone where the job records one
-# of its own: ours would replace it. The file is what `torch.cuda.memory._dump_snapshot` writes, so every viewer of
-# such
+# of its own: ours would replace it. The file is what `torch.cuda.memory._dump_snapshot` writes, so every viewer of such
 # snapshots reads it too.
 
 

@@ -23,8 +23,7 @@ from stepscope.record.hooks.patches import Patches, after_import
 
 # `DataLoader`, `DistributedDataParallel` and optimizers, made with other arguments than the script gives them.
 #
-# Only what the script left as it was is set in an optimizer; a loader over an iterable dataset keeps its workers,
-# since
+# Only what the script left as it was is set in an optimizer; a loader over an iterable dataset keeps its workers, since
 # each would yield the whole of it. Every loader is noted: what it was asked for says what can be tried.
 
 

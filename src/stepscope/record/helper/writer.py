@@ -216,9 +216,8 @@ def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) ->
 # A file that grows by whole lines, on storage that may fail for a while.
 #
 # Lines that cannot be written wait in memory, within a bound, and are written later in their order; those past the
-# bound
-# and those left at the end are counted as lost. The file never ends in half a line: one that was cut by a full disk is
-# taken back.
+# bound and those left at the end are counted as lost. The file never ends in half a line: one that was cut by a full
+# disk is taken back.
 
 
 class GrowingLog:

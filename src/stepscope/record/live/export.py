@@ -393,8 +393,7 @@ def _number(value: float | int) -> str:
 
 # The endpoint that Prometheus scrapes, in the helper process of each rank: GET /metrics and nothing else.
 #
-# It is bound to the loopback address unless another is given. Requests are answered on threads of their own, a few at
-# a
+# It is bound to the loopback address unless another is given. Requests are answered on threads of their own, a few at a
 # time and each within seconds: a scraper that hangs keeps a thread of the helper, and nobody waits for it.
 
 _LOCAL_NAMES = {"localhost", LOOPBACK, "::1"}

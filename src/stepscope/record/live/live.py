@@ -40,8 +40,7 @@ from stepscope.record.window.trace_file import place_whole
 #     every rank   the plan is there   ->  told to the training process
 #
 # Nothing here waits: each helper looks when it wakes. Ranks answer at different moments, so a rank may be further than
-# it
-# said: the plan leaves room for that, and a rank that hears of it too late records what is left.
+# it said: the plan leaves room for that, and a rank that hears of it too late records what is left.
 
 WARMUP_STEPS = 2
 # for which the ranks' answers are waited for, on top of a few looks
@@ -138,11 +137,8 @@ def _waits_in(path: Path) -> str:
 #
 # A helper hears of steps a few times a second, or once per step where they are longer. A gap of more than twice the
 # longest of the last ones, and of a second at least, is worth a question: the answer is there within three step times.
-# It
-# is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
+# It is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
 # which.
-
-# for which an answer is waited for: a thread that holds the interpreter's lock lets nobody answer
 
 
 class StallWatch:

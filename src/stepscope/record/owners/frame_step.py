@@ -81,8 +81,7 @@ def why_not_traced() -> str | None:
 # A tree of function calls from the profiler's plain events, for a torch without an event tree: lines of definitions.
 #
 # Plain events name a Python function `file.py(12): forward`, 12 being the line of its definition. They are put below
-# each
-# other by time, and look like nodes of the event tree: a call's caller is then known by its definition alone.
+# each other by time, and look like nodes of the event tree: a call's caller is then known by its definition alone.
 
 
 def _function_tree(events: Iterable[Any]) -> list[Any]:

@@ -88,8 +88,7 @@ def _let_children_exit() -> None:
 # What interrupts the training thread at any moment, also inside our own code: garbage collection, compilation, and
 # stacks that anomaly detection keeps.
 #
-# They are told of in the middle of something else, so here they are only noted. Whoever works out the regions of a
-# step
+# They are told of in the middle of something else, so here they are only noted. Whoever works out the regions of a step
 # takes them from here and gives their time to a region of their own, off the region that was innermost at that moment.
 
 
@@ -142,8 +141,7 @@ class Interruptions:
 
 # Do something on a thread as it ends: torch's profiler belongs to the thread that started it.
 #
-# A thread that ends with its profiler running takes the process down when that exits (SIGSEGV), and no other thread
-# can
+# A thread that ends with its profiler running takes the process down when that exits (SIGSEGV), and no other thread can
 # stop it. Threads of Python's `threading` call their own `_delete` last; any other thread gives no sign of its end.
 
 NO_SIGN = (

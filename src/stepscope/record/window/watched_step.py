@@ -189,8 +189,7 @@ def _convolution_backward(shapes: Shapes, inputs: Inputs) -> int:
 # One step's operators, counted while they run: how many events a step makes and how many FLOPs it does.
 #
 # A profiler with shapes watches the first step after the window. It only looks: no operator is replaced or decomposed,
-# so
-# results stay bit-equal, compiled code included.
+# so results stay bit-equal, compiled code included.
 
 
 class StepCensus(WatchedStep):
