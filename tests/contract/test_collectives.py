@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.contract.collectives import bus_factor, element_bytes, op_name
+from stepscope.contract.collectives import bus_factor
 
 
 @pytest.mark.parametrize(
@@ -20,18 +20,3 @@ from stepscope.contract.collectives import bus_factor, element_bytes, op_name
 )
 def test_bus_bandwidth_of_four_ranks(operation: str, factor: float) -> None:
     assert bus_factor(operation, 4) == factor
-
-
-def test_one_rank_moves_nothing() -> None:
-    assert bus_factor("all_reduce", 1) == 0
-
-
-def test_a_barrier_that_runs_as_an_all_reduce_is_a_barrier() -> None:
-    assert op_name("nccl:all_reduce_barrier") == "barrier"
-
-
-@pytest.mark.parametrize(
-    ("names", "size"), [(("BFloat16", "c10::BFloat16", "UInt16"), 2), (("UInt64", "Long", "long int"), 8)]
-)
-def test_types_are_known_by_the_names_of_both_sides(names: tuple[str, ...], size: int) -> None:
-    assert {element_bytes(name) for name in names} == {size}

@@ -11,8 +11,6 @@ from stepscope.contract.live import (
     MAX_ASKED_STEPS,
     PLAN,
     REQUEST,
-    WindowPlan,
-    WindowRequest,
     read_plan,
     read_request,
     read_status,
@@ -26,24 +24,12 @@ def left(folder: Path, name: str, content: Any) -> Path:
     return folder
 
 
-def test_request_is_read(tmp_path: Path) -> None:
-    assert read_request(tmp_path) is None
-    left(tmp_path, REQUEST, {"id": "a", "steps": 5, "by": "me"})
-    assert read_request(tmp_path) == WindowRequest("a", 5, "me")
-
-
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", {}, {"id": "a"}, *({"id": "a", "steps": n} for n in (0, -1, True, 1.5, "5", MAX_ASKED_STEPS + 1))],
 )
 def test_request_of_another_kind_is_none(tmp_path: Path, content: Any) -> None:
     assert read_request(left(tmp_path, REQUEST, content)) is None
-
-
-def test_plan_is_read(tmp_path: Path) -> None:
-    plan = {"id": "a", "first": 12, "last": 14, "warmup": 2, "window": 1}
-    assert read_plan(left(tmp_path, PLAN, plan)) == WindowPlan("a", 12, 14, 2, 1)
-    assert read_plan(left(tmp_path, PLAN, {"id": "a", "refused": "no"})) == WindowPlan("a", refused="no")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import pytest
 
 from stepscope.contract.run_folder import (
     atomic_write,
-    json_object,
-    json_object_in,
     rank_file,
     rank_of,
     steps_file,
@@ -21,16 +19,6 @@ from stepscope.output_path import OutputRefusedError
 def test_rank_of_a_name_is_the_rank_it_was_made_with(rank: int) -> None:
     for name in (trace_file(rank), steps_file(rank), rank_file(rank, "memory.pickle")):
         assert rank_of(name) == rank
-
-
-def test_names_are_those_of_the_contract() -> None:
-    assert trace_file(3) == "rank00003.pt.trace.json.gz"
-    assert steps_file(3) == "rank00003.steps.jsonl"
-
-
-@pytest.mark.parametrize("name", ["run.json", "rank3.json", "xrank00003.json", "rank00003", "rank-0003.json"])
-def test_other_names_have_no_rank(name: str) -> None:
-    assert rank_of(name) is None
 
 
 def test_file_appears_only_when_all_was_written(tmp_path: Path) -> None:
@@ -62,43 +50,3 @@ def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
     assert elsewhere.read_bytes() == b"keep"
     assert link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "link"]
-
-
-def test_what_appears_while_the_file_is_written_is_not_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "out.json"
-    with pytest.raises(OutputRefusedError, match="it is a named pipe"), atomic_write(target) as f:
-        f.write(b"new")
-        os.mkfifo(target)
-    assert target.is_fifo()
-    assert os.listdir(tmp_path) == ["out.json"]
-
-
-def test_names_as_long_as_a_file_system_takes_are_written(tmp_path: Path) -> None:
-    for name in ("x" * 255, "\u4e16" * 85):
-        with atomic_write(tmp_path / name) as f:
-            f.write(b"new")
-        assert (tmp_path / name).read_bytes() == b"new"
-
-
-def test_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        with atomic_write(tmp_path / "out"):
-            pass
-    finally:
-        os.umask(before)
-    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'"text"', b"\xff", b"[" * 100_000])
-def test_what_is_no_json_object_is_none(text: bytes, tmp_path: Path) -> None:
-    assert json_object(text) is None
-    (tmp_path / "file").write_bytes(text)
-    assert json_object_in(tmp_path / "file") == {}
-
-
-def test_json_object_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text('{"a": [1]}')
-    assert json_object_in(tmp_path / "file") == {"a": [1]}
-    assert json_object_in(tmp_path / "missing") == {}
-    assert json_object_in(tmp_path) == {}

@@ -13,7 +13,6 @@ import stepscope
 from stepscope.contract.run_folder import steps_file, trace_file
 from stepscope.errors import UsageError
 from stepscope.integrations.deepspeed import recorded as engine_recorded
-from stepscope.integrations.loop_recording import LoopRecording
 from stepscope.integrations.torchrun import recorded
 
 WINDOW: dict[str, Any] = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
@@ -61,16 +60,6 @@ def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> Non
     assert (tmp_path / "run" / trace_file(0)).exists()
     once = dict.fromkeys(("data_loading", "forward_pass", "backward_pass", "optimizer_step"), 1)
     assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
-
-
-def test_second_training_of_a_process_is_a_run_of_its_own(tmp_path: Path) -> None:
-    model, folders = Net(), []
-    for _ in range(2):
-        with recorded(out=tmp_path / "run", **WINDOW) as recording:
-            trained(model)
-        folders.append(recording.run_folder)
-    assert len(set(folders)) == 2
-    assert [len(regions_of(folder)) for folder in folders] == [STEPS, STEPS]
 
 
 def test_nothing_is_left_in_the_model_or_in_torch(tmp_path: Path) -> None:
@@ -167,19 +156,6 @@ def test_accelerate_hands_every_window_to_a_callback(tmp_path: Path) -> None:
     assert len(seen) >= STEPS // 2 and all(seen)  # and, as with torch, one that the end of the block cut short
 
 
-def test_accelerate_says_that_the_block_was_too_short(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    from stepscope.integrations.accelerate import StepscopeKwargs
-
-    handler = StepscopeKwargs(
-        schedule_option={"wait": 8, "warmup": 2, "active": 1, "repeat": 1}, output_trace_dir=str(tmp_path / "run")
-    )
-    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
-    with accelerator.profile():
-        trained()
-    assert "no trace: 7 steps were taken, and the profiled ones begin after step 10" in capfd.readouterr().err
-
-
 class Engine(nn.Module):
     """What of a DeepSpeed engine a loop uses: backward with its own reduction, a step every second micro-batch."""
 
@@ -218,27 +194,3 @@ def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> No
     twice = dict.fromkeys(("data_loading", "forward_pass", "backward_pass"), 2)
     assert regions_of(recording.run_folder)[1:] == [{**twice, "gradient_sync": 1, "optimizer_step": 1}] * (STEPS - 1)
     assert not {"backward", "step", "allreduce_gradients"} & set(vars(engine))
-
-
-def test_what_is_no_engine_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"Net has no backward\(\)"), engine_recorded(Net()):
-        pass
-
-
-def test_wrong_setting_is_refused_before_training() -> None:
-    with pytest.raises(UsageError, match="active has to be a whole number of at least 1"):
-        LoopRecording(active=0)
-
-
-@pytest.mark.parametrize("package", ["accelerate", "transformers", "lightning"])
-def test_missing_framework_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-    import sys
-
-    for name in [n for n in sys.modules if n.split(".")[0] in (package, "pytorch_lightning")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in (package, f"{package}.utils", f"{package}.pytorch", "pytorch_lightning"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"stepscope.integrations.{package}", raising=False)
-    with pytest.raises(ImportError, match=f"run: pip install {package}"):
-        importlib.import_module(f"stepscope.integrations.{package}")

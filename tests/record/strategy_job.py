@@ -12,8 +12,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.record.facts import model_facts, ranks_per_replica, strategy_of
 from stepscope.record.groups import process_groups
+from stepscope.record.helper.handover import model_facts, ranks_per_replica, strategy_of
 
 
 def model() -> torch.nn.Module:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.failsafe import say
-from stepscope.record.progress_notes import SAID, SEEN_VARIABLE
+from stepscope.record.failsafe import SAID, SEEN_VARIABLE, say
 
 
 def test_ranks_of_one_machine_say_a_thing_once(
@@ -25,15 +24,3 @@ def test_ranks_of_one_machine_say_a_thing_once(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     say("something else")
     assert capsys.readouterr().err == "stepscope: something else\n"
-
-
-@pytest.mark.parametrize("folder", [None, "gone"])
-def test_without_a_launcher_everything_is_said(
-    folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(SEEN_VARIABLE, raising=False)
-    if folder is not None:
-        monkeypatch.setenv(SEEN_VARIABLE, str(tmp_path / folder))
-    say("twice")
-    say("twice")
-    assert capsys.readouterr().err == "stepscope: twice\n" * 2

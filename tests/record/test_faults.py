@@ -116,24 +116,6 @@ def test_chosen_rank_alone_has_a_trace_and_all_have_step_logs(results: Results, 
     assert len(step_lines(work / "one_rank", 0)) == STEPS
 
 
-def test_light_mode_uses_no_profiler(results: Results, work: Path) -> None:
-    assert not list((work / "light").glob("*.pt.trace.json.gz"))
-    assert not any(line["profiled"] for line in step_lines(work / "light", 0))
-    assert description(work / "light")["flops_per_step"] is None
-
-
-def test_repeated_windows_lie_in_folders_of_their_own(results: Results, work: Path) -> None:
-    first, second = description(work / "twice")["windows"]
-    assert (first["ranks"]["0"]["first_step"], second["ranks"]["0"]["first_step"]) == (2, 6)
-    assert profiler_steps(trace(work / "twice", 1)) == [2, 3]
-    assert profiler_steps(trace(work / "twice" / "window1", 1)) == [6, 7]
-
-
-def test_window_may_begin_with_the_first_step(results: Results, work: Path) -> None:
-    assert profiler_steps(trace(work / "at_once", 0)) == [0, 1]
-    assert description(work / "at_once")["flops_per_step"] is not None  # counted after the window instead
-
-
 def test_T1_own_profiler_of_the_user_goes_first(results: Results, work: Path) -> None:
     assert "another profiler" in said(results["T1"][0])[0] and len(said(results["T1"][0])) == 1
     assert results["T1"][0]["notes"]["user_events"] > 1000

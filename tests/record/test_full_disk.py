@@ -3,7 +3,6 @@
 T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -23,11 +22,9 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.helper import open_run as outbox
 from stepscope.record.helper import writer
 from stepscope.record.helper import writer as growing_log
-from stepscope.record.helper.claim import claim_folder
 from stepscope.record.helper.scratch import make_scratch
-from stepscope.record.helper.writer import GrowingLog, Retries, Writer, may_pass
-from stepscope.record.launch.launch import LaunchOutcome
-from stepscope.record.launch.outcome import recorded_in, trouble_of_helpers
+from stepscope.record.helper.writer import GrowingLog, Writer
+from stepscope.record.launch.launch import LaunchOutcome, recorded_in, trouble_of_helpers
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -59,17 +56,6 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
-
-
-def test_lines_wait_for_room_and_come_in_order(disk: Disk, tmp_path: Path) -> None:
-    log = GrowingLog(tmp_path / "log")
-    for number in range(6):
-        disk.room_bytes = {0: None, 1: 3, 2: 0, 4: None}.get(number, disk.room_bytes)
-        assert log.add(b"line %d" % number)
-        with contextlib.suppress(OSError):
-            log.flush()
-    assert log.close() == 0
-    assert (tmp_path / "log").read_bytes() == b"".join(b"line %d\n" % number for number in range(6))
 
 
 def test_a_line_cut_by_the_full_disk_is_taken_back(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +102,6 @@ def test_T32_helper_goes_on_when_there_is_room_again(disk: Disk, tmp_path: Path)
     assert helper.retries.failed_writes > 10
     threading.Timer(0.5, lambda: setattr(disk, "room_bytes", None)).start()
     helper.finish()
-    helper.remove_scratch()
     run = tmp_path / "run"
     assert len((run / "rank00000.steps.jsonl").read_text().splitlines()) == 20
     assert (run / name).exists() and not list(run.rglob("*.tmp"))
@@ -142,7 +127,6 @@ def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(helper, "_write_facts", write_facts)
     helper.finish()
-    helper.remove_scratch()
     run = tmp_path / "run"
     assert len((run / "rank00000.steps.jsonl").read_text().splitlines()) == 1
     assert not list(run.rglob("*.tmp"))
@@ -152,50 +136,9 @@ def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeyp
     assert "lost: 19 lines of the step logs, rank00000.pt.trace.json.gz" in str(recorded_in(run).not_written)
 
 
-def test_a_claim_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", lambda *a: (_ for _ in ()).throw(FULL))
-    with pytest.raises(Exception, match="No space"):
-        claim_folder(tmp_path / "run", run_id="a")
-    assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_what_cannot_pass_is_not_tried_again() -> None:
-    tried: list[int] = []
-
-    def act() -> None:
-        tried.append(1)
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    with pytest.raises(PermissionError):
-        Retries(while_running_s=60).until_done(act)
-    assert len(tried) == 1 and may_pass(FULL) and not may_pass(ValueError())
-
-
 def words(folder: Path, exit_code: int = 0, *, said: bool = False) -> str:
     launched = LaunchOutcome(exit_code, folders=(folder,), python_seen=True, torch_seen=True, said=said)
     return "\n".join(last_words(launched, RecordConfig()))
-
-
-def a_log(folder: Path, steps: int) -> None:
-    folder.mkdir()
-    (folder / "rank00000.steps.jsonl").write_text('{"schema": 1}\n' + '{"step": 0}\n' * steps)
-
-
-def test_last_words_name_lines_above_only_where_there_are_some(tmp_path: Path) -> None:
-    a_log(tmp_path / "run", 17)
-    assert "see the lines above" not in words(tmp_path / "run")
-    assert "the run is incomplete" in words(tmp_path / "run")
-    assert "no trace: see the lines above" in words(tmp_path / "run", said=True)
-    assert "no trace: the job ended with signal 9" in words(tmp_path / "run", -9)
-
-
-def test_steps_that_could_not_be_written_are_no_reason_for_another_window(tmp_path: Path) -> None:
-    a_log(tmp_path / "run", 5)
-    said = words(tmp_path / "run")
-    assert "--steps" not in said  # whether the job was so short is not known
-    ranks = {"0": {"steps": {"count": 80}, "writing": None}}
-    (tmp_path / "run" / "run.json").write_text(json.dumps({"ranks": ranks, "windows": []}))
-    assert "--steps" not in words(tmp_path / "run")
 
 
 JOB = """

@@ -43,15 +43,3 @@ def has_lock_meanwhile() -> bool:
 @pytest.mark.usefixtures("group")
 def test_gloo_threads_get_the_lock_before_a_group_is_left() -> None:
     assert has_lock_meanwhile()
-
-
-@pytest.mark.parametrize("group", ["fake"], indirect=True)
-@pytest.mark.usefixtures("group")
-def test_no_wait_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.record.hooks.install.sleep", lambda s: pytest.fail(f"waits {s} s for nothing"))
-    let_gloo_finish()
-
-
-def test_no_wait_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.record.hooks.install.sleep", lambda s: pytest.fail(f"waits {s} s for nothing"))
-    let_gloo_finish()

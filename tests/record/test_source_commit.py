@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.facts import source_commit
+from stepscope.record.helper.handover import source_commit
 
 A, B = "a" * 40, "b" * 64
 
@@ -38,13 +38,6 @@ def test_packed_branch_and_worktree(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / ".git").write_text(f"gitdir: {own}\n")
     assert source_commit({}, str(tmp_path / "w" / "train.py")) == B
-
-
-def test_ci_goes_first_and_nonsense_is_none(tmp_path: Path) -> None:
-    assert source_commit({"GITHUB_SHA": A}, str(tmp_path / "train.py")) == A
-    bad = repository(tmp_path / "bad", "ref: refs/../../etc/passwd\n")
-    assert source_commit({"GITHUB_SHA": "no commit"}, str(bad / "train.py")) is None
-    assert source_commit({}, str(tmp_path / "elsewhere" / "train.py")) in (None, source_commit({}, str(tmp_path)))
 
 
 def test_git_itself_agrees(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.record.script_runs import script, started
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.own_frame import leave_out
+from stepscope.record.failsafe import leave_out
 
 _FRAME = re.compile(r'^(?:\[rank0\]: )?  File "(.*)", line \d+, in (.*)$', re.MULTILINE)
 

@@ -117,7 +117,7 @@ def _command(name: str, *arguments: str) -> int:
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
-    module = import_module(f"stepscope.cli.{'arguments.' * (name == 'bench')}{name}")
+    module = import_module(f"stepscope.cli.{name}{'_arguments' * (name == 'bench')}")
     command = _OneLineParser(
         prog=f"stepscope {name}",
         description=module.__doc__,

@@ -29,8 +29,7 @@ from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.nccl_log import SWITCHES, debug_environment
 
 if TYPE_CHECKING:
-    from stepscope.record.launch.launch import LaunchOutcome
-    from stepscope.record.launch.outcome import RecordedRun
+    from stepscope.record.launch.launch import LaunchOutcome, RecordedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +177,7 @@ def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
 
 def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
     """Return what was recorded and the command to go on with, or why nothing was."""
-    from stepscope.record.launch.outcome import recorded_in
+    from stepscope.record.launch.launch import recorded_in
 
     lines = []
     if tool := config.outside_tool:
@@ -284,8 +283,7 @@ def record_command(args: argparse.Namespace, config: RecordConfig) -> bool:
 
     With `--json -` the job's standard output goes to standard error, so that ours holds the result alone.
     """
-    from stepscope.record.launch.launch import launch
-    from stepscope.record.launch.outcome import recorded_in
+    from stepscope.record.launch.launch import launch, recorded_in
 
     for line in warnings_before(list(args.command), config):
         print_stderr(f"stepscope: {line}")

@@ -122,8 +122,7 @@ class FirstRun:
 
 def first_run(command: Sequence[str], folder: Path) -> FirstRun:
     """Return the first run of a job, ended after its profiled steps; an `InputError` if it fails or takes no steps."""
-    from stepscope.record.launch.bounded_run import BoundedRun
-    from stepscope.record.launch.launch import launch
+    from stepscope.record.launch.launch import BoundedRun, launch
     from stepscope.tune.experiment import MIN_STEPS, trial_in
 
     # up to the last profiled step, the two that are watched after it, and a few
@@ -211,8 +210,7 @@ class Trials:
         return trial
 
     def _run(self, log: Path, candidate: "Candidate | None") -> "Trial":
-        from stepscope.record.launch.bounded_run import BoundedRun
-        from stepscope.record.launch.launch import launch
+        from stepscope.record.launch.launch import BoundedRun, launch
         from stepscope.tune.experiment import trial_in
 
         run_id = uuid.uuid4().hex

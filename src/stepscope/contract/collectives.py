@@ -37,13 +37,10 @@ _PATTERNS = (
     ("recv", RECV),
     ("send", SEND),
 )
-# a rank keeps its own share of the buffer
-_SHARED_OUT = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER)
 
 # expert-parallel libraries (DeepEP): their kernels carry no record, and their names say what they are for
 EXPERT_KERNEL = re.compile(r"deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::", re.IGNORECASE)
 
-_COMM_PREFIX = re.compile(r"^(nccl|gloo|mpi|ucc|c10d|_c10d_functional)::?")
 
 # bytes of one element, by torch's names of its types in lower case
 _ELEMENT_BYTES = {
@@ -71,7 +68,11 @@ def op_name(text: str) -> str:
 
 def is_comm_annotation(name: str) -> bool:
     """Return whether a host range or operator wraps one communication call (`nccl:all_reduce`, `c10d::send`)."""
-    return bool(_COMM_PREFIX.match(name)) and "wait" not in name and "wrap_tensor" not in name
+    return (
+        bool(re.match(r"(nccl|gloo|mpi|ucc|c10d|_c10d_functional)::?", name))
+        and "wait" not in name
+        and "wrap_tensor" not in name
+    )
 
 
 def element_bytes(dtype: str | None) -> int | None:
@@ -89,4 +90,4 @@ def bus_factor(op: str, ranks: int) -> float:
     """
     if op == ALL_REDUCE:
         return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if op in _SHARED_OUT else 1.0
+    return (ranks - 1) / ranks if op in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER) else 1.0

@@ -22,9 +22,7 @@ LIVE_FOLDER = "live"
 REQUEST = "request.jsonl"
 PLAN = "plan.jsonl"
 MAX_ASKED_STEPS = 1_000
-_MAX_STEP = 1 << 53
 _MAX_TEXT = 200
-_MAX_FRAMES = 40
 
 
 @dataclass(frozen=True)
@@ -159,11 +157,16 @@ def read_status(folder: Path, rank: int) -> RankStatus | None:
 
 def _stall(found: Mapping[str, Any]) -> Stall:
     frames = found.get("frames")
+    lines = [line for line in (frames if isinstance(frames, list) else [])[:40] if isinstance(line, list)]
     return Stall(
         step=_whole(found.get("step")) or 0,
         for_s=_seconds(found.get("for_s")) or 0.0,
         usual_s=_seconds(found.get("usual_s")) or 0.0,
-        frames=tuple(f for one in (frames if isinstance(frames, list) else [])[:_MAX_FRAMES] if (f := _frame(one))),
+        frames=tuple(
+            Frame(_text(line[0]) or "?", _whole(line[1]) or 0, _text(line[2]) or "?")
+            for line in lines
+            if len(line) == 3
+        ),
         region=_text(found.get("region")),
         collective=_text(found.get("collective")),
         sequence=_whole(found.get("sequence")),
@@ -172,20 +175,14 @@ def _stall(found: Mapping[str, Any]) -> Stall:
     )
 
 
-def _frame(found: Any) -> Frame | None:
-    if not isinstance(found, list) or len(found) != 3:
-        return None
-    return Frame(_text(found[0]) or "?", _whole(found[1]) or 0, _text(found[2]) or "?")
-
-
 def _whole(value: object) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_STEP
-    return value if is_count and isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def _seconds(value: object) -> float | None:
-    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
-    return float(value) if is_time and isinstance(value, int | float) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < 1e12 else None
 
 
 def _text(value: object) -> str | None:
@@ -199,13 +196,10 @@ def _text(value: object) -> str | None:
 #     regression   steps take over 1.2 times what they took at the start   under 1.1 times
 #
 # An alarm rises after three looks in a row with new steps that are bad, and falls after three that are good; what lies
-# between the two bounds leaves it as it is. The job judges itself by this, and so does who watches it. Standard
-# library
+# between the two bounds leaves it as it is. The job judges itself by this, and so does who watches it. Standard library
 # only.
 
 LOOKS = 3
-# since the last look that counted; waiting alone proves nothing
-_NEW_STEPS = 5
 GOOD_SLOWDOWN = 1.05
 _BAD_REGRESSION, _GOOD_REGRESSION = 1.2, 1.1
 STRAGGLER, REGRESSION = "straggler", "regression"
@@ -237,13 +231,12 @@ class Alarms:
 
     def update(self, step: int | None, states: States) -> list[Change]:
         """Return the alarms that rise or fall with a look; `step` is the newest one in it."""
-        if step is None or (self._counted_step is not None and 0 <= step - self._counted_step < _NEW_STEPS):
+        if step is None or (self._counted_step is not None and 0 <= step - self._counted_step < 5):
             return []
         self._counted_step = step
         return self.judge(states)
 
     def judge(self, states: States) -> list[Change]:
-        """Return the changes with a look that counts."""
         changes = []
         for key, (state, words) in states.items():
             before, count = self._in_a_row.get(key, (BETWEEN, 0))
@@ -260,7 +253,6 @@ class Alarms:
         return changes
 
     def forget(self, key: Key) -> None:
-        """Begin anew with one alarm, whatever it was."""
         self.up.pop(key, None)
         self._in_a_row.pop(key, None)
 
@@ -287,7 +279,6 @@ DEFAULT_SCORE = 2.0
 DEFAULT_SLOWDOWN = 1.10
 # own times of equal ranks differ by this share of a step at least, so a smaller spread is luck
 NOISE_SHARE = 0.02
-_SIGMA_OF_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -320,7 +311,7 @@ def rank_scores(
         if not others or median(others) <= 0:
             continue
         late = own - median(others)
-        sigma = _SIGMA_OF_MAD * median(abs(value - median(others)) for value in others)
+        sigma = 1.4826 * median(abs(value - median(others)) for value in others)
         score = late / max(sigma, NOISE_SHARE * median(others))
         times = own / fmean(others)
         scores.append(RankScore(rank, own, late, times, score, score >= threshold and times >= slowdown))

@@ -39,10 +39,8 @@ _ALWAYS = re.compile(
 )
 _AMBIGUOUS = re.compile(r"(?:^|_)(?:([a-z0-9]+)_)?(?:token|key|pass|pwd)$")
 _SWITCH = r"(?:true|false|yes|no|on|off|none|null|auto)?"
-_HARMLESS = re.compile(_SWITCH, re.IGNORECASE)
 _HARMLESS_IF_AMBIGUOUS = re.compile(rf"{_SWITCH}|[-+.\d]+(?:e[-+]?\d+)?|<.*>|\[.*\]", re.IGNORECASE)
 
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SCHEME = r"[a-zA-Z0-9][a-zA-Z0-9+.-]*://"
 _ADDRESS = re.compile(rf"(?<![a-zA-Z0-9+.-]){_SCHEME}(?:(?![,;|]{_SCHEME})[^\s'\"])+")
 _ACCESS_TOKEN = re.compile(
@@ -126,8 +124,8 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _harmless_values(name: str) -> re.Pattern[str] | None:
-    words = re.sub(r"[^A-Za-z0-9]+", "_", _CAMEL.sub("_", name)).strip("_").lower()
+    words = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_").lower()
     if _ALWAYS.search(words):
-        return _HARMLESS
+        return re.compile(_SWITCH, re.IGNORECASE)
     ambiguous = _AMBIGUOUS.search(words.removesuffix("_id"))
     return _HARMLESS_IF_AMBIGUOUS if ambiguous and ambiguous[1] not in _ORDINARY.split() else None

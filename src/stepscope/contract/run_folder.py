@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, Any
 
 from stepscope.errors import UsageError
 from stepscope.output_path import refuse_output
@@ -29,10 +29,6 @@ SCHEMA = 1
 RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
 SOURCE_FOLDER = "source"
-
-# characters of a file's name in that of its temporary file, which must not grow past what a name may have
-_MAX_NAME_KEPT = 40
-_RANK_PREFIX = re.compile(r"^rank(\d{5,9})\.")
 
 
 def rank_file(rank: int, what: str) -> str:
@@ -71,7 +67,7 @@ def of_window(number: int, name: str) -> str:
 
 def rank_of(name: str) -> int | None:
     """Return the rank in a run folder's file name, or None for any other name."""
-    found = _RANK_PREFIX.match(name)
+    found = re.match(r"rank(\d{5,9})\.", name)
     return int(found.group(1)) if found else None
 
 
@@ -104,7 +100,8 @@ def atomic_write(
     """
     target = Path(path)
     refuse_output(target)
-    fd, temporary = tempfile.mkstemp(prefix=f".{target.name[:_MAX_NAME_KEPT]}.", suffix=".tmp", dir=target.parent)
+    # part of the name only: a file name has a maximum length
+    fd, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(fd, mode) as f:
             yield f
@@ -123,50 +120,6 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
-
-
-# `run.json`: what a run was. The helper of rank 0 writes it last; the desk checks every value before it uses it.
-#
-# What is not known is None with its reason in `reasons`; a rank that left no facts is in `missing_ranks`. Entries per
-# rank are keyed by the rank's number as text. Numbers per step are of the whole job.
-
-
-class RunJson(TypedDict):
-    """The whole file."""
-
-    schema: int
-    created: str
-    created_ns: int
-    finished: bool
-    run_id: str | None
-    command: Any
-    backend: str | None
-    strategy: Any
-    device: dict[str, Any] | None
-    versions: dict[str, Any] | None
-    config: dict[str, Any] | None
-    environment: dict[str, Any] | None
-    commit: str | None
-    model: dict[str, Any] | None
-    optimizer: Any
-    ddp: dict[str, Any] | None
-    step_unit: str | None
-    world_size: int
-    missing_ranks: list[int]
-    hosts: dict[str, list[int]]
-    process_groups: list[dict[str, Any]]
-    flops_per_step: int | None
-    hardware_flops_per_step: int | None
-    tokens_per_step: int | None
-    samples_per_step: int | None
-    unprofiled_step_ms: float | None
-    profiled_step_ms: float | None
-    unprofiled_before: dict[str, Any]
-    unprofiled_after: dict[str, Any]
-    windows: list[dict[str, Any]]
-    warnings: list[str]
-    ranks: dict[str, dict[str, Any]]
-    reasons: dict[str, str]
 
 
 # The hosts of a Slurm job, from its short form of a list of them.

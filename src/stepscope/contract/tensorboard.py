@@ -10,8 +10,6 @@ import struct
 from collections.abc import Mapping
 
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types
-_POLYNOMIAL = 0x82F63B78
-_MASK = 0xA282EAD8
 
 
 def version_record(wall_s: float) -> bytes:
@@ -21,7 +19,10 @@ def version_record(wall_s: float) -> bytes:
 
 def scalars_record(step: int, values: Mapping[str, float], *, wall_s: float) -> bytes:
     """Return the record of one value per tag at a step; `wall_s` in seconds since 1970."""
-    parts = (_bytes(1, _bytes(1, tag.encode(errors="replace")) + _float(2, v)) for tag, v in values.items())
+    parts = (
+        _bytes(1, _bytes(1, tag.encode(errors="replace")) + (_key(2, _FLOAT) + struct.pack("<f", v)))
+        for tag, v in values.items()
+    )
     return _record(_double(1, wall_s) + _key(2, _VARINT) + _varint(step % 2**64) + _bytes(5, b"".join(parts)))
 
 
@@ -40,7 +41,7 @@ def crc32c(data: bytes) -> int:
 def checksum(data: bytes) -> bytes:
     """Return the masked CRC-32C that records carry."""
     value = crc32c(data)
-    return struct.pack("<I", ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF)
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _record(event: bytes) -> bytes:
@@ -64,10 +65,6 @@ def _double(field: int, value: float) -> bytes:
     return _key(field, _DOUBLE) + struct.pack("<d", value)
 
 
-def _float(field: int, value: float) -> bytes:
-    return _key(field, _FLOAT) + struct.pack("<f", value)
-
-
 def _bytes(field: int, content: bytes) -> bytes:
     return _key(field, _BYTES) + _varint(len(content)) + content
 
@@ -76,7 +73,7 @@ def _crc_table() -> tuple[int, ...]:
     table = []
     for value in range(256):
         for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
         table.append(value)
     return tuple(table)
 

@@ -32,9 +32,7 @@ except ImportError as e:
     raise missing("accelerate", e) from e
 
 _SCHEDULE = ("wait", "warmup", "active", "repeat", "skip_first")
-_WHOLE_BLOCK = {"wait": 0, "warmup": 0, "active": 1_000_000}
 # for a callback that wants every window until the block ends
-_MANY_WINDOWS = 1_000_000
 
 
 @dataclass
@@ -56,10 +54,10 @@ class StepscopeKwargs(ProfileKwargs):  # type: ignore[misc]
         names = ("activities", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
         same = {name: getattr(self, name) for name in names}
         option = self.schedule_option
-        schedule = _WHOLE_BLOCK if option is None else _schedule_from(option)
+        schedule = {"wait": 0, "warmup": 0, "active": 1_000_000} if option is None else _schedule_from(option)
         if option is not None and not option.get("repeat"):
             if self.on_trace_ready is not None:
-                schedule["repeat"] = _MANY_WINDOWS
+                schedule["repeat"] = 1_000_000
             else:
                 say("one window is recorded; repeat=N in schedule_option gives N windows")
         kept = KeptProfiler(self.on_trace_ready)

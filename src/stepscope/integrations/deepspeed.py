@@ -15,7 +15,7 @@ end of an accumulation is the optimizer step. Nothing of DeepSpeed is imported h
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,39 +47,30 @@ def recorded(engine: Any, **settings: Any) -> Iterator[LoopRecording]:
 
 
 def _wrap(engine: Any, loop: Loop) -> None:
-    for name, make in (("backward", _backward), ("allreduce_gradients", _reduction), ("step", _step)):
-        original = getattr(engine, name)
-        vars(engine)[name] = functools.wraps(original)(make(original, engine, loop))
+    run_backward, reduce_gradients, run_step = engine.backward, engine.allreduce_gradients, engine.step
 
-
-def _backward(original: Callable[..., Any], engine: Any, loop: Loop) -> Callable[..., Any]:
+    @functools.wraps(run_backward)
     def backward(*args: Any, **kwargs: Any) -> Any:
         counts = loop.backward_begins()
         try:
-            return original(*args, **kwargs)
+            return run_backward(*args, **kwargs)
         finally:
             if counts:
                 loop.backward_ends()
 
-    return backward
-
-
-def _reduction(original: Callable[..., Any], engine: Any, loop: Loop) -> Callable[..., Any]:
+    @functools.wraps(reduce_gradients)
     def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:
         loop.gradient_sync_begins()  # it ends with the backward pass
-        return original(*args, **kwargs)
+        return reduce_gradients(*args, **kwargs)
 
-    return allreduce_gradients
-
-
-def _step(original: Callable[..., Any], engine: Any, loop: Loop) -> Callable[..., Any]:
+    @functools.wraps(run_step)
     def step(*args: Any, **kwargs: Any) -> Any:
         if not engine.is_gradient_accumulation_boundary():
-            return original(*args, **kwargs)
+            return run_step(*args, **kwargs)
         loop.optimizer_begins(engine.optimizer, by=engine)
         try:
-            return original(*args, **kwargs)
+            return run_step(*args, **kwargs)
         finally:
             loop.optimizer_ends(by=engine)
 
-    return step
+    vars(engine).update(zip(_METHODS, (backward, allreduce_gradients, step), strict=True))

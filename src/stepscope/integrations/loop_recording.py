@@ -39,7 +39,16 @@ class LoopRecording:
         if already_recorded():
             say("already recorded by `stepscope record` or stepscope.profile: those settings and steps hold")
         else:
-            self._follow(optimizers)
+            try:
+                self._hooks = install(
+                    lambda: Recorder.start(self.config, on_trace_ready=self._on_trace_ready),
+                    unit_from(self.config.step_of),
+                )
+                for optimizer in optimizers:
+                    self._hooks.loop.optimizers.is_made(optimizer)
+                self._hooks.loop.start()
+            except Exception as e:  # noqa: BLE001 - training comes first
+                say(f"this training is not recorded: {explain(e)}")
         recorder = current()
         if recorder is not None:
             recorder.note(**facts)
@@ -80,17 +89,6 @@ class LoopRecording:
 
     def __exit__(self, *exc: object) -> None:
         self.end()
-
-    def _follow(self, optimizers: Iterable[Any]) -> None:
-        try:
-            self._hooks = install(
-                lambda: Recorder.start(self.config, on_trace_ready=self._on_trace_ready), unit_from(self.config.step_of)
-            )
-            for optimizer in optimizers:
-                self._hooks.loop.optimizers.is_made(optimizer)
-            self._hooks.loop.start()
-        except Exception as e:  # noqa: BLE001 - training comes first
-            say(f"this training is not recorded: {explain(e)}")
 
 
 def missing(package: str, error: ImportError) -> ImportError:

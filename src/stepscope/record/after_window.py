@@ -22,8 +22,7 @@ from stepscope.record.groups import group_timeout_s
 from stepscope.record.helper.handover import JobFacts
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.loop.call_search import step_aside
-from stepscope.record.owners.call_count import CallCount
-from stepscope.record.owners.frame_step import FrameStep, owners_of, write_owners
+from stepscope.record.owners.frame_step import CallCount, FrameStep, owners_of, write_owners
 from stepscope.record.owners.loader_samples import SAMPLES, Line
 from stepscope.record.window.budget import TypicalStep, max_window_events
 from stepscope.record.window.guards import ProfilerGuard

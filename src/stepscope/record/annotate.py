@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-_PREFIX = "module: "
 _open = threading.local()
 
 
@@ -45,7 +44,7 @@ def annotate_modules(model: torch.nn.Module) -> Annotations:
     """
     handles: list[Any] = []
     for name, module in model.named_modules():
-        label = f"{_PREFIX}{name or type(model).__name__}"
+        label = f"module: {name or type(model).__name__}"
         handles.append(module.register_forward_pre_hook(partial(_enter, label)))
         handles.append(module.register_forward_hook(partial(_leave, label), always_call=True))
     return Annotations(handles)

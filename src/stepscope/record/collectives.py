@@ -28,27 +28,15 @@ from typing import Any
 import torch
 
 from stepscope.contract import collectives as ops
-from stepscope.contract.collectives import (
-    ALL_GATHER,
-    BROADCAST,
-    GATHER,
-    RECV,
-    SCATTER,
-    UNKNOWN_OP,
-    element_bytes,
-    op_name,
-)
+from stepscope.contract.collectives import element_bytes, op_name
 from stepscope.contract.run_folder import SCHEMA, atomic_write, rank_file
-from stepscope.record.failsafe import explain, say
-from stepscope.record.flight_recorder import newest_collectives
-from stepscope.record.groups import process_groups
-from stepscope.record.own_frame import leave_out
+from stepscope.record.failsafe import explain, leave_out, say
+from stepscope.record.groups import newest_collectives, process_groups
 from stepscope.record.rank import initialized_distributed
 
 # Every collective that Python issues, seen where it enters C++: methods of `ProcessGroup`, and `Work.wait`.
 #
-# The functions of `torch.distributed` stay as they are: torch.compile and the coalescing manager know them by
-# identity.
+# The functions of `torch.distributed` stay as they are: torch.compile and the coalescing manager know them by identity.
 # One layer below, each call passes a method of `ProcessGroup`; there its operation, group and bytes are noted, and its
 # time where that costs nothing:
 #
@@ -84,38 +72,25 @@ _METHODS = {
     "recv_anysource": (ops.RECV, 0, False),
     "barrier": (ops.BARRIER, None, False),
 }
-_AT_ONCE_NS = 200_000  # a wait this soon after the call belongs to it, even if it found nothing left to wait for
 _MAX_WAITING = 1024
-_EVENTS_PER_STEP = 8  # calls timed by events; a pair of events costs the host several microseconds
 
 
+@dataclass(slots=True)
 class Call:
     """One collective on its way."""
 
-    __slots__ = (
-        "begin",
-        "bytes",
-        "end",
-        "group",
-        "group_size",
-        "issued_ns",
-        "on_device",
-        "operation",
-        "sequence",
-        "since_ns",
-    )
-
-    def __init__(self, operation: str, group: Any) -> None:
-        self.operation = operation
-        self.group: str = group.group_name
-        self.group_size: int = group.size()
-        self.bytes = 0
-        self.on_device = False
-        self.sequence = 0  # the group's number before it
-        self.since_ns = 0  # since the epoch
-        self.begin: Any = None
-        self.end: Any = None
-        self.issued_ns = 0
+    operation: str
+    group: str
+    group_size: int
+    bytes: int = 0
+    on_device: bool = False
+    #: of the group, before this call
+    sequence: int = 0
+    #: since the epoch
+    since_ns: int = 0
+    begin: Any = None
+    end: Any = None
+    issued_ns: int = 0
 
 
 class CollectiveTap:
@@ -144,7 +119,6 @@ class CollectiveTap:
         self._stride = 1
 
     def install(self) -> None:
-        """Put the wrappers in place."""
         from torch._C._distributed_c10d import ProcessGroup, Work
 
         self.on = True
@@ -161,11 +135,6 @@ class CollectiveTap:
             if vars(owner).get(name) is ours:
                 setattr(owner, name, original)
         self._replaced.clear()
-
-    @property
-    def is_timing(self) -> bool:
-        """Whether there is anything for `read_events` to do."""
-        return bool(self._passing or self._calls)
 
     def read_events(self) -> None:
         """Hand on the times of the calls whose events have passed, at the end of a step; asks, never waits.
@@ -205,7 +174,7 @@ class CollectiveTap:
     def _begin(self, group: Any, about: tuple[str, int | None, bool], args: Any) -> Call | None:
         operation, position, is_part = about
         try:
-            call = Call(operation, group)
+            call = Call(operation, group.group_name, group.size())
             if position is not None and len(args) > position:
                 call.bytes = _bytes_in(args[position]) * (call.group_size if is_part else 1)
                 call.on_device = _is_on_device(args[position])
@@ -243,15 +212,12 @@ class CollectiveTap:
                 leave_out(e)
                 raise
             if call is not None:
-                self._note_wait(call, was_over)
+                dur_ns = time.perf_counter_ns() - call.issued_ns
+                if self.on and (not was_over or dur_ns < 200_000):
+                    self._timed(call, dur_ns)
             return result
 
         return tapped
-
-    def _note_wait(self, call: Call, was_over: bool) -> None:
-        dur_ns = time.perf_counter_ns() - call.issued_ns
-        if self.on and (not was_over or dur_ns < _AT_ONCE_NS):
-            self._timed(call, dur_ns)
 
     def _is_due(self, args: Any) -> bool:
         if self._coalescing or not _runs_on_current_stream(args):
@@ -297,7 +263,7 @@ def _sequence_number(group: Any) -> int:
 
 def stride_for(calls: int) -> int:
     """Return how many calls apart timed ones lie, so that each of a step's `calls` has its turn over the steps."""
-    stride = max(1, -(-calls // _EVENTS_PER_STEP))
+    stride = max(1, -(-calls // 8))
     while calls and math.gcd(stride, calls) > 1:
         stride += 1
     return stride
@@ -339,26 +305,19 @@ def operation_of(profiling_name: str) -> str:
     """
     name = profiling_name.rsplit(":", 1)[-1].split(" ", 1)[0]
     operation = op_name(name)
-    return name if operation == UNKNOWN_OP else operation
+    return name if operation == ops.UNKNOWN_OP else operation
 
 
 def entry_bytes(entry: Mapping[str, Any], *, group_size: int) -> int | None:
     """Return the full buffer of a flight recorder's entry, None where a type in it is unknown."""
     operation = operation_of(entry["profiling_name"])
-    side = "output" if operation in (ALL_GATHER, BROADCAST, SCATTER, RECV) else "input"
-    total = _total_bytes(entry[f"{side}_sizes"], entry[f"{side}_dtypes"])
-    if total is not None and operation in (GATHER, SCATTER):
-        return total * group_size
-    return total
-
-
-def _total_bytes(sizes: list[list[int]], dtypes: list[str]) -> int | None:
-    if len(dtypes) == 1 and len(sizes) > 1:
-        dtypes = dtypes * len(sizes)
-    each = [element_bytes(dtype) for dtype in dtypes]
+    side = "output" if operation in (ops.ALL_GATHER, ops.BROADCAST, ops.SCATTER, ops.RECV) else "input"
+    sizes, dtypes = entry[f"{side}_sizes"], entry[f"{side}_dtypes"]
+    each = [element_bytes(dtype) for dtype in (dtypes * len(sizes) if len(dtypes) == 1 else dtypes)]
     if None in each:
         return None
-    return sum(prod(shape) * size for shape, size in zip(sizes, each, strict=False) if size is not None)
+    total = sum(prod(shape) * size for shape, size in zip(sizes, each, strict=False) if size is not None)
+    return total * (group_size if operation in (ops.GATHER, ops.SCATTER) else 1)
 
 
 # The account of live collectives: totals per operation and group, and the bandwidths that follow from them.
@@ -384,10 +343,6 @@ class Row:
     busbw_gb_per_s: float | None
     best_busbw_gb_per_s: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 class _Totals:
     __slots__ = ("best_bytes_per_ns", "bytes", "bytes_known", "count", "time_ns", "timed_bytes", "timed_count")
@@ -408,7 +363,6 @@ class Ledger:
         self._timed: set[tuple[str, int]] = set()  # entries whose time was taken
 
     def count(self, operation: str, group: str, *, size_bytes: int | None) -> None:
-        """Count one collective."""
         totals = self._of(operation, group)
         totals.count += 1
         if size_bytes is None:
@@ -417,7 +371,6 @@ class Ledger:
             totals.bytes += size_bytes
 
     def time(self, operation: str, group: str, *, size_bytes: int, dur_ns: int) -> None:
-        """Add the time of one collective that was counted."""
         totals = self._of(operation, group)
         totals.timed_count += 1
         totals.timed_bytes += size_bytes
@@ -463,10 +416,7 @@ class Ledger:
         return sorted(rows, key=lambda row: (-(row.bytes or 0), row.operation, row.group))
 
     def _of(self, operation: str, group: str) -> _Totals:
-        totals = self._totals.get((operation, group))
-        if totals is None:
-            totals = self._totals[operation, group] = _Totals()
-        return totals
+        return self._totals.setdefault((operation, group), _Totals())
 
 
 def _row(operation: str, group: str, totals: _Totals, group_size: int | None) -> Row:
@@ -499,8 +449,6 @@ def _row(operation: str, group: str, totals: _Totals, group_size: int | None) ->
 # So once a step was there whole, the bytes of every step like it are known without reading the recorder again. The two
 # are joined by time, because backends number differently (gloo's sequence numbers count sends, its recorder does not).
 
-_KEPT_STEPS = 256
-_KEPT_CALLS = 1 << 15
 Entry = Mapping[str, Any]
 
 
@@ -514,12 +462,11 @@ class StepVolume:
         self._steps_shared = 1
         self._count = self._bytes = self._p2p = self._p2p_bytes = 0
         self._from_python: dict[str, int] = {}
-        self._calls: deque[tuple[str, int, int]] = deque(maxlen=_KEPT_CALLS)
-        self._steps: deque[tuple[str, int, int, int]] = deque(maxlen=_KEPT_STEPS)
+        self._calls: deque[tuple[str, int, int]] = deque(maxlen=1 << 15)
+        self._steps: deque[tuple[str, int, int, int]] = deque(maxlen=256)
         self._learnt: dict[tuple[str, int], int] = {}  # (group, number from C++) -> bytes
 
     def call(self, operation: str, size_bytes: int) -> None:
-        """Count one collective that Python issued."""
         if operation in (ops.SEND, ops.RECV):
             self._p2p += 1
             self._p2p_bytes += size_bytes
@@ -545,13 +492,17 @@ class StepVolume:
         is_first = self._step_start_ns == 0
         count, total = self._count, self._bytes
         known = True
-        for group in groups:
-            key = self._from_cpp(*group, now_ns)
-            if key[1]:
-                size = self._bytes_from_cpp(*key)
-                count += key[1]
-                total += size or 0
-                known = known and size is not None
+        for group, size, number in groups:
+            self.group_sizes[group] = size
+            went_on = number - self.issued.get(group, number)
+            self.issued[group] = number
+            from_cpp = went_on - self._from_python.get(group, 0)
+            if from_cpp > 0:
+                self._steps.append((group, self._step_start_ns, now_ns, from_cpp))
+                moved = self._bytes_from_cpp(group, from_cpp)
+                count += from_cpp
+                total += moved or 0
+                known = known and moved is not None
         line: dict[str, Any] = {"count": count, "bytes": total if known else None}
         if self._steps_shared > 1:
             line["steps"] = self._steps_shared
@@ -594,15 +545,6 @@ class StepVolume:
             known = None if of_one is None else of_one * self._steps_shared
         return known
 
-    def _from_cpp(self, group: str, size: int, number: int, now_ns: int) -> tuple[str, int]:
-        self.group_sizes[group] = size
-        went_on = number - self.issued.get(group, number)
-        self.issued[group] = number
-        from_cpp = max(0, went_on - self._from_python.get(group, 0))
-        if from_cpp:
-            self._steps.append((group, self._step_start_ns, now_ns, from_cpp))
-        return group, from_cpp
-
 
 def _group_of(entry: Entry) -> str:
     return str(entry["process_group"][0])
@@ -611,21 +553,6 @@ def _group_of(entry: Entry) -> str:
 def _inside(calls: list[tuple[int, int]], time_ns: int) -> bool:
     at = bisect_right(calls, (time_ns, 1 << 63)) - 1
     return at >= 0 and time_ns <= calls[at][1]
-
-
-_FIRST_STEPS = 50  # have a look each
-_PERIOD_NS = 100_000_000
-_EARLY_STEPS = (2, 4, 8, 16)  # the recorder is nearly empty then, and reading it nearly free
-_TIMES_ITS_COST = 2_000  # how long it is left alone after a read: reading takes 0.05 % of the time
-_NOTHING_RECORDED = (
-    "collectives issued in C++ (DDP's reducer, functional collectives) are counted but their bytes are unknown: "
-    "torch's flight recorder holds nothing; set TORCH_FR_BUFFER_SIZE=2000"
-)
-
-_NOT_TIMED = (
-    "operations without a time were issued in C++ on a backend that keeps no times (gloo), or waited for late by "
-    "the job; their times are in the trace"
-)
 
 
 class LiveCollectives:
@@ -675,14 +602,13 @@ class LiveCollectives:
             if self._reader is None:
                 return {}
         now_ns = time.time_ns()
-        if step >= _FIRST_STEPS and 0 <= now_ns - self._looked_ns < _PERIOD_NS:
+        if step >= 50 and 0 <= now_ns - self._looked_ns < 100_000_000:
             self.volume.share_a_look()
             return {}
         self._looked_ns = now_ns
-        if self._tap.is_timing:
-            self._tap.read_events()
+        self._tap.read_events()
         line = self.volume.end_of_step(self._numbers(), now_ns=now_ns)
-        if step in _EARLY_STEPS or now_ns >= self._next_read_ns:
+        if step in (2, 4, 8, 16) or now_ns >= self._next_read_ns:
             self._next_read_ns = now_ns + 10**10  # until the reader knows better
             self._wake.set()
         return {} if line is None else {"collectives": line}
@@ -713,19 +639,18 @@ class LiveCollectives:
 
     def _numbers(self) -> list[tuple[str, int, int]]:
         if len(self._named) != len(self._groups):
-            self._look_at_groups()
+            self._groups = [(weakref.ref(group), name, group.size()) for group, name in self._named.items()]
+            if self._groups:
+                self._process_groups = process_groups()
+            for group in list(self._named):
+                with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+                    if "nccl" in str(torch.distributed.get_backend(group)):
+                        group._enable_collectives_timing()
         return [
             (name, size, _sequence_number(group))
             for reference, name, size in self._groups
             if (group := reference()) is not None
         ]
-
-    def _look_at_groups(self) -> None:
-        self._groups = [(weakref.ref(group), name, group.size()) for group, name in self._named.items()]
-        if self._groups:
-            self._process_groups = process_groups()
-        for group in list(self._named):
-            _ask_for_times(group)
 
     def _note_call(self, call: Call) -> None:
         self.ledger.count(call.operation, call.group, size_bytes=call.bytes)
@@ -749,26 +674,29 @@ class LiveCollectives:
             in_cpp = self.volume.from_cpp(entries)
             self.volume.learn(in_cpp)
             self.ledger.add(in_cpp, group_sizes=self.volume.group_sizes)
-            self._take_times(entries)
+            timed = [e for e in entries if e.get("duration_ms") is not None]
+            if timed and self._tap.device_events:
+                self._tap.device_events = False
+                self.ledger.forget_times({e["process_group"][0] for e in timed})
+            self.ledger.add_times(timed, group_sizes=self.volume.group_sizes)
             if not entries:
-                self.ledger.note(_NOTHING_RECORDED)
+                self.ledger.note(
+                    "collectives issued in C++ (DDP's reducer, functional collectives) are counted but their bytes are "
+                    "unknown: torch's flight recorder holds nothing; set TORCH_FR_BUFFER_SIZE=2000"
+                )
             now_ns = time.time_ns()
-            self._next_read_ns = now_ns + _TIMES_ITS_COST * (now_ns - since_ns)
+            self._next_read_ns = now_ns + 2_000 * (now_ns - since_ns)
         except Exception as e:  # noqa: BLE001 - a private interface, and training comes first
             self._next_read_ns = 1 << 62
             self.ledger.note(f"the flight recorder cannot be read: {explain(e)}")
 
-    def _take_times(self, entries: list[dict[str, Any]]) -> None:
-        timed = [e for e in entries if e.get("duration_ms") is not None]
-        if timed and self._tap.device_events:
-            self._tap.device_events = False
-            self.ledger.forget_times({e["process_group"][0] for e in timed})
-        self.ledger.add_times(timed, group_sizes=self.volume.group_sizes)
-
     def _lines(self, rank: int) -> list[dict[str, Any]]:
         rows = self.table()
         if any(row.timed_count == 0 and row.bytes for row in rows):
-            self.ledger.note(_NOT_TIMED)
+            self.ledger.note(
+                "operations without a time were issued in C++ on a backend that keeps no times (gloo), or waited for "
+                "late by the job; their times are in the trace"
+            )
         header = {
             "schema": SCHEMA,
             "rank": rank,
@@ -776,10 +704,4 @@ class LiveCollectives:
             "issued": {name: number for name, number in self.volume.issued.items() if number},
             "notes": self.ledger.notes,
         }
-        return [header, *(row.as_dict() for row in rows)]
-
-
-def _ask_for_times(group: Any) -> None:
-    with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-        if "nccl" in str(torch.distributed.get_backend(group)):
-            group._enable_collectives_timing()
+        return [header, *(asdict(row) for row in rows)]

@@ -7,19 +7,17 @@ together without exchanging a word.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from stepscope.contract.live import MAX_ASKED_STEPS
 from stepscope.errors import UsageError
 
 _VARIABLE = "STEPSCOPE_RECORD"
-_OUT_VARIABLE = "TORCH_TRACE_DIR"
 _DEFAULT_OUT = "stepscope-run"
 
 WARMUP_STEPS = 2
-_ACTIVE_STEPS = 5
 WAIT_STEPS = 8
 
 
@@ -34,7 +32,7 @@ class RecordConfig:
     # The window: (wait + warmup + active) * repeat steps. wait steps are timed without the profiler.
     wait: int = WAIT_STEPS
     warmup: int = WARMUP_STEPS
-    active: int = _ACTIVE_STEPS
+    active: int = 5
     repeat: int = 1
     step_of: str | None = None  # what one step is, as `hooks.step_unit` reads it; None: found by itself
     light: bool = False  # step log only, no profiler at all
@@ -136,14 +134,15 @@ class RecordConfig:
         try:
             found = json.loads(text)
             known = {f.name for f in fields(cls)}
-            return cls(**{name: _settled(value) for name, value in found.items() if name in known})
+            values: dict[str, Any] = {name: value for name, value in found.items() if name in known}
+            return cls(**{name: cast(Any, tuple(v) if isinstance(v, list) else v) for name, v in values.items()})
         except (ValueError, TypeError, AttributeError) as e:
             raise UsageError(f"{_VARIABLE} holds {text[:80]!r}, which `stepscope record` does not set; unset it") from e
 
 
 def default_out(environ: Mapping[str, str] | None = None) -> str:
     """Return the output folder: `TORCH_TRACE_DIR` where it is set, else `./stepscope-run`."""
-    return (os.environ if environ is None else environ).get(_OUT_VARIABLE) or _DEFAULT_OUT
+    return (os.environ if environ is None else environ).get("TORCH_TRACE_DIR") or _DEFAULT_OUT
 
 
 def ranks_from(text: "str | int | list[int] | tuple[int, ...] | None") -> tuple[int, ...] | None:
@@ -160,5 +159,16 @@ def ranks_from(text: "str | int | list[int] | tuple[int, ...] | None") -> tuple[
     return tuple(chosen)
 
 
-def _settled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+# Variables that torch's profiler reads once, at its first session: set as early as possible, never over the user's.
+#
+#     KINETO_LOG_LEVEL   else each start and stop is announced on the job's stderr
+#     TEARDOWN_CUPTI     else CUPTI stays attached after a session, and every later CUDA call of the host is 15 to 50 %
+#                        slower; with it, steps after the window are as fast as those before
+
+KINETO_SETTINGS = {"KINETO_LOG_LEVEL": "99", "TEARDOWN_CUPTI": "1"}
+
+
+def set_kineto_settings(environ: MutableMapping[str, str]) -> None:
+    """Set what the user has not set."""
+    for name, value in KINETO_SETTINGS.items():
+        environ.setdefault(name, value)

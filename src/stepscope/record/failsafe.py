@@ -1,11 +1,55 @@
 """Training comes first: whatever fails in the recorder is one line on stderr, and the recorder goes off."""
 
+import contextlib
+import hashlib
+import os
 import sys
 import traceback
+from pathlib import Path
 
-from stepscope.record.progress_notes import is_news
 
-_PREFIX = "stepscope:"
+def leave_out(error: BaseException) -> None:
+    """Take the caller's frame, the newest entry, off the traceback of an error that it has just caught."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
+SEEN_VARIABLE = "STEPSCOPE_SEEN"
+# the settings of a helper process
+HELPER_VARIABLE = "STEPSCOPE_HELPER"
+FOLDERS = "folders."
+SAID = "said."
+HELPER = "helper."
+CLOSED = "closed"
+DONE = "done"
+ERRNO = "errno"
+
+
+def leave_word(name: str, text: str = "") -> None:
+    """Leave a file for the launcher; where there is none, or not on this machine, nothing happens."""
+    folder = os.environ.get(SEEN_VARIABLE)
+    if folder:
+        with contextlib.suppress(OSError), Path(folder, name).open("a", encoding="utf-8") as f:
+            f.write(text)
+
+
+def is_news(text: str) -> bool:
+    """Return whether no process of this job on this machine has said that yet; from now on one has.
+
+    Ranks of one machine have the same to say; once is enough. An attempt after an elastic restart may say it again.
+    """
+    folder = os.environ.get(SEEN_VARIABLE)
+    if not folder:
+        return True
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    name = SAID + hashlib.sha256(f"{attempt} {text}".encode(errors="replace")).hexdigest()[:16]
+    try:
+        Path(folder, name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def say(text: str) -> None:
@@ -13,7 +57,7 @@ def say(text: str) -> None:
     if not is_news(text):
         return
     try:
-        sys.stderr.write(f"{_PREFIX} {text}\n")
+        sys.stderr.write(f"stepscope: {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass

@@ -5,10 +5,37 @@ are written as JSON lines with the group table filled in, so that both kinds of 
 """
 
 import json
+import pickle
+import sys
 from typing import Any
 
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.record.rank import initialized_distributed
+
+
+def newest_collectives() -> list[dict[str, Any]]:
+    """Return the entries of every recorder in this process, oldest first; empty where torch has none or it is off."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return []
+    import torch._C._distributed_c10d as c10d
+
+    entries: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):  # NCCL has its own; the other serves gloo and the rest
+        dump = getattr(c10d, name, None)
+        found = pickle.loads(_without_stacks(dump)) if dump is not None else None
+        for entry in found.get("entries", []) if isinstance(found, dict) else []:
+            entries.setdefault((entry["time_created_ns"], entry["record_id"], entry["profiling_name"]), entry)
+    return [entries[key] for key in sorted(entries)]
+
+
+def _without_stacks(dump: Any) -> bytes:
+    try:
+        return bytes(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
+    except TypeError:  # before torch 2.5
+        return bytes(dump())
+
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
 
@@ -67,3 +94,34 @@ def flight_lines(dump: bytes, *, rank: int, groups: list[dict[str, Any]] | None)
     entries = found.pop("entries", [])
     header = {"schema": SCHEMA, "rank": rank, **found, "process_groups": groups}
     return b"".join(json.dumps(line).encode() + b"\n" for line in (header, *entries))
+
+
+_MAX_FILE = 200
+
+
+def whereabouts(thread: int, *, region: str | None) -> dict[str, Any]:
+    """Return `{"frames", "region", "collective", "sequence", "group"}`; frames are innermost first."""
+    frame = sys._current_frames().get(thread)
+    frames: list[list[Any]] = []
+    while frame is not None and len(frames) < 40:
+        code = frame.f_code
+        frames.append([code.co_filename[-_MAX_FILE:], frame.f_lineno, code.co_name[:_MAX_FILE]])
+        frame = frame.f_back
+    return {"frames": frames, "region": region, **_newest_collective()}
+
+
+def _newest_collective() -> dict[str, Any]:
+    try:
+        entries = newest_collectives()
+    except Exception:  # noqa: BLE001 - a private interface of torch
+        return {}
+    if not entries:
+        return {}
+    entry = entries[-1]
+    name = str(entry.get("profiling_name", "?")).partition(":")[2] or str(entry.get("profiling_name", "?"))
+    numbers = (entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")), entry.get("op_id")
+    number = next((n for n in numbers if isinstance(n, int)), None)
+    group = entry.get("process_group")
+    known = str(group[0]) if isinstance(group, list | tuple) and group else None
+    state = str(entry.get("state", "?"))
+    return {"collective": f"{name} #{number} of group {known}, {state}", "sequence": number, "group": known}

@@ -12,7 +12,6 @@ read at region edges, to know *where* the peak last rose. It ends as `rank00000.
 The storages say what the addresses in a memory snapshot of the same rank (`rank00000.memory.pickle`) belong to.
 """
 
-import contextlib
 import gc
 import json
 import os
@@ -32,12 +31,10 @@ from stepscope.record.failsafe import explain, say
 
 # What the memory is used for: parameters, gradients, optimizer state and buffers by storage, the rest by subtraction.
 #
-# Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the
-# first category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator
-# holds
+# Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the first
+# category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator holds
 # beyond these is *activations* when it was still there at a region's edge, and *temporary* when it came and went
-# between
-# two edges:
+# between two edges:
 #
 #     allocated at the edge = parameters + gradients + optimizer + buffers + communication + activations
 #     peak                  = allocated at the nearer edge + temporary
@@ -55,21 +52,6 @@ class Storage:
     size_bytes: int
     device: str
     category: str
-
-
-@dataclass(frozen=True)
-class PeakByCategory:
-    """The peak and what it was made of; `between` names the snapshots on either side of it."""
-
-    peak_bytes: int
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    buffers_bytes: int
-    communication_bytes: int
-    activations_bytes: int
-    temporary_bytes: int
-    between: tuple[str, str]
 
 
 def live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
@@ -115,7 +97,9 @@ def bucket_sizes(modules: Iterable[torch.nn.Module], *, device: str) -> list[int
     """
     sizes: list[int] = []
     for module in modules:
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and _device_of(module) == device:
+        if not isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            continue
+        if next((str(p.device) for p in module.parameters()), None) == device:
             try:
                 about = module._get_ddp_logging_data()
                 said = str(about.get("rebuilt_bucket_sizes") or about.get("bucket_sizes") or "")
@@ -135,25 +119,19 @@ def totals(storages: Iterable[Storage], *, device: str) -> dict[str, int]:
     return out
 
 
-def at_peak(peak_bytes: int, *, edge: tuple[int, dict[str, int]], between: tuple[str, str]) -> PeakByCategory:
-    """Return the peak's make-up from the edge with more memory: `(allocated bytes, totals() there)`."""
+def at_peak(peak_bytes: int, *, edge: tuple[int, dict[str, int]], between: tuple[str, str]) -> dict[str, Any]:
+    """Return the peak by category from the edge with more memory: `(allocated bytes, totals() there)`.
+
+    `between` names the snapshots on either side of the peak.
+    """
     allocated_bytes, known = edge
-    return PeakByCategory(
-        peak_bytes=peak_bytes,
-        parameters_bytes=known[PARAMETERS],
-        gradients_bytes=known[GRADIENTS],
-        optimizer_bytes=known[OPTIMIZER],
-        buffers_bytes=known[BUFFERS],
-        communication_bytes=known[_COMMUNICATION],
-        activations_bytes=max(0, allocated_bytes - sum(known.values())),
-        temporary_bytes=max(0, peak_bytes - allocated_bytes),
-        between=between,
-    )
-
-
-def _device_of(module: torch.nn.Module) -> str | None:
-    first = next(module.parameters(), None)
-    return None if first is None else str(first.device)
+    return {
+        "peak_bytes": peak_bytes,
+        **{f"{category}_bytes": known[category] for category in _CATEGORIES},
+        "activations_bytes": max(0, allocated_bytes - sum(known.values())),
+        "temporary_bytes": max(0, peak_bytes - allocated_bytes),
+        "between": between,
+    }
 
 
 def _own(module: torch.nn.Module, kind: str) -> list[Any]:
@@ -186,18 +164,11 @@ def _claim(claimed: dict[tuple[str, int], Storage], tensor: Any, category: str) 
 # How much memory a rank uses, at a named moment and step by step, on the device and on the host.
 #
 # `memory_snapshot("after forward")` looks closely: it walks the allocator's blocks. `MemorySampler` follows the steps
-# and
-# has to be cheap: counters of the allocator and one line of `/proc`, at most ten times a second, nothing that waits
-# for
-# the device. The peaks are the allocator's own and are never reset, because the job may be reading them too.
+# and has to be cheap: counters of the allocator and one line of `/proc`, at most ten times a second, nothing that waits
+# for the device. The peaks are the allocator's own and are never reset, because the job may be reading them too.
 #
 # Reserved minus allocated is *cache*: free memory that the allocator keeps in its segments. *Fragmentation* is the
-# share
-# of that cache which no single request could use: 1 - largest free block / free memory.
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kB except on macOS
-_PERIOD_NS = 100_000_000  # a look costs 20 to 80 us with cold caches: below 0.1 % of the time
+# share of that cache which no single request could use: 1 - largest free block / free memory.
 
 
 @dataclass(frozen=True)
@@ -231,7 +202,17 @@ def memory_snapshot(label: str, *, device: int | None = None) -> MemorySnapshot:
     It walks the allocator's blocks (about a millisecond): for chosen moments, not for every operation.
     """
     stats = device_stats(device)
-    free = _free_blocks(_segments(), _index(device)) if stats else []
+    free = (
+        [
+            block["size"]
+            for segment in _segments()
+            if segment["device"] == _index(device)
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        ]
+        if stats
+        else []
+    )
     return MemorySnapshot(
         label=label,
         time_ns=time.time_ns(),
@@ -259,14 +240,14 @@ def host_bytes() -> int | None:
     """Return the resident memory of this process, None where the system does not say (no `/proc`)."""
     try:
         with open("/proc/self/statm", "rb") as f:  # noqa: PTH123 - shorter than a Path for one read
-            return _resident(f.read())
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return None
 
 
 def host_peak_bytes() -> int:
     """Return the most resident memory this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class MemorySampler:
@@ -275,44 +256,22 @@ class MemorySampler:
     Steps shorter than the period share a look: those in between say nothing rather than something old.
     """
 
-    def __init__(self, *, period_ns: int = _PERIOD_NS) -> None:
+    def __init__(self, *, period_ns: int = 100_000_000) -> None:
         self._period_ns = period_ns
         self._next_ns = 0
-        self._statm = _open_statm()
 
     def on_step_end(self, step: int) -> dict[str, Any]:
-        """Return what this step's line shall say about memory."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_ns:
             return {}
         self._next_ns = now_ns + self._period_ns
-        seen: dict[str, int | None] = {"host_bytes": self._host(), "host_peak_bytes": host_peak_bytes()}
+        seen: dict[str, int | None] = {"host_bytes": host_bytes(), "host_peak_bytes": host_peak_bytes()}
         if torch.cuda.is_initialized():
-            seen.update(_device())
+            stats = device_stats()
+            for counter in ("allocated_bytes", "reserved_bytes"):
+                seen |= {counter: _stat(stats, counter, "current"), f"peak_{counter}": _stat(stats, counter, "peak")}
+            seen["allocator_retries"] = stats.get("num_alloc_retries")
         return {"memory": seen}
-
-    def on_close(self, folder: Any, rank: int) -> None:
-        """Let go of the file that is read every time."""
-        if self._statm is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._statm)
-            self._statm = None
-
-    def _host(self) -> int | None:
-        if self._statm is None:
-            return None
-        return _resident(os.pread(self._statm, 128, 0))
-
-
-def _device() -> dict[str, int | None]:
-    stats = device_stats()
-    return {
-        "allocated_bytes": _stat(stats, "allocated_bytes", "current"),
-        "reserved_bytes": _stat(stats, "reserved_bytes", "current"),
-        "peak_allocated_bytes": _stat(stats, "allocated_bytes", "peak"),
-        "peak_reserved_bytes": _stat(stats, "reserved_bytes", "peak"),
-        "allocator_retries": stats.get("num_alloc_retries"),
-    }
 
 
 def _segments() -> list[dict[str, Any]]:
@@ -320,16 +279,6 @@ def _segments() -> list[dict[str, Any]]:
         return list(torch.cuda.memory_snapshot(include_traces=False))
     except TypeError:  # before torch 2.10
         return list(torch.cuda.memory_snapshot())
-
-
-def _free_blocks(segments: Iterable[Mapping[str, Any]], device: int) -> list[int]:
-    return [
-        block["size"]
-        for segment in segments
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
 
 
 def _index(device: int | None) -> int:
@@ -341,49 +290,33 @@ def _stat(stats: Mapping[str, Any], name: str, when: str) -> int | None:
     return None if found is None else int(found["all"][when])
 
 
-def _open_statm() -> int | None:
-    try:
-        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-
-
-def _resident(statm: bytes) -> int:
-    return int(statm.split()[1]) * _PAGE_BYTES
-
-
 # The CUDA allocator's own history of the window (`--memory`): every allocation with its Python stack, as a pickle.
 #
 # The history is switched on where the window begins and off where it ends. It is left alone where the job records one
-# of its own: ours would replace it. The file is what `torch.cuda.memory._dump_snapshot` writes, so every viewer of
-# such
+# of its own: ours would replace it. The file is what `torch.cuda.memory._dump_snapshot` writes, so every viewer of such
 # snapshots reads it too.
-
-_MAX_ENTRIES = 100_000  # bounds memory (about 100 MB with stacks) and the time that the dump takes
 
 
 class MemoryHistory:
     """A sampler that captures the allocator's history in the window. `memory` is `torch.cuda.memory`."""
 
-    def __init__(self, *, memory: Any = None, max_entries: int = _MAX_ENTRIES) -> None:
+    def __init__(self, *, memory: Any = None, max_entries: int = 100_000) -> None:
         self._memory = torch.cuda.memory if memory is None else memory
         self._max_entries = max_entries
         self._recording = False
         self._captured: Any = None
-        self.dump_ms: float | None = None
         self.why_not: str | None = None
 
     def on_window_start(self) -> None:
         """Switch the history on, unless CUDA is not in use or the job has its own."""
         if not torch.cuda.is_initialized():
             self._stay_out("CUDA is not in use in this process")
-        elif _history_is_on():
+        elif getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
             self._stay_out("the job records a memory history of its own")
         else:
             self._guarded(self._switch_on)
 
     def on_window_end(self) -> None:
-        """Take the snapshot and switch the history off."""
         if self._recording:
             self._recording = False
             self._guarded(self._capture)
@@ -393,13 +326,10 @@ class MemoryHistory:
         snapshot, self._captured = self._captured, None
         if snapshot is None:
             return
-        since_ns = time.perf_counter_ns()
         with atomic_write(Path(folder) / rank_file(rank, "memory.pickle")) as f:
             pickle.dump(snapshot, f, protocol=4)
-        self.dump_ms = (time.perf_counter_ns() - since_ns) / 1e6
 
     def on_close(self, folder: str | Path, rank: int) -> None:
-        """Keep what a window that never ended has recorded."""
         self.on_window_end()
         self.after_window(folder, rank)
 
@@ -427,13 +357,6 @@ class MemoryHistory:
             say(f"no memory history: {reason}")
 
 
-def _history_is_on() -> bool:
-    asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(asked()) if asked is not None else False
-
-
-_MAX_SNAPSHOTS = 2_000
-_CLOSE_STEPS = 2
 NO_DEVICE = "the host's allocator keeps no counters: activations and temporary memory are known on CUDA only"
 
 
@@ -450,7 +373,7 @@ class MemoryTimeline:
     ) -> None:
         self._stats, self._snapshot, self._objects = stats, snapshot, objects
         self._step = 0
-        self._first_step, self._last_step = first_step, first_step + _CLOSE_STEPS
+        self._first_step, self._last_step = first_step, first_step + 2
         self._looks_closely = False
         self._models: tuple[list[Any], list[Any]] = ([], [])
         self._storages: list[Storage] = []
@@ -465,7 +388,6 @@ class MemoryTimeline:
         self._edge(f"begin {name}")
 
     def on_region_end(self, name: str) -> None:
-        """Look at the memory where a region ends."""
         self._edge(f"end {name}")
 
     def on_step_end(self, step: int) -> dict[str, Any]:
@@ -479,30 +401,24 @@ class MemoryTimeline:
             self._models = self._objects()
             self._looks_closely = True
         elif self._step == self._last_step:
-            self._let_go()
+            self._looks_closely = False
+            self._storages = storages_of(self._models[0], optimizers=self._models[1])
+            devices = sorted({storage.device for storage in self._storages})
+            sizes = [(device, size) for device in devices for size in bucket_sizes(self._models[0], device=device)]
+            self._buckets = [{"kind": "bucket", "size_bytes": size, "device": device} for device, size in sizes]
+            self._models = ([], [])
         return {"profiled": True} if was_close else {}
 
     def on_close(self, folder: str | Path, rank: int) -> None:
-        """Write it where there was no window."""
         self.after_window(folder, rank)
 
     def after_window(self, folder: str | Path, rank: int) -> None:
-        """Write `rank00000.memory.jsonl`."""
         if not self._lines:
             return
-        rows = [*self._lines, self._peak(), *({"kind": "storage", **asdict(s)} for s in self._storages)]
-        rows += self._buckets
-        path = Path(folder) / rank_file(rank, "memory.jsonl")
-        with atomic_write(path) as f:
+        storages = [{"kind": "storage", **asdict(s)} for s in self._storages]
+        rows = [*self._lines, self._peak(), *storages, *self._buckets]
+        with atomic_write(Path(folder) / rank_file(rank, "memory.jsonl")) as f:
             f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
-
-    def _let_go(self) -> None:
-        self._looks_closely = False
-        self._storages = storages_of(self._models[0], optimizers=self._models[1])
-        devices = sorted({storage.device for storage in self._storages})
-        sizes = [(device, size) for device in devices for size in bucket_sizes(self._models[0], device=device)]
-        self._buckets = [{"kind": "bucket", "size_bytes": size, "device": device} for device, size in sizes]
-        self._models = ([], [])
 
     def _edge(self, label: str) -> None:
         if self._step >= self._last_step:
@@ -511,7 +427,7 @@ class MemoryTimeline:
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_between = peak, (self._last_edge, label)
         self._last_edge = label
-        if self._looks_closely and len(self._lines) < _MAX_SNAPSHOTS:
+        if self._looks_closely and len(self._lines) < 2_000:
             self._lines.append(self._line(label))
 
     def _line(self, label: str) -> dict[str, Any]:
@@ -529,16 +445,12 @@ class MemoryTimeline:
         }
 
     def _peak(self) -> dict[str, Any]:
-        edges = [row for row in self._lines if row["label"] in self._peak_between]
-        edges = [row for row in edges if row["allocated_bytes"] is not None]
+        counted = [row for row in self._lines if row["allocated_bytes"] is not None]
+        edges = [row for row in counted if row["label"] in self._peak_between]
         if not edges:
-            return {"kind": "peak", "peak_bytes": None, "reason": self._why_no_peak()}
+            unseen = f"the peak lies between '{' and '.join(self._peak_between)}', which was not looked at closely"
+            return {"kind": "peak", "peak_bytes": None, "reason": unseen if counted else NO_DEVICE}
         fullest = max(edges, key=lambda row: int(row["allocated_bytes"]))
         known = {category: fullest[f"{category}_bytes"] for category in _CATEGORIES}
-        peak = at_peak(self._peak_bytes, edge=(fullest["allocated_bytes"], known), between=self._peak_between)
-        return {"kind": "peak", **asdict(peak)}
-
-    def _why_no_peak(self) -> str:
-        if any(row["allocated_bytes"] is not None for row in self._lines):
-            return f"the peak lies between '{' and '.join(self._peak_between)}', which was not looked at closely"
-        return NO_DEVICE
+        edge = (fullest["allocated_bytes"], known)
+        return {"kind": "peak", **at_peak(self._peak_bytes, edge=edge, between=self._peak_between)}

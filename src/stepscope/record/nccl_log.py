@@ -19,12 +19,6 @@ from stepscope.record.failsafe import say
 from stepscope.record.rank import initialized_distributed
 
 _FOLDER = "stepscope-nccl-"
-_TELLING_LEVELS = ("INFO", "ABORT", "TRACE")
-_NOT_USED = "no NCCL log: NCCL wrote none in this process"
-_TOO_LATE = (
-    "no NCCL log: NCCL looks at its settings once, and was up before the recording began; "
-    "start the job with `stepscope record --nccl-log`, or begin the recording before init_process_group"
-)
 
 # INIT and GRAPH: topology, channels, rings and trees; TUNING: algorithm and protocol; COLL: a line per collective.
 _NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,COLL"}
@@ -80,9 +74,15 @@ class NcclLog:
 
     def __init__(self, *, environ: MutableMapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
-        self._was_up = _nccl_is_up()
+        dist = initialized_distributed()
+        self._was_up = dist is not None and "nccl" in str(dist.get_backend())
         turn_on_nccl_log(self._environ)
-        self.why_not = _too_quiet(self._environ["NCCL_DEBUG"])
+        level = self._environ["NCCL_DEBUG"]
+        self.why_not: str | None = None
+        if level.upper() not in ("INFO", "ABORT", "TRACE"):
+            self.why_not = (
+                f"NCCL_DEBUG={level} is set and kept: NCCL's log will hold little; unset it or set NCCL_DEBUG=INFO"
+            )
 
     def after_window(self, folder: str | Path, rank: int) -> None:
         """Copy the log as far as it goes to `rank00000.nccl.log`."""
@@ -97,7 +97,14 @@ class NcclLog:
             say(self.why_not)
         log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
         if not log.is_file():
-            say(_TOO_LATE if self._was_up else _NOT_USED)
+            say(
+                (
+                    "no NCCL log: NCCL looks at its settings once, and was up before the recording began; "
+                    "start the job with `stepscope record --nccl-log`, or begin the recording before init_process_group"
+                )
+                if self._was_up
+                else "no NCCL log: NCCL wrote none in this process"
+            )
         if log.parent.name.startswith(_FOLDER):
             with contextlib.suppress(OSError):
                 log.unlink(missing_ok=True)
@@ -107,14 +114,3 @@ class NcclLog:
 def log_of_process(pattern: str, *, pid: int) -> Path:
     """Return the file that NCCL writes for NCCL_DEBUG_FILE=`pattern`: %p is the process, %h the host's name."""
     return Path(pattern.replace("%p", str(pid)).replace("%h", socket.gethostname()))
-
-
-def _nccl_is_up() -> bool:
-    dist = initialized_distributed()
-    return dist is not None and "nccl" in str(dist.get_backend())
-
-
-def _too_quiet(level: str) -> str | None:
-    if level.upper() in _TELLING_LEVELS:
-        return None
-    return f"NCCL_DEBUG={level} is set and kept: NCCL's log will hold little; unset it or set NCCL_DEBUG=INFO"

@@ -27,14 +27,24 @@ from stepscope.errors import UsageError
 
 @contextmanager
 def _keep_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, loader: Any = None) -> Iterator[None]:
-    tensors = _tensors_of(model, optimizer)
+    in_groups = (p for group in optimizer.param_groups for p in group["params"])
+    parameters = list({id(p): p for p in (*model.parameters(), *in_groups)}.values())
+    tensors = [*parameters, *model.buffers()]
     values = [t.detach().clone() for t in tensors]
-    parameters = _parameters_of(model, optimizer)
     gradients = [p.grad for p in parameters]
     optimizer_state = {p: dict(state) for p, state in optimizer.state.items()}
-    optimizer_values = {p: _cloned(state) for p, state in optimizer_state.items()}
+    optimizer_values = {
+        p: {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+        for p, state in optimizer_state.items()
+    }
     modes = [(module, module.training) for module in model.modules()]
-    generators = _generators(loader)
+    own = getattr(loader, "generator", None)
+    generators = {
+        "python": random.getstate(),
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        "loader": own.get_state() if own is not None else None,
+    }
     for p in parameters:
         p.grad = None
     try:
@@ -49,21 +59,12 @@ def _keep_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, loa
             p.grad = gradient
         for module, training in modes:
             module.training = training
-        _restore_generators(generators, loader)
-
-
-def _parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    found = {id(p): p for p in model.parameters()}
-    found.update({id(p): p for group in optimizer.param_groups for p in group["params"]})
-    return list(found.values())
-
-
-def _tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [*_parameters_of(model, optimizer), *model.buffers()]
-
-
-def _cloned(state: dict[Any, Any]) -> dict[Any, Any]:
-    return {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+        random.setstate(generators["python"])
+        torch.set_rng_state(generators["cpu"])
+        if generators["cuda"] is not None:
+            torch.cuda.set_rng_state_all(generators["cuda"])
+        if generators["loader"] is not None:
+            loader.generator.set_state(generators["loader"])
 
 
 def _restore_optimizer(
@@ -77,25 +78,6 @@ def _restore_optimizer(
             if isinstance(kept, torch.Tensor):
                 kept.copy_(values[p][name])
         optimizer.state[p] = state
-
-
-def _generators(loader: Any) -> dict[str, Any]:
-    own = getattr(loader, "generator", None)
-    return {
-        "python": random.getstate(),
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
-        "loader": own.get_state() if own is not None else None,
-    }
-
-
-def _restore_generators(kept: dict[str, Any], loader: Any) -> None:
-    random.setstate(kept["python"])
-    torch.set_rng_state(kept["cpu"])
-    if kept["cuda"] is not None:
-        torch.cuda.set_rng_state_all(kept["cuda"])
-    if kept["loader"] is not None:
-        loader.generator.set_state(kept["loader"])
 
 
 # Shares of a healthy step in %, as the field's check lists give them.
@@ -149,11 +131,12 @@ class QuickCheck:
             mark = "" if p.verdict == "as expected" else f"  {p.verdict}"
             rows.append(f"{p.name:<16}{p.ms:>10.3f}{p.share_pct:>8.1f}%   {low:.0f}-{high:.0f} %{mark}")
         rows.append(f"{'step':<16}{self.step_ms:>10.3f}{100:>8.1f}%   {self.steps} steps on {self.device}")
-        rows += [f"{p.name} takes more than its share; look at: {_ADVICE[p.name]}" for p in self._above()]
+        rows += [
+            f"{p.name} takes more than its share; look at: {_ADVICE[p.name]}"
+            for p in self.phases
+            if p.verdict == "above"
+        ]
         return "\n".join(rows)
-
-    def _above(self) -> list[Phase]:
-        return [p for p in self.phases if p.verdict == "above"]
 
 
 def quick_check(
@@ -179,7 +162,9 @@ def quick_check(
     with _keep_state(model, optimizer, loader=loader):
         batches = _timed_batches(loader, device)
         times = [_step(model, batches, loss_of, optimizer, device) for _ in range(warmup + steps)][warmup:]
-    medians = _medians_ns(times)
+    loading = [t[0] for t in times if not t[-1]] or [t[0] for t in times]
+    columns = [loading, *([t[i] for t in times] for i in (1, 2, 3))]
+    medians = {name: statistics.median(column) for name, column in zip(EXPECTED_PCT, columns, strict=True)}
     step_ns = sum(medians.values())
     phases = tuple(
         Phase(name, ms=ns / 1e6, share_pct=100 * ns / step_ns, expected_pct=EXPECTED_PCT[name])
@@ -188,22 +173,14 @@ def quick_check(
     return QuickCheck(phases, steps=steps, device=str(device))
 
 
-@dataclass(frozen=True)
-class _StepTimes:
-    loading_ns: int
-    is_first_of_epoch: bool
-    forward_ns: int
-    backward_ns: int
-    optimizer_ns: int
-
-
 def _step(
     model: torch.nn.Module,
     batches: Iterator[tuple[Any, int, bool]],
     loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-) -> _StepTimes:
+) -> tuple[int, int, int, int, bool]:
+    """Return the ns of loading, forward, backward and optimizer step, and whether the batch began an epoch."""
     batch, loading_ns, is_first = next(batches)
     since_ns = time.perf_counter_ns()
     loss = loss_of(model, batch)
@@ -213,7 +190,7 @@ def _step(
     optimizer.step()
     optimizer.zero_grad()
     end_ns = _now_ns(device)
-    return _StepTimes(loading_ns, is_first, forward_ns - since_ns, backward_ns - forward_ns, end_ns - backward_ns)
+    return loading_ns, forward_ns - since_ns, backward_ns - forward_ns, end_ns - backward_ns, is_first
 
 
 def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, int, bool]]:
@@ -227,16 +204,6 @@ def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tupl
             since_ns = time.perf_counter_ns()
         if is_first:
             raise UsageError("quick_check: the loader has no batch")
-
-
-def _medians_ns(times: list[_StepTimes]) -> dict[str, float]:
-    loading = [t.loading_ns for t in times if not t.is_first_of_epoch] or [t.loading_ns for t in times]
-    return {
-        "data loading": statistics.median(loading),
-        "forward": statistics.median(t.forward_ns for t in times),
-        "backward": statistics.median(t.backward_ns for t in times),
-        "optimizer step": statistics.median(t.optimizer_ns for t in times),
-    }
 
 
 def _now_ns(device: torch.device) -> int:

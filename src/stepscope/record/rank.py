@@ -5,14 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# (rank, world size, local rank) as torchrun, Slurm, Open MPI and Intel MPI/MPICH name them.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-)
-
 
 @dataclass(frozen=True)
 class Place:
@@ -50,7 +42,12 @@ def has_other_ranks() -> bool:
 
 def place_by_variables(env: Mapping[str, str]) -> Place | None:
     """Return the place that a launcher's variables tell, None without any."""
-    for rank, world_size, local_rank in _LAUNCHERS:
+    for rank, world_size, local_rank in (  # torchrun, Slurm, Open MPI, Intel MPI and MPICH
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ):
         if rank in env and world_size in env:
             try:
                 return Place(int(env[rank]), int(env[world_size]), _int_or_none(env.get(local_rank)), rank)

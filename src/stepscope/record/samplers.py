@@ -5,73 +5,85 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stepscope.contract.run_folder import atomic_write, rank_file
+from stepscope.record.collectives import LiveCollectives
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
+from stepscope.record.memory import MemoryHistory, MemorySampler, MemoryTimeline
+from stepscope.record.nccl_log import NcclLog
 from stepscope.record.window.schedule import close_look_at_memory
+
+
+class Samplers:
+    """The samplers of this process, called in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._samplers: list[Any] = []
+        self._at_step_end: list[Any] = []  # found once: this is the way that every step takes
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._samplers)
+
+    def add(self, sampler: Any) -> None:
+        self._samplers.append(sampler)
+        if hasattr(sampler, "on_step_end"):
+            self._at_step_end.append(sampler.on_step_end)
+
+    def has(self, moment: str) -> bool:
+        return any(hasattr(sampler, moment) for sampler in self._samplers)
+
+    def tell(self, moment: str, *args: Any) -> None:
+        for sampler in list(self._samplers):
+            method = getattr(sampler, moment, None)
+            try:
+                if method is not None:
+                    method(*args)
+            except Exception as e:  # noqa: BLE001 - training comes first
+                self._leave_out(sampler, e)
+
+    def of_step(self, step: int) -> dict[str, Any]:
+        """Return what the samplers have to say about a step that ended."""
+        out: dict[str, Any] = {}
+        for at_step_end in self._at_step_end:
+            try:
+                said = at_step_end(step)
+            except Exception as e:  # noqa: BLE001 - training comes first
+                self._leave_out(at_step_end.__self__, e)
+                continue
+            if said:
+                out.update(said)
+        return out
+
+    def _leave_out(self, sampler: Any, error: Exception) -> None:
+        self._samplers.remove(sampler)
+        self._at_step_end = [s.on_step_end for s in self._samplers if hasattr(s, "on_step_end")]
+        say(f"{type(sampler).__name__} is off from here on: {explain(error)}")
 
 
 def standard_samplers(config: RecordConfig) -> list[Any]:
     """Return the samplers of this process, ready to be added to its recorder."""
     wanted: list[tuple[bool, str, Callable[[], Any]]] = [
-        (True, "memory", _memory),
-        (config.collectives, "live collectives", _collectives),
-        (config.telemetry, "device telemetry", _telemetry),
-        (config.memory, "memory through the step", lambda: _timeline(config)),
-        (config.memory or config.memory_history, "memory history", _history),
-        (config.nccl_log, "NCCL's log", _nccl_log),
+        (True, "memory", MemorySampler),
+        (config.collectives, "live collectives", LiveCollectives),
+        (config.telemetry, "device telemetry", Telemetry),
+        (config.memory, "memory through the step", lambda: MemoryTimeline(first_step=close_look_at_memory(config))),
+        (config.memory or config.memory_history, "memory history", MemoryHistory),
+        (config.nccl_log, "NCCL's log", NcclLog),
     ]
-    made = [_make_sampler(what, make) for is_wanted, what, make in wanted if is_wanted]
-    return [sampler for sampler in made if sampler is not None]
-
-
-def _make_sampler(what: str, make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except Exception as e:  # noqa: BLE001 - training comes first
-        say(f"{what} will not be recorded: {explain(e)}")
-        return None
-
-
-def _memory() -> Any:
-    from stepscope.record.memory import MemorySampler
-
-    return MemorySampler()
-
-
-def _collectives() -> Any:
-    from stepscope.record.collectives import LiveCollectives
-
-    return LiveCollectives()
-
-
-def _telemetry() -> Any:
-
-    return Telemetry()
-
-
-def _timeline(config: RecordConfig) -> Any:
-    from stepscope.record.memory import MemoryTimeline
-
-    return MemoryTimeline(first_step=close_look_at_memory(config))
-
-
-def _history() -> Any:
-    from stepscope.record.memory import MemoryHistory
-
-    return MemoryHistory()
-
-
-def _nccl_log() -> Any:
-    from stepscope.record.nccl_log import NcclLog
-
-    return NcclLog()
+    made = []
+    for is_wanted, what, make in wanted:
+        try:
+            if is_wanted:
+                made.append(make())
+        except Exception as e:  # noqa: BLE001 - training comes first
+            say(f"{what} will not be recorded: {explain(e)}")
+    return made
 
 
 # One device's state from NVIDIA's management library, through ctypes: nothing to install, nothing to wait for.
@@ -80,7 +92,6 @@ def _nccl_log() -> Any:
 
 _LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS = 0
-_TEMPERATURE_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 
 # Why the clocks are below what was asked for: nvmlClocksEventReason* in nvml.h. Idle and settings by the user are
@@ -138,7 +149,7 @@ class Nvml:
             "sm_clock_mhz": self._uint("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_SM)),
             "memory_clock_mhz": self._uint("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_MEMORY)),
             "power_w": None if power is None else power / 1000,
-            "temperature_c": self._uint("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_TEMPERATURE_GPU)),
+            "temperature_c": self._uint("nvmlDeviceGetTemperature", handle, ctypes.c_uint(0)),
             "throttle_reasons": self._throttle_reasons(handle),
             "memory_used_bytes": memory.used if memory else None,
         }
@@ -153,7 +164,6 @@ class Nvml:
         }
 
     def close(self) -> None:
-        """Let go of the library."""
         self._library.nvmlShutdown()
 
     def _uint(self, function: str, handle: ctypes.c_void_p, *which: Any) -> int | None:
@@ -183,10 +193,6 @@ class Nvml:
 #     {"kind": "state", "time_ns": ..., "step": 12, "utilization_pct": 97, "sm_clock_mhz": 1755, "power_w": 640.2,
 #      "temperature_c": 61, "throttle_reasons": ["power_cap"]}
 
-_PERIOD_S = 1.0
-_WINDOW_PERIOD_S = 0.1
-_MAX_SAMPLES = 100_000  # over a day at one a second; the oldest go first
-
 
 class Telemetry:
     """A sampler with a thread, which starts at the first step that finds CUDA in use."""
@@ -195,8 +201,8 @@ class Telemetry:
         self,
         *,
         nvml: Callable[[], Any] = Nvml,
-        period_s: float = _PERIOD_S,
-        window_period_s: float = _WINDOW_PERIOD_S,
+        period_s: float = 1.0,
+        window_period_s: float = 0.1,
         cuda_in_use: Callable[[], bool] = torch.cuda.is_initialized,
     ) -> None:
         self._nvml, self._cuda_in_use = nvml, cuda_in_use
@@ -207,16 +213,14 @@ class Telemetry:
         self._wake = threading.Event()
         self._over = False
         self._device: dict[str, Any] = {}
-        self._states: deque[dict[str, Any]] = deque(maxlen=_MAX_SAMPLES)
+        self._states: deque[dict[str, Any]] = deque(maxlen=100_000)
         self.why_not: str | None = None
 
     def on_window_start(self) -> None:
-        """Look ten times as often from here on."""
         self._in_window = True
         self._wake.set()
 
     def on_window_end(self) -> None:
-        """Return to one look a second."""
         self._in_window = False
 
     def on_step_end(self, step: int) -> dict[str, Any]:
@@ -237,11 +241,9 @@ class Telemetry:
         self.after_window(folder, rank)
 
     def after_window(self, folder: str | Path, rank: int) -> None:
-        """Write what was seen so far."""
         if self._states:
             rows = [{"kind": "device", **self._device}, *list(self._states)]
-            path = Path(folder) / rank_file(rank, "telemetry.jsonl")
-            with atomic_write(path) as f:
+            with atomic_write(Path(folder) / rank_file(rank, "telemetry.jsonl")) as f:
                 f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def _watch(self, device: dict[str, Any]) -> None:

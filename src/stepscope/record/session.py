@@ -10,11 +10,10 @@ from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from typing import Any
 
-from stepscope.record.config import RecordConfig
+from stepscope.record.config import RecordConfig, set_kineto_settings
 from stepscope.record.rank import has_other_ranks
 from stepscope.record.samplers import standard_samplers
 from stepscope.record.step_recorder import StepRecorder
-from stepscope.record.window.kineto import set_kineto_settings
 
 _current: "Recorder | None" = None
 

@@ -22,20 +22,14 @@ from stepscope.errors import UsageError
 from stepscope.output_path import refuse_output
 
 Scalars = Mapping[str, float]
-_KINDS = ("tensorboard", "wandb", "mlflow")
 
 
 class Sink(Protocol):
     """Takes scalars by step, and files."""
 
-    def scalars(self, step: int, values: Scalars) -> None:
-        """Take one value of each name for a step."""
-
-    def artefact(self, path: str | Path) -> None:
-        """Take a file: the report, a trace."""
-
-    def close(self) -> None:
-        """End."""
+    def scalars(self, step: int, values: Scalars) -> None: ...
+    def artefact(self, path: str | Path) -> None: ...
+    def close(self) -> None: ...
 
 
 def sink_from(where: Any) -> Sink:
@@ -49,7 +43,7 @@ def sink_from(where: Any) -> Sink:
 def place_from(text: str) -> str:
     """Return a place as given, a folder as a whole path; a `UsageError` for what is none."""
     kind, _, name = text.partition(":")
-    if kind not in _KINDS or (kind == "tensorboard" and not name):
+    if kind not in ("tensorboard", "wandb", "mlflow") or (kind == "tensorboard" and not name):
         raise UsageError(f"{text!r} is no place for scalars; use tensorboard:DIR, wandb:PROJECT or mlflow:EXPERIMENT")
     return f"{kind}:{Path(name).absolute()}" if kind == "tensorboard" else text
 
@@ -73,7 +67,6 @@ class TensorBoard:
         self._write(version_record(time.time()))
 
     def scalars(self, step: int, values: Scalars) -> None:
-        """Write one value of each name for a step."""
         self._write(scalars_record(step, values, wall_s=time.time()))
 
     def artefact(self, path: str | Path) -> None:
@@ -84,7 +77,6 @@ class TensorBoard:
             target.write_bytes(Path(path).read_bytes())
 
     def close(self) -> None:
-        """End the file."""
         self._file.close()
 
     def _write(self, record: bytes) -> None:
@@ -102,17 +94,14 @@ class WandB:
         self._run = active if active is not None else self._module.init(project=project or None)
 
     def scalars(self, step: int, values: Scalars) -> None:
-        """Log them at a step."""
         self._run.log(dict(values), step=step)
 
     def artefact(self, path: str | Path) -> None:
-        """Log the file as an artefact of type report."""
         artefact = self._module.Artifact(f"stepscope-{Path(path).stem}", type="report")
         artefact.add_file(str(path))
         self._run.log_artifact(artefact)
 
     def close(self) -> None:
-        """Finish the run, where it is ours."""
         if self._own:
             self._run.finish()
 
@@ -129,15 +118,12 @@ class MLflow:
             self._module.start_run()
 
     def scalars(self, step: int, values: Scalars) -> None:
-        """Log them at a step."""
         self._module.log_metrics(dict(values), step=step)
 
     def artefact(self, path: str | Path) -> None:
-        """Log the file as an artefact of the run."""
         self._module.log_artifact(str(path))
 
     def close(self) -> None:
-        """End the run, where it is ours."""
         if self._own:
             self._module.end_run()
 
@@ -149,7 +135,6 @@ class Function:
         self._call = call
 
     def scalars(self, step: int, values: Scalars) -> None:
-        """Call it."""
         self._call(step, values)
 
     def artefact(self, path: str | Path) -> None:

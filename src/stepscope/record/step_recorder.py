@@ -22,11 +22,11 @@ import torch.cuda.nvtx
 from stepscope.contract.step_line import BEFORE, EVALUATION, RegionTimes
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
+from stepscope.record.groups import whereabouts
 from stepscope.record.helper.handover import JobFacts, hand_over_files, introduce
 from stepscope.record.helper.open_run import OpenRun
-from stepscope.record.live.whereabouts import whereabouts
 from stepscope.record.rank import place_of_process
-from stepscope.record.sampler import Samplers
+from stepscope.record.samplers import Samplers
 from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import OF_TRAINING, DeviceTimer, Regions, device_timer, summed
 from stepscope.record.trial_end import end_trial

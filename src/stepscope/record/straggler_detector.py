@@ -34,15 +34,7 @@ from stepscope.errors import UsageError
 from stepscope.record.helper.side_channel import ChannelClosed, open_side_channel
 from stepscope.record.rank import place_of_process
 
-# How ranks hear of each other's own times without a collective: each leaves a word, rank 0 gathers, all read that.
-#
-#     rank r   put own/r  {"own_ms", "steps"}
-#     rank 0   look own/0 ... own/n-1, put own/all
-#     rank r   look own/all
-#
-# All of it is on a thread of its own; the training thread only hands over a number. Words are kept in the job's key-
-# value
-# store, by a connection of our own, or as files in a folder that all ranks share.
+# Own times exchanged without a collective: each rank puts `own/r`, rank 0 gathers them into `own/all`, all read that.
 
 _ALL = "own/all"
 
@@ -50,14 +42,9 @@ _ALL = "own/all"
 class Channel(Protocol):
     """Where words are left."""
 
-    def put(self, key: str, text: str) -> None:
-        """Leave a word."""
-
-    def look(self, key: str) -> str | None:
-        """Return a word, None where there is none yet."""
-
-    def close(self) -> None:
-        """Say and hear nothing more."""
+    def put(self, key: str, text: str) -> None: ...
+    def look(self, key: str) -> str | None: ...
+    def close(self) -> None: ...
 
 
 class FolderChannel:
@@ -68,12 +55,10 @@ class FolderChannel:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, key: str, text: str) -> None:
-        """Leave a word, whole or not at all."""
         with atomic_write(self._path(key)) as f:
             f.write(text.encode())
 
     def look(self, key: str) -> str | None:
-        """Return a word."""
         found = json_object_in(self._path(key))
         return json.dumps(found) if found else None
 
@@ -137,16 +122,9 @@ class Exchange:
             self.known = {int(rank): ms for rank in found if (ms := _number(found, rank)) is not None}
 
 
-def _job_channel() -> Channel | None:
-    return open_side_channel()
-
-
 def _number(found: Mapping[str, Any], name: str) -> float | None:
     value = found.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-_EVERY_STEPS = 10
 
 
 class StragglerDetector:
@@ -163,7 +141,7 @@ class StragglerDetector:
         threshold: float = DEFAULT_SCORE,
         *,
         slowdown: float = DEFAULT_SLOWDOWN,
-        every: int = _EVERY_STEPS,
+        every: int = 10,
         folder: str | Path | None = None,
         channel: Channel | None = None,
     ) -> None:
@@ -175,7 +153,7 @@ class StragglerDetector:
         self._own_ms: deque[float] = deque(maxlen=window)
         self._every, self._steps, self._spent_ns = every, 0, 0
         if channel is None and place.world_size > 1:
-            channel = FolderChannel(folder) if folder is not None else _job_channel()
+            channel = FolderChannel(folder) if folder is not None else open_side_channel()
         self._exchange = Exchange(rank=place.rank, world_size=place.world_size, channel=channel)
         atexit.register(self.close)
 

@@ -11,33 +11,141 @@ Nothing waits for the device: where it runs ahead of the host a single step's ti
 window is right. What is not known is left out, and `why_not` says why.
 """
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
 
-from stepscope.contract.live import RankScore
+from stepscope.contract.live import DEFAULT_WINDOW_STEPS, RankScore, rank_scores
+from stepscope.contract.run_folder import steps_file
 from stepscope.errors import UsageError
 from stepscope.record.batch_contents import contents_of
 from stepscope.record.failsafe import explain, say
+from stepscope.record.live.alarm_window import LogTail, waited_ns
 from stepscope.record.memory import device_stats, host_bytes
 from stepscope.record.sinks import Sink, sinks_from
+from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.straggler_detector import StragglerDetector
+from stepscope.units import NS_PER_MS, NS_PER_S
+
+
+class RankSteps:
+    """The newest steps of one rank's log, read as it grows."""
+
+    def __init__(self, path: Path, window: int = DEFAULT_WINDOW_STEPS) -> None:
+        self.last: Mapping[str, Any] = {}
+        self.dur_ns: deque[int] = deque(maxlen=window)
+        self.own_ns: deque[int] = deque(maxlen=window)
+        self.memory: dict[str, float] = {}
+        self._tail, self._waits = LogTail(path), False
+
+    def read(self) -> int:
+        """Return how many steps are new."""
+        found = self._tail.read()
+        for line in found:
+            self.last = line
+            if line["step"] < FIRST_STEPS:  # not typical
+                continue
+            self.dur_ns.append(line.get("device_ns") or line["dur_ns"])
+            waited = waited_ns(line)
+            if waited is not None and not self._waits:
+                self._waits = True
+                self.own_ns.clear()  # of steps in which the wait was not measured
+            if waited is not None or not self._waits:
+                self.own_ns.append(max(0, line["dur_ns"] - (waited or 0)))
+            for name in ("host", "allocated", "reserved"):
+                value = (line.get("memory") or {}).get(f"{name}_bytes")
+                if isinstance(value, int):
+                    self.memory[f"memory/{name}_gb"] = value / 1e9
+        return len(found)
+
+
+class RunFollower:
+    """A sampler of rank 0; `folder` and `batch` are asked for on its own thread."""
+
+    def __init__(
+        self,
+        places: Any,
+        *,
+        folder: Callable[[], Path | None],
+        world_size: Callable[[], int],
+        batch: Callable[[], Mapping[str, Any]] = dict,
+        period_s: float = 2.0,
+    ) -> None:
+        self._places, self._folder, self._world_size, self._batch = places, folder, world_size, batch
+        self._period_s = period_s
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ranks: list[RankSteps] = []
+        self._sinks: list[Sink] = []
+        self._said: set[str] = set()
+
+    def on_step_end(self, step: int) -> dict[str, Any]:
+        """Begin with the first step."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="stepscope-track", daemon=True)
+            self._thread.start()
+        return {}
+
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Read once more and end."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+
+    def _watch(self) -> None:
+        try:
+            folder = self._folder()
+            if folder is None:
+                return
+            self._sinks = sinks_from(self._places)
+            self._ranks = [RankSteps(folder / steps_file(rank)) for rank in range(self._world_size())]
+            while not self._over.wait(self._period_s):
+                self.look()
+            self.look()
+            for sink in self._sinks:
+                sink.close()
+        except Exception as e:  # noqa: BLE001 - a thread of ours must not end in a traceback
+            say(f"--track is off from here on: {explain(e)}")
+
+    def look(self) -> None:
+        """Read what is new, and send the last step's numbers where there is one."""
+        new = [rank.read() for rank in self._ranks]
+        if not new or not new[0] or not self._ranks[0].dur_ns:
+            return
+        scores = rank_scores({n: fmean(r.own_ns) / NS_PER_MS for n, r in enumerate(self._ranks) if r.own_ns})
+        values, step = self._scalars(scores), int(self._ranks[0].last["step"])
+        for sink in self._sinks:
+            sink.scalars(step, values)
+        times = [ns / NS_PER_MS for ns in self._ranks[0].dur_ns]
+        for alert in alerts_of(step, times, late=[s for s in scores if s.straggler]):
+            if alert.id not in self._said:
+                self._said.add(alert.id)
+                say(alert.text)
+
+    def _scalars(self, scores: list[RankScore]) -> dict[str, float]:
+        first = self._ranks[0]
+        mean_ns = fmean(first.dur_ns)
+        values = {"step/ms": first.dur_ns[-1] / NS_PER_MS, "step/mean_ms": mean_ns / NS_PER_MS, **first.memory}
+        for name in ("samples", "tokens"):
+            count = self._batch().get(f"{name}_per_step")
+            if count and mean_ns:
+                values[f"throughput/{name}_per_s"] = count * len(self._ranks) * NS_PER_S / mean_ns
+        for score in scores[:16]:
+            values |= {f"own_ms/rank{score.rank}": score.own_ms, f"late_ms/rank{score.rank}": score.late_ms}
+        return values
+
 
 # What in a window of steps is worth a word: pure rules over what was measured.
 
-# times the window's median
-_LONG_STEP = 2.0
 # share by which the window's second half may be slower than its first
 _SLOWER = 0.10
-# share of the device's memory
-_FULL = 0.95
-_MIN_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -60,24 +168,21 @@ def alerts_of(
 ) -> list[Alert]:
     """Return what the last step and its window give reason to say; `times_ms` ends with the last step."""
     found = []
-    if len(times_ms) >= _MIN_STEPS:
+    if len(times_ms) >= 20:
         usual = median(times_ms)
-        if times_ms[-1] > _LONG_STEP * usual:
+        if times_ms[-1] > 2.0 * usual:
             found.append(Alert("long-step", step, f"step {step} took {times_ms[-1]:.1f} ms, usually {usual:.1f} ms"))
         half = len(times_ms) // 2
         first, second = median(times_ms[:half]), median(times_ms[half:])
         if first > 0 and second > (1 + slower) * first:
             found.append(Alert("slower", step, f"steps take {second / first - 1:.0%} longer than {half} steps ago"))
-    if memory_share is not None and memory_share >= _FULL:
+    if memory_share is not None and memory_share >= 0.95:
         found.append(Alert("memory", step, f"{memory_share:.0%} of the device's memory are reserved"))
     found += [
         Alert("straggler", step, f"rank {s.rank} is {s.late_ms:.1f} ms late, {s.slowdown:.2f} times the others' time")
         for s in late
     ]
     return found
-
-
-_LOOK_EVERY_S = 0.1  # at memory, as the recorder
 
 
 class PerformanceTracker:
@@ -132,7 +237,7 @@ class PerformanceTracker:
         self._last_s = now_s
         self.steps += 1
         if now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_EVERY_S
+            self._next_look_s = now_s + 0.1
             self._look_at_memory()
         values = {**self.scalars(), **{name: float(value) for name, value in scalars.items()}}
         self._tell(values)
@@ -152,8 +257,7 @@ class PerformanceTracker:
                 found[f"throughput/{name}_per_s"] = self._world_size * sum(c or 0 for c in counts) / total_s
             else:
                 self.why_not[f"{name}_per_s"] = f"the batches do not tell; give step({name}=...)"
-        mfu = self._mfu(total_s)
-        if mfu is not None:
+        if (mfu := self._mfu(total_s)) is not None:
             found["efficiency/mfu"] = mfu
         found |= self._memory
         if self._detector is not None:
@@ -199,8 +303,7 @@ class PerformanceTracker:
     def _look_at_memory(self) -> None:
         host = host_bytes()
         self._memory = {"memory/host_gb": host / 1e9} if host is not None else {}
-        stats = device_stats()
-        if stats:
+        if stats := device_stats():
             reserved = int(stats["reserved_bytes"]["all"]["current"])
             total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
             self._memory_share = reserved / total

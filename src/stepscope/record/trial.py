@@ -5,7 +5,8 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +21,13 @@ from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.install import Hooks
 from stepscope.record.hooks.patches import Patches, after_import
 
-# Random numbers that are the same in every trial of a job that sets no seed; one that does has its own.
-
-_SEED = 0
-
-
-def _set_seeds() -> None:
-    random.seed(_SEED)
-    torch.manual_seed(_SEED)
-    after_import("numpy", _seed_numpy)
-
-
-def _seed_numpy() -> None:
-    numpy = sys.modules["numpy"]
-    if hasattr(numpy, "random"):
-        numpy.random.seed(_SEED)
-
-
 # `DataLoader`, `DistributedDataParallel` and optimizers, made with other arguments than the script gives them.
 #
-# Only what the script left as it was is set in an optimizer; a loader over an iterable dataset keeps its workers,
-# since
+# Only what the script left as it was is set in an optimizer; a loader over an iterable dataset keeps its workers, since
 # each would yield the whole of it. Every loader is noted: what it was asked for says what can be tried.
 
-_MAX_LOADERS = 16
-_WITH_WORKERS = ("prefetch_factor", "persistent_workers")
 
-# changes the arguments of a call, and says whether it did
-Change = Callable[[dict[str, Any]], bool]
-
-
-def _change_arguments(patches: Patches, kind: type, change: Change) -> None:
+def _change_arguments(patches: Patches, kind: type, change: Callable[[dict[str, Any]], None]) -> None:
     signature = inspect.signature(kind.__init__)  # type: ignore[misc]
 
     def make(original: Any) -> Any:
@@ -62,66 +39,6 @@ def _change_arguments(patches: Patches, kind: type, change: Change) -> None:
         return __init__
 
     patches.replace(kind, "__init__", make)
-
-
-class Loaders:
-    """Every `DataLoader` that the process makes, as asked for, and what is set instead."""
-
-    def __init__(self, settings: Mapping[str, Any], took: Callable[[str], None]) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self._settings, self._took = settings, took
-
-    def install(self, patches: Patches) -> None:
-        """Be told of every loader from here on."""
-        _change_arguments(patches, DataLoader, self._change)
-
-    def _change(self, given: dict[str, Any]) -> bool:
-        map_style = not isinstance(given.get("dataset"), IterableDataset)
-        if len(self.asked) < _MAX_LOADERS:
-            self.asked.append(_asked(given, map_style=map_style))
-        wanted = {name: value for name, value in self._settings.items() if map_style or name != "num_workers"}
-        workers = wanted.get("num_workers", given.get("num_workers") or 0)
-        for name, value in wanted.items():
-            if (name in _WITH_WORKERS and not workers) or given.get(name) == value:
-                continue
-            given[name] = value
-            self._took(f"loader.{name}")
-        return bool(wanted)
-
-
-def _asked(given: Mapping[str, Any], *, map_style: bool) -> dict[str, Any]:
-    return {
-        "num_workers": int(given.get("num_workers") or 0),
-        "pin_memory": bool(given.get("pin_memory")),
-        "prefetch_factor": given.get("prefetch_factor"),
-        "persistent_workers": bool(given.get("persistent_workers")),
-        "map_style": map_style,
-    }
-
-
-def _change_ddp(settings: Mapping[str, Any], took: Callable[[str], None]) -> Change:
-
-    def change(given: dict[str, Any]) -> bool:
-        for name, value in settings.items():
-            if given.get(name) != value:
-                given[name] = value
-                took(f"ddp.{name}")
-        return True
-
-    return change
-
-
-def _change_optimizer(took: Callable[[str], None]) -> Change:
-
-    def change(given: dict[str, Any]) -> bool:
-        chosen = any(given.get(name) for name in ("fused", "foreach", "capturable", "differentiable"))
-        if chosen or given.get("fused") is False or not _has_fused_form(given):
-            return False
-        given["fused"] = True
-        took(FUSED)
-        return True
-
-    return change
 
 
 def _has_fused_form(given: dict[str, Any]) -> bool:
@@ -160,17 +77,16 @@ class Settings:
     def __init__(self, wanted: Mapping[str, Any]) -> None:
         self.took: list[str] = []
         self.wanted = dict(wanted)
-        self.loaders = Loaders(self._of("loader"), self._take)
+        self.loaders: list[dict[str, Any]] = []  # every `DataLoader` as the script asked for it
 
     def apply(self, patches: Patches) -> None:
         """Set all of it; what this torch does not know is said, and is then missing in `took`."""
-        self.loaders.install(patches)
+        _change_arguments(patches, DataLoader, self._change_loader)
         if self._of("ddp"):
-            ddp = torch.nn.parallel.DistributedDataParallel
-            _change_arguments(patches, ddp, _change_ddp(self._of("ddp"), self._take))
+            _change_arguments(patches, torch.nn.parallel.DistributedDataParallel, partial(self._set, "ddp"))
         if self.wanted.get(FUSED):
             for name in FUSED_OPTIMIZERS:
-                _change_arguments(patches, getattr(torch.optim, name), _change_optimizer(self._take))
+                _change_arguments(patches, getattr(torch.optim, name), self._change_optimizer)
         self.set_switches()
 
     def set_switches(self) -> None:
@@ -183,6 +99,34 @@ class Settings:
         """Compile the model in place, where that is asked for."""
         if self.wanted.get(COMPILE) and isinstance(model, torch.nn.Module):
             self._try(COMPILE, model.compile)
+
+    def _change_loader(self, given: dict[str, Any]) -> None:
+        map_style = not isinstance(given.get("dataset"), IterableDataset)
+        if len(self.loaders) < 16:
+            self.loaders.append(
+                {
+                    "num_workers": int(given.get("num_workers") or 0),
+                    "pin_memory": bool(given.get("pin_memory")),
+                    "prefetch_factor": given.get("prefetch_factor"),
+                    "persistent_workers": bool(given.get("persistent_workers")),
+                    "map_style": map_style,
+                }
+            )
+        workers = {**given, **(self._of("loader") if map_style else {})}.get("num_workers")
+        unfit = () if map_style else ("num_workers",)
+        self._set("loader", given, unfit=unfit if workers else (*unfit, "prefetch_factor", "persistent_workers"))
+
+    def _change_optimizer(self, given: dict[str, Any]) -> None:
+        chosen = any(given.get(name) for name in ("fused", "foreach", "capturable", "differentiable"))
+        if not chosen and given.get("fused") is not False and _has_fused_form(given):
+            given["fused"] = True
+            self._take(FUSED)
+
+    def _set(self, group: str, given: dict[str, Any], unfit: Collection[str] = ()) -> None:
+        for name, value in self._of(group).items():
+            if name not in unfit and given.get(name) != value:
+                given[name] = value
+                self._take(f"{group}.{name}")
 
     def _of(self, group: str) -> dict[str, Any]:
         return {name.partition(".")[2]: v for name, v in self.wanted.items() if name.startswith(f"{group}.")}
@@ -214,8 +158,6 @@ def _benchmark() -> None:
 # A loss is kept as a copy on its device and read when the trial is over: reading it at once would wait for the device,
 # and so change what is measured. Only roots of one element count; a pipeline's inner stages have none.
 
-_MAX_LOSSES = 1000
-
 
 class TrialResults:
     """A sampler: it sees every backward, and writes `rankNNNNN.trial.jsonl` when the recorder closes."""
@@ -240,7 +182,7 @@ class TrialResults:
 
     def keep(self, roots: Any) -> None:
         """Keep the loss that a backward begins at, if it is one number."""
-        if len(self._losses) < _MAX_LOSSES and len(roots) == 1 and isinstance(roots[0], torch.Tensor):
+        if len(self._losses) < 1000 and len(roots) == 1 and isinstance(roots[0], torch.Tensor):
             root = _local(roots[0])
             if root.numel() == 1:
                 self._losses.append(root.detach().clone())
@@ -248,12 +190,15 @@ class TrialResults:
     def on_close(self, folder: str | Path, rank: int) -> None:
         """Write what the trial computed, and what is known of the job."""
         optimizer, model = self._optimizer(), self._model()
+        group: dict[str, Any] = next(iter(optimizer.param_groups), {}) if optimizer is not None else {}
         found = {
             "losses": [_finite(loss.item()) for loss in self._losses],
             "parameters": _sums(optimizer) if optimizer is not None else None,
             "took": self._settings.took,
-            "loaders": self._settings.loaders.asked,
-            "optimizer": _optimizer_facts(optimizer) if optimizer is not None else None,
+            "loaders": self._settings.loaders,
+            "optimizer": None
+            if optimizer is None
+            else {"name": type(optimizer).__name__, "fused": group.get("fused"), "foreach": group.get("foreach")},
             "threads": torch.get_num_threads(),
             "convolutions": model is not None and any("Conv" in type(m).__name__ for m in model.modules()),
         }
@@ -270,11 +215,6 @@ def _sums(optimizer: Any) -> dict[str, float | None]:
                 total += float(values.sum(dtype=torch.float64))
                 size += float(torch.linalg.vector_norm(values, ord=1, dtype=torch.float64))
     return {"sum": _finite(total), "size": _finite(size)}
-
-
-def _optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    return {"name": type(optimizer).__name__, "fused": group.get("fused"), "foreach": group.get("foreach")}
 
 
 def _local(tensor: Any) -> Any:
@@ -294,7 +234,10 @@ def only_set(config: RecordConfig) -> None:
 
 def begin_trial(config: RecordConfig, hooks: Hooks) -> TrialResults:
     """Return the sampler of a trial whose settings are in place."""
-    _set_seeds()
+    # the same random numbers in every trial; a job that sets a seed has its own
+    random.seed(0)
+    torch.manual_seed(0)
+    after_import("numpy", lambda: sys.modules["numpy"].random.seed(0))
     settings = Settings(config.settings)
     settings.apply(hooks.patches)
     results = TrialResults(settings, optimizer=hooks.loop.optimizers.main, model=hooks.learned.model)

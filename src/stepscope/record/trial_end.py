@@ -15,11 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from stepscope.record.helper.side_channel import open_side_channel
-from stepscope.record.rank import initialized_distributed
-
-_MEET_S = 30.0
-_LOOK_S = 0.02
-_CHILD_S = 2.0
+from stepscope.record.rank import has_other_ranks, initialized_distributed
 
 
 def end_trial(recorder: Any) -> NoReturn:
@@ -28,40 +24,30 @@ def end_trial(recorder: Any) -> NoReturn:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
     with contextlib.suppress(Exception):
-        _meet()
+        _wait_for_other_ranks()
     with contextlib.suppress(Exception):
         recorder.close()
     with contextlib.suppress(Exception):
-        _end_children()
+        children = multiprocessing.active_children()
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.join(2.0)
+            if child.is_alive():
+                child.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(0)
 
 
-def _meet(timeout_s: float = _MEET_S) -> bool:
-    dist = initialized_distributed()
-    channel = open_side_channel() if dist is not None and dist.get_world_size() > 1 else None
-    if dist is None or channel is None:
-        return True
-    deadline = time.monotonic() + timeout_s
+def _wait_for_other_ranks() -> None:
+    channel = open_side_channel() if has_other_ranks() else None
+    if channel is None:
+        return
+    deadline = time.monotonic() + 30.0
     there = channel.count("trial_end")
-    while there < dist.get_world_size():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_S)
-        try:
+    with contextlib.suppress(RuntimeError):  # whoever holds the store has left: all had come
+        while there < initialized_distributed().get_world_size() and time.monotonic() < deadline:
+            time.sleep(0.02)
             there = channel.count("trial_end", 0)
-        except RuntimeError:  # whoever holds the store has left: all had come
-            return True
-    return True
-
-
-def _end_children() -> None:
-    children = multiprocessing.active_children()
-    for child in children:
-        child.terminate()
-    for child in children:
-        child.join(_CHILD_S)
-        if child.is_alive():
-            child.kill()

@@ -20,14 +20,13 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import say
 from stepscope.record.helper.handover import JobFacts, hand_over_collectives, hand_over_files, hand_over_window
 from stepscope.record.helper.open_run import OpenRun
-from stepscope.record.sampler import Samplers
+from stepscope.record.samplers import Samplers
 from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import Regions
 from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.guards import ProfilerGuard
 from stepscope.record.window.schedule import NEVER, next_busy_step, phase_of
-from stepscope.record.window.watchdog import Watchdog
-from stepscope.record.window.window import Window, replaces_export
+from stepscope.record.window.window import Watchdog, Window, replaces_export
 
 # What the steps before a window are like: the measure for what is too long or too much inside it.
 

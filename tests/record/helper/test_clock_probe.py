@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.record.memory_store import MemoryStore
 
-from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, ask, register, serve
+from stepscope.record.helper.side_channel import SideChannel, ask, register, serve
 
 AHEAD_NS = 37_123_000
 
@@ -30,20 +30,6 @@ def test_known_offset_lies_within_the_bounds() -> None:
         assert probe is not None
         assert abs(probe["offset_ns"] - AHEAD_NS) <= probe["uncertainty_ns"]
         assert probe["uncertainty_ns"] < AHEAD_NS
-
-
-def test_rank_without_an_answer_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.record.helper.side_channel._FIRST_S", 0.05)
-    channel = SideChannel(MemoryStore())
-    assert ask(channel, number=register(channel, rank=1), when="after") is None
-    assert serve(channel, when="later") == 1
-
-
-def test_closed_channel_says_nothing_more() -> None:
-    channel = SideChannel(MemoryStore())
-    channel.close()
-    with pytest.raises(ChannelClosed):
-        channel.put("a", "b")
 
 
 def test_works_over_the_store_that_jobs_have() -> None:

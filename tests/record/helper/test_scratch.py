@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.helper.scratch import MARKER, hold_scratch, make_scratch, remove_scratch, sweep_scratch
+from stepscope.record.helper.scratch import MARKER, make_scratch, remove_scratch, sweep_scratch
 
 OWNER = """
 import sys, time
@@ -88,20 +88,6 @@ def test_T8_scratch_of_a_killed_job_is_swept_and_of_a_living_one_kept(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_helper_owns_it_too_and_a_forked_child_does_not(tmp_path: Path) -> None:
-    process, folder = owner_of_one(tmp_path)
-    hold_scratch(folder)
-    process.kill()
-    process.wait()
-    assert sweep_scratch(tmp_path) == []
-    child = os.fork()
-    if child == 0:
-        os._exit(len(sweep_scratch(tmp_path)))  # its parent still owns it
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    remove_scratch(folder)
-    assert not folder.exists()
-
-
 @pytest.mark.job
 def test_T33_record_runs_beside_them_and_without_a_temporary_folder(tmp_path: Path) -> None:
     theirs = tmp_path / "tmp" / "stepscope-12345678901234567890-mine"
@@ -112,13 +98,3 @@ def test_T33_record_runs_beside_them_and_without_a_temporary_folder(tmp_path: Pa
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert theirs.is_dir() and [p.name for p in (tmp_path / "tmp").iterdir()] == [theirs.name]
-
-
-def test_no_room_for_a_marker_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.write", full)
-    with pytest.raises(OSError, match="No space"):
-        make_scratch(str(tmp_path))
-    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,6 @@ from tests.limits import HANG_S
 
 from stepscope.record.helper.open_run import Outbox
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
-from stepscope.record.helper.writer import Writer
 from stepscope.record.step_statistics import StepStatistics
 
 
@@ -46,25 +45,6 @@ def wait_until(what: Any, within_s: float = HANG_S) -> None:
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def test_lines_before_and_after_the_claim_are_all_written(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path)
-    for step in range(200):
-        box.put_step(line(step))
-    box.put({"do": "close"})
-    assert box.finish(own_wait_s=30, grace_s=10)
-    log = (folder / "rank00000.steps.jsonl").read_text().splitlines()
-    assert [json.loads(entry).get("step") for entry in log] == [None, *range(200)]
-    assert json.loads((folder / "run.json").read_text())["ranks"]["0"]["ended"] == "closed"
-    assert not (tmp_path / "scratch").exists()
-
-
-def test_log_grows_while_training_runs(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path)
-    box.put_step(line(0))
-    wait_until(lambda: (folder / "rank00000.steps.jsonl").read_text().count("\n") == 2)
-    box.finish(own_wait_s=30, grace_s=10)
 
 
 def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
@@ -103,43 +83,6 @@ def test_missing_ranks_are_named_after_the_wait(tmp_path: Path) -> None:
     assert json.loads((folder / "run.json").read_text())["missing_ranks"] == [1, 2]
 
 
-def test_second_process_of_the_same_rank_is_refused(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path)
-    replies: queue.Queue[dict[str, Any]] = queue.Queue()
-    second = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch2"))
-    second.put({"do": "run", "folder": str(folder)})
-    assert "another process" in replies.get(timeout=HANG_S)["error"]
-    for b in (box, second):
-        b.finish(own_wait_s=30, grace_s=10)
-
-
-def test_bad_lines_do_not_stop_the_writer(tmp_path: Path) -> None:
-    writer = Writer(settings(tmp_path / "scratch"))
-    for bad in (b"", b"x", b"s{", b"m[]", b'm{"do": "nothing we know"}', b'm{"no": "do"}', b"s\xff"):
-        writer.take(bad)
-    writer.take(b'm{"do": "claim", "out": "%s", "run_id": "a"}' % str(tmp_path / "run").encode())
-    writer.take(b"s" + line(3).encode())
-    writer.finish()
-    facts = json.loads((tmp_path / "run" / "rank00000.facts.jsonl").read_text())
-    assert facts["steps"]["count"] == 1 and facts["ended"] == "killed" and facts["warnings"]
-
-
-def test_statistics_leave_out_steps_that_stand_for_nothing() -> None:
-    steps = StepStatistics()
-    first, counted, settling = (900, "before", False), (800, "before", True), (99, "before", False)
-    before, window = [(10, "before", False), (12, "before", False)], [(20, "window", True), (22, "window", True)]
-    after = [(500, "after", False), (14, "after", False), (16, "after", False)]
-    story = [first, counted, settling, *before, (50, "warmup", False), *window, *after]
-    for step, (dur, phase, profiled) in enumerate(story):
-        steps.add(json.loads(line(step, dur_ns=dur, phase=phase, profiled=profiled)))
-    found = steps.summary()
-    assert found["count"] == 11 and found["last"] == 10
-    assert (found["before"]["steps"], found["before"]["median_ns"]) == (2, 11)
-    assert (found["window"]["steps"], found["window"]["median_ns"]) == (2, 21)
-    assert (found["after"]["steps"], found["after"]["median_ns"]) == (2, 15)
-    assert (found["unprofiled"]["median_ns"], found["unprofiled_from"]) == (15, "after")  # two before are too few
-
-
 def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared() -> None:
     for slower, is_beyond in ((1.0, False), (1.2, True)):
         steps = StepStatistics()
@@ -152,24 +95,6 @@ def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_com
         compared = found["after_to_before"]
         assert compared["ratio"] == pytest.approx(slower, rel=0.01)
         assert (compared["low"] > 1.1) == is_beyond
-
-
-def test_evaluations_are_not_what_steps_after_the_window_are_compared_by() -> None:
-    """More than half of the steps before it had one, less than half of those after it."""
-    steps = StepStatistics()
-    for step in range(60):
-        phase = "before" if step < 21 else "after"
-        evaluated_ns = 5000 if step % 2 == 0 and step < 57 else 0
-        told = json.loads(line(step, dur_ns=1000 + step % 3 + evaluated_ns, phase=phase))
-        steps.add({**told, "regions": {"evaluation": {"ns": evaluated_ns, "n": 1}}})
-    found = steps.summary()
-    assert found["before"]["median_ns"] > 5000 > found["after"]["median_ns"]
-    assert found["after_to_before"]["ratio"] == pytest.approx(1, rel=0.01)
-
-
-@pytest.mark.parametrize("phase", ["before", "window", "after"])
-def test_statistics_of_nothing_are_unknown(phase: str) -> None:
-    assert StepStatistics().summary()[phase] is None
 
 
 def test_a_helper_that_cannot_start_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,6 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-import stepscope
-from stepscope.cli.main import main
-from stepscope.record.config import RecordConfig
-from stepscope.record.launch.outside_tool import exported, is_one_process, under_tool
-from stepscope.run.formats import measured_launches
 from stepscope.run.load import load
 
 TOOL = """#!{python} -S
@@ -80,80 +75,8 @@ def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path
 
 
 @pytest.mark.job
-def test_each_chosen_rank_of_torchrun_has_an_output(tmp_path: Path, tools: dict[str, str]) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("SystemExit(3)", "SystemExit(0)"))
-    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "train.py"]
-    asked = ["--ncu", "--ranks", "0,2", "--kernels", "regex:gemm", "--launches", "5", "--out", "run"]
-    done = record(*asked, "--", *job, cwd=tmp_path, env=tools)
-    said = sorted("".join(done.stdout.split()))  # ranks may write into each other's lines
-    assert said == sorted("rank0rank1rank2"), done.stderr
-    files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    found = {name: json.loads(path.read_text()) for name, path in files.items() if name.endswith(".ncu-rep")}
-    assert sorted(files) == [f"rank0000{rank}.ncu{end}" for rank in (0, 2) for end in ("-rep", ".csv")]
-    measured, faults = measured_launches(tmp_path / "run")
-    assert [one.rank for one in measured] == [0, 2] and not faults
-    of_rank_2 = found["rank00002.ncu-rep"]
-    assert of_rank_2["rank"] == "2"
-    assert of_rank_2["command"][-1] == "train.py"
-    assert {"--set=full", "--profile-from-start=off", "--kernel-name=regex:gemm", "--launch-count=5"} < set(
-        of_rank_2["options"]
-    )
-
-
-@pytest.mark.job
 def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
     bare = {**os.environ, "PATH": str(tmp_path)}
     done = record("--nsys", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=bare)
     assert (done.returncode, done.stdout) == (3, "rank alone\n")
     assert "nsys is not installed (Nsight Systems: not found on PATH); the job is recorded by torch's" in done.stderr
-
-
-def test_both_tools_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", "--nsys", "--ncu", "--", "true"]) == 2
-    assert "--nsys and --ncu cannot be used together" in capsys.readouterr().err
-
-
-def test_output_that_cannot_be_exported_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "ncu"
-    tool.write_text("#!/bin/sh\necho half\nexit 1\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    output = tmp_path / "rank00000.ncu-rep"
-    output.write_bytes(b"x")
-    assert exported([output, tmp_path / "rank00000.txt"]) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ncu", "rank00000.ncu-rep"]
-
-
-def test_ncu_leaves_collectives_alone_unless_told_otherwise() -> None:
-    config = RecordConfig(outside_tool="ncu", outside_folder="/x", tool="cuda")
-    assert "--kernel-name=regex:^(?!nccl)" in under_tool(["python", "t.py"], config, rank=1)
-    assert "--export=/x/rank00001" in under_tool(["python", "t.py"], config, rank=1)
-
-
-@pytest.mark.parametrize(
-    ("command", "environ", "expected"),
-    [
-        ("python train.py", {}, True),
-        ("torchrun --nproc-per-node=2 train.py", {}, False),
-        ("python -m torch.distributed.run train.py", {}, False),
-        ("srun python train.py", {}, False),
-        ("python train.py", {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, False),
-    ],
-)
-def test_who_starts_ranks(command: str, environ: dict[str, str], expected: bool) -> None:
-    assert is_one_process(command.split(), environ) is expected
-
-
-def test_python_inside_another_program_is_no_job(tmp_path: Path) -> None:
-    """Nsight Compute has a Python of its own that lacks parts of the library, and reads PYTHONPATH."""
-    hides = "import sys; sys.modules['_posixsubprocess'] = None; import runpy; runpy.run_path(sys.argv[1])"
-    inject = Path(stepscope.__file__).parent / "record" / "launch" / "inject" / "sitecustomize.py"
-    config = RecordConfig(out=str(tmp_path / "run"), outside_tool="ncu", outside_folder=str(tmp_path), tool="cuda")
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", hides, str(inject)],
-        env={**config.to_env(), "RANK": "0", "WORLD_SIZE": "1", "PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

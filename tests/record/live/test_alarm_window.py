@@ -11,7 +11,7 @@ from tests.analyze.ranks.test_real_noise import LOADS, own_times
 
 from stepscope.contract.live import LIVE_FOLDER, LOOKS, REGRESSION, REQUEST, STRAGGLER, Change, read_plan, read_request
 from stepscope.contract.run_folder import steps_file
-from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms, Risen
+from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms, RaisedAlarm
 from stepscope.record.live.live import Live
 
 SETTINGS = {"on_alarm": 3, "pause_s": 30.0, "alarm_pause_s": 300.0, "max_alarm_windows": 2}
@@ -42,10 +42,10 @@ def late_from(first: int) -> Own:
     return lambda rank, step: even(rank, step) + (8 if rank == 1 and step >= first else 0)
 
 
-def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[Risen]:
+def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[RaisedAlarm]:
     looks = range(first, last, per_look)
     changes = (c for at in looks for c in judge.take(steps(range(at, at + per_look), own_ms)))
-    return [change for change in changes if isinstance(change, Risen)]
+    return [change for change in changes if isinstance(change, RaisedAlarm)]
 
 
 def test_late_rank_is_named_with_the_step_it_began_at() -> None:
@@ -57,40 +57,9 @@ def test_late_rank_is_named_with_the_step_it_began_at() -> None:
     assert not risen(JobAlarms(2), even, 100, 1000)
 
 
-def test_alarm_needs_looks_in_a_row_and_steps_in_each() -> None:
-    judge = JobAlarms(2)
-    bad = late_from(0)
-    assert not risen(judge, bad, 100, 100 + (LOOKS - 1) * STEPS_PER_LOOK)
-    assert not judge.take(steps(range(200, 200 + STEPS_PER_LOOK), even))
-    assert not risen(judge, bad, 300, 300 + (LOOKS - 1) * STEPS_PER_LOOK)
-    few = risen(JobAlarms(2), bad, 100, 100 + LOOKS * STEPS_PER_LOOK - 5, per_look=5)
-    assert not few  # steps are gathered until there are enough of them
-
-
-def test_short_steps_of_which_few_tell_their_wait_are_judged_by_those() -> None:
-    judge, found = JobAlarms(2), []
-    for at in range(100, 100 + 4 * LOOKS * STEPS_PER_LOOK, 40):
-        lines = steps(range(at, at + 40), late_from(0))
-        for rank in (0, 1):
-            for i, line in enumerate(lines[rank]):
-                if (i + rank) % 4:
-                    line["regions"] = {}
-        found += [change for change in judge.take(lines) if change.rises]
-    assert [(change.kind, change.rank) for change in found] == [(STRAGGLER, 1)]
-
-
-def test_slower_steps_after_a_window_are_not_held_against_those_before() -> None:
-    judge = JobAlarms(2)
-    assert not risen(judge, even, 20, 200)
-    judge.take(steps(range(200, 205), even, profiled=True))
-    assert not risen(judge, lambda rank, step: 1.5 * even(rank, step), 205, 500)
-    slower = risen(judge, lambda rank, step: 2 * even(rank, step), 505, 700)
-    assert [change.kind for change in slower] == [REGRESSION] and "1.33 x" in slower[0].text
-
-
 def change(kind: str, rank: int | None, since: int | None) -> Change:
     text = f"{kind} of {rank}"
-    return Change(kind, rank, False, text) if since is None else Risen(kind, rank, True, text, since)
+    return Change(kind, rank, False, text) if since is None else RaisedAlarm(kind, rank, True, text, since)
 
 
 def test_pulls_have_a_pause_and_an_end_and_wait_for_it() -> None:

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.contract.live import LIVE_FOLDER, REQUEST, RankStatus, Stall, WindowRequest, read_plan
-from stepscope.record.config import RecordConfig
-from stepscope.record.live.live import ASKED_WINDOW_ANSWER_S as ANSWER_S
 from stepscope.record.live.live import WARMUP_STEPS, Live, Rules, plan_for
-from stepscope.record.window.schedule import free_step, next_busy_step, phase_of
 
 REQUESTED = WindowRequest("a", 5, "test")
 
@@ -40,24 +37,6 @@ def test_window_begins_after_the_furthest_rank_with_room_for_the_fastest() -> No
     assert plan.warmup == WARMUP_STEPS
 
 
-def test_window_comes_after_those_of_the_settings() -> None:
-    config = RecordConfig(wait=8, warmup=2, active=5)
-    plan = plan_for(
-        REQUESTED, {0: said(0, 1, 10.0), 1: said(1, 1, 10.0)}, rules(free_step=free_step(config)), waited_s=0
-    )
-    assert plan is not None and plan.first - plan.warmup == 18 == free_step(config)
-    assert free_step(RecordConfig(light=True)) == 0
-
-
-def test_rank_that_is_silent_is_waited_for_and_then_named() -> None:
-    answers = {0: said(0, 100)}
-    assert plan_for(REQUESTED, answers, rules(), waited_s=ANSWER_S) is None
-    plan = plan_for(REQUESTED, answers, rules(), waited_s=ANSWER_S + 3)
-    assert (
-        plan is not None and plan.refused is not None and plan.refused.startswith("rank 1 did not answer within 13 s")
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -68,24 +47,6 @@ def test_rank_that_is_silent_is_waited_for_and_then_named() -> None:
 def test_refusals_say_why(change: dict[str, Any], words: str) -> None:
     plan = plan_for(REQUESTED, {0: said(0, 1), 1: said(1, 1)}, rules(**change), waited_s=0)
     assert plan is not None and plan.refused == words
-
-
-def test_no_window_where_a_rank_stands_still() -> None:
-    stall = Stall(7, 40.0, 1.0, (), None, None, None, None, None)
-    plan = plan_for(REQUESTED, {0: said(0, 7), 1: said(1, 7, stall=stall)}, rules(), waited_s=0)
-    assert (
-        plan is not None and plan.refused is not None and plan.refused.startswith("rank 1 has taken no step for 40 s")
-    )
-
-
-def test_phases_of_a_window_that_was_asked_for() -> None:
-    plan = plan_for(WindowRequest("a", 2, ""), {0: said(0, 5, 10.0), 1: said(1, 5, 10.0)}, rules(number=3), waited_s=0)
-    assert plan is not None and (plan.first, plan.last) == (9, 11)
-    light = RecordConfig(light=True)
-    phases = [phase_of(step, light, (plan,)) for step in (6, 7, 8, 9, 10, 11)]
-    assert phases == [("before", 0), ("warmup", 3), ("warmup", 3), ("window", 3), ("window", 3), ("after", 3)]
-    busy = [next_busy_step(step, light, also=2, asked=(plan,)) for step in (0, 3, 7, 10, 11, 12)]
-    assert busy == [2, 7, 7, 10, 11, None]
 
 
 class Rank:
@@ -172,16 +133,3 @@ def test_stall_is_written_and_taken_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(rank.told) == 2
     rank.live.step({"step": 6, "dur_ns": 6 * 10**9, "profiled": False})
     assert json.loads((tmp_path / LIVE_FOLDER / "rank00001.jsonl").read_text())["stall"] is None
-
-
-def test_process_that_does_not_answer_is_said_to_be_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, now = Rank(tmp_path, 1), 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    for step in range(6):
-        now += 1.0
-        rank.live.step({"step": step, "dur_ns": 10**9, "profiled": False})
-    for _ in range(2):
-        now += 2.1
-        rank.looks()
-    found = json.loads((tmp_path / LIVE_FOLDER / "rank00001.jsonl").read_text())["stall"]
-    assert found["silent"].startswith("no answer from its interpreter")

@@ -2,7 +2,6 @@ import pickle
 
 import torch
 
-from stepscope.record import memory as memory_history
 from stepscope.record.memory import MemoryHistory
 
 
@@ -24,7 +23,7 @@ class Memory:
 
 def pretend_cuda(monkeypatch, *, history=False):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(memory_history, "history_is_on", lambda: history)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: history, raising=False)
 
 
 def test_history_of_the_window_becomes_a_snapshot_file(tmp_path, monkeypatch):
@@ -41,14 +40,6 @@ def test_history_of_the_window_becomes_a_snapshot_file(tmp_path, monkeypatch):
     assert memory.calls[-1] == {"enabled": None}
 
 
-def test_a_job_that_ends_inside_the_window_keeps_its_history(tmp_path, monkeypatch):
-    pretend_cuda(monkeypatch)
-    history = MemoryHistory(memory=Memory())
-    history.on_window_start()
-    history.on_close(tmp_path, 0)
-    assert (tmp_path / "rank00000.memory.pickle").exists()
-
-
 def test_the_jobs_own_history_is_left_alone(tmp_path, monkeypatch, capsys):
     pretend_cuda(monkeypatch, history=True)
     memory = Memory()
@@ -59,24 +50,3 @@ def test_the_jobs_own_history_is_left_alone(tmp_path, monkeypatch, capsys):
     assert memory.calls == []
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("a memory history of its own") == 1
-
-
-def test_a_failing_dump_is_one_warning_and_switches_the_history_off(tmp_path, monkeypatch, capsys):
-    pretend_cuda(monkeypatch)
-    memory = Memory(broken=True)
-    history = MemoryHistory(memory=memory)
-    for _ in range(2):
-        history.on_window_start()
-        history.on_window_end()
-    history.on_close(tmp_path, 0)
-    assert memory.calls[-1] == {"enabled": None}
-    assert capsys.readouterr().err.count("out of host memory") == 1
-
-
-def test_without_cuda_it_says_so_once(tmp_path, capsys):
-    history = MemoryHistory()
-    for _ in range(2):
-        history.on_window_start()
-        history.on_window_end()
-    history.on_close(tmp_path, 0)
-    assert capsys.readouterr().err == "stepscope: no memory history: CUDA is not in use in this process\n"

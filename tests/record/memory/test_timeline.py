@@ -3,9 +3,7 @@ import json
 
 import torch
 
-from stepscope.record.config import RecordConfig
-from stepscope.record.memory import NO_DEVICE, MemoryTimeline, memory_snapshot
-from stepscope.record.window.schedule import close_look_at_memory
+from stepscope.record.memory import MemoryTimeline, memory_snapshot
 
 
 class Device:
@@ -65,29 +63,3 @@ def test_peak_is_split_even_where_it_was_reached_before_the_close_look(tmp_path,
     assert peak["peak_bytes"] == 800
     assert peak["between"] == ["begin backward_pass", "end backward_pass"]
     assert (peak["activations_bytes"], peak["temporary_bytes"]) == (600, 200)
-
-
-def test_peak_is_unknown_on_a_cpu_and_says_why(tmp_path):
-    model = torch.nn.Linear(4, 4)
-    timeline = MemoryTimeline(first_step=1, objects=lambda: ([model], []))
-    for step in range(3):
-        train_step(timeline, Device(), step, weights=0)
-    timeline.after_window(tmp_path, 0)
-    rows = rows_in(tmp_path)
-    (peak,) = [row for row in rows if row["kind"] == "peak"]
-    assert peak == {"kind": "peak", "peak_bytes": None, "reason": NO_DEVICE}
-    assert rows[0]["parameters_bytes"] == (4 * 4 + 4) * 4
-    storages = [row for row in rows if row["kind"] == "storage"]
-    assert sorted(row["size_bytes"] for row in storages) == [16, 64]
-    assert model.weight.data_ptr() in {row["address"] for row in storages}
-
-
-def test_the_close_look_is_early_but_never_in_the_window():
-    assert close_look_at_memory(RecordConfig(light=True)) == 2
-    assert close_look_at_memory(RecordConfig(wait=8, warmup=2, active=5)) == 2
-    assert close_look_at_memory(RecordConfig(wait=0, warmup=1, active=3)) == 6
-
-
-def test_nothing_is_written_where_nothing_was_seen(tmp_path):
-    MemoryTimeline(first_step=2).on_close(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []

@@ -108,18 +108,3 @@ def test_step_with_frames_is_in_no_timing(tmp_path: Path) -> None:
     assert [x["step"] for x in lines if x["profiled"]] == [4, 5, 6, 7]
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["unprofiled_after"]["steps"] == len(lines) - 9  # 8 settles
-
-
-def test_owners_and_source_can_be_left_out(tmp_path: Path) -> None:
-    _, owners = run_job("plain", tmp_path, "--no-owners", "--steps", "2:4", steps=8)
-    assert owners == [] and not (tmp_path / "run" / "source").exists()
-    (tmp_path / "again").mkdir()
-    _, (found,) = run_job("plain", tmp_path / "again", "--no-source", "--steps", "2:4", steps=8)
-    assert found["source_files"] == [] and not (tmp_path / "again" / "run" / "source").exists()
-
-
-def test_job_that_ends_before_has_none_and_says_why(tmp_path: Path) -> None:
-    _, owners = run_job("plain", tmp_path, "--steps", "2:4", steps=5)
-    assert owners == []
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert "ended before" in run["reasons"]["owners"]

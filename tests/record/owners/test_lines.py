@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import pytest
@@ -7,10 +6,7 @@ from tests.record.owners import planted_step
 from tests.record.owners.settrace_truth import operators_by_line
 from tests.record.owners.watched import innermost, operators, owners_in, training
 
-from stepscope.contract.owners import HOOK
 from stepscope.record.config import RecordConfig
-from stepscope.record.loop.call_search import CallSearch, step_aside
-from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.guards import ProfilerGuard
@@ -76,19 +72,6 @@ def test_closed_generator_moves_no_later_line(step):
     assert found["aten::erf"][1:] == (line, line)
 
 
-def test_operator_syntax_lies_between_two_calls():
-    x = torch.ones(4)
-
-    def syntax():
-        y = torch.sin(x)
-        z = y + x
-        torch.cos(z)
-
-    found = {name: owner for name, owner, _ in operators(owners_in(syntax))}
-    first = syntax.__code__.co_firstlineno
-    assert found["aten::add"][1:] == (first + 1, first + 3)
-
-
 def test_python_time_between_operators_goes_to_its_line():
     def slow():
         torch.ones(2)
@@ -101,55 +84,6 @@ def test_python_time_between_operators_goes_to_its_line():
     gap = {innermost(owners, s): ns for i, s, ns in thread["python"] if i == zeros}
     line = slow.__code__.co_firstlineno + 2
     assert max(gap, key=lambda frame: gap[frame])[1] == line
-
-
-def test_no_frames_where_a_profile_function_is_set():
-    frames = FrameStep(ProfilerGuard(), RecordConfig(), TypicalStep(), step=1)
-    mine = lambda *_: None  # noqa: E731 - kept to be compared
-    sys.setprofile(mine)
-    try:
-        frames.begin()
-        counting = CallCount(10)
-        counting.begin()
-        counting.end()
-        assert sys.getprofile() is mine
-    finally:
-        sys.setprofile(None)
-    assert not frames.is_on and "sys.setprofile" in str(frames.why_not)
-    assert "sys.setprofile" in str(counting.why_not)
-
-
-def test_our_own_search_for_modules_steps_aside():
-    search, counting = CallSearch(lambda _: None), CallCount(100)
-    search.resume()
-    try:
-        step_aside()
-        counting.begin()
-        assert counting.why_not is None
-        search.resume()  # the loop's next part ends: the count is not disturbed
-        counting.end()
-        assert sys.getprofile() is None
-        search.resume()
-        assert sys.getprofile() is not None  # and the search goes on
-    finally:
-        sys.setprofile(None)
-
-
-def test_counting_ends_by_itself_at_the_limit():
-    counting = CallCount(100)
-    counting.begin()
-    try:
-        for _ in range(200):
-            len("")
-        assert sys.getprofile() is None
-    finally:
-        sys.setprofile(None)
-    assert "over 100 Python calls" in str(counting.why_not)
-
-
-def test_nothing_of_the_profiler_stays(step):
-    owners_in(step, model=step.model)
-    assert not torch.autograd._profiler_enabled() and sys.getprofile() is None
 
 
 def test_users_profiler_in_the_step_with_frames_gets_nothing_of_ours(step):
@@ -169,30 +103,9 @@ def test_users_profiler_in_the_step_with_frames_gets_nothing_of_ours(step):
         guard.remove()
 
 
-class Doubled(torch.nn.Module):
-    def forward(self, x):
-        return torch.mul(x, 2.0)
-
-
 def note(_, __, out):
     watched(out)
 
 
 def watched(out):
     torch.sin(out.detach())
-
-
-def test_what_a_module_runs_beside_its_forward_is_marked_as_its_hook():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Doubled())
-    for module in model:
-        module.register_forward_hook(note)
-    owners = owners_in(lambda: model(torch.ones(2, 4)), model=model)
-    thread = training(owners)
-    functions = {
-        owners["names"][name]: [owners["frames"][f][2] for f in owners["stacks"][stack] if owners["frames"][f][3]]
-        for name, stack in zip(thread["name"], thread["stack"], strict=True)
-        if stack >= 0
-    }
-    assert functions["aten::sin"][-2:] == [f"note{HOOK}", "watched"]
-    assert functions["aten::mul"][-1] == "forward"
-    assert not any(function.endswith(HOOK) for function in functions["aten::addmm"])

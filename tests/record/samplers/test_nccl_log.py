@@ -1,11 +1,8 @@
 import os
 
-import pytest
-
-from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import job_environment
-from stepscope.record.nccl_log import NcclLog, debug_environment, log_of_process
+from stepscope.record.nccl_log import NcclLog, log_of_process
 
 
 def test_nccl_writes_one_file_per_process_which_becomes_the_ranks_log(tmp_path):
@@ -36,26 +33,6 @@ def test_what_the_user_set_is_kept_and_said(tmp_path, capsys):
     assert (run / "rank00000.nccl.log").read_text() == "NCCL WARN\n"
     assert theirs.exists()
     assert "NCCL_DEBUG=WARN is set and kept" in capsys.readouterr().err
-
-
-def test_a_job_without_nccl_leaves_no_log_and_says_so(tmp_path, capsys):
-    environ: dict[str, str] = {}
-    log = NcclLog(environ=environ)
-    log.on_close(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-    assert "no NCCL log: NCCL wrote none in this process" in capsys.readouterr().err
-
-
-def test_switches_add_variables_and_leave_set_ones():
-    added = debug_environment(["distributed", "compile"], environ={"TORCH_LOGS": "+inductor"})
-    assert added.variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
-    assert "TORCH_LOGS" not in added.variables
-    assert added.remarks == ("TORCH_LOGS=+inductor is set and kept; compile would set graph_breaks,recompiles",)
-
-
-def test_an_unknown_switch_is_refused():
-    with pytest.raises(UsageError, match="use nccl, distributed"):
-        debug_environment(["everything"], environ={})
 
 
 def test_switches_reach_the_job_through_its_environment():

@@ -1,8 +1,5 @@
-import ctypes
 import json
 import time
-
-import pytest
 
 from stepscope.record.samplers import Nvml, Telemetry
 
@@ -82,24 +79,6 @@ def test_state_is_read_in_the_units_of_its_names():
     assert state["memory_used_bytes"] == 1 << 30
 
 
-def test_what_the_driver_does_not_offer_is_unknown():
-    nvml = Nvml(FakeLibrary(without=("nvmlDeviceGetCurrentClocksThrottleReasons",)))
-    state = nvml.state(ctypes.c_void_p(42))
-    assert state["temperature_c"] is None
-    assert state["throttle_reasons"] is None
-    assert state["power_w"] == 640.2
-
-
-def test_device_is_found_by_uuid_before_its_number():
-    library = FakeLibrary()
-    Nvml(library).device(uuid="GPU-right", index=3)
-    assert library.asked_for == [b"GPU-right"]
-    Nvml(library).device(uuid="GPU-unknown", index=0)
-    assert library.asked_for[-1] == 0
-    with pytest.raises(OSError, match="error 2"):
-        Nvml(library).device(uuid=None, index=9)
-
-
 def test_samples_are_taken_off_the_training_thread_and_faster_in_the_window(tmp_path):
     library = FakeLibrary()
     telemetry = Telemetry(nvml=lambda: Nvml(library), period_s=60, window_period_s=0.01, cuda_in_use=lambda: True)
@@ -117,32 +96,6 @@ def test_samples_are_taken_off_the_training_thread_and_faster_in_the_window(tmp_
     assert rows[1]["step"] == 5
     assert [row["time_ns"] for row in rows[1:]] == sorted(row["time_ns"] for row in rows[1:])
     assert library.shut_down
-
-
-def test_without_nvml_there_is_one_note_and_no_file(tmp_path, capsys):
-    def absent():
-        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
-    telemetry = Telemetry(nvml=absent, cuda_in_use=lambda: True)
-    for step in range(3):
-        assert telemetry.on_step_end(step) == {}
-    wait_until(lambda: telemetry.why_not is not None)
-    telemetry.on_close(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().err.count("no device telemetry") == 1
-
-
-def test_nvml_that_does_not_start_is_an_error():
-    with pytest.raises(OSError, match="error 9"):
-        Nvml(FakeLibrary(init=9))
-
-
-def test_without_cuda_no_thread_is_started(tmp_path):
-    telemetry = Telemetry(cuda_in_use=lambda: False)
-    telemetry.on_step_end(0)
-    assert telemetry._thread is None
-    telemetry.on_close(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
 
 
 def wait_until(true, timeout_s=120):

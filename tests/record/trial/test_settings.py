@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from stepscope.contract.live import TRIAL  # noqa: E402
 from stepscope.contract.run_folder import rank_file  # noqa: E402
-from stepscope.record.config import RecordConfig  # noqa: E402
 from stepscope.record.hooks.patches import Patches  # noqa: E402
 from stepscope.record.trial import (  # noqa: E402
     Settings,
     TrialResults,
 )
-from stepscope.record.window.schedule import next_busy_step  # noqa: E402
 
 
 @pytest.fixture
@@ -25,11 +23,6 @@ def patches() -> Iterator[Patches]:
     made = Patches()
     yield made
     made.undo()
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter([torch.zeros(1)])
 
 
 DATA = TensorDataset(torch.zeros(8, 2))
@@ -42,21 +35,7 @@ def test_loader_gets_workers_and_what_needs_them(patches: Patches) -> None:
     loader = DataLoader(DATA, 4)
     assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor, loader.batch_size) == (2, True, 3, 4)
     assert set(settings.took) == set(wanted)
-    assert settings.loaders.asked[0]["num_workers"] == 0
-
-
-def test_loader_over_an_iterable_keeps_its_workers(patches: Patches) -> None:
-    settings = Settings({"loader.num_workers": 2, "loader.prefetch_factor": 3})
-    settings.apply(patches)
-    assert DataLoader(Endless()).num_workers == 0
-    assert settings.took == [] and settings.loaders.asked[0]["map_style"] is False
-
-
-def test_what_a_loader_has_already_is_no_change(patches: Patches) -> None:
-    settings = Settings({"loader.pin_memory": True})
-    settings.apply(patches)
-    DataLoader(DATA, pin_memory=True)
-    assert settings.took == []
+    assert settings.loaders[0]["num_workers"] == 0
 
 
 @pytest.mark.parametrize(
@@ -72,13 +51,6 @@ def test_optimizer_is_fused_where_the_script_did_not_choose(
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, **options)  # a generator, which is read once
     assert optimizer.param_groups[0]["fused"] is fused and len(optimizer.param_groups[0]["params"]) == 2
     assert bool(settings.took) == (fused is True)
-
-
-def test_groups_and_names_of_parameters_stay(patches: Patches) -> None:
-    Settings({"optimizer.fused": True}).apply(patches)
-    model = torch.nn.Linear(2, 2)
-    groups = torch.optim.SGD([{"params": model.weight}, {"params": [model.bias], "lr": 0.5}], 0.1).param_groups
-    assert [group["lr"] for group in groups] == [0.1, 0.5] and groups[0]["fused"] is True
 
 
 def test_switches_are_set_again_after_the_script_set_them(patches: Patches) -> None:
@@ -108,9 +80,3 @@ def test_losses_are_kept_and_a_trial_writes_what_it_computed(patches: Patches, t
     assert found["losses"] == [4.0, 3.0, None]
     assert found["parameters"] == {"sum": 2.0, "size": 2.0}
     assert found["optimizer"]["name"] == "SGD" and found["convolutions"] is False
-
-
-def test_the_end_of_a_trial_is_a_step_that_is_followed() -> None:
-    config = RecordConfig(light=True, trial_steps=30)
-    assert next_busy_step(3, config, also=2) == 30 and next_busy_step(31, config, also=2) is None
-    assert RecordConfig.from_env(config.to_env()) == config

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.tune import FirstRun, Trials, first_run
-from stepscope.record.launch.bounded_run import BoundedRun, processes_of
+from stepscope.record.launch.launch import BoundedRun, processes_of
 from stepscope.tune.candidates import candidates
 from stepscope.tune.experiment import Trial
 

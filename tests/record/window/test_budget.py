@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.window import budget as budget_module
-from stepscope.record.window.budget import BYTES_PER_EVENT, Budget, TypicalStep, anonymous_bytes, max_window_events
+from stepscope.record.window.budget import Budget, TypicalStep, max_window_events
 
 
 class World:
@@ -35,45 +35,7 @@ def test_counted_steps_fill_the_window_up_to_the_budget(world: World) -> None:
     assert "event budget: 11000" in str(budget.spent_at_step(10))
 
 
-def test_flood_of_events_is_known_by_memory_and_a_long_step(world: World) -> None:
-    budget = Budget(CONFIG, usual=USUAL)
-    world.held_bytes += 20_000 * BYTES_PER_EVENT
-    world.now_s += 9.0
-    assert "about 20000 events" in str(budget.spent_at_step(1))
-
-
-def test_memory_of_the_jobs_own_does_not_end_the_window(world: World) -> None:
-    budget = Budget(CONFIG, usual=USUAL)
-    for step in range(1, 5):
-        world.held_bytes += 20_000 * BYTES_PER_EVENT
-        world.now_s += 1.1  # no longer than usual: no flood
-        assert budget.spent_at_step(step) is None
-
-
-def test_memory_speaks_for_events_where_no_step_was_counted(world: World) -> None:
-    budget = Budget(CONFIG)
-    world.held_bytes += 20_000 * BYTES_PER_EVENT
-    assert "about 20000 events" in str(budget.spent_at_step(1))
-
-
-def test_time_and_memory_end_the_window_inside_a_step(world: World) -> None:
-    budget = Budget(CONFIG, usual=USUAL)
-    world.now_s += 1
-    assert budget.spent_inside_step() is None
-    world.held_bytes += 200_000_000
-    assert budget.spent_inside_step() is None  # not looked at again so soon
-    world.now_s += 1
-    assert "memory budget: 200 MB" in str(budget.spent_inside_step())
-    world.held_bytes -= 200_000_000
-    world.now_s += 60
-    assert "time budget" in str(budget.spent_inside_step())
-
-
 def test_T12_export_stays_far_below_the_groups_timeout() -> None:
     assert max_window_events(RecordConfig(), group_timeout_s=1800) == RecordConfig().max_events
     assert max_window_events(RecordConfig(), group_timeout_s=None) == RecordConfig().max_events
     assert max_window_events(RecordConfig(), group_timeout_s=4) * 20e-6 <= 1.0
-
-
-def test_own_memory_is_known_here() -> None:
-    assert (anonymous_bytes() or 0) > 1_000_000

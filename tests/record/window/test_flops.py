@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepscope.record.config import RecordConfig
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.guards import ProfilerGuard
-from stepscope.record.window.watched_step import StepCensus, flops_of
+from stepscope.record.window.watched_step import StepCensus
 
 
 class Small(torch.nn.Module):
@@ -49,14 +49,6 @@ def test_convolutions_and_products_agree_with_torch() -> None:
     assert found["total"] == counter.get_total_flops()
 
 
-def test_grouped_convolution_counts_its_own_channels_only() -> None:
-    conv = torch.nn.Conv2d(8, 8, 3, groups=4, padding=2, dilation=2)
-    x = torch.randn(2, 8, 16, 16, requires_grad=True)
-    found = census_of(lambda: conv(x).sum().backward())
-    once = 2 * (2 * 8 * 16 * 16) * (8 // 4) * 9
-    assert (found["forward"], found["total"]) == (once, 3 * once)
-
-
 def test_attention_is_counted_in_full() -> None:
     b, h, s, d = 2, 4, 16, 8
     q, k, v = (torch.randn(b, h, s, d, requires_grad=True) for _ in range(3))
@@ -72,14 +64,3 @@ def test_recomputation_is_in_the_total_and_not_in_the_forward(reentrant: bool) -
     once = 2 * 4 * 8 * 8
     found = census_of(lambda: checkpoint(layer, x, use_reentrant=reentrant).sum().backward())
     assert (found["forward"], found["total"]) == (once, 4 * once)
-
-
-def test_operators_without_products_count_nothing() -> None:
-    assert flops_of("aten::add", [[8, 8], [8, 8]], []) == 0
-    assert flops_of("aten::linear", [[8, 8], [8, 8]], []) == 0  # its addmm counts
-    assert flops_of("aten::mm", [[8]], []) == 0  # not what the formula expects
-
-
-def test_census_leaves_no_profiler_running() -> None:
-    census_of(lambda: None)
-    assert not torch.autograd._profiler_enabled()

@@ -65,11 +65,3 @@ def test_T5_old_file_stays_when_the_new_one_does_not_fit(tmp_path: Path) -> None
     with disk_full_after(1_000), pytest.raises(OSError, match="large"):
         place_whole(b"x" * 100_000, target)
     assert target.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_link_is_replaced_not_followed(tmp_path: Path) -> None:
-    victim, target = tmp_path / "victim", tmp_path / "run.json"
-    victim.write_bytes(b"precious")
-    target.symlink_to(victim)
-    place_whole(b"new", target)
-    assert victim.read_bytes() == b"precious" and not target.is_symlink()

@@ -2,67 +2,14 @@
 
 import gzip
 import json
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from tests.limits import HANG_S
 from tests.record.script_runs import run_json, script, started, steps
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.watchdog import Watchdog, may_interrupt
-
-
-def test_it_looks_on_the_main_thread_while_that_computes_and_no_longer() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("the tests do not run on the main thread")
-    seen: list[int] = []
-    watchdog = Watchdog(lambda: seen.append(threading.get_ident()))
-    watchdog.start()
-    while len(seen) < 3:
-        pass
-    watchdog.stop()
-    del seen[:]
-    ended = threading.Event()
-    threading.Timer(0.5, ended.set).start()
-    while not ended.is_set():
-        pass
-    assert not seen
-
-
-def test_it_is_not_started_from_another_thread() -> None:
-    watchdog = Watchdog(lambda: None)
-    thread = threading.Thread(target=watchdog.start)
-    thread.start()
-    thread.join(HANG_S)
-    assert watchdog._stopped is None
-
-
-PROFILED = """
-import sys, time
-from stepscope.record.window.watchdog import PERIOD_S, Watchdog
-looks = []
-def call(): pass
-def look():
-    until = time.monotonic() + 4 * PERIOD_S
-    while time.monotonic() < until:
-        call()
-    looks.append(1)
-sys.setprofile(lambda *_: None)
-watchdog = Watchdog(look)
-watchdog.start()
-while len(looks) < 2:
-    call()
-watchdog.stop()
-"""
-
-
-@pytest.mark.slow
-def test_a_profile_function_and_a_look_that_takes_long_do_not_hang_the_script() -> None:
-    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 0, done.stderr
+from stepscope.record.window.window import Watchdog, may_interrupt
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
     mine = _read_claim(folder).get("run_id")
     if mine is not None:
         return bool(mine == run_id)
-    if _holds_a_run(folder):
+    if any(p.name == RUN_JSON or rank_of(p.name) is not None for p in folder.iterdir()):
         return False
     text = json.dumps(
         {
@@ -112,10 +112,6 @@ def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
     if create_whole(folder / CLAIM, text):
         return True
     return bool(_read_claim(folder).get("run_id") == run_id)
-
-
-def _holds_a_run(folder: Path) -> bool:
-    return any(p.name == RUN_JSON or rank_of(p.name) is not None for p in folder.iterdir())
 
 
 def _read_claim(folder: Path) -> dict[str, Any]:

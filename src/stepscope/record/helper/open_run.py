@@ -20,13 +20,35 @@ from typing import Any
 
 from stepscope.contract.live import WindowPlan, plan_of
 from stepscope.record.config import RecordConfig
-from stepscope.record.failsafe import explain, say
+from stepscope.record.failsafe import CLOSED, FOLDERS, HELPER, HELPER_VARIABLE, SEEN_VARIABLE, explain, leave_word, say
 from stepscope.record.helper import side_channel as clock_probe
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, boot_id, open_side_channel
-from stepscope.record.live.settings import live_settings
-from stepscope.record.progress_notes import CLOSED, FOLDERS, HELPER, HELPER_VARIABLE, SEEN_VARIABLE, leave_word
 from stepscope.record.rank import Place
+from stepscope.record.window.schedule import free_step
+
+
+def live_settings(config: RecordConfig, place: Place, *, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of `Live`; secrets for a collector stay in the environment."""
+    return {
+        "free_step": free_step(config),
+        "first_number": 0 if config.light else config.repeat,
+        "why_no_window": None
+        if config.tool == "torch"
+        else f"the job runs under {config.outside_tool or 'another tool'}, which records the window; record without it",
+        "profiled_ranks": None if config.ranks is None else list(config.ranks),
+        "pause_s": config.asked_pause_s,
+        "on_alarm": config.on_alarm,
+        "alarm_pause_s": config.alarm_pause_s,
+        "max_alarm_windows": config.max_alarm_windows,
+        "watch_stalls": config.watch_stalls,
+        "metrics": config.metrics,
+        "local_rank": place.local_rank or 0,
+        "otlp": config.otlp,
+        "otlp_period_s": config.otlp_period_s,
+        "attempt": environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    }
+
 
 # The way out of the training process: a pipe to a helper process that does all writing.
 #
@@ -37,15 +59,6 @@ from stepscope.record.rank import Place
 #     job --(lines)--> pipe --> helper process --> run folder
 
 STEP = b"s"
-_STEP = STEP.decode()
-_MESSAGE = b"m"
-_PIPE_BYTES = 1 << 20
-_HELD_BYTES = 1 << 20
-_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
-_LOOK_S = 0.05
-_LEAVES_S = 5.0  # for a process whose answers ended to be gone
-# What starts other tools or us inside the helper; it has to be a plain interpreter.
-_NOT_FOR_HELPER = ("STEPSCOPE_RECORD", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
 class Outbox:
@@ -65,22 +78,19 @@ class Outbox:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
-            fcntl.fcntl(self._pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
-        reader = threading.Thread(target=self._read_replies, args=(on_reply,), name="stepscope", daemon=True)
-        reader.start()
+            fcntl.fcntl(self._pipe, 1031, 1 << 20)  # F_SETPIPE_SZ, Linux
+        threading.Thread(target=self._read_replies, args=(on_reply,), name="stepscope", daemon=True).start()
 
     @property
     def helper_pid(self) -> int:
-        """The process number of the helper."""
         return self._helper.pid
 
     def put_step(self, *lines: str) -> None:
-        """Send lines of the step log."""
-        self._put("".join([f"{_STEP}{line}\n" for line in lines]).encode())
+        self._put("".join([f"{STEP.decode()}{line}\n" for line in lines]).encode())
 
     def put(self, message: dict[str, Any]) -> None:
         """Send a message: `run`, `trace`, `file`, `facts`, `where` or `close`."""
-        self._put(_MESSAGE + json.dumps(message, default=str).encode() + b"\n")
+        self._put(b"m" + json.dumps(message, default=str).encode() + b"\n")
 
     def finish(self, *, own_wait_s: float, grace_s: float) -> bool:
         """Close the pipe and return whether the helper was done in time; otherwise it goes on alone.
@@ -91,7 +101,7 @@ class Outbox:
         os.set_blocking(self._pipe, True)
         threading.Thread(target=self._close_pipe, name="stepscope", daemon=True).start()
         until = time.monotonic() + own_wait_s
-        while not self._own_files_done.wait(_LOOK_S) and self.failing is None and time.monotonic() < until:
+        while not self._own_files_done.wait(0.05) and self.failing is None and time.monotonic() < until:
             pass
         try:
             self._helper.wait(timeout=grace_s if self.failing is None else 0)
@@ -119,13 +129,11 @@ class Outbox:
                 self.dropped += 1
                 self._held = b""
                 return
-            self._hold(data[sent:])
-
-    def _hold(self, rest: bytes) -> None:
-        while len(rest) > _HELD_BYTES:
-            rest = rest[: rest[:-1].rfind(b"\n") + 1]
-            self.dropped += 1
-        self._held = rest
+            held = data[sent:]
+            while len(held) > 1 << 20:
+                held = held[: held[:-1].rfind(b"\n") + 1]
+                self.dropped += 1
+            self._held = held
 
     def _close_pipe(self) -> None:
         with contextlib.suppress(OSError):
@@ -155,7 +163,7 @@ class Outbox:
 
     def _exit_code(self) -> int | None:
         try:
-            return self._helper.wait(timeout=_LEAVES_S)
+            return self._helper.wait(timeout=5.0)  # its answers have ended
         except subprocess.TimeoutExpired:
             return None
 
@@ -163,7 +171,12 @@ class Outbox:
 def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
     root = str(Path(__file__).resolve().parents[3])
     program = f"import sys; sys.path.insert(0, {root!r}); from stepscope.record.helper.writer import main; main()"
-    environment = {k: v for k, v in os.environ.items() if k not in _NOT_FOR_HELPER}
+    # without what starts other tools or us inside the helper
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("STEPSCOPE_RECORD", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
+    }
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", program],
         stdin=subprocess.PIPE,
@@ -184,9 +197,6 @@ def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
 # rank 0   helper claims a folder --> "folder" in the store
 # others   wait for "folder"; without a store, claim it by an id that all ranks of the job can work out alone
 
-_KEY = "folder"
-_STALE_S = 60.0  # an answer so much older than this process is from before an elastic restart
-
 # Asks the helper for a folder by run id; returns its reply, `{"folder"}` or `{"error"}`.
 Claim = Callable[[str], dict[str, Any]]
 
@@ -198,7 +208,7 @@ def agree_on_folder(
 
     `number` counts the runs of this process: a second one must not take the first one's answer.
     """
-    key = f"{_KEY}{number}" if number else _KEY
+    key = f"folder{number or ''}"
     if place.world_size == 1:
         return _claim_folder(claim, str(uuid.uuid4()))
     if channel is None:
@@ -230,14 +240,13 @@ def _wait_for_answer(channel: SideChannel, key: str, timeout_s: float, *, starte
         if text is None:
             return None
         answer: dict[str, Any] = json.loads(text)
-        if answer.pop("started_ns") > started_ns - _STALE_S * 1e9:
+        if answer.pop("started_ns") > started_ns - 60e9:  # else from before an elastic restart
             return answer
         time.sleep(1.0)
     return None
 
 
 _CLAIM_S = 30.0
-_LATE_ASKERS_S = 10.0
 _OPEN_RUN_LOOK_S = 0.1
 # runs of this process; all ranks open them in the same order
 _opened = itertools.count()
@@ -312,7 +321,6 @@ class OpenRun:
                 self._replies.put({"error": f"{self.config.out}: {self.outbox.failing}; make room, or give --out"})
 
     def forget(self) -> None:
-        """Let go of everything in a forked child."""
         self.outbox.forget()
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -321,15 +329,13 @@ class OpenRun:
             if plan is not None:
                 self._on_asked(plan)
         elif "where" in message:
-            self.outbox.put({"do": "where", **self._answer()})
+            try:
+                answer = self._where()
+            except Exception as e:  # noqa: BLE001 - the next question may come
+                answer = {"silent": explain(e)}
+            self.outbox.put({"do": "where", **answer})
         else:
             self._replies.put(message)
-
-    def _answer(self) -> dict[str, Any]:
-        try:
-            return self._where()
-        except Exception as e:  # noqa: BLE001 - the next question may come
-            return {"silent": explain(e)}
 
     def _in_background(self) -> None:
         try:
@@ -381,7 +387,7 @@ class OpenRun:
         number = clock_probe.register(channel, rank=self.place.rank) if asks else None
         while (when := self._probes.get()) is not None:
             if self.place.rank == 0:
-                deadline = time.monotonic() + _LATE_ASKERS_S
+                deadline = time.monotonic() + 10.0
                 clock_probe.serve(channel, when=when, wait_for_more=partial(self._has_time, deadline))
             elif number is not None:
                 probe = clock_probe.ask(channel, number=number, when=when)

@@ -17,24 +17,14 @@ from typing import Any, Protocol
 
 from stepscope.record.rank import initialized_distributed
 
-_CONNECT_S = 3.0
-_POLL_S = 0.05
-
 
 class Store(Protocol):
-    """What we need of a c10d store."""
+    """What we need of a c10d store; `get` waits for the key, `check` does not."""
 
-    def set(self, key: str, value: str) -> Any:
-        """Store a value."""
-
-    def get(self, key: str) -> bytes:
-        """Return a value, waiting until there is one or the store's timeout passes."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there, at once."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Return a counter after adding to it."""
+    def set(self, key: str, value: str) -> Any: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def add(self, key: str, amount: int) -> int: ...
 
 
 class ChannelClosed(Exception):
@@ -56,21 +46,18 @@ class SideChannel:
             self._closed = True
 
     def put(self, key: str, text: str) -> None:
-        """Publish a value."""
         with self._open() as store:
             store.set(self._prefix + key, text)
 
     def count(self, key: str, amount: int = 1) -> int:
-        """Return a counter after adding to it."""
         with self._open() as store:
             return int(store.add(self._prefix + key, amount))
 
     def look(self, key: str) -> str | None:
-        """Return a value if it is there."""
         with self._open() as store:
             return store.get(self._prefix + key).decode() if store.check([self._prefix + key]) else None
 
-    def wait_for(self, key: str, timeout_s: float, *, every_s: float = _POLL_S) -> str | None:
+    def wait_for(self, key: str, timeout_s: float, *, every_s: float = 0.05) -> str | None:
         """Return a value once it is there, looking `every_s`; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while (found := self.look(key)) is None:
@@ -103,7 +90,7 @@ def _own_client(dist: Any) -> Any:
     store = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    timeout = datetime.timedelta(seconds=_CONNECT_S)
+    timeout = datetime.timedelta(seconds=3.0)
     if isinstance(store, dist.TCPStore):
         return dist.TCPStore(store.host, store.port, None, False, timeout, wait_for_workers=False)
     if isinstance(store, dist.FileStore):
@@ -118,17 +105,14 @@ def _own_client(dist: Any) -> Any:
 # Of several rounds the shortest one counts. Only the first rank of every other host asks; ranks of one host share its
 # clock, which the boot id shows. Asked before and after the window, so that drift is bounded too.
 
-_ROUNDS = 8
-_ANSWER_S = 2.0
 _FIRST_S = 10.0
-_LOOK_S = 0.0002
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ROUNDS = 8
 
 
 def boot_id() -> str | None:
     """Return what identifies this boot of this machine, hence its clock; None where the system does not tell."""
     try:
-        return _BOOT_ID.read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
 
@@ -174,18 +158,14 @@ def serve(
     while True:
         askers = channel.count("clock/askers", 0)
         for number in range(served + 1, askers + 1):
-            _answer(channel, number, when=when, clock=clock)
+            for k in range(_ROUNDS):
+                if _word(channel, f"clock/{when}/{number}/ask/{k}", first=k == 0) is None:
+                    break
+                channel.put(f"clock/{when}/{number}/answer/{k}", str(clock()))
         served = askers
         if not wait_for_more():
             return served
 
 
-def _answer(channel: SideChannel, number: int, *, when: str, clock: Callable[[], int]) -> None:
-    for k in range(_ROUNDS):
-        if _word(channel, f"clock/{when}/{number}/ask/{k}", first=k == 0) is None:
-            return
-        channel.put(f"clock/{when}/{number}/answer/{k}", str(clock()))
-
-
 def _word(channel: SideChannel, key: str, *, first: bool) -> str | None:
-    return channel.wait_for(key, _FIRST_S if first else _ANSWER_S, every_s=_LOOK_S)
+    return channel.wait_for(key, _FIRST_S if first else 2.0, every_s=0.0002)

@@ -35,17 +35,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from stepscope.contract.redaction import redacted
-from stepscope.contract.run_folder import RUN_JSON, SCHEMA, RunJson, facts_file, json_object_in, steps_file
+from stepscope.contract.run_folder import RUN_JSON, SCHEMA, facts_file, json_object_in, steps_file
 from stepscope.errors import StepscopeError
 from stepscope.output_path import open_private
+from stepscope.record.failsafe import DONE, ERRNO, HELPER, HELPER_VARIABLE, leave_word
 from stepscope.record.groups import flight_lines
 from stepscope.record.helper.claim import FULL, claim_folder
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
-from stepscope.record.progress_notes import DONE, ERRNO, HELPER, HELPER_VARIABLE, leave_word
 from stepscope.record.step_statistics import StepStatistics
 from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
 from stepscope.units import ms
@@ -58,8 +58,6 @@ from stepscope.units import ms
 # `reasons`; a rank that left no facts is in `missing_ranks`. Per-rank entries are keyed by the rank's number as text.
 
 Facts = dict[str, Any]
-# of steps after the window from those before it that is not worth a line
-_MAX_DIFFERENCE = 0.02
 
 # Facts of the job, equal on all ranks: the lowest rank that knows one speaks for it.
 _OF_THE_JOB = (
@@ -92,43 +90,20 @@ _OF_A_RANK = (
 )
 
 
-def _rank_facts(
-    facts: Facts,
-    *,
-    rank: int,
-    world_size: int,
-    files: list[Facts],
-    steps: StepStatistics,
-    ended: str,
-    writing: Facts | None = None,
-) -> Facts:
-    return {
-        "schema": SCHEMA,
-        "rank": rank,
-        "world_size": world_size,
-        **redacted(facts),
-        "files": files,
-        "steps": steps.summary(),
-        "ended": ended,
-        "writing": writing,
-        "written_ns": time.time_ns(),
-    }
-
-
-def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> RunJson:
+def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> Facts:
     """Return the content of run.json from the facts of the ranks that left some, in order of rank."""
-    job = {name: _first(found, name) for name in _OF_THE_JOB}
+    job = {name: next((f[name] for f in found if f.get(name) is not None), None) for name in _OF_THE_JOB}
     created_ns = min((f["created_ns"] for f in found if "created_ns" in f), default=time.time_ns())
     flops = _flops(found, world_size)
     tokens = {name: _whole_job(found, name, world_size) for name in ("tokens_per_step", "samples_per_step")}
-    described = {
+    return {
         "schema": SCHEMA,
-        "created": _iso(created_ns),
+        "created": datetime.datetime.fromtimestamp(created_ns / 1e9, tz=datetime.UTC).isoformat(timespec="seconds"),
         "created_ns": created_ns,
         "finished": finished,
         **job,
         "world_size": world_size,
-        "missing_ranks": _missing(found, world_size),
+        "missing_ranks": sorted(set(range(world_size)) - {f["rank"] for f in found}),
         "hosts": _hosts(found),
         "process_groups": _groups(found),
         **flops,
@@ -136,23 +111,12 @@ def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) 
         **_unprofiled(found),
         "windows": _windows(found),
         "warnings": _warnings(found),
-        "ranks": {str(f["rank"]): _of_a_rank(f) for f in found},
+        "ranks": {
+            str(f["rank"]): {**{name: f.get(name) for name in _OF_A_RANK}, "flops": f.get("flops"), "steps": f["steps"]}
+            for f in found
+        },
         "reasons": _reasons(job, flops, tokens, found),
     }
-    return cast(RunJson, described)
-
-
-def _first(found: Sequence[Facts], name: str) -> Any:
-    return next((f[name] for f in found if f.get(name) is not None), None)
-
-
-def _iso(time_ns: int) -> str:
-    return datetime.datetime.fromtimestamp(time_ns / 1e9, tz=datetime.UTC).isoformat(timespec="seconds")
-
-
-def _missing(found: Sequence[Facts], world_size: int) -> list[int]:
-    present = {f["rank"] for f in found}
-    return [rank for rank in range(world_size) if rank not in present]
 
 
 def _hosts(found: Sequence[Facts]) -> dict[str, list[int]]:
@@ -211,7 +175,7 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
 
 def _warnings(found: Sequence[Facts]) -> list[str]:
     compared = [(f, f["steps"]["after_to_before"]) for f in found if f["steps"].get("after_to_before")]
-    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > _MAX_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
+    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > 0.02 and not c["low"] <= 1 <= c["high"]]
     if not beyond or 2 * len(beyond) <= len(compared):
         return []
     ratio = statistics.median(c["ratio"] for _, c in beyond)
@@ -242,10 +206,6 @@ def _windows(found: Sequence[Facts]) -> list[Facts]:
     return [windows[k] for k in sorted(windows)]
 
 
-def _of_a_rank(f: Facts) -> Facts:
-    return {**{name: f.get(name) for name in _OF_A_RANK}, "flops": f.get("flops"), "steps": f["steps"]}
-
-
 def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) -> dict[str, str]:
     said = {name: why for f in found for name, why in (f.get("reasons") or {}).items()}
     unknown = [name for name, value in {**job, **flops, **tokens}.items() if value is None]
@@ -256,11 +216,8 @@ def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) ->
 # A file that grows by whole lines, on storage that may fail for a while.
 #
 # Lines that cannot be written wait in memory, within a bound, and are written later in their order; those past the
-# bound
-# and those left at the end are counted as lost. The file never ends in half a line: one that was cut by a full disk is
-# taken back.
-
-_MAX_WAITING_BYTES = 64 << 20
+# bound and those left at the end are counted as lost. The file never ends in half a line: one that was cut by a full
+# disk is taken back.
 
 
 class GrowingLog:
@@ -275,7 +232,7 @@ class GrowingLog:
 
     def add(self, line: bytes) -> bool:
         """Take in a line, to be written by the next `flush`; return False where there is no room to keep it."""
-        if len(self._waiting) + len(line) >= _MAX_WAITING_BYTES:
+        if len(self._waiting) + len(line) >= (64 << 20):
             self._refused += 1
             return False
         self._waiting += line + b"\n"
@@ -315,8 +272,7 @@ def _move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
     if job["do"] == "flight":
         place_whole(flight_lines(plain.read_bytes(), rank=rank, groups=job["process_groups"]), target)
         return {"kind": "flight", "status": "written", "bytes": target.stat().st_size}
-    trouble = trouble_with_export(plain)
-    if trouble:
+    if trouble := trouble_with_export(plain):
         return {"status": "failed", "reason": trouble}
     return {"status": "written", "bytes": compress_into(plain, target)}
 
@@ -327,8 +283,6 @@ def _move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
 # process has time: while training runs nothing waits for it. Standard library only.
 
 _PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
-_FIRST_PAUSE_S = 0.1
-_MAX_PAUSE_S = 2.0
 _Done = TypeVar("_Done")
 
 
@@ -356,14 +310,13 @@ class Retries:
         self._ending.set()
 
     def note_failure(self, error: OSError) -> None:
-        """Count a write that failed."""
         self.failed_writes += 1
         self._reason = error.strerror or str(error)
         self._on_failure(error)
 
     def until_done(self, act: Callable[[], _Done], *, within_s: float | None = None) -> _Done:
         """Return `act()`, tried again where its failure may pass; the last failure is raised."""
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        began, pause_s = time.monotonic(), 0.1
         while True:
             try:
                 return act()
@@ -375,7 +328,7 @@ class Retries:
                 time.sleep(pause_s)
             else:
                 self._ending.wait(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            pause_s = min(2 * pause_s, 2.0)
 
     def summary(self) -> dict[str, Any] | None:
         """Return what was not written at once or at all, None where all was."""
@@ -396,10 +349,6 @@ class Retries:
 
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
-_NAP_PER_RANK_S = 0.002  # thousands of ranks on shared storage are asked for less often
-_WATCH_S = 2.0
-_NICE = 10
-_MAX_EARLY_LINES = 100_000
 _CLAIM_S = 20.0  # for a folder on storage that fails; the training process asks for 30
 _LAST_TRIES_S = 60.0  # for all that is left when training is over
 
@@ -408,11 +357,11 @@ def main() -> None:
     """Run the helper: settings as JSON in a variable, lines on standard input."""
     settings = json.loads(os.environ.pop(HELPER_VARIABLE))
     with contextlib.suppress(OSError, AttributeError):
-        os.nice(_NICE)
+        os.nice(10)
     writer = Writer(settings)
 
     def end() -> None:
-        writer.remove_scratch()
+        remove_scratch(Path(settings["scratch"]))
         _leave_word(DONE)
 
     try:
@@ -454,7 +403,7 @@ class Writer:
         rest = b""
         while True:
             self._watch(self.live.look)
-            if not select.select([pipe], [], [], min(_WATCH_S, self.live.look_s))[0]:
+            if not select.select([pipe], [], [], min(2.0, self.live.look_s))[0]:
                 if os.getppid() != self.parent:  # it was killed, and a child of its own still holds the pipe
                     return
                 self._flush_log()
@@ -512,17 +461,12 @@ class Writer:
             if (line := f"live: {type(e).__name__}: {e}") not in noted:
                 noted.append(line)
 
-    def remove_scratch(self) -> None:
-        """Remove the folder in which the training process exported its traces."""
-        remove_scratch(Path(self.settings["scratch"]))
-
     def _message(self, message: dict[str, Any]) -> None:
         do = message.pop("do")
         if do == "claim":
             self._claim(message)
         elif do == "run":
-            trouble = self._open_folder(Path(message["folder"]))
-            if trouble is not None:
+            if trouble := self._open_folder(Path(message["folder"])):
                 _reply({"error": trouble})
         elif do in ("trace", "file", "flight"):
             self.jobs.put({"do": do, **message})
@@ -571,7 +515,7 @@ class Writer:
     def _step(self, line: bytes) -> None:
         if self.log is not None:
             self.log.add(line)
-        elif len(self.early) < _MAX_EARLY_LINES:
+        elif len(self.early) < 100_000:
             self.early.append(line)
         found = json.loads(line)
         self.steps.add(found)
@@ -600,20 +544,16 @@ class Writer:
             if self.folder is None:
                 continue
             if job["do"] == "report":
-                self._report()
+                try:
+                    self._write_facts(over=False)
+                    if self.rank == 0:
+                        self._write_run_json(self._facts_of_all(over=False), over=False)
+                except OSError as e:
+                    self.retries.note_failure(e)
             else:
                 self.files.append(self._pack_file(job, self.folder))
 
-    def _report(self) -> None:
-        try:
-            self._write_facts(over=False)
-            if self.rank == 0:
-                self._write_run_json(self._facts_of_all(over=False), over=False)
-        except OSError as e:
-            self.retries.note_failure(e)
-
     def _pack_file(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-        plain = Path(job["plain"])
         about = {"name": job["name"], **job.get("about", {})}
         try:
             return {**about, **self.retries.until_done(partial(_move_file, job, folder, self.rank))}
@@ -622,20 +562,21 @@ class Writer:
             return {**about, "status": "failed", "reason": f"{job['name']}: {getattr(e, 'strerror', None) or e}"}
         finally:
             with contextlib.suppress(OSError):
-                plain.unlink()
+                Path(job["plain"]).unlink()
 
     def _write_facts(self, *, over: bool) -> None:
         assert self.folder is not None
-        ended = ("closed" if self.closed else "killed") if over else "running"
-        text = _rank_facts(
-            self.facts,
-            rank=self.rank,
-            world_size=self.world_size,
-            files=self.files,
-            steps=self.steps,
-            ended=ended,
-            writing=self.retries.summary(),
-        )
+        text = {
+            "schema": SCHEMA,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            **redacted(self.facts),
+            "files": self.files,
+            "steps": self.steps.summary(),
+            "ended": ("closed" if self.closed else "killed") if over else "running",
+            "writing": self.retries.summary(),
+            "written_ns": time.time_ns(),
+        }
         place_whole(json.dumps(text).encode() + b"\n", self.folder / facts_file(self.rank))
 
     def _write_run_json(self, found: list[dict[str, Any]], *, over: bool) -> None:
@@ -653,14 +594,18 @@ class Writer:
             for rank in range(self.world_size):
                 name = facts_file(rank)
                 facts = json_object_in(self.folder / name) if rank not in done and name in there else {}
-                if facts and (last_look or facts["ended"] != "running" or (not over and self._is_as_far(facts))):
+                if facts and (
+                    last_look
+                    or facts["ended"] != "running"
+                    or (
+                        not over
+                        and (not facts.get("windows") or len(facts["windows"]) >= len(self.facts.get("windows") or ()))
+                    )
+                ):
                     done[rank] = facts
             if last_look or len(done) == self.world_size:
                 return [done[rank] for rank in sorted(done)]
-            time.sleep(_NAP_S + (self.world_size - len(done)) * _NAP_PER_RANK_S)
-
-    def _is_as_far(self, facts: dict[str, Any]) -> bool:
-        return not facts.get("windows") or len(facts["windows"]) >= len(self.facts.get("windows") or ())
+            time.sleep(_NAP_S + (self.world_size - len(done)) * 0.002)
 
 
 def _leave_word(word: str) -> None:

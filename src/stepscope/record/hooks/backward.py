@@ -10,10 +10,10 @@ import torch.autograd
 import torch.autograd.graph
 from torch.nn.parallel import DistributedDataParallel
 
+from stepscope.record.failsafe import leave_out
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.loop.loop import Loop
 from stepscope.record.loop.pattern import BACKWARD_BEGINS
-from stepscope.record.own_frame import leave_out
 
 # How long the training thread waits for DDP's reductions after the last gradient is computed.
 #

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from stepscope.record.failsafe import explain, say
+from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.loop.call_search import CallSearch
 from stepscope.record.loop.loop import Loop
 from stepscope.record.loop.pattern import FORWARD_ENDS, OPTIMIZER
-from stepscope.record.own_frame import leave_out
 
 # The call of a module that the training loop makes, with our begin and end around it. The module keeps no trace of it.
 #

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from stepscope.contract import step_line as regions
 from stepscope.contract.step_line import ANOMALY_DETECTION
-from stepscope.record.failsafe import explain, say
+from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.hooks import backward, forward
 from stepscope.record.hooks.backward import GradientSync
 from stepscope.record.hooks.patches import Patches, after_import
@@ -30,7 +30,6 @@ from stepscope.record.loop.job_notes import BatchSize, JobNotes
 from stepscope.record.loop.loop import Loop
 from stepscope.record.loop.pattern import BACKWARD
 from stepscope.record.loop.steps import StepUnit
-from stepscope.record.own_frame import leave_out
 from stepscope.record.owners.loader_samples import SAMPLES
 
 # Mixed precision: a scaler's step is the optimizer's step, also when it finds infinities and skips it.

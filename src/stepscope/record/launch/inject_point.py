@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from stepscope.record.config import RecordConfig
-from stepscope.record.failsafe import say
-from stepscope.record.progress_notes import leave_word
+from stepscope.record.config import RecordConfig, set_kineto_settings
+from stepscope.record.failsafe import leave_word, say
 from stepscope.record.session import current
-from stepscope.record.window.kineto import set_kineto_settings
 
 _MIN_TORCH = (2, 4)
 
@@ -48,36 +46,28 @@ def begin() -> None:
 
 
 def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
-    from stepscope.record.session import Recorder, current
+    from stepscope.record.rank import place_of_process
+    from stepscope.record.session import Recorder
 
     if torch.utils.data.get_worker_info() is not None or current() is not None:
         return None
     recorder = Recorder.start(config)
-    for sampler in [*samplers, *_followers(config, recorder, hooks)]:
-        recorder.add_sampler(sampler)
-    return recorder
+    if config.track and place_of_process().rank == 0:
+        from stepscope.record.tracker import RunFollower
 
-
-def _followers(config: RecordConfig, recorder: Any, hooks: Any) -> list[Any]:
-    from stepscope.record.rank import place_of_process
-
-    if not config.track or place_of_process().rank != 0:
-        return []
-    from stepscope.record.run_follower import RunFollower
-
-    return [
-        RunFollower(
+        follower = RunFollower(
             list(config.track),
             folder=lambda: recorder.run_folder,
             world_size=lambda: place_of_process().world_size,
             batch=hooks.learned.batch,
         )
-    ]
+        samplers = [*samplers, follower]
+    for sampler in samplers:
+        recorder.add_sampler(sampler)
+    return recorder
 
 
 # Whether somebody else records this process: one recorder is enough, and two would cancel each other's profiler.
-
-_INJECTED = "stepscope.record.launch.inject_point"
 
 
 def already_recorded() -> bool:
@@ -87,5 +77,5 @@ def already_recorded() -> bool:
 
 def followed_from_outside() -> bool:
     """Return whether the hooks of `stepscope record` are in this process and mark steps and regions by themselves."""
-    config = RecordConfig.from_env() if _INJECTED in sys.modules else None
+    config = RecordConfig.from_env() if "stepscope.record.launch.inject_point" in sys.modules else None
     return config is not None and not config.only_set

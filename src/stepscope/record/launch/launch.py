@@ -7,30 +7,207 @@ Standard library only: torch is needed by the job, not here.
 """
 
 import ctypes
+import errno
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
-from stepscope.output_path import why_no_folder
-from stepscope.record.config import RecordConfig
+from stepscope.output_path import open_private, refuse_output, why_no_folder
+from stepscope.record.config import KINETO_SETTINGS, RecordConfig
+from stepscope.record.failsafe import DONE, ERRNO, FOLDERS, HELPER, SAID, SEEN_VARIABLE
 from stepscope.record.helper.claim import folders_of_launch
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
-from stepscope.record.launch.outcome import trouble_of_helpers
 from stepscope.record.launch.outside_tool import UNDER_TOOL, exported, is_one_process, keep_outputs, under_tool
 from stepscope.record.nccl_log import debug_environment
-from stepscope.record.progress_notes import FOLDERS, SAID, SEEN_VARIABLE
-from stepscope.record.window.kineto import KINETO_SETTINGS
+from stepscope.record.window.trace_file import is_alive
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run: which ranks left a step log, how many steps, and what became of the profiled window."""
+
+    folder: Path
+    ranks: tuple[int, ...]
+    steps: int  # in the log of the rank with the most
+    steps_ended: int  # of the rank with the most, whether their lines could be written or not
+    described: bool  # there is a run.json, written after the last step
+    traces: int
+    window: str | None  # the profiled steps of the run, e.g. "10-14"
+    trouble: str | None  # why there is no trace
+    not_written: str | None  # how often writing failed and what it cost
+    unit: str | None = None  # what one step is
+    warnings: tuple[str, ...] = ()
+
+
+def recorded_in(folder: Path) -> RecordedRun:
+    """Return what is in the folder so far."""
+    logs = sorted(folder.glob("rank*.steps.jsonl"))
+    ranks = tuple(rank for log in logs if (rank := rank_of(log.name)) is not None)
+    description = json_object_in(folder / RUN_JSON)
+    windows = description.get("windows") or []
+    of_ranks = list((description.get("ranks") or {}).values())
+    in_log = max((_steps(log) for log in logs), default=0)
+    per_rank = [w for window in windows for w in window["ranks"].values()]
+    written = [w for w in per_rank if w.get("status") == "written" and w["last_step"] > w["first_step"]]
+    return RecordedRun(
+        folder=folder,
+        ranks=ranks,
+        steps=in_log,
+        steps_ended=max((r["steps"]["count"] for r in of_ranks), default=in_log),
+        described=bool(description.get("finished")),
+        traces=len(list(folder.glob("rank*.pt.trace.json.gz"))),
+        window=f"{written[0]['first_step']}-{written[0]['last_step'] - 1}" if written else None,
+        trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
+        not_written=_not_written(of_ranks),
+        unit=description.get("step_unit"),
+        warnings=tuple(description.get("warnings") or ()),
+    )
+
+
+def _not_written(of_ranks: list[dict[str, Any]]) -> str | None:
+    failed = [r["writing"] for r in of_ranks if r.get("writing")]
+    if not failed:
+        return None
+    lines = sum(w["lost_lines"] for w in failed)
+    files = [name for w in failed for name in w["lost_files"]]
+    lost = [*([f"{lines} lines of the step logs"] if lines else []), *files]
+    writes = sum(w["failed_writes"] for w in failed)
+    what = f"lost: {', '.join(lost)}" if lost else "nothing was lost"
+    return f"writing failed {writes} times ({failed[0]['reason']}) and was tried again; {what}"
+
+
+def _steps(log: Path) -> int:
+    with log.open("rb") as f:
+        return max(0, sum(1 for _ in f) - 1)  # the first line is the header
+
+
+def trouble_of_helpers(seen: Path) -> str | None:
+    """Return why a helper process has not written its run, after a moment for those of killed processes."""
+    until = time.monotonic() + 10.0
+    while any(words == {""} and is_alive(pid) for pid, words in _helpers(seen)) and time.monotonic() < until:
+        time.sleep(0.05)
+    helpers = _helpers(seen)
+    numbers = [int(word.removeprefix(ERRNO)) for _, words in helpers for word in words if word.startswith(ERRNO)]
+    unfinished = [pid for pid, words in helpers if DONE not in words]
+    at_work = any(map(is_alive, unfinished))
+    if errno.ENOENT in numbers:
+        return "the run folder or its step log was removed while the job ran"
+    if numbers:
+        then = "a helper process keeps trying for a minute" if at_work else "what was not written is lost"
+        return f"writing failed: {os.strerror(numbers[0])}; {then}"
+    if not unfinished:
+        return None
+    return f"the helper process that writes the run {'is still at work' if at_work else 'was killed'}"
+
+
+def _helpers(seen: Path) -> list[tuple[int, set[str]]]:
+    found: dict[int, set[str]] = {}
+    for path in sorted(seen.glob(f"{HELPER}*")):
+        pid, _, word = path.name.removeprefix(HELPER).partition(".")
+        found.setdefault(int(pid), set()).add(word)
+    return list(found.items())
+
+
+_ASKED_S = 10.0
+_PROC = Path("/proc")
+
+
+class BoundedRun:
+    """How to run one job; call it with the command and its environment."""
+
+    def __init__(self, output: Path, *, limit_s: float, run_id: str) -> None:
+        self.timed_out = False
+        self._output, self._limit_s, self._run_id = output, limit_s, run_id
+
+    def __call__(self, command: Sequence[str], env: dict[str, str]) -> int:
+        refuse_output(self._output)
+        with os.fdopen(open_private(self._output), "wb") as said, _sigterm_raises():
+            out = said.fileno()
+            job = _popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            try:
+                return job.wait(timeout=self._limit_s)
+            except subprocess.TimeoutExpired:
+                self.timed_out = True
+                return _end(job)
+            finally:
+                if job.poll() is None:
+                    _end(job)
+                _end_left_behind(self._run_id)
+
+
+def _popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(command, **options)
+    except OSError as e:
+        raise UsageError(f"cannot run {command[0]!r}: {e.strerror}; check its name") from e
+
+
+def _end_left_behind(run_id: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in processes_of(run_id):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        until = time.monotonic() + _ASKED_S
+        while processes_of(run_id) and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def processes_of(run_id: str) -> list[int]:
+    """Return the processes whose environment holds the launch's id."""
+    if not _PROC.is_dir():
+        return []
+    wanted, own = run_id.encode(), os.getpid()
+    numbers = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return [pid for pid in numbers if pid != own and wanted in _environment(pid)]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # it has ended, or is somebody else's
+        return b""
+
+
+def _end(job: "subprocess.Popen[bytes]") -> int:
+    with suppress(ProcessLookupError):
+        job.terminate()
+    try:
+        return job.wait(timeout=_ASKED_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        return job.wait()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not on the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 # Pass a signal on to the job if, and only if, it did not reach the job by itself.
 #
@@ -44,7 +221,6 @@ _PASSED = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
     if hasattr(signal, name)
 )
-_CANARY_S = 0.1
 
 
 @contextmanager
@@ -83,12 +259,20 @@ class Canary:
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._pipe)
-            _wait_and_report(there)
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED)
+                parent = os.getppid()
+                while os.getppid() == parent:
+                    got = signal.sigtimedwait(_PASSED, 1.0)
+                    if got is not None:
+                        os.write(there, bytes([got.si_signo]))
+            finally:
+                os._exit(0)
         os.close(there)
 
     def got(self, number: int) -> bool:
         """Return whether the canary got this signal as well, just now."""
-        while select.select([self._pipe], [], [], _CANARY_S)[0]:
+        while select.select([self._pipe], [], [], 0.1)[0]:
             said = os.read(self._pipe, 1)
             if not said:
                 return False
@@ -97,31 +281,14 @@ class Canary:
         return False
 
     def end(self) -> None:
-        """End the canary."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._pipe)
 
 
-def _wait_and_report(there: int) -> None:
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED)
-        parent = os.getppid()
-        while os.getppid() == parent:
-            got = signal.sigtimedwait(_PASSED, 1.0)
-            if got is not None:
-                os.write(there, bytes([got.si_signo]))
-    finally:
-        os._exit(0)
-
-
 INJECT = Path(__file__).parent / "inject"
-_AT_START = dict(KINETO_SETTINGS)  # what the job sets itself holds
-_LINUX = sys.platform == "linux"
-_PR_SET_PDEATHSIG = 1
 _PYTHON = re.compile(r"^python[\d.]*$")
 _DEAF = re.compile(r"^-[a-zA-Z]*[IES]")
-_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
 @dataclass(frozen=True)
@@ -156,7 +323,10 @@ def launch(
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
         exit_code = (run or _run)(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
         trouble = trouble_of_helpers(seen) if seen is not None else None
-        folders = _folders(config, seen)
+        files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
+        told = [Path(line) for file in files for line in file.read_text().splitlines()]
+        folders = tuple(sorted({*told, *folders_of_launch(config.out, str(config.run_id))}))
+        outputs = keep_outputs(config, folders) if config.outside_tool is not None else []
         return LaunchOutcome(
             exit_code,
             folders=folders,
@@ -164,16 +334,11 @@ def launch(
             torch_seen=seen is None or (seen / "torch").exists(),
             said=seen is not None and any(seen.glob(f"{SAID}*")),
             trouble=trouble,
-            outputs=_outputs(config, folders),
+            outputs=(*outputs, *exported(outputs)),
         )
     finally:
         if seen is not None:
             remove_scratch(seen)
-
-
-def _outputs(config: RecordConfig, folders: Sequence[Path]) -> tuple[Path, ...]:
-    kept = keep_outputs(config, folders) if config.outside_tool is not None else []
-    return (*kept, *exported(kept))
 
 
 def _seen_folder() -> Path | None:
@@ -187,7 +352,7 @@ def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[st
     """Return the environment in which every Python process records itself."""
     path = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     debug = debug_environment(config.debug, environ=environ).variables
-    return {**_AT_START, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
+    return {**KINETO_SETTINGS, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _with_outside_folder(config: RecordConfig) -> RecordConfig:
@@ -209,7 +374,7 @@ def deaf_option(command: Sequence[str]) -> str | None:
         if not _PYTHON.match(Path(word).name):
             continue
         for option in words:
-            if option in _TAKES_VALUE:
+            if option in ("-X", "-W", "--check-hash-based-pycs"):
                 next(words, None)
             elif not option.startswith("-") or option in ("-m", "-c", "-"):
                 break
@@ -232,21 +397,10 @@ def why_not_writable(out: str) -> str | None:
 
 def _run(command: Sequence[str], env: dict[str, str]) -> int:
     with _pass_signals() as job_started:
-        try:
-            job = subprocess.Popen(command, env=env, preexec_fn=_end_with_launcher if _LINUX else None)
-        except OSError as e:
-            raise UsageError(f"cannot run {command[0]!r}: {e.strerror}; check its name") from e
+        job = _popen(command, env=env, preexec_fn=_end_with_launcher if sys.platform == "linux" else None)
         job_started(job)
         return job.wait()
 
 
 def _end_with_launcher() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _folders(config: RecordConfig, seen: Path | None) -> tuple[Path, ...]:
-    assert config.run_id is not None
-    files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
-    told = [Path(line) for file in files for line in file.read_text().splitlines()]
-    found = [*told, *folders_of_launch(config.out, config.run_id)]
-    return tuple(sorted(set(found)))
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

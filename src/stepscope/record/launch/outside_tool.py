@@ -23,7 +23,6 @@ from stepscope.record.rank import place_by_variables
 
 UNDER_TOOL = "STEPSCOPE_UNDER_TOOL"
 # of each output; what is not exported by then stays as the tool wrote it
-_MAX_EXPORT_S = 600
 _EXPORTED_AS = {".nsys-rep": "nsys.sqlite", ".ncu-rep": "ncu.csv"}
 _NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _STARTS_RANKS = {
@@ -99,7 +98,7 @@ def _exported(output: Path) -> Path | None:
     try:
         with os.fdopen(open_private(part if ending == "ncu.csv" else os.devnull), "wb") as said:
             subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, timeout=_MAX_EXPORT_S,
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, timeout=600,
                 env={**os.environ, "LC_ALL": "C"}, check=True, umask=0o077,
             )  # fmt: skip
         part.replace(target)

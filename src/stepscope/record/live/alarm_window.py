@@ -7,6 +7,7 @@ collective is called. Between two pulls lies a pause, a job has a few of them at
 once. One that rises in the pause waits for its end, and is dropped where it falls before.
 """
 
+import json
 import math
 import secrets
 import statistics
@@ -33,21 +34,56 @@ from stepscope.contract.live import (
     regression_state,
 )
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import WARMUP
-from stepscope.record.log_tail import LogTail, waited_ns
+from stepscope.contract.step_line import GRADIENT_SYNC, WARMUP
 from stepscope.record.step_statistics import error_of_median
 from stepscope.units import NS_PER_MS, ms
 
+
+class LogTail:
+    """One rank's log from its beginning; `read` goes on where it ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the steps that are new; a last line that is still being written waits for the next time."""
+        try:
+            with self._path.open("rb") as f:
+                f.seek(self._at)
+                data = f.read(4 << 20)
+        except OSError:  # not there yet, or on storage that fails for a while
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return [step for line in whole.splitlines() if (step := _step(line)) is not None]
+
+
+def waited_ns(step: Mapping[str, Any]) -> int | None:
+    """Return how long a step waited for the other ranks' gradients; None where that was not measured.
+
+    Where steps are short their regions are timed in a few of them only.
+    """
+    regions = step.get("regions")
+    sync = regions.get(GRADIENT_SYNC) if isinstance(regions, Mapping) else None
+    ns = sync.get("ns") if isinstance(sync, Mapping) else None
+    return ns if isinstance(ns, int) and not isinstance(ns, bool) else None
+
+
+def _step(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        return None
+    return found if isinstance(found.get("dur_ns"), int) else None
+
+
 # of every rank; ten of two equal ranks on a busy machine look unequal three times in a row too often
 STEPS_PER_LOOK = 20
-_PERIOD_S = 2.0
-_PERIOD_PER_RANK_S = 0.01  # a thousand logs on shared storage are read less often
 # at the start and after a window: no others are held against them
 _SETTLING_STEPS = 10
 _FIRST_STEPS = 50
-_ERRORS = 2.0
-# steps of a rank between two looks that count
-_MAX_KEPT = 500
 
 Line = Mapping[str, Any]
 # step and time in ms
@@ -55,7 +91,7 @@ Series = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
-class Risen(Change):
+class RaisedAlarm(Change):
     """An alarm that rises, and the step since when it has been so."""
 
     since: int = 0
@@ -66,11 +102,11 @@ class AlarmWindow:
 
     def __init__(self, *, steps: int, world_size: int, pause_s: float, max_windows: int) -> None:
         self._steps, self._pause_s, self._left = steps, pause_s, max_windows
-        self._period_s = _PERIOD_S + world_size * _PERIOD_PER_RANK_S
+        self._period_s = 2.0 + world_size * 0.01
         self._ranks = range(world_size)
         self._tails: list[LogTail] = []
         self._judge = JobAlarms(world_size)
-        self._waiting: dict[Key, Risen] = {}  # alarms that no window has been pulled for
+        self._waiting: dict[Key, RaisedAlarm] = {}  # alarms that no window has been pulled for
         self._next_look_s = 0.0
         self._next_pull_s = 0.0
 
@@ -83,11 +119,10 @@ class AlarmWindow:
         self.hear(self._judge.take({rank: tail.read() for rank, tail in enumerate(self._tails)}))
         return self.pull(now_s) if is_free else None
 
-    def hear(self, changes: Sequence[Risen | Change]) -> None:
-        """Take in alarms that rise or fall."""
+    def hear(self, changes: Sequence[RaisedAlarm | Change]) -> None:
         for change in changes:
             key = (change.kind, change.rank)
-            if isinstance(change, Risen):
+            if isinstance(change, RaisedAlarm):
                 self._waiting[key] = change
             else:
                 self._waiting.pop(key, None)
@@ -116,21 +151,21 @@ class JobAlarms:
         self._waits = [False] * world_size  # whether a rank is known to wait for gradients at all
         self._to_settle = _SETTLING_STEPS
         self._first_ns: list[int] = []
-        self._looks: deque[_Look] = deque(maxlen=LOOKS + 1)
+        # own times by rank, step times of rank 0
+        self._looks: deque[tuple[Mapping[int, Series], Series]] = deque(maxlen=LOOKS + 1)
 
-    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[Risen | Change]:
-        """Return the alarms that rise or fall."""
+    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[RaisedAlarm | Change]:
         for rank, new in lines.items():
             self._waits[rank] = self._waits[rank] or any(waited_ns(line) is not None for line in new)
-            self._new[rank] += [line for line in new if _counts(line)]
-            del self._new[rank][:-_MAX_KEPT]
+            self._new[rank] += [line for line in new if line["step"] >= _SETTLING_STEPS and _is_plain(line)]
+            del self._new[rank][:-500]
         self._take_first(lines.get(0, ()))
         own_ms = {rank: self._own_ms(rank) for rank in range(len(self._new))}
         if not all(len(times) >= STEPS_PER_LOOK for times in own_ms.values()):
             return []
-        look = _Look(own_ms, [(line["step"], line["dur_ns"] / NS_PER_MS) for line in self._new[0]])
-        self._looks.append(look)
-        changes = self._alarms.update(look.newest, {**_straggler_states(own_ms), **self._regression()})
+        self._looks.append((own_ms, [(line["step"], line["dur_ns"] / NS_PER_MS) for line in self._new[0]]))
+        newest = min(times[-1][0] for times in own_ms.values())
+        changes = self._alarms.update(newest, {**_straggler_states(own_ms), **self._regression()})
         self._new = [[] for _ in self._new]
         return [self._dated(change) if change.rises else change for change in changes]
 
@@ -155,34 +190,23 @@ class JobAlarms:
         words = f"steps take {ms(now_ns):.1f} ms, {ms(first_ns):.1f} ms at first ({now_ns / first_ns:.2f} x)"
         return {(REGRESSION, None): (regression_state(now_ns, first_ns), words)}
 
-    def _dated(self, change: Change) -> Risen:
+    def _dated(self, change: Change) -> RaisedAlarm:
         if change.rank is None:
-            times = [pair for look in self._looks for pair in look.steps_ms]
-            good_ms, now_ms = statistics.median(self._first_ns) / NS_PER_MS, _median(self._looks[-1].steps_ms)
+            times = [pair for _, steps_ms in self._looks for pair in steps_ms]
+            good_ms, now_ms = statistics.median(self._first_ns) / NS_PER_MS, _median(self._looks[-1][1])
         else:
-            times = [pair for look in self._looks for pair in look.own_ms[change.rank]]
-            newest = {rank: _median(of_rank) for rank, of_rank in self._looks[-1].own_ms.items()}
+            times = [pair for own_ms, _ in self._looks for pair in own_ms[change.rank]]
+            newest = {rank: _median(of_rank) for rank, of_rank in self._looks[-1][0].items()}
             now_ms = newest.pop(change.rank)
             good_ms = statistics.median(newest.values())
         since = _step_of_change(times, (good_ms + now_ms) / 2)
-        return Risen(change.kind, change.rank, True, change.text, since=since)
-
-
-@dataclass(frozen=True)
-class _Look:
-    own_ms: Mapping[int, Series]
-    #: of rank 0
-    steps_ms: Series
-
-    @property
-    def newest(self) -> int:
-        return min(times[-1][0] for times in self.own_ms.values())
+        return RaisedAlarm(change.kind, change.rank, True, change.text, since=since)
 
 
 def _step_of_change(times: Series, bound: float) -> int:
     """Return the step from which on times are above a bound: the start with the most above and the fewest below it.
 
-    >>> step_of_change([(7, 1.0), (8, 9.0), (9, 1.0), (10, 9.0), (11, 9.0), (12, 1.0), (13, 9.0)], 5.0)
+    >>> _step_of_change([(7, 1.0), (8, 9.0), (9, 1.0), (10, 9.0), (11, 9.0), (12, 1.0), (13, 9.0)], 5.0)
     10
     """
     best, total, since = 0, 0, times[-1][0]
@@ -200,23 +224,21 @@ def _median(times: Series) -> float:
 def _straggler_states(own_ms: Mapping[int, Series]) -> dict[Key, tuple[str, str]]:
     scores = rank_scores({rank: _median(times) for rank, times in own_ms.items()})
     errors_ms = {rank: error_of_median([time for _, time in times]) for rank, times in own_ms.items()}
-    return {(STRAGGLER, score.rank): (_state(score, errors_ms), _words(score)) for score in scores}
+    return {
+        (STRAGGLER, score.rank): (
+            _state(score, errors_ms),
+            f"rank {score.rank} is {score.late_ms:.2f} ms late per step ({score.slowdown:.2f} x the others)",
+        )
+        for score in scores
+    }
 
 
 def _state(score: RankScore, errors_ms: Mapping[int, float]) -> str:
     others = [error for rank, error in errors_ms.items() if rank != score.rank]
     error_ms = math.hypot(errors_ms[score.rank], statistics.fmean(others) / math.sqrt(len(others)))
-    if score.straggler and score.late_ms > _ERRORS * error_ms:
+    if score.straggler and score.late_ms > 2 * error_ms:
         return BAD
     return GOOD if score.slowdown < GOOD_SLOWDOWN else BETWEEN
-
-
-def _words(score: RankScore) -> str:
-    return f"rank {score.rank} is {score.late_ms:.2f} ms late per step ({score.slowdown:.2f} x the others)"
-
-
-def _counts(line: Line) -> bool:
-    return bool(line["step"] >= _SETTLING_STEPS) and _is_plain(line)
 
 
 def _is_plain(line: Line) -> bool:

@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
@@ -22,17 +22,11 @@ from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.errors import UsageError
 from stepscope.version import __version__
 
-# What the lines of a rank's step log sum to, as metrics: the same numbers for Prometheus and OpenTelemetry.
-#
-# Each has one name per convention (`stepscope_steps_total`, `stepscope.steps`), a base unit (seconds, bytes) and a
-# kind.
-# A sum only grows; a gauge is the newest value. What was never in a line is left out, not 0. Each line counts once, so
-# at
-# any moment the metrics are the sums over the step log up to the line before.
+# Metrics of a rank: sums over its step log so far, under one name per convention (`stepscope_steps_total`,
+# `stepscope.steps`). What was never in a line is left out, not 0.
 
 SUM, GAUGE, HISTOGRAM = "sum", "gauge", "histogram"
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_MAX_REGIONS = 100
 _MAX_NAME = 100
 
 Labels = tuple[tuple[str, str], ...]
@@ -40,7 +34,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric by its OpenTelemetry name; `prometheus.prometheus_name` has the other."""
+    """One metric by its OpenTelemetry name; Prometheus has underscores and the unit."""
 
     name: str
     kind: str
@@ -49,34 +43,35 @@ class Metric:
     help: str
 
 
-_STEPS = Metric("stepscope.steps", SUM, "{step}", "Training steps that ended.")
-_PROFILED = Metric("stepscope.profiled_steps", SUM, "{step}", "Steps that ran under the profiler.")
-_DURATION = Metric("stepscope.step.duration", HISTOGRAM, "s", "Time of a step without the profiler.")
-_REGION = Metric("stepscope.region.time", SUM, "s", "Time in a region of the step, without regions inside it.")
-_OWN_TIME = Metric("stepscope.own.time", SUM, "s", "Steps less the wait for other ranks' gradients, where it is known.")
-_OWN_STEPS = Metric("stepscope.own.steps", SUM, "{step}", "Steps that stepscope.own.time is the sum of.")
-_STEP = Metric("stepscope.step.number", GAUGE, "{step}", "Number of the last step that ended.")
-_STEP_AT = Metric("stepscope.step.timestamp", GAUGE, "s", "When the last step ended, since 1970.")
-_HOST_BYTES = Metric("stepscope.memory.host", GAUGE, "By", "Resident memory of the training process.")
-_ALLOCATED = Metric("stepscope.memory.allocated", GAUGE, "By", "Device memory held by tensors.")
-_RESERVED = Metric("stepscope.memory.reserved", GAUGE, "By", "Device memory held by the allocator.")
-_PEAK = Metric("stepscope.memory.peak_allocated", GAUGE, "By", "Most device memory ever held by tensors.")
-_RETRIES = Metric("stepscope.memory.allocator_retries", SUM, "{retry}", "Allocations that had to empty the cache.")
-_COLLECTIVES = Metric("stepscope.collectives", SUM, "{collective}", "Collectives that were issued.")
-_COLLECTIVE_BYTES = Metric("stepscope.collective.size", SUM, "By", "Bytes of collectives, where they are known.")
-_SAMPLES = Metric("stepscope.samples", SUM, "{sample}", "Samples of this rank, where its loop tells.")
-_TOKENS = Metric("stepscope.tokens", SUM, "{token}", "Tokens of this rank, where its loop tells.")
-_FLOPS = Metric("stepscope.flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted.")
-_STALL = Metric("stepscope.stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise.")
-
-_MEMORY = {"host_bytes": _HOST_BYTES, "allocated_bytes": _ALLOCATED, "reserved_bytes": _RESERVED}
-_PEAKS = {"peak_allocated_bytes": _PEAK, "allocator_retries": _RETRIES}
-_PER_STEP = {"samples_per_step": _SAMPLES, "tokens_per_step": _TOKENS}
+_METRICS = {
+    name: Metric(f"stepscope.{name}", kind, unit, help)
+    for name, kind, unit, help in (
+        ("steps", SUM, "{step}", "Training steps that ended."),
+        ("profiled_steps", SUM, "{step}", "Steps that ran under the profiler."),
+        ("step.duration", HISTOGRAM, "s", "Time of a step without the profiler."),
+        ("region.time", SUM, "s", "Time in a region of the step, without regions inside it."),
+        ("own.time", SUM, "s", "Steps less the wait for other ranks' gradients, where it is known."),
+        ("own.steps", SUM, "{step}", "Steps that stepscope.own.time is the sum of."),
+        ("step.number", GAUGE, "{step}", "Number of the last step that ended."),
+        ("step.timestamp", GAUGE, "s", "When the last step ended, since 1970."),
+        ("memory.host", GAUGE, "By", "Resident memory of the training process."),
+        ("memory.allocated", GAUGE, "By", "Device memory held by tensors."),
+        ("memory.reserved", GAUGE, "By", "Device memory held by the allocator."),
+        ("memory.peak_allocated", GAUGE, "By", "Most device memory ever held by tensors."),
+        ("memory.allocator_retries", SUM, "{retry}", "Allocations that had to empty the cache."),
+        ("collectives", SUM, "{collective}", "Collectives that were issued."),
+        ("collective.size", SUM, "By", "Bytes of collectives, where they are known."),
+        ("samples", SUM, "{sample}", "Samples of this rank, where its loop tells."),
+        ("tokens", SUM, "{token}", "Tokens of this rank, where its loop tells."),
+        ("flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted."),
+        ("stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise."),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values were up to each bound, all together, and their sum."""
+    """Number of values in each bucket, and their sum."""
 
     #: by bucket, not cumulative; the last is of values above all bounds
     counts: tuple[int, ...]
@@ -91,94 +86,86 @@ class Metrics:
     """The sums of one rank so far; lines come from one thread, others may read."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[Metric, Labels], float | int] = {}
-        self._gauges: dict[Metric, float | int] = {}
+        self._sums: dict[str, int] = {}
+        self._gauges: dict[str, float | int] = {}
         self._buckets = [0] * (len(BUCKETS_S) + 1)
         self._total_s = 0.0
         self._regions_ns: dict[str, int] = {}
         self._own_ns = 0
-        self._per_step: dict[Metric, int] = {}
+        self._per_step: dict[str, int] = {}
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Take in what a rank knows of its job: what one step has of samples, tokens and operations."""
-        for name, metric in _PER_STEP.items():
-            if _is_count(facts.get(name)):
-                self._per_step[metric] = facts[name]
         flops = facts.get("flops")
-        if isinstance(flops, Mapping) and _is_count(flops.get("total")):
-            self._per_step[_FLOPS] = flops["total"]
+        found = {
+            "samples": facts.get("samples_per_step"),
+            "tokens": facts.get("tokens_per_step"),
+            "flops": flops.get("total") if isinstance(flops, Mapping) else None,
+        }
+        self._per_step.update({name: value for name, value in found.items() if _is_count(value)})
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Take in one line of the step log; others are passed over."""
         step, dur_ns = line.get("step"), line.get("dur_ns")
         if not _is_count(step) or not _is_count(dur_ns):
             return
-        assert isinstance(step, int) and isinstance(dur_ns, int)
-        self._add(_STEPS, 1)
-        self._gauges[_STEP] = step
+        self._add("steps", 1)
+        self._gauges["step.number"] = step
         if _is_count(line.get("end_ns")):
-            self._gauges[_STEP_AT] = line["end_ns"] / 1e9
-        for metric, amount in self._per_step.items():
-            self._add(metric, amount)
+            self._gauges["step.timestamp"] = line["end_ns"] / 1e9
+        for name, amount in self._per_step.items():
+            self._add(name, amount)
         if line.get("profiled"):
-            self._add(_PROFILED, 1)
+            self._add("profiled_steps", 1)
         else:
             self._buckets[bisect_left(BUCKETS_S, dur_ns / 1e9)] += 1
             self._total_s += dur_ns / 1e9
-        self._add_regions(line.get("regions"), dur_ns, profiled=bool(line.get("profiled")))
-        self._add_memory(line.get("memory"))
-        self._add_collectives(line.get("collectives"))
+        self._add_regions(_mapping(line.get("regions")), dur_ns, profiled=bool(line.get("profiled")))
+        memory = _mapping(line.get("memory"))
+        for name in ("host", "allocated", "reserved"):
+            if _is_count(value := memory.get(f"{name}_bytes")):
+                self._gauges[f"memory.{name}"] = value
+        for name, field in (("peak_allocated", "peak_allocated_bytes"), ("allocator_retries", "allocator_retries")):
+            if _is_count(value := memory.get(field)):
+                self._gauges[f"memory.{name}"] = max(self._gauges.get(f"memory.{name}", 0), value)
+        collectives = _mapping(line.get("collectives"))
+        for name, field in (("collectives", "count"), ("collective.size", "bytes")):
+            if _is_count(value := collectives.get(field)):
+                self._add(name, value)
 
     def samples(self, *, stall_s: Callable[[], float] = lambda: 0.0) -> list[Sample]:
         """Return every metric that is known, with its labels and value."""
-        found: list[Sample] = [(metric, labels, value) for (metric, labels), value in list(self._sums.items())]
-        if _STEP in self._gauges:
-            found.append((_DURATION, (), Histogram(tuple(self._buckets), self._total_s)))
-        found += [(_REGION, (("region", name),), ns / 1e9) for name, ns in list(self._regions_ns.items())]
-        if any(metric is _OWN_STEPS for metric, _, _ in found):
-            found.append((_OWN_TIME, (), self._own_ns / 1e9))
-        found += [(metric, (), value) for metric, value in list(self._gauges.items())]
-        return [*found, (_STALL, (), stall_s())]
+        found: list[tuple[str, Labels, Value]] = [(name, (), value) for name, value in list(self._sums.items())]
+        if "step.number" in self._gauges:
+            found.append(("step.duration", (), Histogram(tuple(self._buckets), self._total_s)))
+        found += [("region.time", (("region", name),), ns / 1e9) for name, ns in list(self._regions_ns.items())]
+        if "own.steps" in self._sums:
+            found.append(("own.time", (), self._own_ns / 1e9))
+        found += [(name, (), value) for name, value in list(self._gauges.items())]
+        found.append(("stall.duration", (), stall_s()))
+        return [(_METRICS[name], labels, value) for name, labels, value in found]
 
-    def _add_regions(self, regions: object, dur_ns: int, *, profiled: bool) -> None:
-        if not isinstance(regions, Mapping):
-            return
+    def _add_regions(self, regions: Mapping[str, Any], dur_ns: int, *, profiled: bool) -> None:
         for name, region in regions.items():
-            ns = region.get("ns") if isinstance(region, Mapping) else None
-            is_known = isinstance(name, str) and (name in self._regions_ns or len(self._regions_ns) < _MAX_REGIONS)
+            ns = _mapping(region).get("ns")
+            is_known = isinstance(name, str) and (name in self._regions_ns or len(self._regions_ns) < 100)
             if is_known and _is_count(ns):
-                self._regions_ns[name[:_MAX_NAME]] = self._regions_ns.get(name[:_MAX_NAME], 0) + int(ns or 0)
-        waited = regions.get(GRADIENT_SYNC)
-        waited_ns = waited.get("ns") if isinstance(waited, Mapping) else None
+                self._regions_ns[name[:_MAX_NAME]] = self._regions_ns.get(name[:_MAX_NAME], 0) + ns
+        waited_ns = _mapping(regions.get(GRADIENT_SYNC)).get("ns")
         if _is_count(waited_ns) and not profiled:
-            self._add(_OWN_STEPS, 1)
-            self._own_ns += dur_ns - int(waited_ns or 0)
+            self._add("own.steps", 1)
+            self._own_ns += dur_ns - waited_ns
 
-    def _add_memory(self, memory: object) -> None:
-        if isinstance(memory, Mapping):
-            for name, metric in _MEMORY.items():
-                if _is_count(memory.get(name)):
-                    self._gauges[metric] = memory[name]
-            for name, metric in _PEAKS.items():
-                if _is_count(memory.get(name)):
-                    self._gauges[metric] = max(self._gauges.get(metric, 0), memory[name])
-
-    def _add_collectives(self, collectives: object) -> None:
-        if isinstance(collectives, Mapping):
-            if _is_count(collectives.get("count")):
-                self._add(_COLLECTIVES, collectives["count"])
-            if _is_count(collectives.get("bytes")):
-                self._add(_COLLECTIVE_BYTES, collectives["bytes"])
-
-    def _add(self, metric: Metric, amount: int) -> None:
-        self._sums[metric, ()] = self._sums.get((metric, ()), 0) + amount
+    def _add(self, name: str, amount: int) -> None:
+        self._sums[name] = self._sums.get(name, 0) + amount
 
 
-def _is_count(value: object) -> bool:
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-_SERVICE = "stepscope"
 
 
 class Export:
@@ -193,28 +180,29 @@ class Export:
         self._stall_s = stall_s
         self._host = settings.get("host", "")
         self._attempt = str(settings.get("attempt", "0"))
-        self._metrics = Metrics()
+        self.metrics = Metrics()
         self._endpoint: Any = None
         self._push: Any = None
         self._trouble: str | None = None
         try:
-            self._start(settings)
+            if settings.get("metrics"):
+                self._endpoint = Endpoint(settings["metrics"], self._text, local_rank=settings.get("local_rank", 0))
+            if settings.get("otlp"):
+                self._push = OtlpPush(
+                    settings["otlp"],
+                    self._samples,
+                    resource=self._resource,
+                    period_s=settings.get("otlp_period_s", 10.0),
+                )
         except UsageError as e:  # said before the job started; here it can only be from another launcher
             self._trouble = str(e)
-
-    def line(self, line: Mapping[str, Any]) -> None:
-        """Take in one line of the step log."""
-        self._metrics.line(line)
-
-    def facts(self, facts: Mapping[str, Any]) -> None:
-        """Take in what a rank knows of its job."""
-        self._metrics.facts(facts)
 
     def state(self) -> dict[str, Any]:
         """Return where the metrics are to be had, and what failed; for the rank's facts."""
         return {
             "metrics_url": self._endpoint.url if self._endpoint is not None else None,
-            "trouble": self._trouble or _trouble(self._endpoint) or _trouble(self._push),
+            "trouble": self._trouble
+            or next((part.trouble for part in (self._endpoint, self._push) if part is not None and part.trouble), None),
         }
 
     def end(self) -> None:
@@ -224,27 +212,15 @@ class Export:
         if self._endpoint is not None:
             self._endpoint.end()
 
-    def _start(self, settings: Mapping[str, Any]) -> None:
-        if settings.get("metrics"):
-            self._endpoint = Endpoint(settings["metrics"], self._text, local_rank=settings.get("local_rank", 0))
-        if settings.get("otlp"):
-            self._push = OtlpPush(
-                settings["otlp"],
-                self._samples,
-                resource=self._resource,
-                period_s=settings.get("otlp_period_s", 10.0),
-            )
-
     def _samples(self) -> list[Sample]:
-        return self._metrics.samples(stall_s=self._stall_s)
+        return self.metrics.samples(stall_s=self._stall_s)
 
     def _text(self) -> str:
-
         return prometheus_text(self._samples(), labels=(("run", self.run), ("rank", str(self._rank))))
 
     def _resource(self) -> Labels:
         return (
-            ("service.name", _SERVICE),
+            ("service.name", "stepscope"),
             ("host.name", self._host),
             ("stepscope.run.name", self.run),
             ("stepscope.rank", str(self._rank)),
@@ -253,36 +229,25 @@ class Export:
         )
 
 
-def _trouble(part: Any) -> str | None:
-    found: str | None = part.trouble if part is not None else None
-    return found
+# Metrics pushed to an OpenTelemetry collector: OTLP over HTTP, as JSON. Every push has all sums again, so a failed
+# one loses nothing. Credentials are in `OTEL_EXPORTER_OTLP_HEADERS`, as for other programs.
 
-
-# Metrics pushed to an OpenTelemetry collector: OTLP over HTTP, as JSON, by the standard library.
-#
-#     POST http://HOST:4318/v1/metrics        every few seconds, on a thread of the helper process
-#
-# A collector that is slow, gone or refuses costs its thread a few seconds, and the next push has all sums again. What
-# a
-# collector wants for a password stands in `OTEL_EXPORTER_OTLP_HEADERS` (`name=value,name=value`), as for other
-# programs.
-
-_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _PATH = "/v1/metrics"
-_TIMEOUT_S = 5.0
-_LAST_PUSH_S = 1.0
-_CUMULATIVE = 2
 
 
 def otlp_request(samples: Sequence[Sample], *, resource: Labels, start_ns: int, now_ns: int) -> dict[str, Any]:
     """Return the body of an export: these samples of one resource (`service.name`, rank, run)."""
-    by_metric: dict[Metric, list[Sample]] = {}
-    for sample in samples:
-        by_metric.setdefault(sample[0], []).append(sample)
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(now_ns)}
-    metrics = [_metric(metric, found, times) for metric, found in by_metric.items()]
+    metrics = [_metric(metric, found, times) for metric, found in _by_metric(samples).items()]
     scope = {"scope": {"name": "stepscope", "version": __version__}, "metrics": metrics}
     return {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
+
+
+def _by_metric(samples: Sequence[Sample]) -> dict[Metric, list[Sample]]:
+    found: dict[Metric, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample[0], []).append(sample)
+    return found
 
 
 def _metric(metric: Metric, found: Sequence[Sample], times: Mapping[str, str]) -> dict[str, Any]:
@@ -290,18 +255,16 @@ def _metric(metric: Metric, found: Sequence[Sample], times: Mapping[str, str]) -
     about = {"name": metric.name, "unit": metric.unit, "description": metric.help}
     if metric.kind == GAUGE:
         return {**about, "gauge": {"dataPoints": points}}
-    kind = "histogram" if isinstance(found[0][2], Histogram) else "sum"
-    grows = {"isMonotonic": True} if kind == "sum" else {}
-    return {**about, kind: {"dataPoints": points, "aggregationTemporality": _CUMULATIVE, **grows}}
+    grows = {"isMonotonic": True} if metric.kind == SUM else {}
+    return {**about, metric.kind: {"dataPoints": points, "aggregationTemporality": 2, **grows}}
 
 
 def _value(value: float | int | Histogram) -> dict[str, Any]:
     if isinstance(value, Histogram):
-        counts = [str(count) for count in value.counts]
         return {
             "count": str(sum(value.counts)),
             "sum": value.total,
-            "bucketCounts": counts,
+            "bucketCounts": [str(count) for count in value.counts],
             "explicitBounds": list(BUCKETS_S),
         }
     return {"asInt": str(value)} if isinstance(value, int) else {"asDouble": value}
@@ -348,27 +311,25 @@ class OtlpPush:
         self._period_s = period_s
         self._start_ns = time.time_ns()
         self._over = threading.Event()
-        self._headers = headers_in(os.environ.get(_HEADERS, ""))
+        self._headers = headers_in(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         self._thread = threading.Thread(target=self._push_all, name="otlp", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Push once more; a collector that hangs does not hold up the end of the job."""
         self._over.set()
-        self._thread.join(_LAST_PUSH_S)
+        self._thread.join(1.0)
 
     def _push_all(self) -> None:
-        while True:
-            is_last = self._over.wait(self._period_s)
+        while not self._over.wait(self._period_s):
             self._push()
-            if is_last:
-                return
+        self._push()
 
     def _push(self) -> None:
         host, port, secure, path = self._to
         body = otlp_request(self._samples(), resource=self._resource(), start_ns=self._start_ns, now_ns=time.time_ns())
         make = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = make(host, port, timeout=_TIMEOUT_S)
+        connection = make(host, port, timeout=5.0)
         try:
             headers = {"Content-Type": "application/json", **self._headers}
             connection.request("POST", path, json.dumps(body).encode(), headers)
@@ -388,28 +349,19 @@ class OtlpPush:
 # stepscope.step.duration in s   ->  stepscope_step_duration_seconds_bucket, _sum, _count
 # stepscope.collective.size      ->  stepscope_collective_size_bytes_total
 
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_UNITS = {"s": "_seconds", "By": "_bytes"}
-
-
-def _prometheus_name(metric: Metric) -> str:
-    name = metric.name.replace(".", "_") + _UNITS.get(metric.unit, "")
-    return f"{name}_total" if metric.kind == SUM else name
-
 
 def prometheus_text(samples: Sequence[Sample], *, labels: Labels) -> str:
     """Return the exposition of these samples; `labels` are on every line."""
-    by_metric: dict[Metric, list[Sample]] = {}
-    for sample in samples:
-        by_metric.setdefault(sample[0], []).append(sample)
-    return "".join(f"{line}\n" for metric, found in by_metric.items() for line in _lines(metric, found, labels))
+    return "".join(
+        f"{line}\n" for metric, found in _by_metric(samples).items() for line in _lines(metric, found, labels)
+    )
 
 
 def _lines(metric: Metric, found: Sequence[Sample], labels: Labels) -> Iterator[str]:
-    name = _prometheus_name(metric)
-    kind = {SUM: "counter", GAUGE: "gauge"}.get(metric.kind, "histogram")
+    unit = {"s": "_seconds", "By": "_bytes"}.get(metric.unit, "")
+    name = metric.name.replace(".", "_") + unit + ("_total" if metric.kind == SUM else "")
     yield f"# HELP {name} {_escaped(metric.help)}"
-    yield f"# TYPE {name} {kind}"
+    yield f"# TYPE {name} {'counter' if metric.kind == SUM else metric.kind}"
     for _, own, value in found:
         if not isinstance(value, Histogram):
             yield f"{name}{_braces((*labels, *own))} {_number(value)}"
@@ -441,15 +393,11 @@ def _number(value: float | int) -> str:
 
 # The endpoint that Prometheus scrapes, in the helper process of each rank: GET /metrics and nothing else.
 #
-# It is bound to the loopback address unless another is given. Requests are answered on threads of their own, a few at
-# a
+# It is bound to the loopback address unless another is given. Requests are answered on threads of their own, a few at a
 # time and each within seconds: a scraper that hangs keeps a thread of the helper, and nobody waits for it.
 
 _LOCAL_NAMES = {"localhost", LOOPBACK, "::1"}
-_REQUEST_WITHIN_S = 5.0
 _MAX_AT_ONCE = 8
-_RETRY_S = 1.0
-_MAX_TRIES = 120  # the process before an elastic restart may still hold the port
 
 
 def address_from(text: str) -> tuple[str, int]:
@@ -474,7 +422,6 @@ class Endpoint:
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
     def end(self) -> None:
-        """Let go of the port."""
         self._over.set()
         server = self._server
         if server is not None:
@@ -482,13 +429,13 @@ class Endpoint:
             server.server_close()
 
     def _serve(self) -> None:
-        for _ in range(_MAX_TRIES):
+        for _ in range(120):
             try:
                 self._server = _Server(self._host, self._port, self._text)
                 break
             except (OSError, OverflowError) as e:
                 self.trouble = f"metrics: {self._host}:{self._port}: {getattr(e, 'strerror', None) or e}"
-                if self._over.wait(_RETRY_S):
+                if self._over.wait(1.0):
                     return
         if self._server is not None and not self._over.is_set():
             self.trouble = None
@@ -500,7 +447,7 @@ class Endpoint:
 class _Server(BoundedServer):
     max_connections = _MAX_AT_ONCE
     request_queue_size = 2 * _MAX_AT_ONCE
-    within_s = _REQUEST_WITHIN_S
+    within_s = 5.0
 
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         self.text = text
@@ -520,7 +467,7 @@ class _Handler(BoundedHandler):
         else:
             body = self.server.text().encode()
             self.send_response(200)
-            self.send_header("Content-Type", _CONTENT_TYPE)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             with contextlib.suppress(OSError):

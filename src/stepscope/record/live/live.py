@@ -40,15 +40,12 @@ from stepscope.record.window.trace_file import place_whole
 #     every rank   the plan is there   ->  told to the training process
 #
 # Nothing here waits: each helper looks when it wakes. Ranks answer at different moments, so a rank may be further than
-# it
-# said: the plan leaves room for that, and a rank that hears of it too late records what is left.
+# it said: the plan leaves room for that, and a rank that hears of it too late records what is left.
 
 WARMUP_STEPS = 2
 # for which the ranks' answers are waited for, on top of a few looks
 ASKED_WINDOW_ANSWER_S = 10.0
 _LOOKS = 4
-_ROOM_S = 1.0
-_MIN_STEP_S = 1e-4
 _MAX_NAMED = 4
 
 
@@ -78,8 +75,8 @@ def plan_for(
         return WindowPlan(request.id, refused=refused)
     if len(answers) < rules.world_size:
         return None
-    step_s = max(min(status.step_s or 0.0 for status in answers.values()), _MIN_STEP_S)
-    room_s = waited_s + _LOOKS * rules.look_s + _ROOM_S
+    step_s = max(min(status.step_s or 0.0 for status in answers.values()), 1e-4)
+    room_s = waited_s + _LOOKS * rules.look_s + 1.0
     reached = max(status.step or 0 for status in answers.values()) + 1
     ready = max(reached + math.ceil(room_s / step_s), rules.free_step)
     first = ready + WARMUP_STEPS
@@ -140,16 +137,8 @@ def _waits_in(path: Path) -> str:
 #
 # A helper hears of steps a few times a second, or once per step where they are longer. A gap of more than twice the
 # longest of the last ones, and of a second at least, is worth a question: the answer is there within three step times.
-# It
-# is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
+# It is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
 # which.
-
-_MIN_STALL_S = 1.0
-_TIMES_LONGEST = 2.0
-# for which an answer is waited for: a thread that holds the interpreter's lock lets nobody answer
-_ANSWER_S = 1.0
-_KEPT = 32
-_MIN_GAPS = 3
 
 
 class StallWatch:
@@ -159,7 +148,7 @@ class StallWatch:
         self.step: int | None = None
         self.asked_s: float | None = None  # when it was asked last where the rank is
         self._last_s: float | None = None
-        self._gaps: deque[float] = deque(maxlen=_KEPT)
+        self._gaps: deque[float] = deque(maxlen=32)
         self._ask_at_s: float | None = None
 
     def step_arrived(self, step: int, dur_s: float, now_s: float) -> bool:
@@ -174,19 +163,16 @@ class StallWatch:
 
     @property
     def usual_s(self) -> float:
-        """The longest of the last steps."""
         return max(self._gaps, default=0.0)
 
     def for_s(self, now_s: float) -> float:
-        """Return how long ago the last step arrived."""
         return now_s - self._last_s if self._last_s is not None else 0.0
 
     def asks(self, now_s: float) -> bool:
-        """Return whether to ask now where the rank is."""
-        if self._last_s is None or len(self._gaps) < _MIN_GAPS:
+        if self._last_s is None or len(self._gaps) < 3:
             return False
         if self._ask_at_s is None:
-            self._ask_at_s = self._last_s + max(_TIMES_LONGEST * self.usual_s, _MIN_STALL_S)
+            self._ask_at_s = self._last_s + max(2.0 * self.usual_s, 1.0)
         if now_s < self._ask_at_s:
             return False
         self.asked_s = now_s
@@ -198,16 +184,11 @@ def _stall_status(watch: StallWatch, answer: dict[str, Any], now_s: float) -> di
     return {"step": watch.step, "for_s": round(watch.for_s(now_s), 3), "usual_s": round(watch.usual_s, 4), **answer}
 
 
-_LOOK_S = 0.5
-_LOOK_PER_RANK_S = 0.002  # thousands of ranks look at shared storage less often
-_KEPT_STEPS = 32
-
-
 class Live:
     """The watching side of one rank's helper. `tell` sends a message to the training process."""
 
     def __init__(self, settings: dict[str, Any], *, rank: int, world_size: int, tell: Callable[[Any], None]) -> None:
-        self.look_s = _LOOK_S + world_size * _LOOK_PER_RANK_S
+        self.look_s = 0.5 + world_size * 0.002
         self._settings = settings
         self._rank = rank
         self._world_size = world_size
@@ -216,7 +197,7 @@ class Live:
         self._next_look_s = 0.0
         self._stalls = StallWatch()
         self._stall: dict[str, Any] | None = None
-        self._durations_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._durations_s: deque[float] = deque(maxlen=32)
         self._answered: str | None = None
         self._told: str | None = None  # the plan that the training process knows
         self._seen: tuple[str, float] | None = None  # rank 0: the request, and since when it is known
@@ -229,18 +210,16 @@ class Live:
         self._export_state: dict[str, Any] = {}
 
     def opens(self, folder: Path) -> None:
-        """Begin to look into the run's folder."""
         self._folder = folder
         if self._export is not None:
             self._export.run = folder.name
 
     def step(self, line: dict[str, Any]) -> None:
-        """Take in one line of the step log."""
         step, dur_ns = line.get("step"), line.get("dur_ns")
         if not isinstance(step, int) or not isinstance(dur_ns, int):
             return
         if self._export is not None:
-            self._export.line(line)
+            self._export.metrics.line(line)
         if not line.get("profiled"):
             self._durations_s.append(dur_ns / 1e9)
         if self._stalls.step_arrived(step, dur_ns / 1e9, time.monotonic()) and self._stall is not None:
@@ -248,9 +227,8 @@ class Live:
             self._say()
 
     def facts(self, facts: dict[str, Any]) -> None:
-        """Take in what the rank knows of its job."""
         if self._export is not None:
-            self._export.facts(facts)
+            self._export.metrics.facts(facts)
 
     def where(self, answer: dict[str, Any]) -> None:
         """Take in where the training thread is."""
@@ -265,7 +243,12 @@ class Live:
             return
         self._next_look_s = now_s + self.look_s
         with contextlib.suppress(OSError):
-            self._look_for_stall(now_s)
+            asked_s = self._stalls.asked_s
+            if asked_s is not None and self._stall is None and now_s - asked_s > 1.0:
+                self._stall = _stall_status(self._stalls, {"silent": _process_state(self._parent)}, now_s)
+                self._say()
+            if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
+                self._tell({"where": True})
             self._look_for_request(self._folder, now_s)
             self._look_for_alarm(self._folder, now_s)
             if self._export is not None and self._export.state() != self._export_state:
@@ -285,14 +268,6 @@ class Live:
                 (folder / LIVE_FOLDER / name).unlink()
         with contextlib.suppress(OSError):
             (folder / LIVE_FOLDER).rmdir()  # the last rank's
-
-    def _look_for_stall(self, now_s: float) -> None:
-        asked_s = self._stalls.asked_s
-        if asked_s is not None and self._stall is None and now_s - asked_s > _ANSWER_S:
-            self._stall = _stall_status(self._stalls, {"silent": _process_state(self._parent)}, now_s)
-            self._say()
-        if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
-            self._tell({"where": True})
 
     def _look_for_alarm(self, folder: Path, now_s: float) -> None:
         if self._alarm is None:

@@ -32,8 +32,6 @@ from stepscope.contract.owners import HOOK
 # said.
 
 USER, LIBRARY, OURS, PLUMBING = "user", "library", "ours", "plumbing"
-_OWN_ROOMS = tuple(str(Path(__file__).parents[2] / room) + os.sep for room in ("record", "integrations"))
-_TYPED_BY_HAND = ("<ipython-input", "<stdin>", "<cell")
 # Between a line and what it calls: a frame of theirs says nothing of the work.
 _PLUMBING = (
     "torch/nn/modules/module.py",
@@ -48,7 +46,6 @@ _PLUMBING = (
     "contextlib.py",
     "functools.py",
 )
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class Places:
@@ -56,9 +53,16 @@ class Places:
 
     def __init__(self) -> None:
         self.ambiguous: list[str] = []
-        self._prefixes = _shortened_by()
+        try:
+            from torch.profiler.python_tracer import _prefix_regex
+
+            self._prefixes = list(_prefix_regex())
+        except (ImportError, AssertionError, AttributeError, TypeError):
+            self._prefixes = sorted({os.path.abspath(folder) + os.sep for folder in sys.path}, reverse=True)  # noqa: PTH100
         self._imported: set[str] | None = None
-        self._installed = _installed_folders()
+        folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)}
+        self._installed = tuple(folder.rstrip(os.sep) + os.sep for folder in folders if folder)
         self._known: dict[str, tuple[str, str]] = {}
 
     def of(self, name: str) -> tuple[str, str]:
@@ -86,32 +90,21 @@ class Places:
     def _files_imported(self) -> set[str]:
         if self._imported is None:
             named = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-            self._imported = {os.path.abspath(path) for path in named if isinstance(path, str)}  # noqa: PTH100 - links stay
+            self._imported = {os.path.abspath(path) for path in named if isinstance(path, str)}  # noqa: PTH100
         return self._imported
 
     def _kind_of(self, path: str) -> str:
-        if path.startswith(_OWN_ROOMS):
+        if path.startswith(
+            tuple(str(Path(__file__).parents[2] / room) + os.sep for room in ("record", "integrations"))
+        ):
             return OURS
         if not Path(path).is_absolute():
-            return USER if path.startswith(_TYPED_BY_HAND) else LIBRARY
-        if path.startswith(self._installed) or any(folder in path for folder in _INSTALLED):
+            return USER if path.startswith(("<ipython-input", "<stdin>", "<cell")) else LIBRARY
+        if path.startswith(self._installed) or any(
+            folder in path for folder in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+        ):
             return PLUMBING if path.endswith(_PLUMBING) else LIBRARY
         return USER
-
-
-def _shortened_by() -> list[str]:
-    try:
-        from torch.profiler.python_tracer import _prefix_regex
-
-        return list(_prefix_regex())
-    except (ImportError, AssertionError, AttributeError, TypeError):
-        return sorted({os.path.abspath(folder) + os.sep for folder in sys.path}, reverse=True)  # noqa: PTH100
-
-
-def _installed_folders() -> tuple[str, ...]:
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)}
-    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if folder)
 
 
 # Stacks of the user's frames, each kept once: a call adds a frame to the stack that it was made from.
@@ -190,12 +183,17 @@ class Stacks:
 
 
 def _root_of(paths: list[str]) -> str:
-    main = _main_folder()
+    import __main__
+
+    script = getattr(__main__, "__file__", None)
+    main = str(Path(script).absolute().parent if script else Path.cwd())
     folders = [str(Path(path).parent) for path in paths if Path(path).is_absolute()]
     if not folders:
         return main
-    shared = os.path.commonpath([*folders, main] if _is_project(main, folders) else folders)
-    return shared if _is_narrow(shared) else main
+    shared = os.path.commonpath(
+        [*folders, main] if any(folder.startswith(main) or main.startswith(folder) for folder in folders) else folders
+    )
+    return shared if (len(Path(shared).parts) > 2 and not str(Path.home()).startswith(shared)) else main
 
 
 def below(path: str, root: str) -> str:
@@ -203,24 +201,8 @@ def below(path: str, root: str) -> str:
     return path[len(root) :].lstrip(os.sep) if path.startswith(root.rstrip(os.sep) + os.sep) else path
 
 
-def _main_folder() -> str:
-    import __main__
-
-    path = getattr(__main__, "__file__", None)
-    return str(Path(path).absolute().parent) if path else str(Path.cwd())
-
-
-def _is_project(main: str, folders: list[str]) -> bool:
-    return any(folder.startswith(main) or main.startswith(folder) for folder in folders)
-
-
-def _is_narrow(folder: str) -> bool:
-    return len(Path(folder).parts) > 2 and not str(Path.home()).startswith(folder)  # more than / and one name
-
-
 _OPERATOR, _CALL, _C_CALL = "TorchOp", "PyCall", "PyCCall"
-_ANNOTATION = "USER_SCOPE"
-_MODULE_FILE, _MODULE_CALLS, _FORWARD = "torch/nn/modules/module.py", ("_call_impl", "inner"), "forward"
+_MODULE_FILE, _MODULE_CALLS = "torch/nn/modules/module.py", ("_call_impl", "inner")
 
 
 class TooManyEvents(Exception):
@@ -294,10 +276,8 @@ def _operator(visit: _Visit, stacks: Stacks) -> Event:
     event, fields = visit.event, visit.event.extra_fields
     stack = _stack_of(visit, stacks)
     module = visit.frame.module if visit.frame is not None else None
-    scope = fields.scope.name
-    return _event(
-        event, event.name, stack, stack, module, int(fields.sequence_number), is_annotation=scope == _ANNOTATION
-    )
+    is_annotation = fields.scope.name == "USER_SCOPE"
+    return _event(event, event.name, stack, stack, module, int(fields.sequence_number), is_annotation=is_annotation)
 
 
 def _c_call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame | None]:
@@ -324,15 +304,12 @@ def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
     file, function, line = site.file_name, site.function_name, site.line_number
     kind = stacks.places.of(file)[1]
     is_ours = kind == OURS
-    shown = f"{function}{HOOK}" if kind == USER and _calls_hooks(caller) and function != _FORWARD else function
+    in_module_call = caller is not None and caller.function in _MODULE_CALLS and caller.file.endswith(_MODULE_FILE)
+    shown = f"{function}{HOOK}" if kind == USER and in_module_call and function != "forward" else function
     inside = module.self_ptr if module is not None else caller.module if caller is not None else None
     own_stack = stacks.push(stack, file, shown, line, 0)
     event = _event(visit.event, None, stack, own_stack, inside, is_ours=is_ours)
     return event, Frame(file, function, line, caller, stack, inside, is_ours, shown)
-
-
-def _calls_hooks(frame: Frame | None) -> bool:
-    return frame is not None and frame.function in _MODULE_CALLS and frame.file.endswith(_MODULE_FILE)
 
 
 def _event(

@@ -7,7 +7,9 @@ import gc
 import json
 import linecache
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -29,22 +31,57 @@ from stepscope.contract.owners import (
 )
 from stepscope.contract.step_line import EVALUATE
 from stepscope.record.config import RecordConfig
-from stepscope.record.owners.call_count import why_not_traced
 from stepscope.record.owners.event_tree import EMPTY, Event, Places, Stacks, below, walked
 from stepscope.record.owners.loader_samples import Line
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.guards import ProfilerGuard
 from stepscope.record.window.watched_step import WatchedStep
 
+
+class CallCount:
+    """Counts on the thread that begins it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self._is_over = False
+        self._callback = self._note  # one object, to be recognised
+        self.why_not: str | None = None  # a step should not be watched with frames
+
+    def begin(self) -> None:
+        """Count from now on, unless somebody else's profile function is there."""
+        self.why_not = why_not_traced()
+        if self.why_not is None:
+            sys.setprofile(self._callback)
+
+    def end(self) -> None:
+        self._is_over = True  # on another thread the next call there takes it off
+        if sys.getprofile() is self._callback:
+            sys.setprofile(None)
+
+    def _note(self, _frame: Any, event: str, _arg: Any) -> None:
+        if event in ("call", "c_call"):
+            self._count += 1
+        if self._is_over:
+            sys.setprofile(None)
+        elif self._count > self._limit:
+            self.why_not = (
+                f"a step makes over {self._limit} Python calls; watched with frames, all of them would have to be kept"
+            )
+            self.end()
+
+
+def why_not_traced() -> str | None:
+    """Return why this thread's calls are not ours to watch, None where they are."""
+    if sys.getprofile() is not None:
+        return "a profile function (sys.setprofile) is set on the training thread, and stays there"
+    return None
+
+
 # A tree of function calls from the profiler's plain events, for a torch without an event tree: lines of definitions.
 #
 # Plain events name a Python function `file.py(12): forward`, 12 being the line of its definition. They are put below
-# each
-# other by time, and look like nodes of the event tree: a call's caller is then known by its definition alone.
-
-_FUNCTION = re.compile(r"^(?P<file>[^()]+)\((?P<line>\d+)\): (?P<function>.+)$")
-_BUILT_IN = "<built-in"
-_MODULE = "nn.Module: "
+# each other by time, and look like nodes of the event tree: a call's caller is then known by its definition alone.
 
 
 def _function_tree(events: Iterable[Any]) -> list[Any]:
@@ -63,16 +100,16 @@ def _function_tree(events: Iterable[Any]) -> list[Any]:
 
 def _node(event: Any, function: Any) -> Any:
     name = event.name()
-    found = _FUNCTION.match(name)
+    found = re.match(r"^(?P<file>[^()]+)\((?P<line>\d+)\): (?P<function>.+)$", name)
     nowhere = SimpleNamespace(file_name="<unknown>", function_name="<unknown>", line_number=0)
     caller = function.extra_fields.callsite if function is not None else nowhere
     if found:
         site = SimpleNamespace(file_name=found["file"], function_name=found["function"], line_number=int(found["line"]))
         kind, fields = "PyCall", SimpleNamespace(caller=caller, callsite=site, module=None)
-    elif name.startswith((_BUILT_IN, _MODULE)):
+    elif name.startswith(("<built-in", "nn.Module: ")):
         kind, fields = "PyCCall", SimpleNamespace(caller=caller)
     else:
-        annotation = "USER_SCOPE" if _is_annotation(event) else "FUNCTION"
+        annotation = "USER_SCOPE" if getattr(event, "is_user_annotation", lambda: False)() else "FUNCTION"
         kind = "TorchOp"
         fields = SimpleNamespace(sequence_number=event.sequence_nr(), scope=SimpleNamespace(name=annotation))
     return SimpleNamespace(
@@ -86,11 +123,6 @@ def _node(event: Any, function: Any) -> Any:
     )
 
 
-def _is_annotation(event: Any) -> bool:
-    asked = getattr(event, "is_user_annotation", None)
-    return bool(asked()) if asked is not None else False
-
-
 # Operators in columns, one table per thread, with the Python time between them.
 #
 #     events of a thread    call f .. [ op a [ op b ] ] .. call g .. [ op c ] ..
@@ -99,8 +131,6 @@ def _is_annotation(event: Any) -> bool:
 #
 # Depth counts operators and annotations by time. Python time inside an annotation is Python time all the same: only
 # operators end it.
-
-_MIN_PYTHON_NS = 1_000
 
 
 def _threads_of(
@@ -121,25 +151,20 @@ def _threads_of(
         operators = [event for event in own if event.name is not None]
         if not operators:
             continue
+        is_autograd = any(str(event.name).startswith(EVALUATE) for event in operators)
         out.append(
             {
-                "role": _role(thread == training_thread, operators),
+                "role": TRAINING if thread == training_thread else AUTOGRAD if is_autograd else OTHER,
                 "name": [name_number(str(event.name)) for event in operators],
                 "depth": _depths(operators),
                 "stack": [stack_number(event.stack) for event in operators],
                 "module": [module_number(event.module) for event in operators],
                 "sequence": [event.sequence for event in operators],
                 "step": [step] * len(operators),
-                "python": [[i, stack_number(stack), ns] for i, stack, ns in _python_time(own) if stack],
+                "python": [[i, stack_number(stack), ns] for i, stack, ns in _Gaps().of(own) if stack],
             }
         )
     return out
-
-
-def _role(is_training: bool, operators: list[Event]) -> Literal["training", "autograd", "other"]:
-    if is_training:
-        return TRAINING
-    return AUTOGRAD if any(str(event.name).startswith(EVALUATE) for event in operators) else OTHER
 
 
 def _depths(operators: list[Event]) -> list[int]:
@@ -153,19 +178,10 @@ def _depths(operators: list[Event]) -> list[int]:
     return out
 
 
-def _python_time(events: list[Event]) -> list[tuple[int, int, int]]:
-    return _Gaps().of(events)
-
-
+@dataclass(slots=True)
 class _Open:
-    __slots__ = ("end_ns", "is_operator", "is_ours", "own_stack", "stack")
-
-    def __init__(self, event: Event) -> None:
-        self.end_ns = event.end_ns
-        self.is_operator = event.name is not None
-        self.is_ours = event.is_ours
-        self.own_stack = event.own_stack
-        self.stack: int | None = None  # of the last call it made
+    event: Event
+    stack: int | None = None  # of the last call it made
 
 
 class _Gaps:
@@ -192,14 +208,14 @@ class _Gaps:
         return self._out
 
     def _close_until(self, at_ns: int | None) -> None:
-        while self._open and (at_ns is None or self._open[-1].end_ns <= at_ns):
-            self._pass(self._open[-1].end_ns, coming=None)
-            self._operators_open -= self._open.pop().is_operator
+        while self._open and (at_ns is None or self._open[-1].event.end_ns <= at_ns):
+            self._pass(self._open[-1].event.end_ns, coming=None)
+            self._operators_open -= self._open.pop().event.name is not None
 
     def _pass(self, until_ns: int, *, coming: Event | None) -> None:
         top = self._open[-1] if self._open else None
-        if top is not None and not self._operators_open and not top.is_ours and until_ns > self._now_ns:
-            before = top.stack if top.stack is not None else coming.stack if coming is not None else top.own_stack
+        if top is not None and not self._operators_open and not top.event.is_ours and until_ns > self._now_ns:
+            before = top.stack if top.stack is not None else coming.stack if coming is not None else top.event.own_stack
             self._gap[before] = self._gap.get(before, 0) + until_ns - self._now_ns
         if top is not None and coming is not None:
             top.stack = coming.stack
@@ -208,7 +224,7 @@ class _Gaps:
     def _end_gap(self) -> None:
         if self._gap:
             largest = max(self._gap, key=lambda stack: self._gap[stack])
-            kept = {s: ns for s, ns in self._gap.items() if ns >= _MIN_PYTHON_NS or s == largest}
+            kept = {s: ns for s, ns in self._gap.items() if ns >= 1_000 or s == largest}
             self._out += [(self._seen, stack, ns) for stack, ns in kept.items()]
             self._gap = {}
 
@@ -262,10 +278,11 @@ _WRAPS = (
 
 def _paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None") -> dict[int, str]:
     wanted = set(called)
-    alive = {id(module): module for module in _modules_alive()}
-    if model is not None:
-        alive.update((id(module), module) for module in model.modules())
-    tops = [module for module in _tops(alive.values()) if any(id(inner) in wanted for inner in module.modules())]
+    found = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+    alive = {id(module): module for module in (*found, *(model.modules() if model is not None else ()))}
+    inner = {id(child) for module in alive.values() for child in module._modules.values() if child is not None}
+    outermost = [module for key, module in alive.items() if key not in inner]
+    tops = [module for module in outermost if any(id(part) in wanted for part in module.modules())]
     tops.sort(key=lambda module: -sum(p.numel() for p in module.parameters()))
     out: dict[int, str] = {}
     for i, top in enumerate(tops):
@@ -274,10 +291,6 @@ def _paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None")
             if id(module) in wanted and id(module) not in out:
                 out[id(module)] = ".".join(part for part in (prefix, _plain_path(top, name)) if part)
     return out
-
-
-def _modules_alive() -> list[torch.nn.Module]:
-    return [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
 
 
 def _plain_path(top: torch.nn.Module, name: str) -> str:
@@ -303,26 +316,20 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _tops(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    alive = list(modules)
-    inner = {id(child) for module in alive for child in module._modules.values() if child is not None}
-    return [module for module in alive if id(module) not in inner]
-
-
 # DDP's gradient buckets -> the parameters in them, in the order in which DDP reduces them.
-
-_INDICES = "rebuilt_per_bucket_param_indices"
 
 
 def _buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
     if ddp is None:
         return None, "no DistributedDataParallel model was seen"
     try:
-        told = str(dict(ddp._get_ddp_logging_data()).get(_INDICES, ""))
+        told = str(dict(ddp._get_ddp_logging_data()).get("rebuilt_per_bucket_param_indices", ""))
         indices = [[int(i) for i in bucket.split()] for bucket in told.split(",") if bucket.strip()]
     except (AttributeError, RuntimeError, ValueError, TypeError) as e:
         return None, f"this torch does not tell its buckets ({type(e).__name__})"
-    names = _parameter_names(ddp)
+    ignored = set(getattr(ddp, "parameters_to_ignore", ()))
+    named = ddp.module.named_parameters()
+    names = [_plain_path(ddp.module, name) for name, p in named if p.requires_grad and name not in ignored]
     if not indices:
         return None, "DDP has not rebuilt its buckets, and tells only rebuilt ones (static order, or unused parameters)"
     if max(map(max, indices)) >= len(names):
@@ -330,29 +337,12 @@ def _buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
     return [[names[i] for i in bucket] for bucket in indices], None
 
 
-def _parameter_names(ddp: Any) -> list[str]:
-    ignored: set[str] = set(getattr(ddp, "parameters_to_ignore", ()))
-    names = []
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.requires_grad and name not in ignored:
-            names.append(_plain(ddp, name))
-    return names
-
-
 def _ddp_in(model: "torch.nn.Module | None") -> Any:
     kind = torch.nn.parallel.DistributedDataParallel
     return next((m for m in model.modules() if isinstance(m, kind)), None) if model is not None else None
 
 
-def _plain(ddp: Any, name: str) -> str:
-    path, _, last = name.rpartition(".")
-    return ".".join(part for part in (_plain_path(ddp.module, path), last) if part)
-
-
 _MARK = "ProfilerStep#"
-_MIN_SAMPLES = 5
-_MAX_LOADER_LINES = 20
-_LOADER = "no forked loader worker ran a line of the user's while it was sampled, or for too short a time to tell"
 
 
 class FrameStep(WatchedStep):
@@ -397,7 +387,6 @@ class FrameStep(WatchedStep):
         self._on_cut_short()
 
     def end_mark(self) -> None:
-        """End the step's own mark: the step is over."""
         mark, self._mark = self._mark, None
         if mark is not None and self.is_on:
             mark.__exit__(None, None, None)
@@ -416,7 +405,7 @@ def owners_of(
     collects = gc.isenabled()
     gc.disable()  # tens of thousands of new objects, none of them garbage
     try:
-        return _owners(results, step=step, rank=rank, model=model, max_events=max_events, loader=loader or {})
+        return _owners(results, step, rank, model, max_events, loader or {})
     finally:
         if collects:
             gc.enable()
@@ -424,7 +413,6 @@ def owners_of(
 
 def _owners(
     results: Any,
-    *,
     step: int,
     rank: int,
     model: "torch.nn.Module | None",
@@ -434,24 +422,24 @@ def _owners(
     stacks, lines, events = _read(results, max_events=max_events)
     paths = _paths_of_modules({e.module for e in events if e.module is not None}, model=model)
     modules, names, used = _Numbers(), _Numbers(), _Numbers()
+    mark = f"{_MARK}{step}"
     threads = _threads_of(
         events,
         step=step,
-        training_thread=_training_thread(events, step),
+        training_thread=next((e.thread for e in events if e.name == mark), events[0].thread if events else 0),
         stack_number=lambda stack: used.of(stack) if stack != EMPTY else NONE,
         module_number=lambda module: modules.of(paths[module]) if module in paths else NONE,
         name_number=names.of,
     )
     table = stacks.table(used.values())
     buckets, why_no_buckets = _buckets_of(_ddp_in(model))
-    reasons: dict[str, str] = {}
-    shares = loader_shares(loader, table.root)
-    if shares is None:
-        reasons["loader"] = _LOADER
-    if why_no_buckets is not None:
-        reasons["buckets"] = why_no_buckets
-    if stacks.places.ambiguous:
-        reasons["files"] = f"several files fit these names: {', '.join(sorted(stacks.places.ambiguous)[:20])}"
+    shares, ambiguous = loader_shares(loader, table.root), sorted(stacks.places.ambiguous)[:20]
+    too_few = "no forked loader worker ran a line of the user's while it was sampled, or for too short a time to tell"
+    reasons = {
+        "loader": too_few if shares is None else None,
+        "buckets": why_no_buckets,
+        "files": f"several files fit these names: {', '.join(ambiguous)}" if ambiguous else None,
+    }
     owners: Owners = {
         "schema": OWNERS_SCHEMA,
         "rank": rank,
@@ -468,7 +456,7 @@ def _owners(
         "source_files": [],
         "buckets": buckets,
         "loader": shares,
-        "reasons": reasons,
+        "reasons": {what: why for what, why in reasons.items() if why is not None},
     }
     sampled = sorted({file for file, _ in loader if shares is not None and Path(file).is_absolute()})
     return owners, list(dict.fromkeys([*table.user_files, *sampled]))
@@ -477,9 +465,9 @@ def _owners(
 def loader_shares(samples: Mapping[Line, int], root: str) -> list[list[str | float]] | None:
     """Return lines of the dataset with their shares of the workers' samples, None where those are too few."""
     total = sum(samples.values())
-    if total < _MIN_SAMPLES:
+    if total < 5:
         return None
-    largest = sorted(samples.items(), key=lambda item: (-item[1], item[0]))[:_MAX_LOADER_LINES]
+    largest = sorted(samples.items(), key=lambda item: (-item[1], item[0]))[:20]
     return [[f"{below(file, root)}:{line}", count / total] for (file, line), count in largest]
 
 
@@ -514,8 +502,3 @@ class _Numbers:
 
     def values(self) -> list[Any]:
         return list(self._numbers)
-
-
-def _training_thread(events: list[Event], step: int) -> int:
-    mark = f"{_MARK}{step}"
-    return next((event.thread for event in events if event.name == mark), events[0].thread if events else 0)

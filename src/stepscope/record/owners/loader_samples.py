@@ -26,12 +26,6 @@ _OFF, _RETIRED = 0, 255
 _SLOTS = 64
 _SLOT_BYTES = 8192
 _SIZE = 4  # of a slot's length, before its text
-_LOOK_S = 0.02
-_SAMPLE_S = 0.005
-_PUBLISH_EVERY = 8
-_MAX_SAMPLES = 2_000
-_MAX_LINES = 60
-_MAX_DEPTH = 200
 
 Line = tuple[str, int]
 
@@ -44,7 +38,6 @@ class LoaderSamples:
         self._generation = 0
 
     def watch(self) -> None:
-        """Let workers sample from now on."""
         self._generation = self._generation % (_RETIRED - 1) + 1
         self._shared[0] = self._generation
 
@@ -78,16 +71,15 @@ class LoaderSamples:
         def _worker_loop(*args: Any, **given: Any) -> Any:
             try:
                 if self._shared[0] != _RETIRED:
-                    self._start(threading.get_ident(), code)
+                    threading.Thread(
+                        target=self._sample, args=(threading.get_ident(), code), daemon=True, name="stepscope"
+                    ).start()
             except Exception:  # noqa: BLE001 - loading comes first
                 pass
             return run(*args, **given)
 
         code = _worker_loop.__code__
         return _worker_loop
-
-    def _start(self, watched: int, outermost: CodeType) -> None:
-        threading.Thread(target=self._sample, args=(watched, outermost), daemon=True, name="stepscope").start()
 
     def _sample(self, watched: int, outermost: CodeType) -> None:
         places = Places()
@@ -96,19 +88,19 @@ class LoaderSamples:
         while (generation := self._shared[0]) != _RETIRED:
             if generation and generation != last:
                 counts, last, taken = {}, generation, 0
-            if not generation or taken >= _MAX_SAMPLES:
-                time.sleep(_LOOK_S)
+            if not generation or taken >= 2_000:
+                time.sleep(0.02)
                 continue
             line = innermost_line(sys._current_frames().get(watched), outermost, places)
             if line is not None:
                 counts[line] = counts.get(line, 0) + 1
             taken += 1
-            if counts and taken % _PUBLISH_EVERY == 0:
+            if counts and taken % 8 == 0:
                 self._publish(generation, counts)
-            time.sleep(_SAMPLE_S)
+            time.sleep(0.005)
 
     def _publish(self, generation: int, counts: dict[Line, int]) -> None:
-        largest = sorted(counts.items(), key=lambda item: -item[1])[:_MAX_LINES]
+        largest = sorted(counts.items(), key=lambda item: -item[1])[:60]
         text = b""
         while largest:
             text = json.dumps([generation, [[file, line, n] for (file, line), n in largest]]).encode()
@@ -123,7 +115,7 @@ class LoaderSamples:
 
 def innermost_line(frame: FrameType | None, outermost: CodeType, places: Places) -> Line | None:
     """Return the innermost line of the user's inside a frame; None where the worker waits or runs a library's alone."""
-    for _ in range(_MAX_DEPTH):
+    for _ in range(200):
         if frame is None or frame.f_code is outermost:
             return None
         path, kind = places.of(frame.f_code.co_filename)

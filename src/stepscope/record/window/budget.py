@@ -13,11 +13,7 @@ from pathlib import Path
 from stepscope.record.config import RecordConfig
 
 BYTES_PER_EVENT = 300
-_SECONDS_PER_EVENT = 20e-6  # to stop and export, shapes included
-_SHARE_OF_TIMEOUT = 0.25
 _FLOOD = 3.0
-_STATUS = Path("/proc/self/status")
-_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ def max_window_events(config: RecordConfig, *, group_timeout_s: float | None) ->
     """
     if group_timeout_s is None:
         return config.max_events
-    return max(1, min(config.max_events, int(_SHARE_OF_TIMEOUT * group_timeout_s / _SECONDS_PER_EVENT)))
+    return max(1, min(config.max_events, int(0.25 * group_timeout_s / 20e-6)))
 
 
 class Budget:
@@ -60,12 +56,14 @@ class Budget:
         expected = (self._usual.events or 0) * (steps_done + 1)
         if expected > self._max_events:
             return f"event budget: {expected} events expected, {self._max_events} allowed"
-        return (self._too_many_held() if self._may_be_a_flood(took_s) else None) or self._spent(now_s)
+        longest_s = self._usual.longest_s
+        may_be_flood = self._usual.events is None or longest_s is None or took_s > _FLOOD * longest_s
+        return (self._too_many_held() if may_be_flood else None) or self._spent(now_s)
 
     def spent_inside_step(self) -> str | None:
         """Return which limit was met in the middle of a step, looking a few times a second at most."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_EVERY_S:
+        if now_s - self._looked_s < 0.05:
             return None
         self._looked_s = now_s
         longest_s = self._usual.longest_s
@@ -78,11 +76,6 @@ class Budget:
         if held <= self._max_events:
             return None
         return f"event budget: about {held} events held, {self._max_events} allowed"
-
-    def _may_be_a_flood(self, took_s: float) -> bool:
-        if self._usual.events is None or self._usual.longest_s is None:
-            return True
-        return took_s > _FLOOD * self._usual.longest_s
 
     def _spent(self, now_s: float) -> str | None:
         if now_s - self._begin_s > self._config.max_seconds:
@@ -100,7 +93,7 @@ class Budget:
 def anonymous_bytes() -> int | None:
     """Return this process's own memory (no mapped files), None where the system does not tell."""
     try:
-        for line in _STATUS.read_bytes().splitlines():
+        for line in Path("/proc/self/status").read_bytes().splitlines():
             if line.startswith(b"RssAnon:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 import torch.autograd.profiler as doors
 
-_DOORS = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
-
 
 class ProfilerGuard:
     """Knows whether a profiler that is not ours is prepared or running, and calls `give_way` before one starts."""
@@ -34,8 +32,7 @@ class ProfilerGuard:
         self._originals: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Watch the doors from now on."""
-        for name in _DOORS:
+        for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
             self._originals[name] = getattr(doors, name)
             setattr(doors, name, self._watched(name, self._originals[name]))
 
@@ -63,17 +60,15 @@ class ProfilerGuard:
     def _watched(self, name: str, original: Any) -> Any:
         def door(*args: Any, **kwargs: Any) -> Any:
             if not getattr(self._ours, "inside", False):
-                self._somebody_else(starts=name != "_disable_profiler")
+                starts = name != "_disable_profiler"
+                self.foreign = starts
+                if starts and self.give_way is not None:
+                    give_way, self.give_way = self.give_way, None
+                    give_way()
             return original(*args, **kwargs)
 
         door.stepscope_guard = self  # type: ignore[attr-defined]
         return door
-
-    def _somebody_else(self, *, starts: bool) -> None:
-        self.foreign = starts
-        if starts and self.give_way is not None:
-            give_way, self.give_way = self.give_way, None
-            give_way()
 
 
 @functools.cache
@@ -93,11 +88,8 @@ def _let_children_exit() -> None:
 # What interrupts the training thread at any moment, also inside our own code: garbage collection, compilation, and
 # stacks that anomaly detection keeps.
 #
-# They are told of in the middle of something else, so here they are only noted. Whoever works out the regions of a
-# step
+# They are told of in the middle of something else, so here they are only noted. Whoever works out the regions of a step
 # takes them from here and gives their time to a region of their own, off the region that was innermost at that moment.
-
-_TOGETHER_NS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +117,6 @@ class Interruptions:
         self._open.setdefault((get_ident(), name), perf_counter_ns())
 
     def ends(self, name: str) -> None:
-        """Note its end."""
         begin_ns = self._open.pop((get_ident(), name), None)
         if begin_ns is None:
             return
@@ -136,7 +127,7 @@ class Interruptions:
     def add(self, name: str, begin_ns: int, end_ns: int) -> None:
         """Note a short one that comes very often; those right after one another are one."""
         own_ns = end_ns - begin_ns
-        if self._noted and (last := self._noted[-1]).name == name and begin_ns - last.end_ns < _TOGETHER_NS:
+        if self._noted and (last := self._noted[-1]).name == name and begin_ns - last.end_ns < 500_000:
             self._noted[-1] = Interruption(name, last.begin_ns, end_ns, last.own_ns + own_ns)
         else:
             self._noted.append(Interruption(name, begin_ns, end_ns, own_ns))
@@ -150,8 +141,7 @@ class Interruptions:
 
 # Do something on a thread as it ends: torch's profiler belongs to the thread that started it.
 #
-# A thread that ends with its profiler running takes the process down when that exits (SIGSEGV), and no other thread
-# can
+# A thread that ends with its profiler running takes the process down when that exits (SIGSEGV), and no other thread can
 # stop it. Threads of Python's `threading` call their own `_delete` last; any other thread gives no sign of its end.
 
 NO_SIGN = (

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import json
 import sys
-from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -36,23 +35,6 @@ def end_open_spans() -> None:
             if record is not None:
                 with contextlib.suppress(Exception):  # an older torch knows no such operator: no worse than before
                     torch.ops.profiler._record_function_exit._RecordFunction(record)
-
-
-# Variables that torch's profiler reads once, at its first session: set as early as possible, never over the user's.
-#
-#     KINETO_LOG_LEVEL   else each start and stop is announced on the job's stderr
-#     TEARDOWN_CUPTI     else CUPTI stays attached after a session, and every later CUDA call of the host is 15 to 50 %
-#                        slower; with it, steps after the window are as fast as those before
-#
-# Standard library only: the launcher and every Python process of a job set them.
-
-KINETO_SETTINGS = {"KINETO_LOG_LEVEL": "99", "TEARDOWN_CUPTI": "1"}
-
-
-def set_kineto_settings(environ: MutableMapping[str, str]) -> None:
-    """Set what the user has not set."""
-    for name, value in KINETO_SETTINGS.items():
-        environ.setdefault(name, value)
 
 
 _ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU"}
@@ -95,7 +77,8 @@ class Kineto:
     def prepare(self) -> None:
         """Set up the buffers, so that the first recorded step does not pay for it."""
         profiler = self.torch_profiler
-        profiler.has_cudagraphs = _compiles_to_cuda_graphs()
+        config = sys.modules.get("torch._inductor.config")
+        profiler.has_cudagraphs = bool(config is not None and config.triton.cudagraphs)
         profiler.profiler = autograd_profiler.profile(
             use_cpu=ProfilerActivity.CPU in profiler.activities,
             use_device="cuda" if ProfilerActivity.CUDA in profiler.activities else None,
@@ -108,7 +91,6 @@ class Kineto:
             profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
 
     def start(self) -> None:
-        """Record from now on."""
         with self._guard.ours():
             self.torch_profiler.start_trace()
 
@@ -131,8 +113,3 @@ class Kineto:
             if torch.autograd._profiler_enabled():
                 torch.autograd._disable_profiler()
         end_open_spans()
-
-
-def _compiles_to_cuda_graphs() -> bool:
-    config = sys.modules.get("torch._inductor.config")
-    return bool(config is not None and config.triton.cudagraphs)

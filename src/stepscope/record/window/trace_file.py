@@ -24,8 +24,6 @@ except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
 _TAIL_BYTES = 256
-_LEVEL = 5
-_COPY_BYTES = 1 << 20
 _TEMPORARY = re.compile(r"^\..+\.(?P<host>[^.]*)-(?P<pid>\d+)\.tmp$")
 
 
@@ -51,8 +49,8 @@ def trouble_with_export(plain: Path) -> str | None:
 def compress_into(plain: Path, target: Path) -> int:
     """Return the size in bytes of `target`, the compressed `plain`; on failure nothing is left of it."""
     with plain.open("rb") as source, _place_whole(target) as raw:
-        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
-            shutil.copyfileobj(source, packed, _COPY_BYTES)
+        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=5, mtime=0) as packed:
+            shutil.copyfileobj(source, packed, (1 << 20))
         return raw.tell()
 
 

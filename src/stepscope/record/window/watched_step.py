@@ -61,29 +61,26 @@ class WatchedStep:
     def begin(self) -> None:
         """Start watching unless another profiler is at work; whatever fails, the step is not watched, and no more."""
         try:
-            self._begin()
+            self.why_not = why_not_available()
+            if self.why_not is None and not self._guard.is_free():
+                self.why_not = f"another profiler was active when the step was to {self._purpose}"
+            elif self.why_not is None and not at_thread_end(self._thread_ends):
+                self.why_not = NO_SIGN
+            if self.why_not is not None:
+                return
+            self._thread = this_thread()
+            self._guard.give_way = self.give_way
+            on_device = ProfilerActivity.CUDA in activities_of(self._config)
+            self._profiler = autograd_profiler.profile(
+                use_cpu=True, use_device="cuda" if on_device else None, use_kineto=True, **self._switches
+            )
+            self._budget = Budget(self._config, usual=self._usual, group_timeout_s=group_timeout_s())
+            with self._guard.ours():
+                self._profiler._prepare_trace()
+                self._profiler._start_trace()
         except Exception as e:  # noqa: BLE001 - training comes first
             self._profiler = self._guard.give_way = None
             self.why_not = f"the profiler failed: {explain(e)}"
-
-    def _begin(self) -> None:
-        self.why_not = why_not_available()
-        if self.why_not is None and not self._guard.is_free():
-            self.why_not = f"another profiler was active when the step was to {self._purpose}"
-        elif self.why_not is None and not at_thread_end(self._thread_ends):
-            self.why_not = NO_SIGN
-        if self.why_not is not None:
-            return
-        self._thread = this_thread()
-        self._guard.give_way = self.give_way
-        on_device = ProfilerActivity.CUDA in activities_of(self._config)
-        self._profiler = autograd_profiler.profile(
-            use_cpu=True, use_device="cuda" if on_device else None, use_kineto=True, **self._switches
-        )
-        self._budget = Budget(self._config, usual=self._usual, group_timeout_s=group_timeout_s())
-        with self._guard.ours():
-            self._profiler._prepare_trace()
-            self._profiler._start_trace()
 
     def end(self) -> Any:
         """Return the profiler's results, None where the step could not be watched."""
@@ -175,7 +172,9 @@ def _convolution(at: ConvolutionArguments, shapes: Shapes, inputs: Inputs) -> in
     if at.transposed is not None and inputs[at.transposed]:
         return convolution_flops(data, weight)
     dims = len(data) - 2
-    stride, padding, dilation = (_per_dimension(inputs[i], dims) for i in (at.stride, at.padding, at.dilation))
+    stride, padding, dilation = (
+        (inputs[i] if len(inputs[i]) > 1 else [inputs[i][0]] * dims) for i in (at.stride, at.padding, at.dilation)
+    )
     output = convolution_output(data, weight, stride=stride, padding=padding, dilation=dilation)
     return convolution_flops(output, weight)
 
@@ -187,17 +186,10 @@ def _convolution_backward(shapes: Shapes, inputs: Inputs) -> int:
     return once * (bool(wanted[0]) + bool(wanted[1]))
 
 
-def _per_dimension(values: Sequence[int], dims: int) -> Sequence[int]:
-    return values if len(values) > 1 else [values[0]] * dims
-
-
 # One step's operators, counted while they run: how many events a step makes and how many FLOPs it does.
 #
 # A profiler with shapes watches the first step after the window. It only looks: no operator is replaced or decomposed,
-# so
-# results stay bit-equal, compiled code included.
-
-_BACKWARD = "autograd::engine::evaluate_function"
+# so results stay bit-equal, compiled code included.
 
 
 class StepCensus(WatchedStep):
@@ -222,7 +214,7 @@ def _counted(events: Iterable[Any]) -> dict[str, int]:
     operators, backward = [], []
     for event in events:
         name = event.name()
-        if name.startswith(_BACKWARD):
+        if name.startswith("autograd::engine::evaluate_function"):
             backward.append((event.start_thread_id(), event.start_ns(), event.start_ns() + event.duration_ns()))
         else:
             flops = flops_of(name, event.shapes(), event.concrete_inputs())

@@ -8,8 +8,13 @@ outcome: the file that it was exported to, or the reason why there is none.
 """
 
 import atexit
+import contextlib
+import ctypes
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +29,64 @@ from stepscope.record.window.guards import NO_SIGN, ProfilerGuard, at_thread_end
 from stepscope.record.window.kineto import Kineto, why_not_available
 from stepscope.record.window.schedule import phase_of
 
+_OURS = str(Path(__file__).parents[1])
+# what lies directly in here calls the script's own code; the rest of the recorder does not
+_AROUND_TRAINING = str(Path(__file__).parents[1] / "hooks")
+_BACKWARD = str(Path(__file__).parents[1] / "hooks" / "backward.py")
+
+
+class Watchdog:
+    """Calls `look()` on the main thread from `start()` to `stop()`."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self._is_asked = False
+        self._stopped: threading.Event | None = None
+        self._called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)  # kept: C holds no reference
+
+    def start(self) -> None:
+        """Begin, where this is the main thread and nobody traces it."""
+        if threading.get_ident() != threading.main_thread().ident or sys.gettrace() is not None:
+            return
+        if self._stopped is None:
+            self._stopped = threading.Event()
+            threading.Thread(target=self._ask, args=(self._stopped,), name="stepscope watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """End; a call that was asked for still comes and does nothing."""
+        stopped, self._stopped = self._stopped, None
+        if stopped is not None:
+            stopped.set()
+
+    def _ask(self, stopped: threading.Event) -> None:
+        while not stopped.wait(0.1):
+            if not self._is_asked:
+                self._is_asked = True
+                if ctypes.pythonapi.Py_AddPendingCall(self._called, None) != 0:  # others ask for too many
+                    self._is_asked = False
+
+    def _call(self, _: object) -> int:
+        if self._stopped is not None and may_interrupt(sys._getframe().f_back):
+            self._look()
+        self._is_asked = False  # last: no function is called after it
+        return 0
+
+
+def may_interrupt(frame: FrameType | None) -> bool:
+    """Return whether a thread that is at `frame` runs the script's own code, and none that must not be interrupted."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False  # a compilation, or a mode of the script's that would see what we call
+    innermost = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == _BACKWARD:
+            return False
+        if innermost is None and file.startswith(_OURS):
+            innermost = file
+        frame = frame.f_back
+    return innermost is None or innermost.rsplit("/", 1)[0] == _AROUND_TRAINING
+
+
 # A window for an outside tool: `cudaProfilerStart` and `Stop` around the same steps, which nsys and ncu wait for.
 
 
@@ -34,7 +97,6 @@ class CudaRange:
         """Nothing to prepare: the tool is attached already."""
 
     def start(self) -> None:
-        """Open the range."""
         torch.cuda.profiler.start()
 
     def stop(self, *, about: dict[str, Any]) -> None:
@@ -43,7 +105,6 @@ class CudaRange:
         torch.cuda.profiler.stop()
 
     def cancel(self, *, prepared: bool) -> None:
-        """Close the range where it is open."""
         if not prepared:
             torch.cuda.profiler.stop()
 
@@ -51,8 +112,6 @@ class CudaRange:
 IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
 _OTHER_THREAD = "the steps run in several threads, and only the one that started the profiler could stop it"
 _OTHER_PROFILER = "another profiler is active in this process; ours stays out of its way"
-
-_TOO_LATE = "this rank heard of it after its last step"
 
 
 def replaces_export(on_trace_ready: Callable[[Any], Any] | None) -> bool:
@@ -94,7 +153,6 @@ class Window:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the current step is being recorded."""
         return self.state == RECORDING
 
     def before_step(self, step: int) -> bool:
@@ -118,11 +176,10 @@ class Window:
             return self._guarded(lambda: self._open(step, number))
         if phase == AFTER and number > self._number and any(plan.window == number for plan in asked):
             self._number, self._first_step, self._steps_done = number, step, 0
-            self._drop(_TOO_LATE)
+            self._drop("this rank heard of it after its last step")
         return False
 
     def after_step(self) -> None:
-        """End the current step's span."""
         mark, self._step_mark = self._step_mark, None
         if mark is not None and self._on_its_thread():
             mark.__exit__(None, None, None)
@@ -141,9 +198,9 @@ class Window:
         if self._steps_done:
             self._close(f"evaluation began after step {self._last() - 1}; what followed is no training step")
         else:
-            self._guarded(self._begin_anew)
+            self._guarded(self._cancel_to_reopen)
 
-    def _begin_anew(self) -> None:
+    def _cancel_to_reopen(self) -> None:
         self._guard.give_way = None
         self._profiler.cancel(prepared=False)
         self.after_step()
@@ -207,7 +264,7 @@ class Window:
 
     def _stop_and_export(self, cut: str | None) -> None:
         self._guard.give_way = None
-        self._profiler.stop(about={"window": self._number, "first_step": self._first_step, "last_step": self._last()})
+        self._profiler.stop(about=self._steps())
         self.after_step()  # of a step cut short: only now, so that the trace has it as unfinished
         self.state = IDLE
         profiler, self._profiler = self._profiler, None
@@ -259,9 +316,11 @@ class Window:
 
     def _outcome(self, *, cut: str | None) -> dict[str, Any]:
         plan = next((plan for plan in self._asked() if plan.window == self._number), None)
-        steps = {"window": self._number, "first_step": self._first_step, "last_step": self._last()}
         asked = {"asked_by": plan.by, "since": plan.since} if plan is not None else {"asked_by": None}
-        return {**steps, "cut": cut, **asked}
+        return {**self._steps(), "cut": cut, **asked}
+
+    def _steps(self) -> dict[str, int]:
+        return {"window": self._number, "first_step": self._first_step, "last_step": self._last()}
 
     def _last(self) -> int:
         return self._first_step + self._steps_done
@@ -270,14 +329,9 @@ class Window:
         try:
             act()
         except Exception as e:  # noqa: BLE001 - training comes first
-            self._abandon_after(e)
+            profiler, self._profiler = self._profiler, None
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                if profiler is not None and self.state != IDLE:
+                    profiler.cancel(prepared=False)
+            self._drop(f"the profiler failed: {explain(e)}")
         return True
-
-    def _abandon_after(self, error: Exception) -> None:
-        profiler, self._profiler = self._profiler, None
-        try:
-            if profiler is not None and self.state != IDLE:
-                profiler.cancel(prepared=False)
-        except Exception as e:  # noqa: BLE001 - the first error is the one to tell
-            del e
-        self._drop(f"the profiler failed: {explain(error)}")

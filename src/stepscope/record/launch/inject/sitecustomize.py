@@ -11,7 +11,6 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
-_VARIABLE = "STEPSCOPE_RECORD"
 _MIN_PYTHON = (3, 11)
 
 
@@ -23,7 +22,7 @@ def _record() -> None:
         _say(f"recording needs Python {needed} or newer, found {found}; this process runs unrecorded")
         return
     _make_importable()
-    from stepscope.record.progress_notes import leave_word
+    from stepscope.record.failsafe import leave_word
 
     leave_word("python")
     from stepscope.record.config import RecordConfig
@@ -84,7 +83,7 @@ def _say(text: str) -> None:
     sys.stderr.write(f"stepscope: {text}\n")
 
 
-if os.environ.get(_VARIABLE):
+if os.environ.get("STEPSCOPE_RECORD"):
     try:
         _record()
     except Exception as e:
