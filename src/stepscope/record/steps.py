@@ -120,20 +120,6 @@ class Regions:
         newest = (self._stacks.get(self.training_thread) or [])[-1:]  # a copy: the stack may change meanwhile
         return newest[0].name if newest else None
 
-    def so_far(self, now_ns: int) -> RegionTimes:
-        """Return the regions of the open step that have ended, and what interrupted it."""
-        if self.interruptions:
-            self._interrupt(self._stacks.get(self.training_thread), now_ns)
-        return {name: {"ns": ns, "n": n} for name, (ns, n) in self._totals.items()}
-
-    def add(self, times: RegionTimes) -> None:
-        """Add what passed in regions that were not told of one by one, off the region that is open around them."""
-        stack = self._stacks.get(self.training_thread)
-        for name, time in times.items():
-            self._add(name, time["ns"], time["n"])
-            if stack:
-                stack[-1].child_ns += time["ns"]
-
     def leave_out(self, paused_ns: int) -> None:
         """Leave a pause of ours, which just ended, out of the regions that are open on this thread."""
         for region in self._stacks.get(threading.get_ident(), ()):

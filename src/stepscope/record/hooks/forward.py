@@ -16,7 +16,7 @@ from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.loop.call_search import CallSearch
 from stepscope.record.loop.loop import Loop
-from stepscope.record.loop.pattern import FORWARD_ENDS, OPTIMIZER
+from stepscope.record.loop.routine import FORWARD_ENDS, OPTIMIZER
 from stepscope.record.own_frame import leave_out
 
 # The call of a module that the training loop makes, with our begin and end around it. The module keeps no trace of it.
@@ -132,7 +132,7 @@ class Root:
         loop = self._loop
         grad = torch.is_grad_enabled()
         if loop.row and loop.in_row(grad=grad):
-            if grad or loop.backwards_left:
+            if grad:
                 self._rests += 1
                 self._rest()
             return False
@@ -154,7 +154,7 @@ class Root:
         if self._counts:
             routine = self._loop.routine
             if not (routine.expected == FORWARD_ENDS and routine.takes(FORWARD_ENDS)):
-                self._loop.forward_ends()
+                self._loop.ends(FORWARD_ENDS)
         else:
             self._counts = isinstance(output, torch.Tensor) and output.requires_grad
             self._watcher.search.resume()
@@ -166,7 +166,7 @@ class Root:
         """
         self.unhook()
         if self._rests < _ROWS_UNTIL_OFF:
-            self._loop.wake_after_row(self.hook)
+            self._loop.after_row.append(self.hook)
 
 
 class ForwardHooks:

@@ -28,7 +28,15 @@ from stepscope.record.hooks.backward import GradientSync
 from stepscope.record.hooks.patches import Patches, after_import
 from stepscope.record.loop.job_notes import BatchSize, JobNotes
 from stepscope.record.loop.loop import Loop
-from stepscope.record.loop.pattern import BACKWARD
+from stepscope.record.loop.routine import (
+    BACKWARD,
+    DATA_BEGINS,
+    DATA_ENDS,
+    LOADER_BEGINS,
+    LOADER_ENDS,
+    NO_BATCH,
+    SCHEDULE_BEGINS,
+)
 from stepscope.record.loop.steps import StepUnit
 from stepscope.record.own_frame import leave_out
 from stepscope.record.owners.loader_samples import SAMPLES
@@ -135,16 +143,16 @@ def _data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     def watched(next_batch: Any) -> Any:
         def __next__(self: Any) -> Any:
-            counts, got_batch = not loop.backwards_left and loop.data_begins(), False
+            counts, end = loop.begins(DATA_BEGINS), NO_BATCH
             try:
                 batch = next_batch(self)
-                got_batch = True
+                end = DATA_ENDS
             except BaseException as e:
                 leave_out(e)
                 raise
             finally:
                 if counts:
-                    loop.data_ends(got_batch=got_batch)
+                    loop.ends(end)
             if counts and batch_size.looks:
                 loop.safely(batch_size.loaded, batch)
             return batch
@@ -153,7 +161,7 @@ def _data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     def started(make_iterator: Any) -> Any:
         def __iter__(self: Any) -> Any:
-            counts = loop.loader_begins()
+            counts = loop.begins(LOADER_BEGINS)
             try:
                 return make_iterator(self)
             except BaseException as e:
@@ -161,7 +169,7 @@ def _data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
                 raise
             finally:
                 if counts:
-                    loop.loader_ends()
+                    loop.ends(LOADER_ENDS)
 
         return __iter__
 
@@ -309,7 +317,7 @@ def _pipeline_install(loop: Loop, patches: Patches, schedules: Any) -> None:
 
     def watched(schedule_step: Any) -> Any:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            loop.schedule_begins()
+            loop.begins(SCHEDULE_BEGINS)
             if loop.recorder is not None:
                 loop.recorder.note(pipeline=_description(self))
             try:

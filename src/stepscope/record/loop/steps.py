@@ -21,7 +21,7 @@ first optimizer. `describe()` says which unit it is, and `--step-of` (see `step_
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from stepscope.errors import UsageError
 
@@ -71,27 +71,12 @@ def _is_count(text: str) -> bool:
 _PATIENCE_STEPS = 4  # in which the first steps of optimizers that exist are waited for
 
 
-class Steps(Protocol):
-    """Who is told: where a step ends or may have ended, and the begin of one after a gap."""
-
-    def step_end(self, at_ns: int | None = None) -> None:
-        """Take note that a step ended, now or at a moment in the past."""
-
-    def step_may_end(self, *, expected: bool) -> int:
-        """Return this moment, at which a later `step_end(at_ns)` may put the end of a step; `expected`: so it was in
-        the steps before, which went on.
-        """
-
-    def step_begin(self) -> None:
-        """Take note that a step begins now and that the time since the last one is in no step."""
-
-
 class StepFinder:
-    """The open step of one training loop."""
+    """The open step of one training loop; `steps` has `step_end`, `step_may_end` and `step_begin`."""
 
     def __init__(
         self,
-        steps: Steps,
+        steps: Any,
         *,
         optimizers: Callable[[], frozenset[Hashable]],
         parameters_changed: Callable[[], bool],
@@ -129,16 +114,12 @@ class StepFinder:
 
     def load_begins(self) -> None:
         """A batch is asked for."""
-        ended = self._work_begins(is_load=True)
+        ended = self.work_begins(is_load=True)
         if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
             self._leave_out()
             self._after_evaluation = self._idle = True
         self._evaluated = False
         self._loads = True
-
-    def loader_begins(self) -> None:
-        """A loader makes its iterator: the loop turns to new work."""
-        self._work_begins()
 
     def load_ends(self, *, got_batch: bool) -> None:
         """The batch came, or there are no more."""
@@ -150,7 +131,7 @@ class StepFinder:
 
     def forward_begins(self, *, grad: bool, own: bool) -> None:
         """A module is called, with gradients or without; `own`: one that was called with gradients before."""
-        self._work_begins()
+        self.work_begins()
         if not grad:
             self._evaluated = True
             self._evaluated_own = self._evaluated_own or own
@@ -161,17 +142,13 @@ class StepFinder:
 
     def backward_begins(self) -> None:
         """A backward pass begins."""
-        self._work_begins()
+        self.work_begins()
         if self._maybe_ns is not None and not self._optimizers() and not self._seen:
             if self._gradients_reset():
                 self._by_hand = True
                 self._end(self._maybe_ns)
             self._maybe_ns = None
         self._trained = True
-
-    def schedule_begins(self) -> None:
-        """A pipeline schedule begins, on every stage, whether it loads data or not."""
-        self._work_begins()
 
     def optimizer_begins(self, key: Hashable, name: str = "") -> None:
         """An optimizer, of the class `name`, begins to step."""
@@ -235,7 +212,8 @@ class StepFinder:
         elif self._changed_by_hand() or self._maybe_by_hand():
             self._end(self._maybe_ns)
 
-    def _work_begins(self, *, is_load: bool = False) -> bool:
+    def work_begins(self, *, is_load: bool = False) -> bool:
+        """The loop turns to new work; return whether that ended a step."""
         if self._unit.kind != AUTO:
             if self._is_over(is_load=is_load):
                 self._end(None)
