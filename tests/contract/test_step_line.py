@@ -6,7 +6,7 @@ from typing import Any
 from stepscope.contract.run_folder import RunJson
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, StepLine
 from stepscope.record.helper.writer import run_description
-from stepscope.record.step_recorder import StepLog
+from stepscope.record.steps import StepLog
 from stepscope.run.step_log import step_log_of
 
 REGIONS = {FORWARD: {"ns": 40, "n": 1}}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepscope.contract.run_folder import steps_file
-from stepscope.record import step_recorder
+from stepscope.record import session
 from stepscope.record import steps as regions_module
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
@@ -26,7 +26,7 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000_000_000
-        for module in (loop_module, routine_module, step_recorder, regions_module, guards):
+        for module in (loop_module, routine_module, session, regions_module, guards):
             monkeypatch.setattr(module, "perf_counter_ns", lambda: self.now_ns)
         torch.manual_seed(0)
         self.model = torch.nn.Linear(2, 2)
@@ -80,7 +80,8 @@ def test_regions_agree_with_hand_timers(followed: bool, tmp_path: Path, monkeypa
     assert [line["step"] for line in found] == list(range(len(counts)))
     for line, count in list(zip(found, counts, strict=True))[3:]:
         expected = {name: {"ns": count * SPENT_NS[name], "n": count} for name in (LOAD, FORWARD, BACKWARD)}
-        assert line["regions"] == {**expected, STEP: {"ns": SPENT_NS[STEP], "n": 1}}
+        expected[STEP] = {"ns": SPENT_NS[STEP], "n": 1}
+        assert expected.items() <= line["regions"].items()  # a garbage collection is a region too
 
 
 def test_training_is_unchanged_and_hooks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

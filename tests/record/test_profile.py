@@ -20,7 +20,7 @@ from stepscope.record import session
 from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_of_process
 from stepscope.record.session import Recorder
-from stepscope.record.step_recorder import StepLog
+from stepscope.record.steps import StepLog
 
 pytestmark = pytest.mark.job
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_events_of_another_thread_are_ignored(monkeypatch: pytest.MonkeyPatch) -
 
 def test_nvtx_ranges_are_pushed_and_popped(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nvtx:
-        seen: list[str] = []
+        seen: ClassVar[list[str]] = []
         range_push = staticmethod(lambda name: Nvtx.seen.append(f"+{name}"))
         range_pop = staticmethod(lambda: Nvtx.seen.append("-"))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepscope.record import steps as regions_module
-from stepscope.record.step_recorder import nvtx_functions
+from stepscope.record.steps import nvtx_functions
 from stepscope.record.steps import Regions
 
 
