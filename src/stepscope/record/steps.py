@@ -183,9 +183,8 @@ class Regions:
 # NVTX's stack of ranges as torch has it, without the Python functions that torch puts around it.
 #
 # Eight ranges are pushed and popped in a step that is only timed: each such function is a call of Python in a step
-# where
-# nothing of it is in the processor's caches. Where no tool listens they would be for nobody: NVTX says so in what it
-# returns, and asks for a tool only once in the life of a process.
+# where nothing of it is in the processor's caches. Where no tool listens they would be for nobody: NVTX says so in what
+# it returns, and asks for a tool only once in the life of a process.
 
 
 def nvtx_functions() -> Any:
@@ -289,8 +288,7 @@ class StepTimes:
 # later. All calls stay on the training thread: querying an event from another one would break a CUDA graph capture.
 #
 # An event costs 20 us where nothing of it is in the processor's caches, and half as much again when it is asked. So
-# steps
-# that are only timed share one until 50 ms have passed, or eight of them: each has the mean of theirs.
+# steps that are only timed share one until 50 ms have passed, or eight of them: each has the mean of theirs.
 
 _MAX_PENDING = 64
 _SHARED_NS = 50_000_000

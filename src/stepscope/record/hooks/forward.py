@@ -23,13 +23,10 @@ from stepscope.record.own_frame import leave_out
 #
 # `nn.Module.__call__` goes by way of `_compiled_call_impl` where a module has one, and pickling and copying leave that
 # attribute out. So nothing of ours is in a checkpoint or a copy, no hook's number is used up, and a module that needs
-# no
-# timing is as fast as ever once the attribute is gone. Classes with a `__getstate__` of their own are taken care of by
-# `leave_out_of_state`; where an object of this kind is copied all the same, it becomes None.
+# no timing is as fast as ever once the attribute is gone. Classes with a `__getstate__` of their own are taken care of
+# by `leave_out_of_state`; where an object of this kind is copied all the same, it becomes None.
 #
 # Traced by torch.compile, `is_compiling()` is true and nothing is left of it in the graph: no break.
-#
-# Nothing else may be in this file: torch.compile reads it.
 
 ATTRIBUTE = "_compiled_call_impl"
 

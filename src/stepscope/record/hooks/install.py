@@ -60,8 +60,7 @@ def _amp_install(loop: Loop, patches: Patches) -> None:
 
 # Autograd's anomaly detection: how long a step takes to keep a stack for every node of the graph.
 #
-# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node asks Python for its stack, inside
-# the
+# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node asks Python for its stack, inside the
 # operator: no event of a profiler shows it. torch asks for it by name in a module, so that name is where it is timed.
 
 _MODULE = "torch.fx.traceback"
@@ -88,8 +87,7 @@ def anomaly_install(loop: Loop, patches: Patches) -> None:
 # Keep torch.compile from tracing our replacements, from its first use on.
 #
 # `torch._dynamo` is loaded by every optimizer, but few jobs compile. What hides a function from it (`disable`) costs a
-# microsecond or two at every call, so nothing is hidden before somebody compiles: `torch.compile`, `Module.compile`
-# and
+# microsecond or two at every call, so nothing is hidden before somebody compiles: `torch.compile`, `Module.compile` and
 # decorators all begin with `torch._dynamo.optimize`.
 
 _COMPILER_MODULE = "torch._dynamo"
@@ -291,8 +289,7 @@ def _description(schedule: Any) -> dict[str, Any]:
 
 # What stops the training thread now and then wherever it is: full garbage collections, and torch.compile compiling.
 #
-# Young generations are collected many times a second in microseconds; only a full collection has a region.
-# Compilations
+# Young generations are collected many times a second in microseconds; only a full collection has a region. Compilations
 # of a backward may run on one of autograd's threads while the training thread waits for it.
 
 _COMPILER = "torch._dynamo.callback"
