@@ -83,13 +83,7 @@ def leave_out_of_state(kind: Any) -> bool:
     return True
 
 
-def _restore_state(kind: Any) -> None:
-    kind.__getstate__ = kind.__getstate__.stepscope_original
-
-
 _SEARCH_STEPS = 3
-_MAX_LATER_SEARCHES = 40
-_ROWS_UNTIL_OFF = 3
 
 
 class Root:
@@ -102,7 +96,6 @@ class Root:
         self._counts = any(True for _ in module.parameters())
         self._was_called_with_grad = False
         self._rests = 0  # inside rows, without a call that was timed by itself or began a row
-        self._compiled_call: Any = None
         self.hook()
 
     def hook(self) -> None:
@@ -162,7 +155,7 @@ class Root:
         The one that begins a row is not one of those: without it the row would not be seen.
         """
         self.unhook()
-        if self._rests < _ROWS_UNTIL_OFF:
+        if self._rests < 3:
             self._loop.after_row.append(self.hook)
 
 
@@ -175,7 +168,7 @@ class ForwardHooks:
         self._tell = list(model_found)
         self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
         self._inside_compiled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._kinds: list[type] = []  # classes whose `__getstate__` we replaced
+        self._kinds: list[Any] = []  # classes whose `__getstate__` we replaced
         self._unseen: set[str] = set()
         self._later_searches = 0
         self._search(wanted=True)
@@ -199,7 +192,7 @@ class ForwardHooks:
 
     def search_again(self) -> None:
         """Search until the step ends: somebody calls a module that we do not know (evaluation does)."""
-        if not self.search.wanted and self._later_searches < _MAX_LATER_SEARCHES:
+        if not self.search.wanted and self._later_searches < 40:
             self._later_searches += 1
             self._search(wanted=True)
 
@@ -215,7 +208,7 @@ class ForwardHooks:
         for root in list(self._roots.values()):
             root.unhook()
         for kind in self._kinds:
-            _restore_state(kind)
+            kind.__getstate__ = kind.__getstate__.stepscope_original
         self._kinds = []
 
     def compiler_is_used(self) -> None:

@@ -96,8 +96,6 @@ class OptimizersAlive:
 # Sharding wrappers (FSDP) free and gather parameters around every pass, in the same version: a place in memory says
 # something only where there was one before and after.
 
-_SAMPLE = 256
-_MAX_NODES = 10_000
 State = tuple[int, int, bytes | None]
 
 
@@ -123,7 +121,7 @@ class ParameterWatch:
         found: list[Any] = []
         waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
         seen = set(waiting)
-        while waiting and len(found) < 2 and len(seen) < _MAX_NODES:
+        while waiting and len(found) < 2 and len(seen) < 10_000:
             node = waiting.pop()
             variable = getattr(node, "variable", None)
             if isinstance(variable, torch.nn.Parameter):
@@ -163,7 +161,7 @@ def _state(parameter: Any) -> State:
         return parameter._version, 0, None  # sharded or otherwise special: its version has to do
     values = None
     if parameter.device.type == "cpu":
-        sample = parameter.detach().reshape(-1)[:_SAMPLE].clone()  # a storage that numpy saw can't be freed by FSDP
+        sample = parameter.detach().reshape(-1)[:256].clone()  # a storage that numpy saw can't be freed by FSDP
         values = sample.view(torch.uint8).numpy().tobytes()
     return parameter._version, parameter.data_ptr(), values
 

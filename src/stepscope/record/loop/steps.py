@@ -33,7 +33,6 @@ from stepscope.errors import UsageError
 # Adam, Adam#1  a step of the first (second) Adam that steps
 
 AUTO, LOADER, OPTIMIZER, COUNT = "auto", "loader", "optimizer", "count"
-_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def unit_from(text: str | None) -> StepUnit:
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 _PATIENCE_STEPS = 4  # in which the first steps of optimizers that exist are waited for
@@ -165,7 +164,8 @@ class StepFinder:
             # It comes round again, so a step ended on the way here.
             missing = (self._cycle or frozenset()) - self._stepped
             if self._interleaved and missing & self._optimizers():
-                self._choose_unit()
+                name, index = self._names[self._lead]
+                self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
             self._learn()
             self._end(self._maybe_ns)
         elif self._maybe_ns is not None:
@@ -215,10 +215,10 @@ class StepFinder:
     def work_begins(self, *, is_load: bool = False) -> bool:
         """The loop turns to new work; return whether that ended a step."""
         if self._unit.kind != AUTO:
-            if self._is_over(is_load=is_load):
+            is_over = self._is_over(is_load=is_load)
+            if is_over:
                 self._end(None)
-                return True
-            return False
+            return is_over
         if not self._stepped and (self._seen or not self._changed_by_hand()):
             if self._maybe_by_hand() and self._maybe_ns is None:
                 self._maybe_ns = self._steps.step_may_end(expected=False)
@@ -244,10 +244,6 @@ class StepFinder:
             return self._num_stepped >= self._unit.count
         chosen = next((k for k in self._stepped if self._names[k] == (self._unit.name, self._unit.index)), None)
         return chosen is not None and (comes is None or comes == chosen)
-
-    def _choose_unit(self) -> None:
-        name, index = self._names[self._lead]
-        self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
 
     def _learn(self) -> None:
         self._cycle = frozenset(self._stepped)
