@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, StepLine
-from stepscope.record.step_recorder import StepLog
+from stepscope.record.steps import StepLog
 from stepscope.run.step_log import step_log_of
 
 REGIONS = {FORWARD: {"ns": 40, "n": 1}}

@@ -37,15 +37,6 @@ def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains
     assert torch.fx.traceback.format_stack is original
 
 
-def test_without_the_detection_nothing_is_noted() -> None:
-    noted, patches = in_place()
-    try:
-        assert __file__ in torch.fx.traceback.format_stack()[-1]
-    finally:
-        patches.undo()
-    assert len(noted) == 0
-
-
 def test_short_ones_right_after_one_another_are_one() -> None:
     noted = Interruptions()
     for begin_ns in (0, 2_000, 4_000, 5_000_000):

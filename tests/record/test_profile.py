@@ -15,12 +15,11 @@ import pytest
 import torch
 
 import stepscope
-from stepscope.errors import UsageError
 from stepscope.record import session
 from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_of_process
 from stepscope.record.session import Recorder
-from stepscope.record.step_recorder import StepLog
+from stepscope.record.steps import StepLog
 
 pytestmark = pytest.mark.job
 
@@ -102,23 +101,6 @@ def test_unwritable_folder_is_one_line_and_training_goes_on(tmp_path: Path, caps
     said = [x for x in capsys.readouterr().err.splitlines() if x.startswith("stepscope:")]
     assert len(said) == 1 and "--out" in said[0]
     assert recording.run_folder is None
-
-
-def test_bad_settings_are_refused_at_once() -> None:
-    with pytest.raises(UsageError):
-        stepscope.profile(active=0)
-
-
-def test_unknown_activity_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, activities=["tpu"]) as recording:
-        train(recording)
-    assert "tpu" in capsys.readouterr().err
-    assert len(lines(tmp_path / "run")) == 8
-
-
-def test_region_without_a_recorder_does_nothing() -> None:
-    with stepscope.region("forward_pass"):
-        pass
 
 
 def test_region_in_compiled_code_changes_nothing(tmp_path: Path) -> None:
@@ -245,9 +227,8 @@ def test_job_side_needs_torch_and_the_standard_library_only() -> None:
 
 
 def test_helper_side_needs_no_torch() -> None:
-    program = "import sys, stepscope.record.helper.writer; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False False"
+    program = "import sys, stepscope.record.helper.writer; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_job_too_short_for_the_window_is_told_which_would_do(

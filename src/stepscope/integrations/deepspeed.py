@@ -22,6 +22,7 @@ from typing import Any
 from stepscope.errors import UsageError
 from stepscope.integrations.loop_recording import LoopRecording
 from stepscope.record.loop.loop import Loop
+from stepscope.record.loop.routine import BACKWARD_BEGINS, BACKWARD_ENDS
 
 _METHODS = ("backward", "allreduce_gradients", "step")
 
@@ -51,12 +52,12 @@ def _wrap(engine: Any, loop: Loop) -> None:
 
     @functools.wraps(run_backward)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        counts = loop.backward_begins()
+        counts = loop.begins(BACKWARD_BEGINS)
         try:
             return run_backward(*args, **kwargs)
         finally:
             if counts:
-                loop.backward_ends()
+                loop.ends(BACKWARD_ENDS)
 
     @functools.wraps(reduce_gradients)
     def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,6 @@ from stepscope.record.window.guards import ProfilerGuard
 from stepscope.record.window.schedule import census_step, frame_step
 from stepscope.record.window.watched_step import StepCensus
 
-_TRIES = 3
 _FLOPS, _OWNERS = "flops_per_step", "owners"
 _NO_CENSUS = "the job ended before the step after the window, in which they would have been counted"
 _NO_FRAMES = "the job ended before the step with Python frames, the second after the window"
@@ -55,7 +54,7 @@ class AfterWindow:
         self._set_marker, self._begins_round = set_marker, begins_round
         self._watched: StepCensus | FrameStep | None = None
         self._calls: CallCount | None = None
-        self._tries = _TRIES
+        self._tries = 3
         self._census_step = census_step(config)
         self._frame_step = frame_step(config)
         if self._census_step is not None:
@@ -74,9 +73,9 @@ class AfterWindow:
         """Return the first step after `step` before which something is to be done, None where there is none."""
         if self.is_watching:
             return step + 1
-        planned = [s for s in (self._census_step, self._frame_step) if s is not None and s > step]
-        planned += [self._frame_step - 1] if self._frame_step is not None and self._frame_step - 1 > step else []
-        return min(planned, default=None)
+        frame_step = self._frame_step
+        planned = (self._census_step, frame_step, None if frame_step is None else frame_step - 1)
+        return min((s for s in planned if s is not None and s > step), default=None)
 
     def count_flops_of(self, step: int) -> None:
         """Count the operators of this step, in a light recording after the first window that was asked for."""
@@ -128,7 +127,13 @@ class AfterWindow:
         """End watching before `step`, and hand on what was seen; return whether anything was watched."""
         was_watching = self.is_watching
         watched, self._watched = self._watched, None
-        self._end_calls()
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.end()
+            if calls.why_not is not None:
+                self._frame_step = None
+                SAMPLES.retire()
+                self._known.because(_OWNERS, calls.why_not)
         if isinstance(watched, StepCensus):
             self._end_census(watched, step)
         elif watched is not None:
@@ -147,15 +152,6 @@ class AfterWindow:
             calls.end()
         if watched is not None:
             watched.end()
-
-    def _end_calls(self) -> None:
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.end()
-            if calls.why_not is not None:
-                self._frame_step = None
-                SAMPLES.retire()
-                self._known.because(_OWNERS, calls.why_not)
 
     def _end_census(self, census: StepCensus, step: int) -> None:
         found = census.counts()

@@ -18,9 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-_MAX_DEPTH = 3
-_MAX_PARTS = 16
-_MASK = "attention_mask"
 _BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
 
 
@@ -52,7 +49,7 @@ def _packed_samples(batch: Any) -> int | None:
 
 
 def _unpadded(batch: Any, ids: torch.Tensor) -> int:
-    mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.shape == ids.shape:
         return int(mask.count_nonzero())
     return ids.numel()
@@ -61,10 +58,10 @@ def _unpadded(batch: Any, ids: torch.Tensor) -> int:
 def _tensors(value: Any, *, depth: int) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    if depth > _MAX_DEPTH:
+    if depth > 3:
         return []
     if isinstance(value, Mapping):  # dictionaries, and the batches of tokenizers
         value = [part for name, part in value.items() if name not in _BOUNDS]
     if isinstance(value, list | tuple):
-        return [tensor for part in value[:_MAX_PARTS] for tensor in _tensors(part, depth=depth + 1)]
+        return [tensor for part in value[:16] for tensor in _tensors(part, depth=depth + 1)]
     return []

@@ -32,18 +32,16 @@ from stepscope.record.window.schedule import why_no_window
 # rank0_only=True                                                  ranks=0
 # skip_first=5                                                     five more steps of wait
 
-_FOLDERS = ("output_dir", "trace_dir", "log_dir", "output_trace_dir")
 _MAX_STEPS = 100_000
-_NONE, _WARMUP, _RECORD, _SAVE = "NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"
+_SAVE = "RECORD_AND_SAVE"
 
 
 def _usual_settings(given: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in _FOLDERS:
+    for name in ("output_dir", "trace_dir", "log_dir", "output_trace_dir"):
         if (folder := given.pop(name, None)) is not None:
             found["out"] = str(folder)
-    schedule = given.pop("schedule", None)
-    if schedule is not None:
+    if (schedule := given.pop("schedule", None)) is not None:
         found |= window_of(schedule)
     if given.pop("rank0_only", False):
         found["ranks"] = 0
@@ -55,25 +53,18 @@ def window_of(schedule: Callable[[int], Any]) -> dict[str, int]:
 
     One that goes on for ever is one window. A `UsageError` where it never records.
     """
-    actions = _first_window(schedule)
-    wait, warmup = actions.count(_NONE), actions.count(_WARMUP)
-    active = len(actions) - wait - warmup
-    return {"wait": wait, "warmup": warmup, "active": active, "repeat": _repeats(schedule, len(actions), wait)}
-
-
-def _first_window(schedule: Callable[[int], Any]) -> list[str]:
-    actions = []
-    for step in range(_MAX_STEPS):
-        actions.append(_name(schedule(step)))
-        if actions[-1] == _SAVE:
-            return actions
-    raise UsageError(f"schedule: it records nothing in its first {_MAX_STEPS:,} steps; give wait, warmup and active")
-
-
-def _repeats(schedule: Callable[[int], Any], length: int, wait: int) -> int:
+    actions: list[str] = []
+    while not actions or actions[-1] != _SAVE:
+        if len(actions) == _MAX_STEPS:
+            raise UsageError(
+                f"schedule: it records nothing in its first {_MAX_STEPS:,} steps; give wait, warmup and active"
+            )
+        actions.append(_name(schedule(len(actions))))
+    wait, warmup, length = actions.count("NONE"), actions.count("WARMUP"), len(actions)
     ends = [step for step in range(length, 20 * length) if _name(schedule(step)) == _SAVE]
     endless = len(ends) >= 2 and ends[-1] > 20 * length - 2 * (ends[1] - ends[0])
-    return 1 if endless else 1 + len(ends)
+    repeat = 1 if endless else 1 + len(ends)
+    return {"wait": wait, "warmup": warmup, "active": length - wait - warmup, "repeat": repeat}
 
 
 def _name(action: Any) -> str:
@@ -146,7 +137,7 @@ class profile:
             warmup=usual.pop("warmup", warmup),
             active=usual.pop("active", active),
             repeat=usual.pop("repeat", repeat),
-            activities=None if activities is None else tuple(_activity_name(a) for a in activities),
+            activities=None if activities is None else tuple(_name(a).lower() for a in activities),
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -204,7 +195,3 @@ def close_and_say(recorder: Recorder) -> None:
     recorder.close()
     if short is not None and not followed_from_outside():  # else the launcher says it, in its own options
         say(short)
-
-
-def _activity_name(activity: Any) -> str:
-    return str(getattr(activity, "name", activity)).lower()

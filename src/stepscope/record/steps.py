@@ -1,4 +1,4 @@
-"""Where in its step each rank is: a stack of named regions, their own time, and their marks in the trace.
+"""The times of steps: regions, evaluation, device times, and the step log.
 
 Time is *exclusive*: a region's time is its span minus the regions inside it, so the regions of a step never
 sum to more than the step. Forward and backward inside `optimizer.step` (LBFGS, Lightning closures) thereby
@@ -8,19 +8,24 @@ leave only the optimizer's own work to `optimizer_step`.
     -> optimizer_step 5, forward_pass 5
 """
 
+import json
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.cuda.nvtx
 
 from stepscope.contract.step_line import (
     BACKWARD,
     CHECKPOINT,
     CLIPPING,
     DATA_LOADING,
+    EVALUATION,
     FORWARD,
     GRADIENT_SYNC,
     LOADER_START,
@@ -120,20 +125,6 @@ class Regions:
         newest = (self._stacks.get(self.training_thread) or [])[-1:]  # a copy: the stack may change meanwhile
         return newest[0].name if newest else None
 
-    def so_far(self, now_ns: int) -> RegionTimes:
-        """Return the regions of the open step that have ended, and what interrupted it."""
-        if self.interruptions:
-            self._interrupt(self._stacks.get(self.training_thread), now_ns)
-        return {name: {"ns": ns, "n": n} for name, (ns, n) in self._totals.items()}
-
-    def add(self, times: RegionTimes) -> None:
-        """Add what passed in regions that were not told of one by one, off the region that is open around them."""
-        stack = self._stacks.get(self.training_thread)
-        for name, time in times.items():
-            self._add(name, time["ns"], time["n"])
-            if stack:
-                stack[-1].child_ns += time["ns"]
-
     def leave_out(self, paused_ns: int) -> None:
         """Leave a pause of ours, which just ended, out of the regions that are open on this thread."""
         for region in self._stacks.get(threading.get_ident(), ()):
@@ -189,6 +180,107 @@ class Regions:
             region.mark = None
 
 
+# NVTX's stack of ranges as torch has it, without the Python functions that torch puts around it.
+#
+# Eight ranges are pushed and popped in a step that is only timed: each such function is a call of Python in a step
+# where nothing of it is in the processor's caches. Where no tool listens they would be for nobody: NVTX says so in what
+# it returns, and asks for a tool only once in the life of a process.
+
+
+def nvtx_functions() -> Any:
+    """Return an object with `range_push(name)` and `range_pop()`, None where no tool listens to ranges."""
+    inner = getattr(torch.cuda.nvtx, "_nvtx", None)
+    push, pop = getattr(inner, "rangePushA", None), getattr(inner, "rangePop", None)
+    found: Any = SimpleNamespace(range_push=push, range_pop=pop)
+    if push is None or pop is None:  # a torch that keeps them elsewhere
+        found = torch.cuda.nvtx
+    depth = found.range_push("stepscope")
+    found.range_pop()
+    return None if isinstance(depth, int) and depth < 0 else found
+
+
+# evaluations that recur after as few steps are part of the routine, as a rollout of reinforcement learning is
+_MAX_STEPS_BETWEEN = 3
+
+
+class StepTimes:
+    """The current step, by `perf_counter_ns`: its begin and regions, and its evaluation.
+
+    Evaluation is a region of the step that begins after it. It includes what was loaded and computed in it; other
+    regions (a checkpoint, a collection) keep their names.
+    """
+
+    def __init__(self, regions: Regions) -> None:
+        self.start_ns = perf_counter_ns()
+        self.last_ns = 0  # how long the last step took, without its evaluation
+        self._regions = regions
+        self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
+        self._evaluation: RegionTimes = {}
+        self._evaluated_until_ns: int | None = None
+        self._evaluation_step: int | None = None  # the last one that had some
+        self._steps_between: int | None = None  # from the one before to it
+
+    def begin(self) -> None:
+        """Let the step begin now: what passed since the last one ended is in no step."""
+        self.start_ns = perf_counter_ns()
+        if self._regions.interruptions:
+            self._regions.interruptions.taken(before_ns=self.start_ns)
+
+    def may_end(self, at_ns: int) -> int:
+        """Return the moment at which the step may turn out to have ended: `end(at_ns=...)`."""
+        self._held = (at_ns, self._regions_until(at_ns))
+        return at_ns
+
+    def end(self, now_ns: int, at_ns: int | None) -> tuple[int, RegionTimes]:
+        """Return the step's time and its regions, at a moment before now where that is known only later."""
+        held = self._held
+        regions = held[1] if held is not None and held[0] == at_ns else self._regions_until(now_ns)
+        self._held = None
+        evaluation, self._evaluation, self._evaluated_until_ns = self._evaluation, {}, None
+        if evaluation:
+            regions = summed(evaluation, regions)
+        dur_ns = (now_ns if at_ns is None else at_ns) - self.start_ns
+        self.last_ns = dur_ns - evaluation.get(EVALUATION, {"ns": 0})["ns"]
+        return dur_ns, regions
+
+    def is_routine(self, step: int) -> bool:
+        """Return whether there was evaluation a few steps ago as well."""
+        return self._evaluation_step is not None and step - self._evaluation_step <= _MAX_STEPS_BETWEEN
+
+    def begins_round(self, step: int) -> int:
+        """Return the first step from `step` on that begins with evaluation where that is routine, else `step`."""
+        last, between = self._evaluation_step, self._steps_between
+        if last is None or between is None or between > _MAX_STEPS_BETWEEN:
+            return step
+        return step + (last - step) % between
+
+    def end_evaluation(self, step: int) -> None:
+        """Count all that passed since the step began, or since the last call, as evaluation."""
+        now_ns = perf_counter_ns()
+        until_ns = self._evaluated_until_ns
+        kept = {name: time for name, time in self._regions_until(now_ns).items() if name not in OF_TRAINING}
+        since_ns = self.start_ns if until_ns is None else until_ns
+        own_ns = max(0, now_ns - since_ns - sum(time["ns"] for time in kept.values()))
+        found = {**kept, EVALUATION: {"ns": own_ns, "n": int(until_ns is None)}}
+        self._evaluation = summed(self._evaluation, found)
+        self._evaluated_until_ns = now_ns
+        if self._evaluation_step is not None and self._evaluation_step != step:
+            self._steps_between = step - self._evaluation_step
+        self._evaluation_step = step
+
+    def leave_out(self, paused_ns: int, *, of_evaluation: bool) -> None:
+        """Take out what the recorder itself took in this step."""
+        self.start_ns += paused_ns
+        self._regions.leave_out(paused_ns)
+        if of_evaluation and self._evaluated_until_ns is not None:
+            self._evaluated_until_ns += paused_ns
+
+    def _regions_until(self, now_ns: int) -> RegionTimes:
+        held, self._held = self._held, None
+        times = self._regions.split_step(now_ns)
+        return times if held is None else summed(held[1], times)
+
+
 # How long the device took for each step, by events on the training stream and without any synchronisation.
 #
 # At the end of a step an event is recorded on the current stream; a step's device time is the distance between two
@@ -196,8 +288,7 @@ class Regions:
 # later. All calls stay on the training thread: querying an event from another one would break a CUDA graph capture.
 #
 # An event costs 20 us where nothing of it is in the processor's caches, and half as much again when it is asked. So
-# steps
-# that are only timed share one until 50 ms have passed, or eight of them: each has the mean of theirs.
+# steps that are only timed share one until 50 ms have passed, or eight of them: each has the mean of theirs.
 
 _MAX_PENDING = 64
 _SHARED_NS = 50_000_000
@@ -284,3 +375,99 @@ class DeviceTimer:
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         self._record_event(event, self._stream)
         return event
+
+
+# The light log: one line per step (`contract.step_line`), profiled or not, on its way to `rankNNNNN.steps.jsonl`.
+#
+# On a CUDA device a line waits, in memory, for its device time, which is known when the device has passed the step's
+# end.
+#
+# Each line leaves the process at once in the first steps, where jobs are short or fail, and while the profiler runs.
+# Later lines leave two to ten times a second: several at once cost a fraction, because after a step's work nothing of
+# ours is in the processor's caches. So a job that is killed loses at most its last half second.
+
+_PERIOD_NS = 100_000_000
+SENT_AT_ONCE = 8  # steps
+
+# when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then
+PastStep = tuple[int, RegionTimes, dict[str, Any]]
+
+
+class StepLog:
+    """Builds lines and sends them on, in the order of the steps."""
+
+    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None) -> None:
+        self._send = send
+        self._timer = timer
+        # returns the line, empty so far, of a step that ends now; `add_past` takes it in
+        self.mark_end: Callable[[], dict[str, Any]] = dict if timer is None else timer.step_end
+        self._ready: list[dict[str, Any]] = []
+        self._next_send_ns = 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in one step; it is sent soon, once its device time is known."""
+        line["end_ns"] = end_ns = time.time_ns() - line.pop("late_ns", 0)
+        line["start_ns"] = end_ns - line["dur_ns"]
+        line["device_ns"] = None
+        if self._timer is None:
+            self._ready.append(line)
+        else:
+            self._timer.step_end(line)
+        self._take_finished(all_of_them=False)
+        is_soon = self._next_send_ns - _PERIOD_NS <= end_ns < self._next_send_ns  # False where the clock was set back
+        if not is_soon or line["step"] < SENT_AT_ONCE or line["profiled"]:
+            self._next_send_ns = end_ns + _PERIOD_NS
+            self._send_ready()
+
+    def add_past(self, steps: Sequence[PastStep], *, first: int, start_ns: int, phase: str) -> int:
+        """Take in steps whose end was marked, by `perf_counter_ns`; return the longest one's time."""
+        epoch_ns, longest_ns = time.time_ns() - time.perf_counter_ns(), 0
+        for step, (end_ns, regions, line) in enumerate(steps, first):
+            dur_ns = end_ns - start_ns
+            line["text"] = (  # by hand: json takes three times as long
+                f'{{"step": {step}, "start_ns": {start_ns + epoch_ns}, "end_ns": {end_ns + epoch_ns}, '
+                f'"dur_ns": {dur_ns}, "profiled": false, "phase": "{phase}", '
+                f'"regions": {{{_text_of(regions)}}}, "device_ns": '
+            )
+            if self._timer is None:
+                self._ready.append(line)
+            longest_ns = max(longest_ns, dur_ns)
+            start_ns = end_ns
+        self._take_finished(all_of_them=False)
+        self._next_send_ns = start_ns + epoch_ns + _PERIOD_NS
+        self._send_ready()
+        return longest_ns
+
+    def restart(self) -> None:
+        """Let the next step's device time begin after a pause."""
+        if self._timer is not None:
+            self._timer.restart()
+
+    def flush(self) -> None:
+        """Send every line that still waits, with or without its device time."""
+        self._take_finished(all_of_them=True)
+        self._send_ready()
+
+    def _take_finished(self, *, all_of_them: bool) -> None:
+        if self._timer is None:
+            return
+        for line, device_ns in self._timer.finished(all_of_them=all_of_them):
+            if line:  # not where its step was given up
+                line["device_ns"] = device_ns
+                self._ready.append(line)
+
+    def _send_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        if ready:
+            self._send(*map(_text, ready))
+
+
+def _text(line: dict[str, Any]) -> str:
+    begun, device_ns = line.get("text"), line.get("device_ns")
+    if begun is None:
+        return json.dumps(line)
+    return f"{begun}{'null' if device_ns is None else device_ns}}}"
+
+
+def _text_of(regions: RegionTimes) -> str:
+    return ", ".join([f'"{name}": {{"ns": {own["ns"]}, "n": {own["n"]}}}' for name, own in regions.items()])

@@ -28,34 +28,13 @@ from stepscope.record.window.guards import ProfilerGuard
 from stepscope.record.window.schedule import NEVER, next_busy_step, phase_of
 from stepscope.record.window.window import Watchdog, Window, replaces_export
 
-# What the steps before a window are like: the measure for what is too long or too much inside it.
-
-
-class StepsBeforeWindow:
-    """The longest of them, and the memory after the first ones; the first, which are slow, do not count."""
-
-    def __init__(self) -> None:
-        self._longest_ns: int | None = None
-        self._first_bytes: int | None = None
-
-    def note(self, dur_ns: int) -> None:
-        """A step that stands for the others took this long."""
-        self._longest_ns = max(self._longest_ns or 0, dur_ns)
-
-    def note_memory(self) -> None:
-        """The first steps are over: what memory grows by from here on is the job's own."""
-        self._first_bytes = anonymous_bytes()
-
-    def typical(self, step: int) -> TypicalStep:
-        """Return what a step was like, up to this one."""
-        now_bytes, steps = anonymous_bytes(), step - FIRST_STEPS
-        grew = now_bytes - self._first_bytes if now_bytes is not None and self._first_bytes is not None else 0
-        per_step = max(0, grew) // steps if steps > 0 else 0
-        return TypicalStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
-
 
 class WatchedSteps:
     """The profilers of one process. Before `open` none of them runs; `on_tick` is called a few times a second then."""
+
+    _run: OpenRun
+    _window: Window
+    _after: AfterWindow
 
     def __init__(
         self,
@@ -75,13 +54,12 @@ class WatchedSteps:
         self._known, self._regions, self._samplers = known, regions, samplers
         self._begins_round, self._on_trace_ready = begins_round, on_trace_ready
         self._watchdog = Watchdog(on_tick)
-        self._before_window = StepsBeforeWindow()
+        self._longest_ns: int | None = None  # of the steps before the first window
+        self._first_bytes: int | None = None  # of memory after the first steps, which are slow and do not count
         self._asked: tuple[WindowPlan, ...] = ()  # windows that were asked for while the job runs
         self._planning = threading.Lock()  # between the thread that hears of them and the training thread
         self._step = 0
-        self._run: OpenRun | None = None
-        self._window: Window | None = None
-        self._after: AfterWindow | None = None
+        self.is_open = False
 
     def open(self, run: OpenRun) -> None:
         """Begin: from now on steps may be watched, where this rank is one of those that are to be."""
@@ -104,27 +82,21 @@ class WatchedSteps:
             set_marker=self._mark_regions,
             begins_round=self._begins_round,
         )
-
-    @property
-    def is_open(self) -> bool:
-        """Whether steps may be watched."""
-        return self._window is not None
+        self.is_open = True
 
     @property
     def after_window(self) -> bool:
         """Whether the current step is one of those that are watched after a window."""
-        return self._after is not None and self._after.is_watching
+        return self.is_open and self._after.is_watching
 
     def step_over(self) -> bool:
         """End what is marked by step; return whether the step that ended was watched."""
-        assert self._window is not None and self._after is not None
         self._window.after_step()
         self._after.step_over()
         return self._window.is_recording or self._after.is_watching
 
     def before(self, step: int) -> bool:
         """Get ready for a step; return whether that took more than a moment."""
-        assert self._window is not None and self._run is not None and self._after is not None
         self._step = step
         paused = self._after.end(step)
         if paused:
@@ -135,10 +107,10 @@ class WatchedSteps:
             self._run.probe_clock(f"before{step}")
             self._known.send(self._run)  # a job that dies in its window leaves them too
         if step == FIRST_STEPS:
-            self._before_window.note_memory()
+            self._first_bytes = anonymous_bytes()
             self._known.send(self._run)
         elif phase == WARMUP or self._window.usual.longest_s is None:
-            self._window.usual = self._before_window.typical(step)
+            self._window.usual = self._typical_step(step)
         paused |= self._window.before_step(step)
         if not self._window.is_recording and self._after.begin(step, self._window.usual):
             self._watchdog.start()
@@ -150,33 +122,30 @@ class WatchedSteps:
     def note_usual(self, dur_ns: int) -> None:
         """A step that nothing watched took this long; those before the first window are the measure for it."""
         if not self._known.windows:
-            self._before_window.note(dur_ns)
+            self._longest_ns = max(self._longest_ns or 0, dur_ns)
 
     def asked_for(self, plan: WindowPlan) -> None:
         """Take in a window that all ranks will profile; called on a thread of ours."""
         with self._planning:
             self._asked = (*self._asked, plan)
             self.busy_step = min(self.busy_step, plan.first - plan.warmup)
-        if self._run is not None and self._run.place.rank == 0 and plan.by:
+        if self.is_open and self._run.place.rank == 0 and plan.by:
             say(f"steps {plan.first} to {plan.last - 1} will be profiled, asked for by {plan.by}")
 
     def evaluation_began(self) -> None:
         """End what watches training steps: evaluation is none."""
-        if self._window is not None:
+        if self.is_open:
             self._window.evaluation_began()
-        if self._after is not None:
             self._after.evaluation_began()
 
     def look_at_budget(self) -> None:
         """End what has met a limit."""
-        if self._window is not None:
+        if self.is_open:
             self._window.look_at_budget()
-        if self._after is not None:
             self._after.look_at_budget()
 
     def finish(self) -> None:
         """End what runs because training is over; complete steps of a window are kept."""
-        assert self._window is not None and self._after is not None
         self._watchdog.stop()
         self._after.abandon()  # of a step that did not end
         self._window.finish()
@@ -185,13 +154,17 @@ class WatchedSteps:
         """End what runs without a word: nothing can be written anyway."""
         self._regions.marker = None
         self._watchdog.stop()
-        if self._after is not None:
+        if self.is_open:
             self._after.abandon()
-        if self._window is not None:
             self._window.abandon()
 
+    def _typical_step(self, step: int) -> TypicalStep:
+        now_bytes, steps = anonymous_bytes(), step - FIRST_STEPS
+        grew = now_bytes - self._first_bytes if now_bytes is not None and self._first_bytes is not None else 0
+        per_step = max(0, grew) // steps if steps > 0 else 0
+        return TypicalStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
+
     def _plan_next(self, step: int) -> None:
-        assert self._after is not None
         after = self._after.next_step(step)
         with self._planning:
             planned = (next_busy_step(step + 1, self._config, also=FIRST_STEPS, asked=self._asked), after)
@@ -206,14 +179,13 @@ class WatchedSteps:
         self._samplers.tell("on_window_start")
 
     def _window_closed(self, outcome: dict[str, Any]) -> None:
-        assert self._run is not None
         self._mark_regions(False)
         self._watchdog.stop()
         self._samplers.tell("on_window_end")
         self._known.windows.append(hand_over_window(self._run, outcome))
         self._known.because("flight_recorder", hand_over_collectives(self._run, outcome["window"]))
         self._known.because("samplers", hand_over_files(self._run, self._samplers, "after_window"))
-        if self._config.light and outcome["status"] == "exported" and self._after is not None:
+        if self._config.light and outcome["status"] == "exported":
             self._after.count_flops_of(self._step)
         self._run.probe_clock(f"after{outcome['window']}")
         self._known.send(self._run, window_complete=True)

@@ -73,21 +73,6 @@ def test_a_step_that_is_captured_into_a_graph_has_no_time_nor_has_the_next(devic
     assert timer.finished() == [(first, None), (captured, None), (after, None), (later, 150_000_000)]
 
 
-def test_the_event_is_on_the_stream_that_is_current_then(device: Device) -> None:
-    timer = DeviceTimer()
-    end_step(timer, device, 100)
-    device.stream = 7
-    end_step(timer, device, 200)
-    assert timer._last.stream.number == 7
-
-
-def test_a_given_line_is_the_one_that_comes_back(device: Device) -> None:
-    timer, line = DeviceTimer(), {"step": 3}
-    device.done_ms = 100
-    assert timer.step_end(line) is line
-    assert timer.finished()[0][0] is line
-
-
 def test_short_steps_that_are_only_timed_share_an_event_and_have_its_mean(device: Device) -> None:
     timer = DeviceTimer()
     device.done_ms = 1000
@@ -95,13 +80,6 @@ def test_short_steps_that_are_only_timed_share_an_event_and_have_its_mean(device
     assert timer.finished() == [(lines[0], None), *[(line, 20_000_000) for line in lines[1:4]]]
     followed = end_step(timer, device, 90, followed=True)  # closely, so it has an event
     assert timer.finished() == [(lines[4], 15_000_000), (followed, 15_000_000)]
-
-
-def test_very_short_steps_share_an_event_of_eight(device: Device) -> None:
-    timer = DeviceTimer()
-    device.done_ms = 1000
-    lines = [end_step(timer, device, at_ms) for at_ms in range(10)]
-    assert timer.finished() == [(lines[0], None), *[(line, 1_000_000) for line in lines[1:9]]]
 
 
 def test_in_a_trial_every_step_has_an_event(device: Device) -> None:

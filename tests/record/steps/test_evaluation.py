@@ -1,24 +1,19 @@
 """Which step begins with passes without gradients where these come every few steps?"""
 
-from stepscope.record.step_recorder import Evaluation
+from stepscope.record.steps import Regions, StepTimes
 
 
-def evaluated(*steps: int) -> Evaluation:
-    found = Evaluation()
+def evaluated(*steps: int) -> StepTimes:
+    times = StepTimes(Regions())
     for step in steps:
-        found.add({}, step=step, step_start_ns=0, now_ns=1)
-        found.add({}, step=step, step_start_ns=0, now_ns=2)  # said again within the step
-        found.end_step({})
-    return found
+        times.end_evaluation(step)
+        times.end_evaluation(step)  # again within the step
+        times.end(times.start_ns + 1, None)
+    return times
 
 
-def test_the_next_of_a_routine_is_known() -> None:
+def test_the_next_of_a_routine_is_known_else_any_step_will_do() -> None:
     found = evaluated(2, 4, 6)
-    assert [found.next_step(step) for step in (6, 7, 8, 9)] == [6, 8, 8, 10]
-    assert evaluated(5, 6).next_step(7) == 7
-
-
-def test_where_there_is_no_routine_any_step_will_do() -> None:
-    assert Evaluation().next_step(7) == 7
-    assert evaluated(3).next_step(7) == 7
-    assert evaluated(3, 13).next_step(17) == 17
+    assert [found.begins_round(step) for step in (6, 7, 8, 9)] == [6, 8, 8, 10]
+    assert evaluated(5, 6).begins_round(7) == 7
+    assert [evaluated(*steps).begins_round(17) for steps in ((), (3,), (3, 13))] == [17, 17, 17]

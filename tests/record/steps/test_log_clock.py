@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stepscope.record.step_recorder import StepLog
+from stepscope.record.steps import StepLog
 
 HOUR_NS = 3_600_000_000_000
 SECOND_NS = 1_000_000_000

@@ -15,7 +15,7 @@ from stepscope.record.window.window import Watchdog, may_interrupt
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("step_recorder.py", False),
+        ("session.py", False),
         ("hooks/root_hooks.py", True),
         ("hooks/loop/loop.py", False),
         ("hooks/backward.py", False),

@@ -1,7 +1,6 @@
 """Backward passes: every one of them, also `torch.autograd.grad` and pipelines, goes through one function."""
 
 import weakref
-from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stepscope.record.failsafe import leave_out
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.loop.loop import Loop
-from stepscope.record.loop.pattern import BACKWARD_BEGINS
+from stepscope.record.loop.routine import BACKWARD_BEGINS, BACKWARD_ENDS
 
 # How long the training thread waits for DDP's reductions after the last gradient is computed.
 #
@@ -80,14 +79,10 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
 
     def watched(run_backward: Any) -> Any:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            left, handle = loop.backwards_left, None
-            if left > 0 and get_ident() == loop.thread:
-                loop.backwards_left = -left  # one of a stretch: those inside it are part of it
-            else:
-                left = 0
-            counts = not loop.backwards_left and (
-                (routine.expected == BACKWARD_BEGINS and routine.takes(BACKWARD_BEGINS)) or loop.backward_begins()
+            counts = (routine.expected == BACKWARD_BEGINS and routine.takes(BACKWARD_BEGINS)) or loop.begins(
+                BACKWARD_BEGINS
             )
+            handle = None
             if counts and not routine.on:
                 handle = loop.safely(gradient_sync.watch, t_outputs)
             if counts and not loop.optimizer_seen:
@@ -101,11 +96,7 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
                 if handle:
                     handle.remove()
                 if counts:
-                    loop.backward_ends()
-                elif left and loop.backwards_left == -left:
-                    loop.backwards_left = left - 1
-                    if left == 1:
-                        loop.stretch_ends()
+                    loop.ends(BACKWARD_ENDS)
 
         return _engine_run_backward
 

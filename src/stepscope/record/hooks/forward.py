@@ -16,19 +16,16 @@ from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.loop.call_search import CallSearch
 from stepscope.record.loop.loop import Loop
-from stepscope.record.loop.pattern import FORWARD_ENDS, OPTIMIZER
+from stepscope.record.loop.routine import FORWARD_ENDS, OPTIMIZER
 
 # The call of a module that the training loop makes, with our begin and end around it. The module keeps no trace of it.
 #
 # `nn.Module.__call__` goes by way of `_compiled_call_impl` where a module has one, and pickling and copying leave that
 # attribute out. So nothing of ours is in a checkpoint or a copy, no hook's number is used up, and a module that needs
-# no
-# timing is as fast as ever once the attribute is gone. Classes with a `__getstate__` of their own are taken care of by
-# `leave_out_of_state`; where an object of this kind is copied all the same, it becomes None.
+# no timing is as fast as ever once the attribute is gone. Classes with a `__getstate__` of their own are taken care of
+# by `leave_out_of_state`; where an object of this kind is copied all the same, it becomes None.
 #
 # Traced by torch.compile, `is_compiling()` is true and nothing is left of it in the graph: no break.
-#
-# Nothing else may be in this file: torch.compile reads it.
 
 ATTRIBUTE = "_compiled_call_impl"
 
@@ -85,13 +82,7 @@ def leave_out_of_state(kind: Any) -> bool:
     return True
 
 
-def _restore_state(kind: Any) -> None:
-    kind.__getstate__ = kind.__getstate__.stepscope_original
-
-
 _SEARCH_STEPS = 3
-_MAX_LATER_SEARCHES = 40
-_ROWS_UNTIL_OFF = 3
 
 
 class Root:
@@ -104,7 +95,6 @@ class Root:
         self._counts = any(True for _ in module.parameters())
         self._was_called_with_grad = False
         self._rests = 0  # inside rows, without a call that was timed by itself or began a row
-        self._compiled_call: Any = None
         self.hook()
 
     def hook(self) -> None:
@@ -131,7 +121,7 @@ class Root:
         loop = self._loop
         grad = torch.is_grad_enabled()
         if loop.row and loop.in_row(grad=grad):
-            if grad or loop.backwards_left:
+            if grad:
                 self._rests += 1
                 self._rest()
             return False
@@ -153,7 +143,7 @@ class Root:
         if self._counts:
             routine = self._loop.routine
             if not (routine.expected == FORWARD_ENDS and routine.takes(FORWARD_ENDS)):
-                self._loop.forward_ends()
+                self._loop.ends(FORWARD_ENDS)
         else:
             self._counts = isinstance(output, torch.Tensor) and output.requires_grad
             self._watcher.search.resume()
@@ -164,8 +154,8 @@ class Root:
         The one that begins a row is not one of those: without it the row would not be seen.
         """
         self.unhook()
-        if self._rests < _ROWS_UNTIL_OFF:
-            self._loop.wake_after_row(self.hook)
+        if self._rests < 3:
+            self._loop.after_row.append(self.hook)
 
 
 class ForwardHooks:
@@ -177,7 +167,7 @@ class ForwardHooks:
         self._tell = list(model_found)
         self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
         self._inside_compiled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._kinds: list[type] = []  # classes whose `__getstate__` we replaced
+        self._kinds: list[Any] = []  # classes whose `__getstate__` we replaced
         self._unseen: set[str] = set()
         self._later_searches = 0
         self._search(wanted=True)
@@ -201,7 +191,7 @@ class ForwardHooks:
 
     def search_again(self) -> None:
         """Search until the step ends: somebody calls a module that we do not know (evaluation does)."""
-        if not self.search.wanted and self._later_searches < _MAX_LATER_SEARCHES:
+        if not self.search.wanted and self._later_searches < 40:
             self._later_searches += 1
             self._search(wanted=True)
 
@@ -217,7 +207,7 @@ class ForwardHooks:
         for root in list(self._roots.values()):
             root.unhook()
         for kind in self._kinds:
-            _restore_state(kind)
+            kind.__getstate__ = kind.__getstate__.stepscope_original
         self._kinds = []
 
     def compiler_is_used(self) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from threading import get_ident
@@ -25,10 +26,18 @@ from stepscope.contract.step_line import ANOMALY_DETECTION
 from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.hooks import backward, forward
 from stepscope.record.hooks.backward import GradientSync
-from stepscope.record.hooks.patches import Patches, after_import
-from stepscope.record.loop.job_notes import BatchSize, JobNotes
+from stepscope.record.hooks.patches import Patches, after_import, around
+from stepscope.record.loop.job_notes import JobNotes
 from stepscope.record.loop.loop import Loop
-from stepscope.record.loop.pattern import BACKWARD
+from stepscope.record.loop.routine import (
+    BACKWARD,
+    DATA_BEGINS,
+    DATA_ENDS,
+    LOADER_BEGINS,
+    LOADER_ENDS,
+    NO_BATCH,
+    SCHEDULE_BEGINS,
+)
 from stepscope.record.loop.steps import StepUnit
 from stepscope.record.owners.loader_samples import SAMPLES
 
@@ -38,27 +47,19 @@ from stepscope.record.owners.loader_samples import SAMPLES
 
 
 def _amp_install(loop: Loop, patches: Patches) -> None:
+    def begins(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> bool:
+        loop.optimizer_begins(optimizer, by=scaler)
+        return True
 
-    def watched(scaler_step: Any) -> Any:
-        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            loop.optimizer_begins(optimizer, by=self)
-            try:
-                return scaler_step(self, optimizer, *args, **kwargs)
-            except BaseException as e:
-                leave_out(e)
-                raise
-            finally:
-                loop.optimizer_ends(by=self)
+    def ends(scaler: Any, *args: Any, **kwargs: Any) -> None:
+        loop.optimizer_ends(by=scaler)
 
-        return step
-
-    patches.replace(GradScaler, "step", watched)
+    patches.replace(GradScaler, "step", lambda step: around(step, begins, ends))
 
 
 # Autograd's anomaly detection: how long a step takes to keep a stack for every node of the graph.
 #
-# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node asks Python for its stack, inside
-# the
+# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node asks Python for its stack, inside the
 # operator: no event of a profiler shows it. torch asks for it by name in a module, so that name is where it is timed.
 
 _MODULE = "torch.fx.traceback"
@@ -85,44 +86,22 @@ def anomaly_install(loop: Loop, patches: Patches) -> None:
 # Keep torch.compile from tracing our replacements, from its first use on.
 #
 # `torch._dynamo` is loaded by every optimizer, but few jobs compile. What hides a function from it (`disable`) costs a
-# microsecond or two at every call, so nothing is hidden before somebody compiles: `torch.compile`, `Module.compile`
-# and
+# microsecond or two at every call, so nothing is hidden before somebody compiles: `torch.compile`, `Module.compile` and
 # decorators all begin with `torch._dynamo.optimize`.
 
 _COMPILER_MODULE = "torch._dynamo"
-_WAYS_IN = ("optimize", "optimize_assert")
 
 
-class CompilerWatch:
-    """Calls `hide(disable)` once, before the first compilation."""
+def _compiler_install(ways_in: Patches, hide: Callable[[Callable[[Any], Any]], None]) -> None:
+    dynamo = sys.modules[_COMPILER_MODULE]
 
-    def __init__(self, hide: Callable[[Callable[[Any], Any]], None]) -> None:
-        self._hide = hide
-        self._originals: dict[str, Any] = {}
+    def before(*args: Any, **kwargs: Any) -> None:
+        if ways_in.undo():
+            hide(dynamo.disable)
 
-    def install(self) -> None:
-        """Wait at the ways in; `torch._dynamo` has been imported."""
-        dynamo = sys.modules[_COMPILER_MODULE]
-        for name in _WAYS_IN:
-            original = getattr(dynamo, name, None)
-            if original is not None:
-                self._originals[name] = original
-                setattr(dynamo, name, self._announcing(original))
-
-    def remove(self) -> None:
-        """Put the ways in back."""
-        for name, original in self._originals.items():
-            setattr(sys.modules[_COMPILER_MODULE], name, original)
-        self._originals = {}
-
-    def _announcing(self, original: Any) -> Any:
-        def announced(*args: Any, **kwargs: Any) -> Any:
-            if self._originals:
-                self.remove()
-                self._hide(sys.modules[_COMPILER_MODULE].disable)
-            return original(*args, **kwargs)
-
-        return announced
+    for name in ("optimize", "optimize_assert"):
+        if hasattr(dynamo, name):
+            ways_in.replace(dynamo, name, lambda compile_: around(compile_, before))
 
 
 # Data loading: how long the training thread waits for each batch of a `DataLoader`, and for its workers to start.
@@ -130,42 +109,29 @@ class CompilerWatch:
 # Forked workers get a thread that can sample their lines around the step with frames (`owners/loader_samples`).
 
 
-def _data_install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
+def _data_install(loop: Loop, patches: Patches, learned: JobNotes) -> None:
 
     def watched(next_batch: Any) -> Any:
         def __next__(self: Any) -> Any:
-            counts, got_batch = not loop.backwards_left and loop.data_begins(), False
+            counts, end = loop.begins(DATA_BEGINS), NO_BATCH
             try:
                 batch = next_batch(self)
-                got_batch = True
+                end = DATA_ENDS
             except BaseException as e:
                 leave_out(e)
                 raise
             finally:
                 if counts:
-                    loop.data_ends(got_batch=got_batch)
-            if counts and batch_size.looks:
-                loop.safely(batch_size.loaded, batch)
+                    loop.ends(end)
+            if counts and learned.counts_batches:
+                loop.safely(learned.loaded, batch)
             return batch
 
         return __next__
 
-    def started(make_iterator: Any) -> Any:
-        def __iter__(self: Any) -> Any:
-            counts = loop.loader_begins()
-            try:
-                return make_iterator(self)
-            except BaseException as e:
-                leave_out(e)
-                raise
-            finally:
-                if counts:
-                    loop.loader_ends()
-
-        return __iter__
-
     patches.replace(_BaseDataLoaderIter, "__next__", watched)
-    patches.replace(DataLoader, "__iter__", started)
+    starts = (lambda *_: loop.begins(LOADER_BEGINS), lambda *_: loop.ends(LOADER_ENDS))
+    patches.replace(DataLoader, "__iter__", lambda make_iterator: around(make_iterator, *starts))
     patches.replace(worker, "_worker_loop", SAMPLES.in_worker)
 
 
@@ -194,20 +160,15 @@ def _groups_install(loop: Loop, patches: Patches, before_destroy: Callable[[], N
 
         return init_process_group
 
-    def ending(original: Any) -> Any:
-        def destroy_process_group(group: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if group is None:
-                before_destroy()
-                let_gloo_finish()
-            try:
-                return original(group, *args, **kwargs)
-            except BaseException as e:
-                leave_out(e)
-                raise
+    def before(group: Any = None, *args: Any, **kwargs: Any) -> None:
+        if group is None:
+            before_destroy()
+            let_gloo_finish()
 
-        return destroy_process_group
-
-    for name, make in (("init_process_group", starting), ("destroy_process_group", ending)):
+    for name, make in (
+        ("init_process_group", starting),
+        ("destroy_process_group", lambda destroy: around(destroy, before)),
+    ):
         replacement = make(getattr(torch.distributed, name))
         for module in _MODULES:
             if hasattr(sys.modules.get(module), name):
@@ -304,24 +265,15 @@ def _optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
 _PIPELINE_MODULE = "torch.distributed.pipelining.schedules"
 
 
-def _pipeline_install(loop: Loop, patches: Patches, schedules: Any) -> None:
-
-    def watched(schedule_step: Any) -> Any:
-        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            loop.schedule_begins()
-            if loop.recorder is not None:
-                loop.recorder.note(pipeline=_description(self))
-            try:
-                return schedule_step(self, *args, **kwargs)
-            except BaseException as e:
-                leave_out(e)
-                raise
-
-        return step
+def _pipeline_install(loop: Loop, patches: Patches) -> None:
+    def begins(schedule: Any, *args: Any, **kwargs: Any) -> None:
+        loop.begins(SCHEDULE_BEGINS)
+        if loop.recorder is not None:
+            loop.recorder.note(pipeline=_description(schedule))
 
     for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
-        if hasattr(schedules, name):
-            patches.replace(getattr(schedules, name), "step", watched)
+        if (schedule := getattr(sys.modules[_PIPELINE_MODULE], name, None)) is not None:
+            patches.replace(schedule, "step", lambda step: around(step, begins))
 
 
 def _description(schedule: Any) -> dict[str, Any]:
@@ -336,8 +288,7 @@ def _description(schedule: Any) -> dict[str, Any]:
 
 # What stops the training thread now and then wherever it is: full garbage collections, and torch.compile compiling.
 #
-# Young generations are collected many times a second in microseconds; only a full collection has a region.
-# Compilations
+# Young generations are collected many times a second in microseconds; only a full collection has a region. Compilations
 # of a backward may run on one of autograd's threads while the training thread waits for it.
 
 _COMPILER = "torch._dynamo.callback"
@@ -395,7 +346,7 @@ _LATER = {"torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"
 
 
 def _saving_install(loop: Loop, patches: Patches) -> None:
-    replacement = _watched(loop, torch.save)
+    replacement = _saving(loop, torch.save)
     for module in (torch.serialization, torch):
         patches.share(module, "save", replacement)
 
@@ -403,22 +354,11 @@ def _saving_install(loop: Loop, patches: Patches) -> None:
 def _install_in(loop: Loop, patches: Patches, module: str) -> None:
     for name in _LATER[module]:
         if hasattr(sys.modules[module], name):
-            patches.replace(sys.modules[module], name, lambda save: _watched(loop, save))
+            patches.replace(sys.modules[module], name, lambda save: _saving(loop, save))
 
 
-def _watched(loop: Loop, save: Any) -> Any:
-    def saving(*args: Any, **kwargs: Any) -> Any:
-        counts = loop.saving_begins()
-        try:
-            return save(*args, **kwargs)
-        except BaseException as e:
-            leave_out(e)
-            raise
-        finally:
-            if counts:
-                loop.saving_ends()
-
-    return saving
+def _saving(loop: Loop, save: Any) -> Any:
+    return around(save, lambda *_, **__: loop.saving_begins(), lambda *_, **__: loop.saving_ends())
 
 
 @dataclass(frozen=True)
@@ -429,7 +369,7 @@ class Hooks:
     patches: Patches
     optimizers: OptimizerHooks | None
     forwards: forward.ForwardHooks | None
-    compiler: CompilerWatch
+    ways_to_compiler: Patches
     recurring: Recurring
     learned: JobNotes
 
@@ -458,7 +398,7 @@ class Hooks:
         if self.forwards is not None:
             self.forwards.stop()
         self.patches.undo()
-        self.compiler.remove()
+        self.ways_to_compiler.undo()
         self.recurring.remove()
         if self.optimizers is not None:
             self.optimizers.remove()
@@ -466,46 +406,49 @@ class Hooks:
 
 def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> Hooks:
     """Return the hooks of this process, in place; the recorder is started with the process group or a backward."""
-    patches, batch_size = Patches(), BatchSize()
+    patches, ways_to_compiler = Patches(), Patches()
     loop = Loop(lambda: _start_recorder_with(start_recorder, hooks), unit)
-    sync, learned = GradientSync(loop), JobNotes(batch_size)
+    sync, learned = GradientSync(loop), JobNotes()
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
     hooks = Hooks(
         loop,
         patches,
-        optimizers=_put_in("optimizer steps", lambda: _optimizer_install(loop, patches)),
-        forwards=_put_in("forward passes", lambda: forward.install(loop, patches, found)),
-        compiler=CompilerWatch(lambda disable: hooks.hide_from_compiler(disable)),
+        optimizers=_put_in("optimizer steps", _optimizer_install, loop, patches),
+        forwards=_put_in("forward passes", forward.install, loop, patches, found),
+        ways_to_compiler=ways_to_compiler,
         recurring=Recurring(loop),
         learned=learned,
     )
-    _put_in("mixed precision", lambda: _amp_install(loop, patches))
-    _put_in("backward passes", lambda: backward.install(loop, patches, sync))
-    _put_in("data loading", lambda: _data_install(loop, patches, batch_size))
-    _put_in("process groups", lambda: _groups_install(loop, patches, hooks.before_destroy))
-    _put_in("garbage collection", hooks.recurring.watch_garbage)
-    _put_in("checkpoints", lambda: _saving_install(loop, patches))
-    loop.on_first_steps += [batch_size.step_ended, learned.step_ended]
-    after_import(_PIPELINE_MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
-    after_import(_MODULE, lambda: _put_in("anomaly detection", lambda: anomaly_install(loop, patches)))
-    after_import(_COMPILER_MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
-    after_import(_COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
-    for module in _LATER:
-        after_import(module, lambda name=module: _put_in("checkpoints", lambda: _install_in(loop, patches, name)))  # type: ignore[misc]
+    now: tuple[tuple[Any, ...], ...] = (
+        ("mixed precision", _amp_install, loop, patches),
+        ("backward passes", backward.install, loop, patches, sync),
+        ("data loading", _data_install, loop, patches, learned),
+        ("process groups", _groups_install, loop, patches, hooks.before_destroy),
+        ("garbage collection", hooks.recurring.watch_garbage),
+        ("checkpoints", _saving_install, loop, patches),
+    )
+    for hook in now:
+        _put_in(*hook)
+    after_imports: tuple[tuple[Any, ...], ...] = (
+        (_PIPELINE_MODULE, "pipelines", _pipeline_install, loop, patches),
+        (_MODULE, "anomaly detection", anomaly_install, loop, patches),
+        (_COMPILER_MODULE, "torch.compile", _compiler_install, ways_to_compiler, hooks.hide_from_compiler),
+        (_COMPILER, "compilations", hooks.recurring.watch_compiler),
+        *((module, "checkpoints", _install_in, loop, patches, module) for module in _LATER),
+    )
+    for module, *hook_later in after_imports:
+        after_import(module, partial(_put_in, *hook_later))
+    loop.on_first_steps.append(learned.step_ended)
     os.register_at_fork(after_in_child=loop.in_forked_child)
     return hooks
 
 
-def _put_in(what: str, act: Callable[[], Any]) -> Any:
+def _put_in(what: str, act: Callable[..., Any], *args: Any) -> Any:
     try:
-        return act()
+        return act(*args)
     except (AttributeError, ImportError, TypeError) as e:
         say(f"torch {torch.__version__}: {what} cannot be seen ({explain(e)}); the rest is recorded")
         return None
-
-
-def _pipelines(loop: Loop, patches: Patches) -> None:
-    _pipeline_install(loop, patches, sys.modules[_PIPELINE_MODULE])
 
 
 def _start_recorder_with(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from stepscope.record.failsafe import leave_out
+
 
 class Patches:
     """The attributes that we replaced, newest last."""
@@ -40,11 +42,29 @@ class Patches:
             if getattr(owner, name) is replacement:
                 setattr(owner, name, disable(replacement))
 
-    def undo(self) -> None:
-        """Put every original back."""
-        while self._replaced:
-            owner, name, original, _ = self._replaced.pop()
+    def undo(self) -> bool:
+        """Put every original back; return whether there were any."""
+        replaced, self._replaced = self._replaced, []
+        for owner, name, original, _ in reversed(replaced):
             setattr(owner, name, original)
+        return bool(replaced)
+
+
+def around(original: Any, before: Callable[..., Any], after: Callable[..., None] | None = None) -> Any:
+    """Return `original` with `before(...)` called before it and, where that was true, `after(...)` afterwards."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        counts = before(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as e:
+            leave_out(e)
+            raise
+        finally:
+            if counts and after is not None:
+                after(*args, **kwargs)
+
+    return wrapped
 
 
 # Act once a module has been imported, without importing it: `after_import("torch", act)`.

@@ -13,64 +13,29 @@ from stepscope.record.loop.loop import Loop
 # Samples and tokens per step, from the batches that the loader yields.
 #
 # Guessed from their shapes (see `batch_contents`), and said to be a guess. Loops that load one batch ahead show one
-# batch
-# too many in their first step, so a step's samples are the most frequent number of the steps seen so far; its tokens
-# the
-# median of those steps, since padding and packing make them differ.
+# batch too many in their first step, so a step's samples are the most frequent number of the steps seen so far; its
+# tokens the median of those steps, since padding and packing make them differ.
 
-_LOOK_STEPS = 8
 _SOURCE = "guess: leading dimensions of the first integer tensor of the loader's batches"
 _NO_LOADER = "no DataLoader was seen; say it with --tokens-per-step"
 _NO_TOKENS = "the loader's batches hold no integer tensor of batch x sequence"
 
 
-class BatchSize:
-    """Counts what is loaded in each of the first steps, then `looks` no more."""
+class JobNotes:
+    """Holds nothing alive: a script that drops its model gets its memory back."""
 
     def __init__(self) -> None:
+        self.counts_batches = True  # in the first steps
         self._samples = self._tokens = 0
-        self._seen: list[tuple[int, int]] = []
-        self.looks = True
+        self._steps: list[tuple[int, int]] = []  # samples and tokens of each
+        self._model: Any = lambda: None
+        self._parameters = 0
 
     def loaded(self, batch: Any) -> None:
         """Count one batch that the training loop received."""
         found = contents_of(batch)
         self._samples += found.samples or 0
         self._tokens += found.tokens or 0
-
-    def step_ended(self, loop: Loop) -> None:
-        """Close the count of one step."""
-        if self.looks:
-            self._seen.append((self._samples, self._tokens))
-            self._samples = self._tokens = 0
-            self.looks = loop.steps < _LOOK_STEPS
-
-    def facts(self) -> dict[str, Any]:
-        """Return samples and tokens per step of this rank, None with a reason where unknown."""
-        if not self._seen:
-            return {}
-        (samples, _), *_ = Counter(samples for samples, _ in self._seen).most_common(1)
-        tokens = round(median(t for s, t in self._seen if s == samples))
-        reasons = {"samples_per_step": None if samples else _NO_LOADER}
-        reasons["tokens_per_step"] = None if tokens else (_NO_TOKENS if samples else _NO_LOADER)
-        return {
-            "samples_per_step": samples or None,
-            "tokens_per_step": tokens or None,
-            "batch_source": _SOURCE if samples else None,
-            "reasons": {name: why for name, why in reasons.items() if why},
-        }
-
-
-_NOTE_AFTER_STEPS = (2, 8)
-
-
-class JobNotes:
-    """Holds nothing alive: a script that drops its model gets its memory back."""
-
-    def __init__(self, batch_size: BatchSize) -> None:
-        self._batch_size = batch_size
-        self._model: Any = lambda: None
-        self._parameters = 0
 
     def model_found(self, module: torch.nn.Module) -> None:
         """Remember the largest module that the loop calls."""
@@ -84,17 +49,32 @@ class JobNotes:
         return self._model()
 
     def batch(self) -> dict[str, Any]:
-        """Return samples and tokens per step of this rank, as far as its batches tell."""
-        return self._batch_size.facts()
+        """Return samples and tokens per step of this rank, None with a reason where unknown."""
+        if not self._steps:
+            return {}
+        (samples, _), *_ = Counter(samples for samples, _ in self._steps).most_common(1)
+        tokens = round(median(t for s, t in self._steps if s == samples))
+        reasons = {} if samples else {"samples_per_step": _NO_LOADER}
+        if not tokens:
+            reasons["tokens_per_step"] = _NO_TOKENS if samples else _NO_LOADER
+        return {
+            "samples_per_step": samples or None,
+            "tokens_per_step": tokens or None,
+            "batch_source": _SOURCE if samples else None,
+            "reasons": reasons,
+        }
 
     def step_ended(self, loop: Loop) -> None:
-        """Note what is known once the first steps are over."""
-        if loop.steps in _NOTE_AFTER_STEPS:
+        """Close the count of one step, and note what is known once the first steps are over."""
+        if self.counts_batches:
+            self._steps.append((self._samples, self._tokens))
+            self._samples = self._tokens = 0
+            self.counts_batches = loop.steps < 8
+        if loop.steps in (2, 8):
             self.note(loop)
 
     def note(self, loop: Loop) -> None:
         """Hand what is known to the recorder."""
-        known = {"model": self._model(), "optimizer": loop.optimizers.main(), **self._batch_size.facts()}
-        known["step_unit"] = loop.step_unit()
+        known = {"model": self._model(), "optimizer": loop.optimizers.main(), "step_unit": loop.step_unit()}
         if loop.recorder is not None:
-            loop.recorder.note(**{name: value for name, value in known.items() if value is not None})
+            loop.recorder.note(**{name: value for name, value in (known | self.batch()).items() if value is not None})

@@ -1,34 +1,144 @@
-"""Steps that go like those before them: an event that was expected costs one reading of the clock.
+"""Steps that repeat the previous one: an expected event costs one clock reading.
 
 Following the loop takes some hundred calls of Python per step, and after a step's work none of them is in the
-processor's caches. Once a step had the same events in the same order as the one before it, those that follow are only
-timed, and what happened is worked out for many of them at once:
+processor's caches. Once a step had the same events in the same order as the one before it, the next ones are only
+timed, and the regions of many of them are computed at once:
 
     events of a step   load begins, load ends, forward begins, forward ends, backward begins, ... optimizer ends
-    noted              0 3 | 5 20 | 20 60 | 61 70     0 3 | ...           times in one list, nothing else
-    worked out         data_loading 3 - 0, forward_pass 20 - 5, ...; a step's end is the next one's first event
+    recorded           0 3 | 5 20 | 20 60 | 61 70     0 3 | ...           times in one list, nothing else
+    computed           data_loading 3 - 0, forward_pass 20 - 5, ...; a step ends with the first event of the next
 
-Twice a second what was noted is worked out and leaves; once a second a step is followed as ever, and has the look at
-memory and collectives. Where the training thread waits for other ranks, whose wait is timed in such a step alone, both
-are done four times a second. An event that was not expected (evaluation, a batch that did not come, a region of the
-script's own) ends the routine at once: the events of the open step are then followed after all, with the times they
-had.
+The times are processed twice a second; once a second a step is followed, with its memory and collectives. Where the
+training thread waits for other ranks, a wait that only a followed step shows, both happen four times a second. An
+unexpected event (evaluation, the end of a loader, a region of the script) ends the routine: the events of the open
+step are then followed with the times they had.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from stepscope.record.loop.pattern import BACKWARD, PART, Event, Pattern
+from stepscope.contract import step_line as regions
+from stepscope.contract.step_line import RegionTimes
 from stepscope.record.loop.threads import is_of_autograd
+from stepscope.record.window.guards import Interruption
 
-PERIOD_NS = 500_000_000
-PERIODS = 2  # until a step is followed
-PERIOD_WITH_WAITS_NS = 250_000_000
-# longer ones are all followed: what that takes is nothing to them
-SHORT_STEP_NS = 100_000_000
+# Tokens identify events by whole numbers, compared once per event. Optimizers have larger ones: their addresses.
+DATA_BEGINS, DATA_ENDS, NO_BATCH, BACKWARD_BEGINS, BACKWARD_ENDS, SYNC_BEGINS, SCHEDULE_BEGINS = range(1, 8)
+FORWARD_ENDS, FORWARD_BEGINS = 8, 9  # up to 12: with gradients or without, of a trained model or another one
+LOADER_BEGINS, LOADER_ENDS, ROW_BEGINS, QUIET_ROW_BEGINS, ROW_ENDS, STEPS_ROW_ENDS = range(13, 19)
+STEPS_ROW = 1  # added to an optimizer's token where it begins a row
+
+# The parts of a training step are bits.
+DATA, FORWARD, BACKWARD, OPTIMIZER, LOADER, SAVING = 1, 2, 4, 8, 16, 32
+QUIET = 64  # a row of forwards without gradients
+WORK = DATA | FORWARD | BACKWARD
+REGION = {
+    DATA: regions.DATA_LOADING,
+    FORWARD: regions.FORWARD,
+    BACKWARD: regions.BACKWARD,
+    OPTIMIZER: regions.OPTIMIZER,
+    LOADER: regions.LOADER_START,
+    SAVING: regions.CHECKPOINT,
+}
+_PART = {name: part for part, name in REGION.items()}
+
+_PERIOD_NS = 500_000_000
+_PERIODS = 2  # until a step is followed
+_PERIOD_WITH_WAITS_NS = 250_000_000
 _MAX_EVENTS = 4096  # of a step
+_NO_INTERRUPTION: Mapping[int, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the training loop: its token, and the region's edge: ("begin" or "end", name of the region).
+
+    `follow(at_ns)` follows it as of that time; it holds no tensor alive.
+    """
+
+    token: int
+    edge: tuple[str, str] | None
+    follow: Callable[[int], Any]
+
+
+class Pattern:
+    """The events of one step, and which times make which region: `{name: (number, [(begin, end), ...])}`."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = tuple(events)
+        self.tokens = tuple(event.token for event in events)
+        self.open_after: list[tuple[str, ...]] = []  # the regions open after each event, outermost first
+        self._regions: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+        open_regions: list[str] = []
+        since = 0
+        for at, event in enumerate(events):
+            if event.edge is not None:
+                what, name = event.edge
+                if open_regions:
+                    self._regions[open_regions[-1]][1].append((since, at))
+                since = at
+                if what == "begin":
+                    number, spans = self._regions.get(name, (0, []))
+                    self._regions[name] = (number + 1, spans)
+                    open_regions.append(name)
+                elif name in open_regions:  # else it was closed with one around it: two threads that train at once
+                    while open_regions.pop() != name:
+                        pass
+            self.open_after.append(tuple(open_regions))
+        once = [(name, *spans[0]) for name, (number, spans) in self._regions.items() if number == len(spans) == 1]
+        self._once = once if len(once) == len(self._regions) else None
+
+    def ranges(self, nvtx: Any) -> tuple[Callable[[], None], ...]:
+        """Return what each event does to NVTX's stack of ranges."""
+        acts: list[Callable[[], None]] = []
+        depth = 0
+        for names in self.open_after:
+            closed, depth = depth - len(names), len(names)
+            if closed < 0:
+                acts.append(partial(nvtx.range_push, names[-1]))
+            else:
+                acts.append(nvtx.range_pop if closed == 1 else partial(_repeat, nvtx.range_pop, closed))
+        return tuple(acts)
+
+    def region_times(
+        self, times: Sequence[int], first: int, interrupted_ns: Mapping[int, int] = _NO_INTERRUPTION
+    ) -> RegionTimes:
+        """Return the regions of the step whose events begin at `times[first]`.
+
+        `interrupted_ns` is how long the thread was interrupted after an event, which is no time of a region.
+        """
+        if self._once is not None and not interrupted_ns:  # the common case, in a third of the time
+            return {name: {"ns": times[first + end] - times[first + begin], "n": 1} for name, begin, end in self._once}
+        found = {}
+        for name, (number, spans) in self._regions.items():
+            ns = sum([times[first + end] - times[first + begin] for begin, end in spans])
+            if interrupted_ns:
+                ns -= sum(interrupted_ns.get(first + at, 0) for begin, end in spans for at in range(begin, end))
+            found[name] = {"ns": max(0, ns), "n": number}
+        return found
+
+    def steps(self, times: Sequence[int], interruptions: Sequence[Interruption]) -> list[RegionTimes]:
+        """Return the regions of the steps at `times`; each kind of interruption is a region of its own."""
+        count, lost = len(self.tokens), dict[int, int]()
+        placed = [(min(max(bisect_right(times, i.begin_ns) - 1, 0), len(times) - 2), i) for i in interruptions]
+        for at, by in placed:
+            lost[at] = lost.get(at, 0) + by.own_ns
+        steps = [self.region_times(times, first, lost) for first in range(0, len(times) - 1, count)]
+        for at, by in placed:
+            own = steps[at // count].setdefault(by.name, {"ns": 0, "n": 0})
+            own["ns"] += by.own_ns
+            own["n"] += 1
+        return steps
+
+
+def _repeat(act: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        act()
 
 
 class Routine:
@@ -59,7 +169,7 @@ class Routine:
         self._thread = 0
         self._times: list[int] = []
         self._ends: list[Any] = []
-        self._mark: Callable[[], Any] = _nothing
+        self._mark: Callable[[], Any] = lambda: None
         self._ranges: tuple[Callable[[], None], ...] = ()
         self._until_ns = self._period_ns = 0
         self._periods_left = 0
@@ -74,12 +184,12 @@ class Routine:
         """
         now_ns = perf_counter_ns()
         self._pattern, self._tokens = pattern, (*pattern.tokens, None)
-        self._inside = (0, *[sum({PART.get(name, 0) for name in names}) for names in pattern.open_after])
+        self._inside = (0, *[sum({_PART.get(name, 0) for name in names}) for names in pattern.open_after])
         self._thread = get_ident()
         self._times, self._ends, self._at = [now_ns], [], 1
         self.expected = self._tokens[1]
         self._mark, self._steps_left = mark, steps - 1
-        self._period_ns, self._periods_left = (PERIOD_WITH_WAITS_NS, 0) if waits else (PERIOD_NS, PERIODS - 1)
+        self._period_ns, self._periods_left = (_PERIOD_WITH_WAITS_NS, 0) if waits else (_PERIOD_NS, _PERIODS - 1)
         self._until_ns = now_ns + self._period_ns
         self._ranges = pattern.ranges(nvtx) if nvtx is not None else ()
         self.on = True
@@ -101,7 +211,10 @@ class Routine:
         if self.expected != token:
             if self._inside[at] & hidden_inside:
                 return False
-            return self._step_ends(token) if self.expected is None else self._not_expected()
+            if self.expected is None and self._tokens[0] == token:
+                return self._step_ends()
+            self.end()
+            return False
         self._times.append(perf_counter_ns())
         self._at = at + 1
         self.expected = self._tokens[at + 1]
@@ -137,13 +250,7 @@ class Routine:
         open_times = self._times[whole * count :]
         self._open_step(self._pattern.events[: len(open_times)], open_times)
 
-    def forget(self) -> None:
-        """End without a word: this is a forked child, and what was noted is its parent's."""
-        self.on = False
-
-    def _step_ends(self, token: int) -> bool:
-        if self._tokens[0] != token:
-            return self._not_expected()
+    def _step_ends(self) -> bool:
         now_ns = perf_counter_ns()
         self._times.append(now_ns)
         self._ends.append(self._mark())
@@ -163,14 +270,6 @@ class Routine:
             if self._ranges:
                 self._ranges[0]()
         return goes_on
-
-    def _not_expected(self) -> bool:
-        self.end()
-        return False
-
-
-def _nothing() -> None:
-    pass
 
 
 class Repeats:

@@ -21,7 +21,7 @@ first optimizer. `describe()` says which unit it is, and `--step-of` (see `step_
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from stepscope.errors import UsageError
 
@@ -33,7 +33,6 @@ from stepscope.errors import UsageError
 # Adam, Adam#1  a step of the first (second) Adam that steps
 
 AUTO, LOADER, OPTIMIZER, COUNT = "auto", "loader", "optimizer", "count"
-_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -65,33 +64,18 @@ def unit_from(text: str | None) -> StepUnit:
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 _PATIENCE_STEPS = 4  # in which the first steps of optimizers that exist are waited for
 
 
-class Steps(Protocol):
-    """Who is told: where a step ends or may have ended, and the begin of one after a gap."""
-
-    def step_end(self, at_ns: int | None = None) -> None:
-        """Take note that a step ended, now or at a moment in the past."""
-
-    def step_may_end(self, *, expected: bool) -> int:
-        """Return this moment, at which a later `step_end(at_ns)` may put the end of a step; `expected`: so it was in
-        the steps before, which went on.
-        """
-
-    def step_begin(self) -> None:
-        """Take note that a step begins now and that the time since the last one is in no step."""
-
-
 class StepFinder:
-    """The open step of one training loop."""
+    """The open step of one training loop; `steps` has `step_end`, `step_may_end` and `step_begin`."""
 
     def __init__(
         self,
-        steps: Steps,
+        steps: Any,
         *,
         optimizers: Callable[[], frozenset[Hashable]],
         parameters_changed: Callable[[], bool],
@@ -129,16 +113,12 @@ class StepFinder:
 
     def load_begins(self) -> None:
         """A batch is asked for."""
-        ended = self._work_begins(is_load=True)
+        ended = self.work_begins(is_load=True)
         if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
             self._leave_out()
             self._after_evaluation = self._idle = True
         self._evaluated = False
         self._loads = True
-
-    def loader_begins(self) -> None:
-        """A loader makes its iterator: the loop turns to new work."""
-        self._work_begins()
 
     def load_ends(self, *, got_batch: bool) -> None:
         """The batch came, or there are no more."""
@@ -150,7 +130,7 @@ class StepFinder:
 
     def forward_begins(self, *, grad: bool, own: bool) -> None:
         """A module is called, with gradients or without; `own`: one that was called with gradients before."""
-        self._work_begins()
+        self.work_begins()
         if not grad:
             self._evaluated = True
             self._evaluated_own = self._evaluated_own or own
@@ -161,17 +141,13 @@ class StepFinder:
 
     def backward_begins(self) -> None:
         """A backward pass begins."""
-        self._work_begins()
+        self.work_begins()
         if self._maybe_ns is not None and not self._optimizers() and not self._seen:
             if self._gradients_reset():
                 self._by_hand = True
                 self._end(self._maybe_ns)
             self._maybe_ns = None
         self._trained = True
-
-    def schedule_begins(self) -> None:
-        """A pipeline schedule begins, on every stage, whether it loads data or not."""
-        self._work_begins()
 
     def optimizer_begins(self, key: Hashable, name: str = "") -> None:
         """An optimizer, of the class `name`, begins to step."""
@@ -188,7 +164,8 @@ class StepFinder:
             # It comes round again, so a step ended on the way here.
             missing = (self._cycle or frozenset()) - self._stepped
             if self._interleaved and missing & self._optimizers():
-                self._choose_unit()
+                name, index = self._names[self._lead]
+                self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
             self._learn()
             self._end(self._maybe_ns)
         elif self._maybe_ns is not None:
@@ -235,12 +212,13 @@ class StepFinder:
         elif self._changed_by_hand() or self._maybe_by_hand():
             self._end(self._maybe_ns)
 
-    def _work_begins(self, *, is_load: bool = False) -> bool:
+    def work_begins(self, *, is_load: bool = False) -> bool:
+        """The loop turns to new work; return whether that ended a step."""
         if self._unit.kind != AUTO:
-            if self._is_over(is_load=is_load):
+            is_over = self._is_over(is_load=is_load)
+            if is_over:
                 self._end(None)
-                return True
-            return False
+            return is_over
         if not self._stepped and (self._seen or not self._changed_by_hand()):
             if self._maybe_by_hand() and self._maybe_ns is None:
                 self._maybe_ns = self._steps.step_may_end(expected=False)
@@ -266,10 +244,6 @@ class StepFinder:
             return self._num_stepped >= self._unit.count
         chosen = next((k for k in self._stepped if self._names[k] == (self._unit.name, self._unit.index)), None)
         return chosen is not None and (comes is None or comes == chosen)
-
-    def _choose_unit(self) -> None:
-        name, index = self._names[self._lead]
-        self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
 
     def _learn(self) -> None:
         self._cycle = frozenset(self._stepped)
