@@ -118,9 +118,7 @@ def _notes(a: Sequence[BenchResults], b: Sequence[BenchResults], both: Sequence[
 
 
 _MAX_ROWS = 100
-_MAX_TIMES = 2000
 NO_DIFFERENCE = "no difference found"
-_CANNOT_TELL = "cannot be told: too few steps"
 
 
 def compare_json(
@@ -177,7 +175,7 @@ def compare_bench_json(
 def verdict_of(step: Difference) -> str:
     """Return `slower`, `faster`, or that no difference was found or can be told."""
     if step.p_value is None:
-        return _CANNOT_TELL
+        return "cannot be told: too few steps"
     if not step.significant:
         return NO_DIFFERENCE
     return "slower" if step.change > 0 else "faster"
@@ -225,7 +223,7 @@ def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, A
         "source": times.source if times else None,
         "num_steps": len(times.dur_ns) if times else 0,
         "warm_up_steps": times.warm_up_steps if times else 0,
-        "step_times_ms": [round(float(t), 4) for t in times.ms[:_MAX_TIMES]] if times else [],
+        "step_times_ms": [round(float(t), 4) for t in times.ms[:2000]] if times else [],
     }
 
 

@@ -390,9 +390,6 @@ def _is_host_time(one: Any) -> bool:
 # A newest run above it is a regression, below it an improvement; with fewer than four runs before it nothing is said.
 
 _MIN_BEFORE = 4
-_CONFIDENCE = 0.95
-# of step times on the logarithm: equal to the digit is chance
-_MIN_SPREAD = 0.002
 
 
 @dataclass(frozen=True)
@@ -448,7 +445,8 @@ def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float |
     if len(values) < _MIN_BEFORE:
         return None, None
     logs = [log(value) for value in values]
-    reach = t_quantile(_CONFIDENCE, len(logs) - 1) * max(stdev(logs), _MIN_SPREAD) * sqrt(1 + 1 / len(logs))
+    # of step times on the logarithm: equal to the digit is chance
+    reach = t_quantile(0.95, len(logs) - 1) * max(stdev(logs), 0.002) * sqrt(1 + 1 / len(logs))
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
@@ -546,8 +544,6 @@ def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int
 
 # Which runs of a history is one run held against? The last ones of its configuration that came before it.
 
-_AGAINST_MAX_RUNS = 10
-
 
 def runs_before(run: Path, folder: Path) -> list[Path]:
     """Return up to ten runs of the same command, model, ranks and device in a folder, the newest last.
@@ -566,7 +562,7 @@ def runs_before(run: Path, folder: Path) -> list[Path]:
             f"no earlier run with traces of the same command, model, ranks and device as {run} in {folder}; "
             "stepscope history --by config lists what is there"
         )
-    return [one for *_, one in sorted(alike)[-_AGAINST_MAX_RUNS:]]
+    return [one for *_, one in sorted(alike)[-10:]]
 
 
 # Runs grouped by commit, configuration, host or device, each group with its middle and its range.

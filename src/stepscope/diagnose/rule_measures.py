@@ -142,8 +142,6 @@ def with_work_ns(account: Account, work_ns: float) -> float | None:
 
 # Which collectives synchronise gradients? What the rules on gradient communication share.
 
-_OTHER_USES = ("tp", "pp", "ep", "cp", "embedding")
-
 
 def gradient_groups_only(account: Account) -> bool:
     """Return whether all group communication of the run is data-parallel: what may move against compute freely.
@@ -151,7 +149,11 @@ def gradient_groups_only(account: Account) -> bool:
     Collectives of tensor, expert or context parallelism stand inside the forward and backward pass: their results
     are needed at once, so starting them earlier is no fix.
     """
-    return account.replay is not None and communicates(account.replay) and not account.strategy.has(*_OTHER_USES)
+    return (
+        account.replay is not None
+        and communicates(account.replay)
+        and not account.strategy.has(*("tp", "pp", "ep", "cp", "embedding"))
+    )
 
 
 def communicates(replay: Replay) -> bool:
@@ -172,9 +174,6 @@ def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
 
 # What recurs in some steps of the training, as rules ask for it: its cost, where it is common to the ranks, and how
 # to say it.
-
-# of the most on any rank: a rank that has less of a cause does not have it
-_SAME_ORDER = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,8 @@ def common_ns(account: Account, causes: tuple[str, ...]) -> float:
     by_rank = np.sum([recurring.rank_ns(c) for c in causes if c in recurring.causes], axis=0)
     if not np.any(by_rank):
         return 0.0
-    have = by_rank >= _SAME_ORDER * by_rank.max()
+    # of the most on any rank: a rank that has less of a cause does not have it
+    have = by_rank >= (1 / 3) * by_rank.max()
     return median(by_rank) if have.sum() * 2 > len(by_rank) else 0.0
 
 

@@ -36,7 +36,6 @@ from stepscope.trace.classify import EventKind
 Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3
 _MIN_SHARE = 0.05
-_MIN_RARE_SHARE = 0.25
 # of the owned time has a line in its stack: it calls the whole step
 _ALWAYS = 0.99
 _PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
@@ -232,7 +231,7 @@ def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) 
     found = [
         Where(file, line, share=float(ns / total), after=after)
         for (file, line, after), ns in more.items()
-        if ns > 0 and ns >= _MIN_RARE_SHARE * total
+        if ns > 0 and ns >= 0.25 * total
     ]
     return tuple(sorted(found, key=lambda place: -place.share))
 

@@ -135,7 +135,6 @@ def _code() -> str:
 # Text is shown only where it holds nothing but letters and colours. Standard library only.
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,40}m")
-_EXIT_CODES = (0, 3)
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def _sound(kept: dict[str, Any]) -> KeptReport | None:
     document, texts, exit_code = kept["document"], kept["texts"], kept["exit_code"]
     known = document is None or (isinstance(document, dict) and document.get("schema") == SCHEMA)
     shown = isinstance(texts, dict) and all(isinstance(t, str) and _is_harmless(t) for t in texts.values())
-    if not known or not shown or exit_code not in _EXIT_CODES:
+    if not known or not shown or exit_code not in (0, 3):
         return None
     return KeptReport(exit_code, document, texts)
 

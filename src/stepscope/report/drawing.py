@@ -23,7 +23,6 @@ PALETTE = {
     "quiet": "#6b7785", "text": "#4b5560", "line": "#cfd6dc", "high": "#c02617", "low": "#1a7f37", "medium": "#946200",
     "bright": "#ffffff",
 }  # fmt: skip
-_MAX_TABLE_ROWS = 200
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 Shape = dict[str, Any]
@@ -58,7 +57,7 @@ class Drawing:
             "legend": [list(entry) for entry in self.legend],
             "notes": list(self.notes),
             "head": list(self.head),
-            "rows": [list(row) for row in self.rows[:_MAX_TABLE_ROWS]],
+            "rows": [list(row) for row in self.rows[:200]],
         }
 
     def _repr_svg_(self) -> str:
@@ -147,14 +146,11 @@ def _svg(shape: Shape) -> str:
     return f'<text x="{shape["x"]}" y="{shape["y"]}" fill="{fill}"{anchor}{small}>{_safe(shape["text"])}</text>'
 
 
-_CHAR = 6.6
-
-
 def _legend_rows(legend: Sequence[tuple[str, str]], width: int) -> list[list[tuple[float, tuple[str, str]]]]:
     rows: list[list[tuple[float, tuple[str, str]]]] = []
     at = float(width)
     for entry in legend:
-        wide = 30 + _CHAR * len(entry[1])
+        wide = 30 + 6.6 * len(entry[1])
         if at + wide > width:
             rows.append([])
             at = 0.0

@@ -124,7 +124,6 @@ _CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
 _BEGIN, _END = 1, 2
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _BOOT_TIME, _REAL_TIME = 6, 1
-_EXPLICIT_ORDER = 3
 _ANNOTATIONS = ("op", "group", "size_bytes", "wait_ns")
 _CHUNK = 1 << 16
 
@@ -163,7 +162,7 @@ def _interned(timeline: Timeline) -> bytes:
 
 def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
     process = message(3, number(1, FIRST_PID + rank.rank), _text(6, rank.label), *(_text(8, said) for said in labels))
-    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, _EXPLICIT_ORDER)))
+    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, 3)))
     for i, track in enumerate(rank.tracks):
         parts = (number(1, first_uuid + i), _text(2, track.name), number(5, process_uuid), number(12, i))
         yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts))

@@ -391,8 +391,6 @@ def _path(
 
 # Rank by rank: who waits for whom, who sends to whom, as squares of a matrix.
 
-# more ranks are joined into blocks
-_MAX_SIDE = 32
 _LEFT, _TOP, _PIXELS = 66, 34, 420
 # room for the labels, as large as they are on a phone
 _LINE, _LETTER = 18, 9
@@ -433,7 +431,8 @@ def _drawing(
 ) -> Drawing | None:
     if not values.any():
         return None
-    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), _MAX_SIDE))
+    # more ranks are joined into blocks
+    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), 32))
     names = [_name(found.ranks, block) for block in blocks]
     joined = np.array([[values[np.ix_(a, b)].sum() for b in blocks] for a in blocks])
     side = min(44.0, _PIXELS / len(blocks))
@@ -580,12 +579,7 @@ def _row(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) 
 # is special about single steps.
 
 RUN_STEPS_WIDTH, RUN_STEPS_HEIGHT, RUN_STEPS_LEFT, RUN_STEPS_BASE, RUN_STEPS_TOP = 1180, 250, 66, 224, 22
-_RUN_STEPS_MAX_POINTS = 600
 
-# special steps that are marked, the longest first
-_MAX_DOTS = 300
-# times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge
-_CLIP = 4.0
 _RUN_STEPS_LINES = ("forward", "copy", "input", "optimizer", "host", "transfer")
 _MARKS = dict(zip(MARKED, ("input", "copy", "optimizer", "transfer", "host"), strict=True))
 
@@ -596,7 +590,8 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     with np.errstate(all="ignore"):
         low, middle, high = (np.nanmin(ms, axis=0), np.nanmedian(ms, axis=0), np.nanmax(ms, axis=0))
     usual = float(np.nanmedian(middle))
-    ticks = round_ticks(min(float(np.nanmax(high)), max(_CLIP * usual, float(np.nanpercentile(high, 95)))))
+    # times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge
+    ticks = round_ticks(min(float(np.nanmax(high)), max(4.0 * usual, float(np.nanpercentile(high, 95)))))
     y = Scale(0, ticks[-1], RUN_STEPS_BASE, RUN_STEPS_TOP)
     first, last = int(found.step[0]), int(found.step[-1])
     x = Scale(first, max(last, first + 1), RUN_STEPS_LEFT, RUN_STEPS_WIDTH - 10)
@@ -633,7 +628,7 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
 
 
 def _buckets(high: np.ndarray, num: int) -> list[int]:
-    stretches = np.array_split(np.arange(num), min(num, _RUN_STEPS_MAX_POINTS))
+    stretches = np.array_split(np.arange(num), min(num, 600))
     return [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
 
 
@@ -671,7 +666,8 @@ def _dots(
 ) -> list[Shape]:
     shapes = []
     special = [k for k, step in enumerate(found.step.tolist()) if step in outliers or step in found.marks]
-    for k in sorted(special, key=lambda k: -float(high[k]))[:_MAX_DOTS]:
+    # special steps that are marked, the longest first
+    for k in sorted(special, key=lambda k: -float(high[k]))[:300]:
         step = int(found.step[k])
         mark = found.marks.get(step)
         colour = _MARKS[mark] if mark else "high"

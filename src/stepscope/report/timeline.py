@@ -96,7 +96,6 @@ def lanes(start: Int64s, end: Int64s) -> Lanes:
 # Where everything is too much, things are left out in this order until it fits, except those the user chose himself:
 # python frames, the host, all but two steps in the middle, short slices. Steps and collectives always stay.
 
-_MIN_DURATIONS_US = (5, 20, 100, 500)
 _ON_DEVICE = (*DEVICE_KINDS, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC)
 
 Mask = npt.NDArray[np.bool_]
@@ -181,7 +180,7 @@ def _tighter(ranks: Sequence[Rank], given: Filter) -> Iterator[Filter]:
         chosen = replace(chosen, steps=middle)
         yield chosen
     if given.min_ns is None:
-        for shortest_us in _MIN_DURATIONS_US:
+        for shortest_us in (5, 20, 100, 500):
             yield replace(chosen, min_ns=shortest_us * NS_PER_US)
 
 

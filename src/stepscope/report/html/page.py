@@ -99,8 +99,6 @@ def _node(node: CodeNode) -> dict[str, Any]:
 
 # How far may a reader trust the report? One line per thing that was measured about the measurement itself.
 
-_GROSS_OVERHEAD_PCT = 20
-
 
 def _trust_lines(report: dict[str, Any]) -> tuple[str, ...]:
     return tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
@@ -136,7 +134,7 @@ def _profiler(report: dict[str, Any]) -> Iterator[str]:
     elif overhead <= 0:
         yield "the step was no longer under the profiler than without it"
     else:
-        gross = "; small times are distorted" if overhead > _GROSS_OVERHEAD_PCT else ""
+        gross = "; small times are distorted" if overhead > 20 else ""
         yield f"the profiler made the step {overhead:.1f} % longer{gross}"
 
 

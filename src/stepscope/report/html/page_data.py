@@ -199,7 +199,6 @@ class ReportData(ArrayRecord):
 _ROUNDED_NS = 100
 # delays of launches are multiples of this
 _DELAY_NS = 1_000
-_FINE_CELLS = 100_000
 # steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones
 _FINE_LEVELS, _COARSE_LEVELS = 4000, 64
 _MIN_QUANTUM_NS = 1_000
@@ -277,7 +276,7 @@ def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
     if not len(known):
         return float(_MIN_QUANTUM_NS)
     low, high = np.percentile(known, [5, 95])
-    levels = _FINE_LEVELS if group.size <= _FINE_CELLS else _COARSE_LEVELS
+    levels = _FINE_LEVELS if group.size <= 100_000 else _COARSE_LEVELS
     return float(max(_MIN_QUANTUM_NS, round((high - low) / levels)))
 
 

@@ -134,9 +134,6 @@ class Stacks:
     kind: str = field(default="stacks", init=False)
 
 
-Chart = Intervals | Lines | Stacks
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading with what belongs to it."""
@@ -144,7 +141,7 @@ class Section:
     id: str
     title: str
     lines: tuple[str, ...] = ()
-    chart: Chart | None = None
+    chart: (Intervals | Lines | Stacks) | None = None
     table: Table | None = None
 
 
@@ -548,8 +545,6 @@ def _rate(curve: Curve) -> float | None:
 # The page of a prediction, from its JSON document: one function per kind of prediction.
 
 _US_PER_MS = 1000
-# times the peak that a device's memory is drawn beside it
-_NEAR = 4
 _MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 Document = Mapping[str, Any]
@@ -619,7 +614,8 @@ def _memory(document: Document, asked: str) -> Sheet:
         Card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
     )
     device, peak = document["device_bytes"], document["peak_bytes"]
-    near = device is not None and device < _NEAR * peak  # far above, its line would only flatten the rest
+    # times the peak that a device's memory is drawn beside it
+    near = device is not None and device < 4 * peak  # far above, its line would only flatten the rest
     chart = Stacks(moments, "bytes", "Memory by category at each moment of the step", device if near else None)
     sections = [
         Section(
@@ -878,8 +874,6 @@ def _table(runs: Sequence[RunEntry]) -> Table:
 
 _MAX_RANKS = 32
 _MAX_DRAWN = 6
-_REST = "other"
-_NAME_WIDTH = 44
 _PERCENTS = {"occupancy_pct": "occupancy", "sm_pct": "SM", "dram_pct": "DRAM", "tensor_pct": "tensor"}
 
 
@@ -993,7 +987,7 @@ def _measured(document: dict[str, Any]) -> list[Section]:
 
 
 def _kernel(kernel: dict[str, Any]) -> tuple[Value, ...]:
-    name = printable(kernel["name"].removeprefix("void "), width=_NAME_WIDTH)
+    name = printable(kernel["name"].removeprefix("void "), width=44)
     percents = [None if kernel[key] is None else round(kernel[key], 1) for key in _PERCENTS]
     return name, kernel["count"], kernel["mean_ms"], *percents, kernel["bound"], kernel["stall"]
 
@@ -1001,4 +995,4 @@ def _kernel(kernel: dict[str, Any]) -> tuple[Value, ...]:
 def _steps_parts(rank: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     parts = [(name, value) for name, value in rank["regions_ms"].items() if value]
     rest = rank["median_step_ms"] - float(np.sum([value for _, value in parts]))
-    return (*parts, *(((_REST, rest),) if rest > 0 else ()))
+    return (*parts, *((("other", rest),) if rest > 0 else ()))

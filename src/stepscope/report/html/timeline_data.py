@@ -46,8 +46,6 @@ from stepscope.units import readable_bytes
 # Each span is named by its cause and, where the recording tells, by the place: `host: train.py:42`, `data loading`,
 # `host: after aten::add_` where no owner was recorded.
 
-# of one rank and step: the longest are kept
-_MAX_SPANS = 300
 # of the step; shorter holes are no wider than a pixel
 _MIN_SHARE = 1 / 1000
 _MIN_NS = 10_000
@@ -74,7 +72,8 @@ def _idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> 
     label = found[2]
     long = end - start >= max(_MIN_NS, _MIN_SHARE * (end_ns - start_ns))
     rows = np.flatnonzero(long & (label < len(Cause)))
-    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:_MAX_SPANS]])
+    # of one rank and step: the longest are kept
+    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:300]])
     places = _places(account, index, (start[rows] + end[rows]) // 2)
     names = [_name(Cause(int(c)), place) for c, place in zip(label[rows], places, strict=True)]
     return start[rows], end[rows], names

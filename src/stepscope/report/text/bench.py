@@ -167,7 +167,6 @@ def _figure(value: float | None, form: str) -> str:
 
 # A sweep on the terminal: each variant against the first, whether results agree, and the advice.
 
-_ANY_WIDTH = 1000
 _SWEEP_LEFT_OUT_FIRST = ("reserved GB", "loss", "first step s", "gradient", "MFU %", "peak GB")
 
 
@@ -198,7 +197,7 @@ def _sweep_table(verdict: Verdict, out: Console) -> Table:
     for variant, cells in zip(measured, columns, strict=True):
         table.add_row(name_text(variant.name), *(cells[title] or "?" for title in known))
     if out.soft_wrap:  # a pipe has no edge to cut at
-        table.width = Measurement.get(out, out.options.update(width=_ANY_WIDTH), table).maximum
+        table.width = Measurement.get(out, out.options.update(width=1000), table).maximum
     return table
 
 
@@ -265,8 +264,6 @@ def _number(value: float | None, form: str, *, per: float = 1.0) -> str | None:
 
 # A calibration as a table on the terminal.
 
-_CALIBRATION_LEFT_OUT_FIRST = ("pieces", "R2", "max err", "left-out err", "sizes")
-
 
 def print_calibration(calibration: Calibration, out: Console) -> None:
     """Print one row per operation and world size."""
@@ -285,7 +282,7 @@ def print_calibration(calibration: Calibration, out: Console) -> None:
     table = plain_table(out, *columns)
     for curve in calibration.curves:
         table.add_row(*_cells(curve))
-    print_fitting(table, out, least_needed=_CALIBRATION_LEFT_OUT_FIRST)
+    print_fitting(table, out, least_needed=("pieces", "R2", "max err", "left-out err", "sizes"))
     out.print("errors are relative; left-out: each size predicted from the others. R2 of log time.")
     for curve in calibration.curves:
         if curve.doubt:

@@ -94,7 +94,6 @@ def _text(title: str, value: float | None) -> str:
 
 _MIN_PCT = 0.1
 MIN_SOURCE_WIDTH = 40
-_MAX_BETWEEN = 3
 _MAX_SHOWN = 60
 _MAX_WIDTH = 400
 _NO_SOURCE = "(source not kept)"
@@ -180,7 +179,7 @@ def _blocks(rows: Sequence[CodeRow]) -> Iterable[list[CodeRow]]:
 
 
 def _print_between(texts: Sequence[str], first: int, indent: int, columns: Columns, out: Console) -> None:
-    if len(texts) > _MAX_BETWEEN:
+    if len(texts) > 3:
         out.print(Text(columns.blank("...").rstrip(), style="dim"))
         return
     for number, text in enumerate(texts, start=first):

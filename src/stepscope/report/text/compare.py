@@ -10,7 +10,6 @@ from stepscope.report.terminal import name_text, plain_table, print_fitting, pri
 
 _MAX_PARTS = 8
 _MAX_ROWS = 6
-_MAX_METRICS = 8
 _MAX_FINDINGS = 6
 _SHOWN = ("step.tokens_per_s", "step.samples_per_s", "efficiency.mfu", "step.overlap_efficiency")
 _STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "grew": "red",
@@ -92,7 +91,7 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
 
 def _metrics(metrics: Sequence[Document], out: Console) -> None:
     shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
-    for m in shown[:_MAX_METRICS]:
+    for m in shown[:8]:
         doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
         change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
         out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")

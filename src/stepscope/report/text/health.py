@@ -88,8 +88,6 @@ def _stragglers(account: Account, out: Console) -> None:
 
 # Guides on the terminal: every item with its number, its mark and, where it fails, what to do.
 
-_GUIDES_STYLE = {"pass": "green", "fail": "bold red", "not measured": "bright_black"}
-
 
 def print_guides(guides: Sequence[Guide], out: Console) -> None:
     """Print the guides that apply, or that none does."""
@@ -105,6 +103,8 @@ def print_guides(guides: Sequence[Guide], out: Console) -> None:
 def _line(item: Item) -> Text:
     check = item.check
     value = "" if check.value is None else f"{check.value:.4g} (good {check.good})"
-    line = Text("  ").append(f"{check.status:<13}", style=_GUIDES_STYLE[check.status])
+    line = Text("  ").append(
+        f"{check.status:<13}", style={"pass": "green", "fail": "bold red", "not measured": "bright_black"}[check.status]
+    )
     line.append(f"{check.id:<24} {value:<24} ").append(check.reason, style="bright_black")
     return line.append(f"\n{'':<15}-> {item.remedy}") if check.status == FAIL else line

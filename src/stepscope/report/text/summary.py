@@ -23,7 +23,6 @@ from stepscope.units import NS_PER_MS, ms, printable
 # The step's parts, largest first, on a terminal each with a bar: they sum to the step.
 
 _MIN_SHARE = 0.005
-_MAX_BAR = 40
 _COLOURS = {
     "forward": "green", "backward": "green", "optimizer": "green", "other_compute": "green",
     "exposed_transfer": "red", "wait": "magenta", "pipeline_bubble": "magenta",
@@ -46,7 +45,7 @@ def _print_budget(account: Account, out: Console) -> None:
     for part, part_ns in shown:
         line = Text(f"{part:<{widest}} {part_ns / NS_PER_MS:>9.2f} ms {100 * part_ns / step.step_ns:>5.1f} %")
         if out.is_terminal:
-            most = max(1, min(_MAX_BAR, out.width - len(line) - 3))
+            most = max(1, min(40, out.width - len(line) - 3))
             line.append("  ").append(_bar(part_ns / shown[0][1], most, out), style=_COLOURS.get(part, ""))
         out.print(line)
     if rest:
@@ -66,7 +65,6 @@ def _bar(share: float, most: int, out: Console) -> str:
 _MAX_LINES = 5
 _MIN_PCT = 1.0
 _MAX_WIDTH = 400
-_MAX_PLACE = 30
 
 
 def print_where(account: Account, out: Console) -> None:
@@ -80,7 +78,7 @@ def print_where(account: Account, out: Console) -> None:
         return
     out.print()
     out.print(Text("Where in the code", style="bold").append("  (stepscope code has all lines)", style="not bold"))
-    places = [name_text(row.owner, width=_MAX_PLACE).plain for row in rows]
+    places = [name_text(row.owner, width=30).plain for row in rows]
     width = max(map(len, places))
     for place, row in zip(places, rows, strict=True):
         line = Text(f"   {place:<{width}}  {_cost(row)}  ")
@@ -102,7 +100,6 @@ def _cost(row: CodeRow) -> str:
 
 _MAX_RANKS = 8
 _COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
-_OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
 # where the terminal is too narrow
 _LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
 
@@ -113,7 +110,11 @@ def print_ranks(account: Account, out: Console) -> None:
     shown = sorted(account.ranks_read, key=lambda view: (view.rank.rank not in late, view.rank.rank))
     rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:_MAX_RANKS]]
     out.print()
-    columns = [c for c in _COLUMNS if _communicates(account) or c not in _OF_SEVERAL]
+    columns = [
+        c
+        for c in _COLUMNS
+        if _communicates(account) or c not in ("comm", "exposed", "wait", "overlap %", "late ms/step")
+    ]
     table = plain_table(out, "rank", *columns)
     for rank, cells in rows:
         table.add_row(rank, *(cells[c] for c in columns))

@@ -67,7 +67,6 @@ _POLICY = (
 # filter    words that all have to hold: `nccl` is in a text of the row, `rank=3` `dur_ns>1000` `op=all_reduce` compare
 # sort      a column's name; unknown values come last either way
 
-_MAX_WORDS = 16
 # columns of moments on a clock, shown since the first start of the table
 _INSTANTS = ("start_ns", "launch_ns", "issue_ns")
 _COMPARED = re.compile(r"^([a-z_0-9]+)(>=|<=|!=|=|>|<)(.+)$")
@@ -88,7 +87,7 @@ class TableQuery:
 def chosen_rows(table: Table, query: TableQuery) -> Rows:
     """Return the rows that hold all words of the filter, sorted where asked by a column that there is."""
     keep = np.ones(len(table), bool)
-    for word in query.text.split()[:_MAX_WORDS]:
+    for word in query.text.split()[:16]:
         keep &= _holds(table, word)
     rows = np.flatnonzero(keep)
     if query.sort not in table.columns:
@@ -208,7 +207,6 @@ def link_to(place: int) -> str:
 
 MAX_ROWS = 1000
 PERFETTO = "https://ui.perfetto.dev"
-_FRAMED = {"Content-Security-Policy": "frame-ancestors 'self'"}
 
 
 class Tables(Protocol):
@@ -241,7 +239,11 @@ class ViewSite:
             )
             return Answer(page.encode(), "text/html", {"Content-Security-Policy": _POLICY})
         if path == "report.html":
-            return Answer(self.report_html.encode(errors="replace"), "text/html", _FRAMED)
+            return Answer(
+                self.report_html.encode(errors="replace"),
+                "text/html",
+                {"Content-Security-Policy": "frame-ancestors 'self'"},
+            )
         if path == "timeline" and self.timeline:
             return Answer(self._timeline(), "application/octet-stream")
         if path == "tables.json":
