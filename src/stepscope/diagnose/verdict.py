@@ -281,6 +281,5 @@ def _refined(account: Account, category: str) -> str:
 def _balanced(account: Account) -> bool:
     compute = sum(v.window.compute.total_ns for v in account.ranks if v.window)
     comm = sum(v.window.comm.total_ns for v in account.ranks if v.window)
-    waited = sum(v.wait.wait_ns or 0 for v in account.ranks if v.wait)
-    transfer = comm - waited
+    transfer = comm - sum(v.wait.wait_ns or 0 for v in account.ranks if v.wait)
     return bool(compute and transfer > 0 and max(compute, transfer) <= 1.2 * min(compute, transfer))

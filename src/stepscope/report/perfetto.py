@@ -63,10 +63,6 @@ def _text(field: int, value: str) -> bytes:
     return message(field, value.encode(errors="replace"))
 
 
-def _fixed64(field: int, value: int) -> bytes:
-    return _tag(field, _FIXED64) + value.to_bytes(8, "little")
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Column(ArrayRecord):
     """One piece of many messages: row `i` has the first `length[i]` bytes of `data[i]`."""
@@ -106,15 +102,6 @@ def _ragged(values: Sequence[bytes]) -> Column:
 
 def _only(column: Column, where: npt.NDArray[np.bool_]) -> Column:
     return Column(column.data, column.length * where)
-
-
-def _lengths(columns: Sequence[Column]) -> npt.NDArray[np.int64]:
-    return np.sum([c.length for c in columns], axis=0)
-
-
-def _joined(columns: Sequence[Column]) -> bytes:
-    used = [np.arange(c.data.shape[1]) < c.length[:, None] for c in columns]
-    return np.concatenate([c.data for c in columns], axis=1)[np.concatenate(used, axis=1)].tobytes()
 
 
 _PACKET = 1
@@ -169,54 +156,50 @@ def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labe
 
 
 def _events(rank: RankTimeline, *, first_uuid: int) -> Iterator[bytes]:
-    extras = _extras(rank)
+    listed = rank.values.keys() | rank.flows.keys()
+    extras = {
+        i: b"".join(
+            (
+                *((_tag(_FLOW, _FIXED64) + f.to_bytes(8, "little")) for f in rank.flows.get(i, ())),
+                *_annotations(rank.values.get(i, {})),
+            )
+        )
+        for i in listed
+    }
     for first in range(0, len(rank.tokens), _CHUNK):
         tokens = rank.tokens[first : first + _CHUNK]
         begins = tokens >= 0
-        yield _token_packets(rank, np.where(begins, tokens, ~tokens), begins, extras, first_uuid)
-
-
-def _token_packets(
-    rank: RankTimeline,
-    at: npt.NDArray[np.int64],
-    begins: npt.NDArray[np.bool_],
-    extras: dict[int, bytes],
-    first_uuid: int,
-) -> bytes:
-    everywhere = np.ones(len(at), bool)
-    nothing = b""
-    event = [
-        _constant(_tag(_TYPE, 0), everywhere),
-        _varints(np.where(begins, _BEGIN, _END)),
-        _constant(_tag(_TRACK, 0), everywhere),
-        _varints(rank.track[at] + first_uuid),
-        _constant(_tag(_NAME, 0), begins),
-        _only(_varints(rank.name[at] + 1), begins),
-        _constant(_tag(_CATEGORY, 0), begins),
-        _only(_varints(rank.category[at] + 1), begins),
-        _ragged([extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]),
-    ]
-    packet = [
-        _constant(_tag(_TIMESTAMP, 0), everywhere),
-        _varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
-        _constant(_ONE_SEQUENCE, everywhere),
-        _constant(number(_FLAGS, _NEEDS_STATE), begins),
-        *_as_message(_TRACK_EVENT, event),
-    ]
-    return _joined(_as_message(_PACKET, packet))
+        at = np.where(begins, tokens, ~tokens)
+        everywhere = np.ones(len(at), bool)
+        nothing = b""
+        event = [
+            _constant(_tag(_TYPE, 0), everywhere),
+            _varints(np.where(begins, _BEGIN, _END)),
+            _constant(_tag(_TRACK, 0), everywhere),
+            _varints(rank.track[at] + first_uuid),
+            _constant(_tag(_NAME, 0), begins),
+            _only(_varints(rank.name[at] + 1), begins),
+            _constant(_tag(_CATEGORY, 0), begins),
+            _only(_varints(rank.category[at] + 1), begins),
+            _ragged(
+                [extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]
+            ),
+        ]
+        packet = [
+            _constant(_tag(_TIMESTAMP, 0), everywhere),
+            _varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
+            _constant(_ONE_SEQUENCE, everywhere),
+            _constant(number(_FLAGS, _NEEDS_STATE), begins),
+            *_as_message(_TRACK_EVENT, event),
+        ]
+        columns = _as_message(_PACKET, packet)
+        used = [np.arange(c.data.shape[1]) < c.length[:, None] for c in columns]
+        yield np.concatenate([c.data for c in columns], axis=1)[np.concatenate(used, axis=1)].tobytes()
 
 
 def _as_message(field: int, columns: list[Column]) -> list[Column]:
-    size = _lengths(columns)
+    size = np.sum([c.length for c in columns], axis=0)
     return [_constant(_tag(field, 2), np.ones(len(size), bool)), _varints(size), *columns]
-
-
-def _extras(rank: RankTimeline) -> dict[int, bytes]:
-    listed = rank.values.keys() | rank.flows.keys()
-    return {
-        i: b"".join((*(_fixed64(_FLOW, f) for f in rank.flows.get(i, ())), *_annotations(rank.values.get(i, {}))))
-        for i in listed
-    }
 
 
 def _annotations(values: Values) -> Iterator[bytes]:

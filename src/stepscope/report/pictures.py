@@ -488,7 +488,7 @@ def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing |
     roofs = {p: chip.tflops[p] for p in dict.fromkeys(used) if p in chip.tflops} or dict(list(chip.tflops.items())[:1])
     if not roofs:
         return None
-    points = [(_intensity(k), k) for k in known]
+    points = [((1e3 * (k.tflops or 0.0) / (k.gb_per_s or 1.0)), k) for k in known]
     ridge = max(roofs.values()) * 1e3 / chip.memory_gb_per_s
     across = powers(min(min(i for i, _ in points), ridge / 9), max(max(i for i, _ in points), ridge * 4))
     up = powers(max(min(k.tflops or 0 for k in known), 1e-3), max(*roofs.values(), *(k.tflops or 0 for k in known)))
@@ -509,7 +509,14 @@ def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing |
     for intensity, k in sorted(points, key=lambda p: -p[1].total_ns):
         radius = 3 + 9 * (k.total_ns / most) ** 0.5
         shapes.append(
-            dot(x(intensity), y(max(k.tflops or 0, up[0])), radius, _colour(k), tip=_tip(k, intensity), opacity=0.8)
+            dot(
+                x(intensity),
+                y(max(k.tflops or 0, up[0])),
+                radius,
+                _COLOUR.get(k.bound or "", "unknown"),
+                tip=_tip(k, intensity),
+                opacity=0.8,
+            )
         )
     measured = sum(k.measured_share > 0 for k in known)
     return Drawing(
@@ -526,14 +533,6 @@ def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing |
         head=("kernel", "FLOP per byte", "TFLOP/s", "of the roof", "total", "from"),
         rows=tuple(_row(k, i, roofs, chip.memory_gb_per_s) for i, k in points),
     )
-
-
-def _intensity(k: Kernel) -> float:
-    return 1e3 * (k.tflops or 0.0) / (k.gb_per_s or 1.0)
-
-
-def _colour(k: Kernel) -> str:
-    return _COLOUR.get(k.bound or "", "unknown")
 
 
 def _source(measured: int, num: int) -> str:
@@ -553,11 +552,6 @@ def _roofs(roofs: dict[str, float], gb_per_s: float, x: Scale, y: Scale) -> list
     return shapes
 
 
-def _roof_at(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) -> float:
-    flat = roofs.get(k.precision or "", max(roofs.values()))
-    return min(flat, intensity * gb_per_s / 1e3)
-
-
 def _tip(k: Kernel, intensity: float) -> list[str]:
     source = "measured" if k.measured_share > 0 else "modelled from shapes"
     return [
@@ -568,7 +562,8 @@ def _tip(k: Kernel, intensity: float) -> list[str]:
 
 
 def _row(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) -> tuple[str, ...]:
-    share = 100 * (k.tflops or 0) / _roof_at(k, intensity, roofs, gb_per_s)
+    flat = roofs.get(k.precision or "", max(roofs.values()))
+    share = 100 * (k.tflops or 0) / min(flat, intensity * gb_per_s / 1e3)
     return (
         k.name, f"{intensity:,.1f}", f"{k.tflops:,.1f}", f"{share:.0f} %", time_text(k.total_ns / NS_PER_MS),
         "measured" if k.measured_share > 0 else "shapes",
@@ -595,7 +590,9 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     y = Scale(0, ticks[-1], RUN_STEPS_BASE, RUN_STEPS_TOP)
     first, last = int(found.step[0]), int(found.step[-1])
     x = Scale(first, max(last, first + 1), RUN_STEPS_LEFT, RUN_STEPS_WIDTH - 10)
-    kept = _buckets(high, len(found.step))
+    num = len(found.step)
+    stretches = np.array_split(np.arange(num), min(num, 600))
+    kept = [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
     steps = found.step[kept]
     shapes: list[Shape] = _windows(found, x)
     shapes += left_axis(ticks, y, x0=RUN_STEPS_LEFT, x1=RUN_STEPS_WIDTH - 4, text=axes_time_text)
@@ -603,8 +600,7 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     def line(values: np.ndarray) -> list[tuple[float, float]]:
         return [(x(s), y(min(v, ticks[-1]))) for s, v in zip(steps, values[kept], strict=True) if v == v]
 
-    many = len(found.ranks) > 1
-    if many:
+    if len(found.ranks) > 1:
         shapes.append(polygon([*line(low), *reversed(line(high))], "other", opacity=0.35))
     named = _lines_of(found, ms)
     for k, (rank, values) in enumerate(named):
@@ -625,11 +621,6 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
         head=("step", "median over ranks", "fastest", "slowest", "slowest rank", "remark"),
         rows=tuple(_run_steps_row(found, k, low, middle, high, ms, outliers) for k in kept),
     )
-
-
-def _buckets(high: np.ndarray, num: int) -> list[int]:
-    stretches = np.array_split(np.arange(num), min(num, 600))
-    return [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
 
 
 def _windows(found: RunSteps, x: Scale) -> list[Shape]:

@@ -114,7 +114,17 @@ def _panel(calibration: Calibration, op: str) -> str:
     parts = [f'<text x="{_MARGIN}" y="16" font-weight="bold">{escape(op)}</text>', _calibration_grid(axes)]
     for i, curve in enumerate(curves):
         colour = _COLOURS[i % len(_COLOURS)]
-        parts += [_band(calibration, curve, axes, colour), _points(curve, axes, colour)]
+        sizes = np.geomspace(curve.points[0][0], max(curve.points[-1][0], curve.points[0][0] + 1), 60)
+        found = [calibration.predict(curve.op, size_bytes=s, world_size=curve.world_size) for s in sizes]
+        line = _path(axes, [(s, e.time_ns) for s, e in zip(sizes, found, strict=True)])
+        edge = [(s, e.high_ns) for s, e in zip(sizes, found, strict=True)]
+        edge += [(s, e.low_ns) for s, e in reversed(list(zip(sizes, found, strict=True)))]
+        area = f'<path d="{_path(axes, edge)}Z" fill="{colour}" fill-opacity="0.12"/>'
+        placed = [axes.at(b, t / NS_PER_US) for b, t in curve.points]
+        parts += [
+            f'{area}<path d="{line}" fill="none" stroke="{colour}" stroke-width="1.4"/>',
+            "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>' for x, y in placed),
+        ]
         place = f'x="{_CALIBRATION_WIDTH - 14}" y="{16 + 12 * i}" text-anchor="end"'
         parts.append(f'<text {place} fill="{colour}">{curve.world_size} ranks</text>')
     return "".join(parts)
@@ -138,24 +148,9 @@ def _time_label(power: int) -> str:
     )
 
 
-def _band(calibration: Calibration, curve: Curve, axes: _Axes, colour: str) -> str:
-    sizes = np.geomspace(curve.points[0][0], max(curve.points[-1][0], curve.points[0][0] + 1), 60)
-    found = [calibration.predict(curve.op, size_bytes=s, world_size=curve.world_size) for s in sizes]
-    line = _path(axes, [(s, e.time_ns) for s, e in zip(sizes, found, strict=True)])
-    edge = [(s, e.high_ns) for s, e in zip(sizes, found, strict=True)]
-    edge += [(s, e.low_ns) for s, e in reversed(list(zip(sizes, found, strict=True)))]
-    area = f'<path d="{_path(axes, edge)}Z" fill="{colour}" fill-opacity="0.12"/>'
-    return f'{area}<path d="{line}" fill="none" stroke="{colour}" stroke-width="1.4"/>'
-
-
 def _path(axes: _Axes, points: list[tuple[float, float]]) -> str:
     placed = [axes.at(size, time_ns / NS_PER_US) for size, time_ns in points]
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-
-
-def _points(curve: Curve, axes: _Axes, colour: str) -> str:
-    placed = [axes.at(b, t / NS_PER_US) for b, t in curve.points]
-    return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>' for x, y in placed)
 
 
 # How a cost grows as one SVG picture: a panel per thing that grows, measured points joined, and the line of growth in
@@ -209,19 +204,16 @@ def _growth_panel(panel: Growth) -> str:
         colour = _GROWTH_COLOURS[i % len(_GROWTH_COLOURS)]
         points = [axes.at(size, cost) for size, cost in zip(panel.sizes, costs, strict=True)]
         path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(_in_proportion(panel, costs[0], axes, colour))
+        first_cost = costs[0]
+        first = panel.sizes[0]
+        end = min(max(panel.sizes), first * 10 ** axes.y[1] / first_cost)
+        (x1, y1), (x2, y2) = axes.at(first, first_cost), axes.at(end, first_cost * end / first)
+        where = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        parts.append(f'<line {where} stroke="{colour}" stroke-opacity="0.4" stroke-dasharray="3 3"/>')
         parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"/>' for x, y in points]
         parts.append(f'<text x="{_GROWTH_LEFT + 4}" y="{14 + 12 * i}" fill="{colour}">{escape(name)}</text>')
     return "".join(parts)
-
-
-def _in_proportion(panel: Growth, first_cost: float, axes: _growth_Axes, colour: str) -> str:
-    first = panel.sizes[0]
-    end = min(max(panel.sizes), first * 10 ** axes.y[1] / first_cost)
-    (x1, y1), (x2, y2) = axes.at(first, first_cost), axes.at(end, first_cost * end / first)
-    where = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {where} stroke="{colour}" stroke-opacity="0.4" stroke-dasharray="3 3"/>'
 
 
 def _growth_grid(panel: Growth, axes: _growth_Axes) -> str:

@@ -377,26 +377,22 @@ def timeline_of(
             )
         done += len(r)
     crossing = total - sum(map(len, built))
+    said = []
+    if left_out:
+        more = "; more than a viewer opens: --ranks or --steps choose, --max-slices 0 keeps all"
+        why = "" if chosen == asked else more
+        said.append(f"left out, {left_out:,} slices: {', '.join(chosen.words())}{why}")
+    if crossing:
+        said.append(f"left out, {crossing:,} slices that cross too many others of their thread or stream")
     return Timeline(
         name=shared.run.name,
         base_ns=base_ns,
         ranks=tuple(built),
         names=texts.listed,
         categories=categories.listed,
-        left_out=tuple(_left_out(asked, chosen, left_out, crossing)),
+        left_out=tuple(said),
         warnings=(*shared.run.warnings, *shared.clocks.warnings),
     )
-
-
-def _left_out(asked: Filter, chosen: Filter, count: int, crossing: int) -> list[str]:
-    said = []
-    if count:
-        more = "; more than a viewer opens: --ranks or --steps choose, --max-slices 0 keeps all"
-        why = "" if chosen == asked else more
-        said.append(f"left out, {count:,} slices: {', '.join(chosen.words())}{why}")
-    if crossing:
-        said.append(f"left out, {crossing:,} slices that cross too many others of their thread or stream")
-    return said
 
 
 def _shared_start(shared: AlignedRun, index: int, rows: npt.NDArray[np.intp]) -> Int64s:

@@ -100,10 +100,6 @@ def _node(node: CodeNode) -> dict[str, Any]:
 # How far may a reader trust the report? One line per thing that was measured about the measurement itself.
 
 
-def _trust_lines(report: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
-
-
 def _ranks(report: dict[str, Any]) -> Iterator[str]:
     run = report["run"]
     read, world = run["num_ranks"], run["world_size"]
@@ -231,7 +227,7 @@ def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
 def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> ReportData:
     """Return what the page of a run shows."""
     report = plain(report_json(account, diagnosis))  # a page cannot read NaN
-    trust = _trust_lines(report)
+    trust = tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
     del report["run"]["sources"]  # paths of whoever made the page: not for whoever reads it
     for rank in report["ranks"]:
         del rank["step_ms"]  # the grid holds it

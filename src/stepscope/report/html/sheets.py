@@ -208,23 +208,6 @@ def bench_sheet(results: BenchResults) -> Sheet:
     """Return the page of a benchmark's results."""
     timed = [one for series in results.series.values() if (one := _timed(series)) is not None]
     sections = [*_collectives(results), *_scaling(timed)] or [_series(timed)]
-    return Sheet(
-        title=results.command or results.name,
-        facts=_facts(results, timed),
-        cards=_cards(results, timed),
-        sections=(*_advice(results), *sections, *_figures(results)),
-        notes=tuple(_notes(results, timed)),
-    )
-
-
-def _timed(series: BenchSeries) -> Timed | None:
-    samples = [[time / NS_PER_MS for time in run] for run in series.samples_ns]
-    warmup = series.config.get("warmup_steps")
-    times = bench_times(samples, warmup_steps=warmup if isinstance(warmup, int) else 0)
-    return None if times is None else (series, samples, times)
-
-
-def _facts(results: BenchResults, timed: Sequence[Timed]) -> tuple[str, ...]:
     where = results.environment
     named = [
         f"{where[k]:g} ranks" if k == "world_size" else str(where[k])
@@ -235,7 +218,25 @@ def _facts(results: BenchResults, timed: Sequence[Timed]) -> tuple[str, ...]:
     steps = [
         f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1] if times.num_runs > 1
     ]
-    return (*named, *torch, *(steps if len(timed) > 1 else ()))
+    said = tuple(line for line in (results.question, *results.advice) if line)
+    return Sheet(
+        title=results.command or results.name,
+        facts=(*named, *torch, *(steps if len(timed) > 1 else ())),
+        cards=_cards(results, timed),
+        sections=(
+            *([Section("advice", "What to take", said)] if results.advice else []),
+            *sections,
+            *_figures(results),
+        ),
+        notes=tuple(_notes(results, timed)),
+    )
+
+
+def _timed(series: BenchSeries) -> Timed | None:
+    samples = [[time / NS_PER_MS for time in run] for run in series.samples_ns]
+    warmup = series.config.get("warmup_steps")
+    times = bench_times(samples, warmup_steps=warmup if isinstance(warmup, int) else 0)
+    return None if times is None else (series, samples, times)
 
 
 def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Card, ...]:
@@ -285,7 +286,14 @@ def _series(timed: Sequence[Timed]) -> Section:
     chart = Intervals(
         tuple(
             MeasuredRow(
-                series.name, ms(t.median_ns), ms(t.low_ns), ms(t.high_ns), tuple(_drawn(run) for run in samples)
+                series.name,
+                ms(t.median_ns),
+                ms(t.low_ns),
+                ms(t.high_ns),
+                tuple(
+                    tuple(round(point[0], 4) for point in _thinned([(time,) for time in run], _MAX_SAMPLES))
+                    for run in samples
+                ),
             )
             for series, samples, t in timed
         ),
@@ -302,10 +310,6 @@ def _row(one: Timed, first: Timed) -> tuple[Value, ...]:
     every = [time for run in samples for time in run]
     times = (t.median_ns, t.low_ns, t.high_ns, t.mean_ns, t.std_ns)
     return (series.name, *(ms(ns) for ns in times), min(every), max(every), *over, t.num_steps)
-
-
-def _drawn(run: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(point[0], 4) for point in _thinned([(time,) for time in run], _MAX_SAMPLES))
 
 
 def _figures(results: BenchResults) -> list[Section]:
@@ -419,11 +423,6 @@ def _collectives(results: BenchResults) -> list[Section]:
     return [Section("collectives", "Collectives", (), chart, _table_of(titles, rows))]
 
 
-def _advice(results: BenchResults) -> list[Section]:
-    said = tuple(line for line in (results.question, *results.advice) if line)
-    return [Section("advice", "What to take", said)] if results.advice else []
-
-
 def _notes(results: BenchResults, timed: Sequence[Timed]) -> list[str]:
     found: dict[str, list[str]] = {}
     if not _is_collectives(results):
@@ -444,38 +443,6 @@ def calibration_sheet(calibration: Calibration) -> Sheet:
     """Return the page of a calibration."""
     ops = list(dict.fromkeys(curve.op for curve in calibration.curves))
     about = calibration.about
-    return Sheet(
-        title="Collectives of this machine",
-        facts=tuple(printable(str(about[name])) for name in _SHOWN if about.get(name)),
-        cards=_calibration_cards(calibration),
-        sections=(_fits(calibration), *(_operation(calibration, op) for op in ops)),
-        notes=(
-            "Times are of the full buffer of the operation, without waiting for other ranks.",
-            *(curve.doubt for curve in calibration.curves if curve.doubt),
-        ),
-    )
-
-
-def _calibration_cards(calibration: Calibration) -> tuple[Card, ...]:
-    curves = calibration.curves
-    rates = [rate for curve in curves if (rate := _rate(curve)) is not None]
-    errors = [curve.left_out_error for curve in curves if curve.left_out_error is not None]
-    return (
-        Card("Curves", len(curves), "count", "one per operation and world size"),
-        Card(
-            "Smallest latency",
-            min((_latency_ms(curve) for curve in curves), default=None),
-            "ms",
-            "before the first byte",
-        ),
-        Card("Highest rate", max(rates, default=None), "gb_per_s", "bytes of the buffer over time"),
-        Card(
-            "Typical error", 100 * float(np.median(errors)) if errors else None, "pct", "on sizes left out of the fit"
-        ),
-    )
-
-
-def _fits(calibration: Calibration) -> Section:
     titles = (
         ("operation", "text"),
         ("ranks", "count"),
@@ -501,7 +468,38 @@ def _fits(calibration: Calibration) -> Section:
         )
         for curve in calibration.curves
     ]
-    return Section("fits", "What was fitted", (), None, _table_of(titles, rows))
+    return Sheet(
+        title="Collectives of this machine",
+        facts=tuple(printable(str(about[name])) for name in _SHOWN if about.get(name)),
+        cards=_calibration_cards(calibration),
+        sections=(
+            Section("fits", "What was fitted", (), None, _table_of(titles, rows)),
+            *(_operation(calibration, op) for op in ops),
+        ),
+        notes=(
+            "Times are of the full buffer of the operation, without waiting for other ranks.",
+            *(curve.doubt for curve in calibration.curves if curve.doubt),
+        ),
+    )
+
+
+def _calibration_cards(calibration: Calibration) -> tuple[Card, ...]:
+    curves = calibration.curves
+    rates = [rate for curve in curves if (rate := _rate(curve)) is not None]
+    errors = [curve.left_out_error for curve in curves if curve.left_out_error is not None]
+    return (
+        Card("Curves", len(curves), "count", "one per operation and world size"),
+        Card(
+            "Smallest latency",
+            min((_latency_ms(curve) for curve in curves), default=None),
+            "ms",
+            "before the first byte",
+        ),
+        Card("Highest rate", max(rates, default=None), "gb_per_s", "bytes of the buffer over time"),
+        Card(
+            "Typical error", 100 * float(np.median(errors)) if errors else None, "pct", "on sizes left out of the fit"
+        ),
+    )
 
 
 def _operation(calibration: Calibration, op: str) -> Section:
@@ -881,11 +879,34 @@ def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
     """Return the page, from the report's JSON of the run (`light_json`) and the job's steps in order."""
     run, ranks = document["run"], _late_first(document)
     facts = [f"{run['num_ranks']} rank{'s' * (run['num_ranks'] != 1)}", f"{run['num_steps']} steps", "no trace"]
+    names = list(dict.fromkeys(name for rank in ranks for name in rank["regions_ms"]))
+    bars = tuple(
+        Stack(f"rank {rank['rank']}", _steps_parts(rank))
+        for rank in ranks[:_MAX_RANKS]
+        if rank["median_step_ms"] is not None
+    )
+    chart = Stacks(bars, "ms", "Regions of the step by rank; the table below holds the numbers") if bars else None
+    titles = [
+        ("rank", "count"),
+        ("host", "text"),
+        ("steps", "count"),
+        ("step", "ms"),
+        *((name.replace("_", " "), "ms") for name in names),
+    ]
+    rows = [
+        (r["rank"], r["host"], r["num_steps"], r["median_step_ms"], *(r["regions_ms"].get(name) for name in names))
+        for r in ranks
+    ]
+    said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
     return Sheet(
         title=run["name"],
         facts=(*facts, *(str(run[k]) for k in ("device", "backend", "torch") if run[k])),
         cards=_steps_cards(document),
-        sections=(*_over_the_run(document, series), _by_rank(ranks), *_measured(document)),
+        sections=(
+            *_over_the_run(document, series),
+            Section("ranks", "Regions of the step by rank", (said,), chart, _table_of(titles, rows)),
+            *_measured(document),
+        ),
         notes=tuple(document["warnings"]),
     )
 
@@ -951,29 +972,6 @@ def _over_the_run(document: dict[str, Any], series: Series | None) -> list[Secti
         (Line("step", _thinned(points)),), Axis("step", "number"), Axis("step time", "ms"), "Step time over the run"
     )
     return [Section("steps", "Steps over the run", (said,), chart, table)]
-
-
-def _by_rank(ranks: Sequence[dict[str, Any]]) -> Section:
-    names = list(dict.fromkeys(name for rank in ranks for name in rank["regions_ms"]))
-    bars = tuple(
-        Stack(f"rank {rank['rank']}", _steps_parts(rank))
-        for rank in ranks[:_MAX_RANKS]
-        if rank["median_step_ms"] is not None
-    )
-    chart = Stacks(bars, "ms", "Regions of the step by rank; the table below holds the numbers") if bars else None
-    titles = [
-        ("rank", "count"),
-        ("host", "text"),
-        ("steps", "count"),
-        ("step", "ms"),
-        *((name.replace("_", " "), "ms") for name in names),
-    ]
-    rows = [
-        (r["rank"], r["host"], r["num_steps"], r["median_step_ms"], *(r["regions_ms"].get(name) for name in names))
-        for r in ranks
-    ]
-    said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
-    return Section("ranks", "Regions of the step by rank", (said,), chart, _table_of(titles, rows))
 
 
 def _measured(document: dict[str, Any]) -> list[Section]:

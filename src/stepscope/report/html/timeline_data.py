@@ -100,8 +100,7 @@ def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
     lines = _lines(owned, thread, moments) if owned is not None else nowhere
     if all(lines):
         return lines
-    calls = account.ranks[index].costs.calls.calls
-    after = _last_operators(rank, calls, thread, moments)
+    after = _last_operators(rank, account.ranks[index].costs.calls.calls, thread, moments)
     around = _ranges(rank, thread, moments)
     return [line or inside or last for line, inside, last in zip(lines, around, after, strict=True)]
 
@@ -331,7 +330,10 @@ def slices_of(
     window = _window(account, _typical_step(grid) if grid and step is None else step)
     if window is None:
         return None
-    chosen = _chosen(account, wanted)
+    ranks = account.run.ranks
+    first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
+    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
+    chosen = list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]
     taken: list[tuple[int, RankSlices]] = []
     total = 0
     for index in chosen:
@@ -396,13 +398,6 @@ def _window(account: Account, number: int | None) -> _Window | None:
     return _Window(number, np.where(has, first - shift, 0), np.where(has, last - shift, 0), first - shift)
 
 
-def _chosen(account: Account, wanted: Sequence[int]) -> list[int]:
-    ranks = account.run.ranks
-    first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
-    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
-    return list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]
-
-
 def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices]], *, most: int) -> Slices:
     names: dict[str, int] = {}
     by_launch: dict[Launch, int] = {}
@@ -412,6 +407,13 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
     made = [launches(account, i, p.work) for (i, _), p in zip(taken, parts, strict=True)]
     launch = [by_launch.setdefault(one, len(by_launch)) if one else NO_MATCH for each, _ in made for one in each]
     span = max(int(window.end_ns[i] - window.start_ns[i]) for i, _ in taken)
+    whole = [f for _, f in taken]
+    notes = []
+    if len(parts) < len(account.run.ranks):
+        notes.append(f"{len(parts)} of {len(account.run.ranks)} ranks are drawn, those that findings name first")
+    left_out = sum(len(w) - len(p) for w, p in zip(whole, parts, strict=True))
+    if left_out:
+        notes.append(f"the {left_out:,} shortest slices are left out")
     return Slices(
         step=window.step,
         ranks=tuple(account.run.ranks[i].rank for i, _ in taken),
@@ -421,19 +423,22 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
         start_ns=np.concatenate([p.start_ns - window.origin_ns[i] for (i, _), p in zip(taken, parts, strict=True)]),
         dur_ns=np.concatenate([p.end_ns - p.start_ns for p in parts]),
         wait_ns=np.concatenate([p.wait_ns for p in parts]),
-        name=np.array([names.setdefault(_short(n), len(names)) for p in parts for n in p.name], np.int64),
+        name=np.array(
+            [
+                names.setdefault((n if len(n) <= _MAX_NAME_LENGTH else n[: _MAX_NAME_LENGTH - 1] + "…"), len(names))
+                for p in parts
+                for n in p.name
+            ],
+            np.int64,
+        ),
         match=np.where(matches == NO_MATCH, NO_MATCH, np.searchsorted(used, matches)),
         launch=np.array(launch, np.int64),
         delay_ns=np.concatenate([delay for _, delay in made]),
         names=tuple(names),
         launches=tuple(by_launch),
         matched=_matched(account, used),
-        notes=tuple(_notes(account, parts, [f for _, f in taken])),
+        notes=tuple(notes),
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _matched(account: Account, used: Int64s) -> MatchedCollectives:
@@ -448,13 +453,3 @@ def _matched(account: Account, used: Int64s) -> MatchedCollectives:
         latest = first + int(np.argmax(arrival[first:end]))
         last.append(account.run.ranks[int(matches.rank_index[latest])].rank)
     return MatchedCollectives(tuple(what), np.array(last, np.int64))
-
-
-def _notes(account: Account, parts: list[RankSlices], whole: list[RankSlices]) -> list[str]:
-    notes = []
-    if len(parts) < len(account.run.ranks):
-        notes.append(f"{len(parts)} of {len(account.run.ranks)} ranks are drawn, those that findings name first")
-    left_out = sum(len(w) - len(p) for w, p in zip(whole, parts, strict=True))
-    if left_out:
-        notes.append(f"the {left_out:,} shortest slices are left out")
-    return notes

@@ -29,7 +29,10 @@ def print_bench(document: dict[str, Any], out: Console) -> None:
     if not rows:
         out.print("nothing was measured")
         return
-    out.print(_headline(document["environment"], rows), markup=False)
+    environment = document["environment"]
+    runs, steps = len(rows[0]["samples_ms"]), len(rows[0]["samples_ms"][0])
+    where = f"{environment.get('world_size')} ranks, {environment.get('backend')}, {environment.get('device')}"
+    out.print(f"{where}, torch {environment.get('torch')}; {runs} interleaved runs of {steps} steps", markup=False)
     _print_times(rows, out)
     _print_figures(rows, out)
     _print_agreement(rows, out)
@@ -81,12 +84,6 @@ def print_doubts(rows: list[Row], out: Console) -> None:
         out.print(f"unsteady: {shown}. What to do: {remedy}.", markup=False)
 
 
-def _headline(environment: dict[str, Any], rows: list[Row]) -> str:
-    runs, steps = len(rows[0]["samples_ms"]), len(rows[0]["samples_ms"][0])
-    where = f"{environment.get('world_size')} ranks, {environment.get('backend')}, {environment.get('device')}"
-    return f"{where}, torch {environment.get('torch')}; {runs} interleaved runs of {steps} steps"
-
-
 def _print_times(rows: list[Row], out: Console) -> None:
     table = _table(out, "", "median ms", "95 % interval", "mean ± std", "min - max", "time")
     for row in rows:
@@ -131,7 +128,8 @@ def _print_figures(rows: list[Row], out: Console) -> None:
     columns = {title: figure for group in groups for title, figure in group.items()}
     table = _table(out, "", *columns)
     for row in rows:
-        cells = (_figure(row["summary"].get(name), form) for name, form in columns.values())
+        values = [(row["summary"].get(name), form) for name, form in columns.values()]
+        cells = ("?" if value is None else f"{value:{form}}" for value, form in values)
         table.add_row(name_text(row["name"]), *cells)
     print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     if _COMMUNICATION in groups:
@@ -159,10 +157,6 @@ def _print_agreement(rows: list[Row], out: Console) -> None:
 def _errors(a: dict[str, Any]) -> str:
     gradient = "unknown" if a["gradient_error"] is None else f"{a['gradient_error']:.1e}"
     return f"gradient {gradient}, weights {a['weight_error']:.1e}, loss {a['loss_error']:.1e} (relative)"
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "?" if value is None else f"{value:{form}}"
 
 
 # A sweep on the terminal: each variant against the first, whether results agree, and the advice.

@@ -23,11 +23,25 @@ def print_comparison(document: Document, out: Console) -> None:
     _heading(document, out)
     _step(document, out)
     _budget(document["budget"], out)
-    _metrics(document["metrics"], out)
+    metrics = document["metrics"]
+    shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
+    for m in shown[:8]:
+        doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
+        change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
+        out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
     for what in ("kernels", "operators"):
         _rows(what, document[what], document[f"{what}_changed"], out)
     _code(document["code"], out)
-    _findings(document["findings"], out)
+    findings = document["findings"]
+    if not findings:
+        out.print("findings: none on either side")
+    for f in findings[:_MAX_FINDINGS]:
+        line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
+        line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
+        line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)")
+        print_indented(out, line, indent="  ")
+    if len(findings) > _MAX_FINDINGS:
+        out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
     _end(document, out)
 
 
@@ -78,7 +92,12 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
     shown = sorted(parts, key=lambda p: -abs(p["change"]))
     for p in shown[:_MAX_PARTS]:
         table.add_row(
-            p["part"], _number(p["a"]), _number(p["b"]), _signed(p["change"]), _interval(p), _marked(p["what"])
+            p["part"],
+            _number(p["a"]),
+            _number(p["b"]),
+            _signed(p["change"]),
+            ("none" if p["low"] is None else f"{_signed(p['low'])} to {_signed(p['high'])}"),
+            _marked(p["what"]),
         )
     rest = shown[_MAX_PARTS:]
     if rest:
@@ -87,14 +106,6 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
     total = [sum(p[k] for p in parts) for k in ("a", "b", "change")]
     table.add_row("all parts", _number(total[0]), _number(total[1]), _signed(total[2]), "", "", style="bold")
     print_fitting(table, out, least_needed=("95 % interval",))
-
-
-def _metrics(metrics: Sequence[Document], out: Console) -> None:
-    shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
-    for m in shown[:8]:
-        doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
-        change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
-        out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
 
 
 def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None:
@@ -124,18 +135,6 @@ def _code(lines: Sequence[Document], out: Console) -> None:
     print_fitting(table, out)
 
 
-def _findings(findings: Sequence[Document], out: Console) -> None:
-    if not findings:
-        out.print("findings: none on either side")
-    for f in findings[:_MAX_FINDINGS]:
-        line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
-        line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
-        line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)")
-        print_indented(out, line, indent="  ")
-    if len(findings) > _MAX_FINDINGS:
-        out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
-
-
 def _end(document: Document, out: Console) -> None:
     for gate in document["gates"]:
         held = Text("holds ", style="green") if gate["holds"] else Text("FAILS ", style="bold red")
@@ -162,10 +161,6 @@ def _signed(value: float | None, places: int | None = None) -> str:
     if places is not None:
         return f"{value:+,.{places}f}"
     return f"{value:+.2f}" if abs(value) >= 1 or not value else f"{value:+.3f}"
-
-
-def _interval(row: Document) -> str:
-    return "none" if row["low"] is None else f"{_signed(row['low'])} to {_signed(row['high'])}"
 
 
 def _pct_interval(row: Document) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import COLUMNS, FAIL, NOT_MEASURED, Check, RankHealth, rank_health
-from stepscope.diagnose.guides import Guide, Item
+from stepscope.diagnose.guides import Guide
 from stepscope.diagnose.verdict import Conclusion
 from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented
 from stepscope.units import NS_PER_MS
@@ -23,7 +23,12 @@ def print_health(
     """Print the table of ranks, who is late, what fails and whether the gates hold."""
     _heading(account, conclusion, out)
     print_rank_health(rank_health(account), out)
-    _stragglers(account, out)
+    if not account.stragglers:
+        alone = len(account.run.ranks) < 2
+        out.print("stragglers: one rank alone cannot be late" if alone else "stragglers: none")
+    for s in account.stragglers:
+        late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
+        out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))
     _print_checks(checks, out)
     for result in gates:
         held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
@@ -77,15 +82,6 @@ def _worth_showing(rows: Sequence[RankHealth]) -> list[RankHealth]:
     return sorted([*late, *others], key=lambda r: r.rank)
 
 
-def _stragglers(account: Account, out: Console) -> None:
-    if not account.stragglers:
-        alone = len(account.run.ranks) < 2
-        out.print("stragglers: one rank alone cannot be late" if alone else "stragglers: none")
-    for s in account.stragglers:
-        late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
-        out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))
-
-
 # Guides on the terminal: every item with its number, its mark and, where it fails, what to do.
 
 
@@ -97,14 +93,11 @@ def print_guides(guides: Sequence[Guide], out: Console) -> None:
         out.print()
         out.print(Text(guide.title, style="bold").append(f"  {guide.why}", style=""))
         for item in guide.items:
-            out.print(_line(item))
-
-
-def _line(item: Item) -> Text:
-    check = item.check
-    value = "" if check.value is None else f"{check.value:.4g} (good {check.good})"
-    line = Text("  ").append(
-        f"{check.status:<13}", style={"pass": "green", "fail": "bold red", "not measured": "bright_black"}[check.status]
-    )
-    line.append(f"{check.id:<24} {value:<24} ").append(check.reason, style="bright_black")
-    return line.append(f"\n{'':<15}-> {item.remedy}") if check.status == FAIL else line
+            check = item.check
+            value = "" if check.value is None else f"{check.value:.4g} (good {check.good})"
+            line = Text("  ").append(
+                f"{check.status:<13}",
+                style={"pass": "green", "fail": "bold red", "not measured": "bright_black"}[check.status],
+            )
+            line.append(f"{check.id:<24} {value:<24} ").append(check.reason, style="bright_black")
+            out.print(line.append(f"\n{'':<15}-> {item.remedy}") if check.status == FAIL else line)

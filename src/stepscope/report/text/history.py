@@ -20,7 +20,24 @@ def print_history(document: Document, out: Console) -> None:
     runs = document["runs"]
     out.print(name_text(document["folder"], style="bold").append(f": {len(runs)} runs"))
     _runs(runs, out)
-    _groups(document, out)
+    found, by = document["groups"], document["by"]
+    out.print()
+    table = plain_table(out, f"by {by}", "runs", "step ms", "from", "to", "MFU %", "memory GB", "often found")
+    for group in found[-_MAX_GROUPS:]:
+        name = _commit(group["name"]) if by == "commit" else group["name"]
+        table.add_row(
+            row_name(name, width=60),
+            str(group["runs"]),
+            _number(group["step_ms"], 2),
+            _number(group["min_step_ms"], 2),
+            _number(group["max_step_ms"], 2),
+            _number(None if group["mfu"] is None else 100 * group["mfu"], 1),
+            _number(None if group["peak_memory_bytes"] is None else group["peak_memory_bytes"] / 1e9, 2),
+            row_name(", ".join(group["findings"]), width=50),
+        )
+    print_fitting(table, out, least_needed=("memory GB", "MFU %", "often found", "from", "to"))
+    if len(found) > _MAX_GROUPS:
+        out.print(f"the last {_MAX_GROUPS} of {len(found)}; --json has all")
     _newest(document["newest"], out)
     _hosts(document, out)
     problems = [run for run in runs if run["problem"]]
@@ -47,27 +64,6 @@ def _runs(runs: Sequence[Document], out: Console) -> None:
     print_fitting(table, out, least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"))
     if len(runs) > _MAX_RUNS:
         out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")
-
-
-def _groups(document: Document, out: Console) -> None:
-    found, by = document["groups"], document["by"]
-    out.print()
-    table = plain_table(out, f"by {by}", "runs", "step ms", "from", "to", "MFU %", "memory GB", "often found")
-    for group in found[-_MAX_GROUPS:]:
-        name = _commit(group["name"]) if by == "commit" else group["name"]
-        table.add_row(
-            row_name(name, width=60),
-            str(group["runs"]),
-            _number(group["step_ms"], 2),
-            _number(group["min_step_ms"], 2),
-            _number(group["max_step_ms"], 2),
-            _number(None if group["mfu"] is None else 100 * group["mfu"], 1),
-            _number(None if group["peak_memory_bytes"] is None else group["peak_memory_bytes"] / 1e9, 2),
-            row_name(", ".join(group["findings"]), width=50),
-        )
-    print_fitting(table, out, least_needed=("memory GB", "MFU %", "often found", "from", "to"))
-    if len(found) > _MAX_GROUPS:
-        out.print(f"the last {_MAX_GROUPS} of {len(found)}; --json has all")
 
 
 def _newest(found: Sequence[Document], out: Console) -> None:

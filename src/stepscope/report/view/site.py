@@ -25,18 +25,6 @@ from stepscope.units import printable
 # The page around the report: tabs for the report, the tables and the timeline.
 
 
-def _shell_page(name: str, *, perfetto: str, has_tables: bool = True, has_timeline: bool = True) -> str:
-    shown = {True: "", False: "hidden"}
-    return Template(_source("template.html")).substitute(
-        name=html.escape(printable(name)),
-        perfetto=html.escape(perfetto),
-        tables=shown[has_tables],
-        timeline=shown[has_timeline],
-        style=_STYLE,
-        script=_SCRIPT,
-    )
-
-
 def _source(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8").strip() + "\n"
 
@@ -234,8 +222,14 @@ class ViewSite:
 
     def __call__(self, path: str, query: Mapping[str, str]) -> Answer | None:
         if path == "":
-            page = _shell_page(
-                self.name, perfetto=self.perfetto, has_tables=bool(self.names), has_timeline=bool(self.timeline)
+            shown = {True: "", False: "hidden"}
+            page = Template(_source("template.html")).substitute(
+                name=html.escape(printable(self.name)),
+                perfetto=html.escape(self.perfetto),
+                tables=shown[bool(self.names)],
+                timeline=shown[bool(self.timeline)],
+                style=_STYLE,
+                script=_SCRIPT,
             )
             return Answer(page.encode(), "text/html", {"Content-Security-Policy": _POLICY})
         if path == "report.html":
