@@ -7,7 +7,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.report.html.page import assembled
+from stepscope.report.html.cache import assembled
 from stepscope.report.html.page_data import KINDS, ReportData, Slices, grid_of, packed
 from stepscope.report.html.timeline_data import slices_of
 from stepscope.units import NS_PER_MS, NS_PER_US, printable

@@ -15,7 +15,7 @@ from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
 from stepscope.document.values import plain
-from stepscope.report.html.page import assembled
+from stepscope.report.html.cache import assembled
 from stepscope.report.html.page_data import ReportData, packed
 from stepscope.report.runs import RunEntry, run_rows, step_ms
 from stepscope.results.folder import BenchResults, BenchSeries
