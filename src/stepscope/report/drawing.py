@@ -1,7 +1,7 @@
 """A picture as shapes: rectangles, lines, dots and words with colours of the palette, a legend and a table.
 
     drawing.as_json()       what the page draws (`js/drawing.js`), with what a pointer over a shape says
-    drawing._repr_svg_()    the same as SVG text for a notebook
+    drawing.svg()           the same as SVG text; a notebook shows it
 
 Words in it may come from a trace: the page shows them as text, and the SVG escapes them.
 """
@@ -60,7 +60,8 @@ class Drawing:
             "rows": [list(row) for row in self.rows[:200]],
         }
 
-    def _repr_svg_(self) -> str:
+    def svg(self) -> str:
+        """Return the picture as SVG text."""
         below = _legend_rows(self.legend, self.width)
         height = 24 + self.height + 18 * len(below) + 4
         parts = [f'<text x="0" y="14" font-weight="600" fill="{PALETTE["text"]}">{_safe(self.title)}</text>']
@@ -73,6 +74,8 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_FONT} role="img" aria-label="{_safe(self.label)}">'
             f"{''.join(parts)}</svg>"
         )
+
+    _repr_svg_ = svg
 
 
 def rect(
@@ -268,6 +271,15 @@ def left_axis(ticks: Sequence[float], y: Scale, *, x0: float, x1: float, text: C
     for tick in ticks:
         shapes.append(polyline([(x0, y(tick)), (x1, y(tick))], "line", width=1))
         shapes.append(words(x0 - 8, y(tick) + 4, text(tick), anchor="end"))
+    return shapes
+
+
+def vertical_grid(ticks: Sequence[float], x: Scale, *, bottom: float, text: Callable[[float], str]) -> list[Shape]:
+    """Return lines down the picture with their numbers below."""
+    shapes: list[Shape] = []
+    for tick in ticks:
+        shapes.append(polyline([(x(tick), 0), (x(tick), bottom)], "line", width=1))
+        shapes.append(words(x(tick), bottom + 16, text(tick), anchor="middle"))
     return shapes
 
 

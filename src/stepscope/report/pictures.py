@@ -35,6 +35,7 @@ from stepscope.report.drawing import (
     round_ticks,
     some_of,
     time_text,
+    vertical_grid,
     words,
 )
 from stepscope.report.drawing import time_tick as axes_time_text
@@ -62,10 +63,7 @@ def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | 
     ticks = [tick / per for tick in round_ticks(most * per)]
     x = Scale(0, ticks[-1], LEFT, RIGHT)
     bottom = len(known) * LINE
-    shapes: list[Shape] = []
-    for tick in ticks:
-        shapes.append(polyline([(x(tick), 0), (x(tick), bottom)], "line", width=1))
-        shapes.append(words(x(tick), bottom + 16, f"{tick * per:g}", anchor="middle"))
+    shapes = vertical_grid(ticks, x, bottom=bottom, text=lambda tick: f"{tick * per:g}")
     shapes.append(words((LEFT + RIGHT) / 2, bottom + 32, f"{unit} on the bus", anchor="middle"))
     table = []
     for k, ((row, bw), limit) in enumerate(zip(known, could, strict=True)):
