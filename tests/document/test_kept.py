@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,14 +130,6 @@ def test_no_cache_neither_reads_nor_writes(folder: Path, report: Callable[..., t
     assert report("--json", "-", "--no-cache")[1]
 
 
-def test_small_run_keeps_nothing(
-    folder: Path, report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "MIN_RAW_BYTES", 1 << 30)
-    report("--json", "-")
-    assert not (folder / CACHE_FOLDER).exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"key": 1', b"\xff" * 100, b"[" * 100_000])
 def test_damaged_report_is_no_report(folder: Path, report: Callable[..., tuple[str, bool]], content: bytes) -> None:
@@ -155,12 +146,6 @@ def test_where_the_key_cannot_be_told_nothing_fits(
     path = kept_file(folder)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))
     monkeypatch.setattr(kept, "MAX_FILES", 0)
-    assert report("--json", "-")[1]
-
-
-def test_pipe_in_the_run_is_not_waited_for(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
-    os.mkfifo(folder / "rank00009.pipe")
-    assert report("--json", "-")[1]
     assert report("--json", "-")[1]
 
 

@@ -2,16 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed
 
 from stepscope.report.html.page import page_of
-from stepscope.report.view.server import LocalServer, local_server
-from stepscope.report.view.site import ViewSite
-from stepscope.tables.catalog import LogTables
 
 pytestmark = [
     pytest.mark.browser,
@@ -102,40 +98,6 @@ def test_a_copied_link_shows_what_i_see(browser: Browser, page: Path) -> None:
     assert browser.console() == []
 
 
-def test_going_back_and_forward_undoes_and_redoes(browser: Browser, page: Path) -> None:
-    follow(browser, page)
-    fixes = "[...document.querySelectorAll('#what-if input')].map((b) => Number(b.checked)).join('')"
-    browser.run("document.querySelectorAll('#what-if input')[1].click()")
-    browser.run("document.dispatchEvent(new CustomEvent('show-rank', {detail: 3}))")
-    browser.run("document.querySelectorAll('.finding summary')[0].click()")
-    browser.waited("location.hash.includes('open=0')")
-    browser.run("history.back()")
-    browser.waited("document.querySelector('.finding').open")
-    assert browser.run(f"return {SAID}") == "rank 3 is marked"
-    browser.run("history.back()")
-    browser.waited(f"{SAID} === ''")
-    assert browser.run(f"return {fixes}") == "010"
-    browser.run("history.back()")
-    browser.waited(f"{fixes} === '000'")
-    browser.run("history.go(2)")
-    browser.waited(f"{SAID} === 'rank 3 is marked'")
-    assert browser.run(f"return {fixes}") == "010"
-    assert browser.console() == []
-
-
-def test_a_link_of_the_contents_keeps_what_was_chosen(browser: Browser, page: Path) -> None:
-    follow(browser, page, "rank=3")
-    browser.run("document.querySelector('nav.contents a[href=\"#heatmap\"]').click()")
-    browser.waited("location.hash.includes('at=heatmap')")
-    assert "rank=3" in browser.run("return location.hash")
-    marked = "document.querySelector('nav.contents [aria-current]').textContent"
-    follow(browser, page, "heatmap")
-    assert browser.waited("Math.abs(document.querySelector('#heatmap').getBoundingClientRect().top) < 200")
-    assert browser.waited(f"{marked}.startsWith('Ranks ')")
-    follow(browser, page)
-    assert browser.waited(f"{marked} === 'Fix first'")
-
-
 @pytest.mark.parametrize("state", HOSTILE)
 def test_a_malformed_link_shows_the_page_as_it_is(browser: Browser, page: Path, state: str) -> None:
     follow(browser, page)
@@ -148,26 +110,3 @@ def test_a_malformed_link_shows_the_page_as_it_is(browser: Browser, page: Path, 
     assert shown == usual
     assert browser.run("return window.ran === undefined && document.querySelectorAll('main img').length === 0")
     assert browser.console() == []
-
-
-@pytest.fixture
-def served() -> Iterator[LocalServer]:
-    report = page_of(constructed(ranks=4, steps=5, slices_per_rank=30))
-    server = local_server(ViewSite(name="run", report_html=report, tables=LogTables(()), timeline=None, names=()))
-    server.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_address_of_view_holds_what_its_report_shows(browser: Browser, served: LocalServer) -> None:
-    inside = "document.querySelector('iframe').contentDocument"
-    said = f"{inside}?.querySelector('#timeline .said')?.textContent"
-    browser.go(f"{served.url}#report={quote('rank=2')}")
-    browser.waited(f"{inside}?.documentElement.dataset.readyMs && {said} === 'rank 2 is marked'")
-    browser.run(f"{inside}.dispatchEvent(new CustomEvent('show-rank', {{detail: 3}}))")
-    assert browser.waited("location.hash.includes('rank%3D3')")
-    browser.run("history.back()")
-    browser.waited(f"{said} === 'rank 2 is marked' && location.hash.includes('rank%3D2')")
-    browser.run("location.hash = 'report=rank%3D1'")
-    browser.waited(f"{said} === 'rank 1 is marked'")
