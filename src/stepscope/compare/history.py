@@ -599,8 +599,7 @@ def groups(rows: Sequence[HistoryRow], by: str) -> list[Group]:
 def _names(row: HistoryRow, by: str) -> tuple[str, ...]:
     if by == "host":
         return row.hosts or ("unknown",)
-    value = {"commit": row.commit, "config": row.config, "device": row.device}[by]
-    return (value or "unknown",)
+    return ({"commit": row.commit, "config": row.config, "device": row.device}[by] or "unknown",)
 
 
 def _group(name: str, rows: Sequence[HistoryRow]) -> Group:

@@ -291,8 +291,7 @@ def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> tuple[
     if len(sides[0]) < len(a) or len(sides[1]) < len(b):
         return ()
     keys = dict.fromkeys(key for side in reversed(sides) for run in side for key in run)
-    changes = [_change(key, sides) for key in keys]
-    found = [c for c in changes if not same(c.difference.a, c.difference.b)]
+    found = [c for c in [_change(key, sides) for key in keys] if not same(c.difference.a, c.difference.b)]
     return tuple(sorted(found, key=lambda c: -c.difference.change))
 
 

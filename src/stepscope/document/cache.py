@@ -115,8 +115,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 def code_key() -> str:
     """Return a digest of this version of the program, local changes included."""
     digest = Digest(sys.version.encode())
-    root = Path(stepscope.__file__).parent
-    for folder, below, names in os.walk(root):
+    for folder, below, names in os.walk(Path(stepscope.__file__).parent):
         below[:] = sorted(name for name in below if name != "__pycache__")
         for name in sorted(names):
             status = Path(folder, name).stat()

@@ -294,5 +294,4 @@ def bottom_axis(ticks: Sequence[float], x: Scale, *, y: float, text: Callable[[f
 
 def some_of(values: Sequence[float], most: int) -> list[float]:
     """Return at most so many of the values, evenly spread, the first among them."""
-    every = max(1, ceil(len(values) / most))
-    return list(values[::every])
+    return list(values[:: max(1, ceil(len(values) / most))])

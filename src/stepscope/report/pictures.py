@@ -454,8 +454,7 @@ def _drawing(
                 )
             elif len(blocks) <= 16:
                 shapes.append(rect(x + 0.5, y + 0.5, side - 1, side - 1, "line", opacity=0.35, tip=said))
-    order = np.argsort(-joined, axis=None)[:_MAX_ROWS].tolist()
-    cells = [divmod(k, len(blocks)) for k in order]
+    cells = [divmod(k, len(blocks)) for k in np.argsort(-joined, axis=None)[:_MAX_ROWS].tolist()]
     size = int(side * len(blocks))
     return Drawing(
         title=title, width=max(_LEFT + size + 10, 300), height=_TOP + size + 8, shapes=tuple(shapes),

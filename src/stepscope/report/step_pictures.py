@@ -135,15 +135,13 @@ def timeline_drawing(slices: Slices) -> Drawing:
     shown = np.flatnonzero((slices.dur_ns >= least) & (slices.rank < _MAX_RANKS))
     shown = shown[np.argsort(-slices.dur_ns[shown], kind="stable")[:_MAX_SLICES]]
     for i in np.sort(shown).tolist():
-        y = int(slices.rank[i]) * height + lanes.index(int(lane_of[i])) * LANE
-        shapes += _slice(slices, i, x, y)
+        shapes += _slice(slices, i, x, int(slices.rank[i]) * height + lanes.index(int(lane_of[i])) * LANE)
     bottom = min(len(slices.ranks), _MAX_RANKS) * height
     ticks = [t * NS_PER_MS for t in round_ticks(slices.span_ns / NS_PER_MS, about=8)]
     shapes += bottom_axis(
         [t for t in ticks if t <= slices.span_ns], x, y=bottom - 6, text=lambda ns: time_tick(ns / NS_PER_MS)
     )
-    kinds = [KINDS[k] for k in sorted(set(slices.kind.tolist()))]
-    legend = [(kind, _TEXT.get(kind, kind)) for kind in kinds]
+    legend = [(kind, _TEXT.get(kind, kind)) for kind in [KINDS[k] for k in sorted(set(slices.kind.tolist()))]]
     legend += [("wait", "waiting for the last rank")] if slices.wait_ns.any() else []
     what = "The window" if slices.step is None else f"Step {slices.step}"
     notes = [f"{_MAX_RANKS} of {len(slices.ranks)} ranks"] if len(slices.ranks) > _MAX_RANKS else []
@@ -189,8 +187,7 @@ Bar = tuple[float, float, Action]
 
 def pipeline_drawing(account: Account) -> Drawing | None:
     """Return the diagram of one step, None where the run has no pipeline whose micro-batches can be told."""
-    windows = [view.window for view in account.ranks]
-    found = pipeline_actions(account.shared, account.strategy, windows)
+    found = pipeline_actions(account.shared, account.strategy, [view.window for view in account.ranks])
     if found is None or sum(map(len, found[1])) > 3_000:
         return None
     index, actions = found

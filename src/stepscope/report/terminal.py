@@ -80,8 +80,7 @@ def print_indented(out: Console, text: Text, *, first: str = "", indent: str = "
     if out.soft_wrap:
         out.print(Text(first).append_text(text))
         return
-    lines = text.wrap(out, max(10, out.width - len(indent)))
-    for i, line in enumerate(lines):
+    for i, line in enumerate(text.wrap(out, max(10, out.width - len(indent)))):
         line.rstrip()
         out.print(Text(indent if i else first).append_text(line))
 

@@ -185,8 +185,7 @@ def _tighter(ranks: Sequence[Rank], given: Filter) -> Iterator[Filter]:
 
 
 def _two_steps(ranks: Sequence[Rank]) -> range | None:
-    numbers = np.concatenate([rank.steps.number for rank in ranks])
-    each, count = np.unique(numbers, return_counts=True)
+    each, count = np.unique(np.concatenate([rank.steps.number for rank in ranks]), return_counts=True)
     common = each[count == count.max()] if len(each) else each
     if len(common) < 3:
         return None
@@ -240,8 +239,7 @@ def _track_of_row(rank: Rank, rows: npt.NDArray[np.intp]) -> tuple[Int64s, list[
     of_rank = role == _Role.STEPS
     pid, tid = np.where(of_rank, 0, trace["pid"][rows]), np.where(of_rank, 0, trace["tid"][rows])
     keys, back, count = np.unique(np.stack((role, pid, tid)), axis=1, return_inverse=True, return_counts=True)
-    busiest_thread_first = np.where(keys[0] == _Role.THREAD, -count, 0)
-    shown = np.lexsort((keys[2], keys[1], busiest_thread_first, keys[0]))
+    shown = np.lexsort((keys[2], keys[1], np.where(keys[0] == _Role.THREAD, -count, 0), keys[0]))
     place = np.empty(len(shown), np.int64)
     place[shown] = np.arange(len(shown))
     labels = _thread_labels(rank)

@@ -63,8 +63,7 @@ def assembled(data: str, *, scripts: tuple[str, ...], title: str, in_words: str)
 
 @cache
 def _source(name: str) -> str:
-    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-    return text.strip() + "\n"
+    return files(__package__).joinpath(name).read_text(encoding="utf-8").strip() + "\n"
 
 
 @cache

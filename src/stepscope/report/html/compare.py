@@ -94,8 +94,7 @@ def _worst(a: Side, b: Side, shared: Sequence[int]) -> dict[int, str]:
 
 def _lanes(s: Slices, rank: int) -> dict[str, Any]:
     mine = np.flatnonzero(s.rank == s.ranks.index(rank))
-    longest = mine[np.argsort(-s.dur_ns[mine], kind="stable")[:_MAX_SLICES]]
-    kept = np.sort(longest)
+    kept = np.sort(mine[np.argsort(-s.dur_ns[mine], kind="stable")[:_MAX_SLICES]])
     waits = kept[s.wait_ns[kept] > 0]
     start = np.concatenate((s.start_ns[kept] + s.wait_ns[kept], s.start_ns[waits]))
     dur = np.concatenate((s.dur_ns[kept] - s.wait_ns[kept], s.wait_ns[waits]))

@@ -237,8 +237,7 @@ def _operators(account: Account, index: int) -> RankSlices:
     outermost = np.zeros(len(rows), bool)
     for tid in np.unique(thread):
         mine = order[thread[order] == tid]
-        until = np.maximum.accumulate(end[mine])
-        outermost[mine] = np.concatenate(([True], start[mine][1:] >= until[:-1]))
+        outermost[mine] = np.concatenate(([True], start[mine][1:] >= np.maximum.accumulate(end[mine])[:-1]))
     rows, start, end, thread = rows[outermost], start[outermost], end[outermost], thread[outermost]
     phase = account.strategy.passes[index].at(start, thread)
     kind = np.full(len(rows), _CODE["other"], np.uint8)
@@ -352,8 +351,7 @@ def slices_of_other_steps(
     """Return the slices of further steps in their order: the longest and the shortest, then the others that fit."""
     if grid is None or first is None:
         return ()
-    mean = np.nan_to_num(grid.group_ns.sum(axis=0)).mean(axis=0)
-    by_length = np.argsort(mean, kind="stable").tolist()
+    by_length = np.argsort(np.nan_to_num(grid.group_ns.sum(axis=0)).mean(axis=0), kind="stable").tolist()
     wanted_steps = dict.fromkeys([by_length[-1], by_length[0], *range(len(by_length))])
     numbers = [grid.steps[i] for i in wanted_steps if grid.steps[i] != first.step]
     found: list[Slices] = []

@@ -24,8 +24,7 @@ def print_comparison(document: Document, out: Console) -> None:
     _step(document, out)
     _budget(document["budget"], out)
     metrics = document["metrics"]
-    shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
-    for m in shown[:8]:
+    for m in [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None][:8]:
         doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
         change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
         out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
