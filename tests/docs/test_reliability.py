@@ -8,18 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FAULTS = tomllib.loads((ROOT / "tests" / "faults.toml").read_text())["fault"]
-IDS = {
-    *(f"X{n}" for n in range(1, 28)),
-    *(f"Y{n}" for n in range(1, 11)),
-    *(f"S{n}" for n in range(1, 9)),
-    *(f"T{n}" for n in range(1, 34)),
-    *(f"H{n}" for n in range(1, 11)),
-}
 
 
-def test_every_fault_has_a_row() -> None:
-    without_number = {"soak", "live export", "alarm", "end of gloo", "no helper"}
-    assert {one for fault in FAULTS for one in numbers(fault["id"])} - without_number == IDS
 
 
 def test_every_row_names_tests_that_exist_or_says_why_not() -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -299,9 +299,6 @@ def _name(run: Path, folder: Path) -> str:
     return str(run.relative_to(folder)) if run != folder else run.resolve().name
 
 
-# Rows that were kept -------------------------------------------------------------------------------------------------
-
-
 def _key(run: Path, *, traces: bool) -> str | None:
     try:
         files = [
@@ -324,11 +321,13 @@ def _kept(folder: Path) -> dict[str, HistoryRow]:
     try:
         with open_trusted_file(folder / CACHE_FOLDER / _KEPT, max_bytes=_MAX_KEPT_BYTES) as f:
             for line in f:
-                entry = json_object(line) or {}
-                row = row_from_json(entry.get("row"))
-                if row is not None and isinstance(entry.get("key"), str):
-                    found[entry["key"]] = row
-    except OSError:
+                entry = json_object(line)
+                if entry and entry["key"]:
+                    row = entry["row"]
+                    row["hosts"], row["findings"] = tuple(row["hosts"]), tuple(map(tuple, row["findings"]))
+                    row["host_times"] = tuple(HostTime(**one) for one in row["host_times"])
+                    found[entry["key"]] = HistoryRow(**row)
+    except (OSError, KeyError, TypeError):  # no cache, or of another version
         return found
     return found
 
@@ -338,49 +337,6 @@ def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) 
     text = "".join(json_text(entry) + "\n" for entry in entries).encode(errors="surrogatepass")
     if len(text) <= _MAX_KEPT_BYTES:
         write_trusted_file(folder / CACHE_FOLDER / _KEPT, [text])
-
-
-_TEXTS = ("created", "commit", "config", "device", "step_source", "verdict", "problem")
-_NUMBERS = ("world_size", "step_ms", "mfu", "tokens_per_s", "peak_memory_bytes")
-
-
-def row_from_json(value: Any) -> HistoryRow | None:
-    """Return the row that a kept line holds, None where it is not exactly one."""
-    if not isinstance(value, dict) or set(value) != {f.name for f in fields(HistoryRow)}:
-        return None
-    sound = (
-        isinstance(value["run"], str)
-        and all(value[name] is None or isinstance(value[name], str) for name in _TEXTS)
-        and all(value[name] is None or is_number(value[name]) for name in _NUMBERS)
-        and all(isinstance(value[name], list) for name in ("hosts", "findings", "host_times"))
-        and all(isinstance(host, str) for host in value["hosts"])
-        and all(_is_finding(one) for one in value["findings"])
-        and all(_is_host_time(one) for one in value["host_times"])
-    )
-    if not sound:
-        return None
-    return HistoryRow(
-        **{
-            **value,
-            "hosts": tuple(value["hosts"]),
-            "findings": tuple((name, saving) for name, saving in value["findings"]),
-            "host_times": tuple(HostTime(**one) for one in value["host_times"]),
-        }
-    )
-
-
-def _is_finding(one: Any) -> bool:
-    return isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and is_number(one[1])
-
-
-def _is_host_time(one: Any) -> bool:
-    return (
-        isinstance(one, dict)
-        and set(one) == {f.name for f in fields(HostTime)}
-        and isinstance(one["host"], str)
-        and is_number(one["slowdown"], low=0)
-        and isinstance(one["has_rank_0"], bool)
-    )
 
 
 # Is the newest run of a configuration slower than runs of it usually are?

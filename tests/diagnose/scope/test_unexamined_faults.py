@@ -10,7 +10,6 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.verdict import conclude
-from stepscope.run import unmarked_steps
 from stepscope.run.load import load
 
 STEP = 4000
@@ -63,14 +62,6 @@ def test_a_window_without_steps_is_replayed_as_one(tmp_path: Path) -> None:
     assert account.num_steps == 0 and account.replay is not None and account.step is not None
     assert account.replay.period_ns == pytest.approx(account.step.step_ns, rel=0.01)
     assert one_rank(tmp_path / "b", loading=True).num_steps == 6
-
-
-def test_a_window_too_long_to_be_replayed_is_not_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmarked_steps, "MAX_ITEMS", 11)
-    account = one_rank(tmp_path, steps=False, loading=True)
-    assert account.replay is None and account.step is not None
-    found = diagnose(account)
-    assert not found.findings and "steps" in lacking(found)["data-loading"]
 
 
 def cut_off(folder: Path, *, share: float) -> Account:

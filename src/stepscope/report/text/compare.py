@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, row_name
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, print_table, row_name
 
 _MAX_PARTS = 8
 _MAX_ROWS = 6
@@ -47,13 +47,18 @@ def print_comparison(document: Document, out: Console) -> None:
 def print_bench_comparison(document: Document, out: Console) -> None:
     """Print the comparison of two sides of benchmarks, a line per series."""
     _heading(document, out)
-    table = plain_table(out, "series", "A ms", "B ms", "change %", "95 % interval", "runs", "")
-    for s in document["series"]:
-        step = s["step_ms"]
-        runs = " and ".join(map(str, s["num_runs"]))
-        cells = [_number(step["a"]), _number(step["b"]), _signed(step["change_pct"], 1), _pct_interval(step), runs]
-        table.add_row(row_name(s["name"], width=50), *cells, _marked(s["verdict"]))
-    print_fitting(table, out, least_needed=("runs", "95 % interval"))
+    print_table(
+        out,
+        document["series"],
+        ("series", lambda s: row_name(s["name"], width=50)),
+        ("A ms", lambda s: _number(s["step_ms"]["a"])),
+        ("B ms", lambda s: _number(s["step_ms"]["b"])),
+        ("change %", lambda s: _signed(s["step_ms"]["change_pct"], 1)),
+        ("95 % interval", lambda s: _pct_interval(s["step_ms"])),
+        ("runs", lambda s: " and ".join(map(str, s["num_runs"]))),
+        ("", lambda s: _marked(s["verdict"])),
+        least_needed=("runs", "95 % interval"),
+    )
     for s in document["series"]:
         if s["config_changes"]:
             out.print(name_text(f"{s['name']}: {', '.join(s['config_changes'])}", width=200, style="bright_black"))
@@ -112,12 +117,18 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
     if not marked:
         out.print(f"{what}: none appeared, vanished, or changed by more than chance")
         return
-    table = plain_table(out, what, "A ms", "B ms", "change ms", "A calls", "B calls", "")
-    for r in marked[:_MAX_ROWS]:
-        calls = [f"{r[k]:.4g}" for k in ("a_count", "b_count")]
-        cells = [_number(r["a"]), _number(r["b"]), _signed(r["change"]), *calls]
-        table.add_row(row_name(r["name"], width=48), *cells, _marked(r["what"]))
-    print_fitting(table, out, least_needed=("A calls", "B calls"))
+    print_table(
+        out,
+        marked[:_MAX_ROWS],
+        (what, lambda r: row_name(r["name"], width=48)),
+        ("A ms", lambda r: _number(r["a"])),
+        ("B ms", lambda r: _number(r["b"])),
+        ("change ms", lambda r: _signed(r["change"])),
+        ("A calls", lambda r: f"{r['a_count']:.4g}"),
+        ("B calls", lambda r: f"{r['b_count']:.4g}"),
+        ("", lambda r: _marked(r["what"])),
+        least_needed=("A calls", "B calls"),
+    )
     if count > _MAX_ROWS:
         out.print(f"... {count} {what} differ at all; --json and --html have more")
 

@@ -10,7 +10,7 @@ from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import COLUMNS, FAIL, NOT_MEASURED, Check, RankHealth, rank_health
 from stepscope.diagnose.guides import Guide
 from stepscope.diagnose.verdict import Conclusion
-from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented
+from stepscope.report.terminal import name_text, number_text, plain_table, print_fitting, print_indented, print_table
 from stepscope.units import NS_PER_MS
 
 _MAX_RANKS = 32
@@ -36,11 +36,16 @@ def print_health(
 
 
 def _print_checks(checks: Sequence[Check], out: Console) -> None:
-    table = plain_table(out, "check", "value", "good", "bad", "status")
-    for c in checks:
-        value = "?" if c.value is None else f"{c.value:.1f}"
-        table.add_row(c.id, value, c.good, c.bad or "-", Text(c.status, style=_STYLE[c.status]))
-    print_fitting(table, out, least_needed=("bad", "good"))
+    print_table(
+        out,
+        checks,
+        ("check", lambda c: c.id),
+        ("value", lambda c: number_text(c.value, ".1f")),
+        ("good", lambda c: c.good),
+        ("bad", lambda c: c.bad or "-"),
+        ("status", lambda c: Text(c.status, style=_STYLE[c.status])),
+        least_needed=("bad", "good"),
+    )
     for c in checks:
         if c.status == FAIL:
             print_indented(out, Text(f"{c.id}: {c.reason}"), indent="  ")
