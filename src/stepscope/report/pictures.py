@@ -40,7 +40,6 @@ from stepscope.report.drawing import (
 )
 from stepscope.report.drawing import time_tick as axes_time_text
 from stepscope.report.step_pictures import pipeline_drawing
-from stepscope.run.step_log import StepLog
 from stepscope.units import NS_PER_MS, ms
 from stepscope.whatif.switches import Switches, switches
 
@@ -281,21 +280,6 @@ def _memory_over_steps_drawing(view: MemoryView) -> Drawing | None:
         return None
     title, said = "Memory over the recorded steps, every rank", "Allocated, since the first recorded step began."
     return _lines(curves, title, note=said, across=axes_time_text, steps=True, peaks=peaks)
-
-
-def _memory_over_run_drawing(logs: Sequence[StepLog]) -> Drawing | None:
-    for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
-        curves: list[Curve] = []
-        for log in logs:
-            values = log.column(f"memory.{name}")
-            known = np.flatnonzero(np.isfinite(values))
-            kept = known[_thinned(values[known])] if len(known) else known
-            if len(kept) > 1:
-                curves.append((log.rank, log.step[kept].astype(float).tolist(), values[kept].tolist()))
-        if curves and any(max(c[2]) > 0 for c in curves):
-            note = f"Memory {what}, sampled once per step."
-            return _lines(curves, "Memory over the run, every rank", note=note, across=lambda s: f"step {s:.0f}")
-    return None
 
 
 def _peak_drawing(view: MemoryView) -> Drawing | None:
@@ -607,6 +591,13 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     shapes += bottom_axis(
         [float(s) for s in some_of(steps.tolist(), 8)], x, y=RUN_STEPS_BASE, text=lambda s: f"{s:.0f}"
     )
+    drawn = len(kept)
+    all_ = len(found.step)
+    lines = [f"From the {found.source}{'' if found.source == 'step logs' else ', all of them profiled'}."]
+    if drawn < all_:
+        lines.append(f"Of {all_:,} steps the longest of each of {drawn} stretches is drawn.")
+    if len(found.ranks) > _MAX_LINES:
+        lines.append(f"The {_MAX_LINES} ranks with the longest steps have a line of their own.")
     return Drawing(
         title="Step time of the whole run",
         width=RUN_STEPS_WIDTH,
@@ -614,7 +605,7 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
         label=f"Times of steps {first} to {last} on {len(found.ranks)} ranks, median {time_text(usual)}",
         shapes=tuple(shapes),
         legend=tuple(_legend(found, [rank for rank, _ in named], outliers)),
-        notes=tuple(_notes(found, len(kept))),
+        notes=tuple(lines),
         head=("step", "median over ranks", "fastest", "slowest", "slowest rank", "remark"),
         rows=tuple(_run_steps_row(found, k, low, middle, high, ms, outliers) for k in kept),
     )
@@ -672,16 +663,6 @@ def _legend(found: RunSteps, named: list[int], outliers: frozenset[int]) -> list
     entries += [] if found.profiled.all() else [("range", "profiled")]
     entries += [(_MARKS[mark], mark.replace("_", " ")) for mark in dict.fromkeys(found.marks.values())]
     return entries + ([("high", "outlier")] if outliers - found.marks.keys() else [])
-
-
-def _notes(found: RunSteps, drawn: int) -> list[str]:
-    all_ = len(found.step)
-    lines = [f"From the {found.source}{'' if found.source == 'step logs' else ', all of them profiled'}."]
-    if drawn < all_:
-        lines.append(f"Of {all_:,} steps the longest of each of {drawn} stretches is drawn.")
-    if len(found.ranks) > _MAX_LINES:
-        lines.append(f"The {_MAX_LINES} ranks with the longest steps have a line of their own.")
-    return lines
 
 
 def _run_steps_row(
@@ -744,7 +725,18 @@ def memory_picture(account: Account) -> Drawing | None:
 
 def memory_run_picture(account: Account) -> Drawing | None:
     """Return memory over the whole run."""
-    return _memory_over_run_drawing(account.run.logs)
+    for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
+        curves: list[Curve] = []
+        for log in account.run.logs:
+            values = log.column(f"memory.{name}")
+            known = np.flatnonzero(np.isfinite(values))
+            kept = known[_thinned(values[known])] if len(known) else known
+            if len(kept) > 1:
+                curves.append((log.rank, log.step[kept].astype(float).tolist(), values[kept].tolist()))
+        if curves and any(max(c[2]) > 0 for c in curves):
+            note = f"Memory {what}, sampled once per step."
+            return _lines(curves, "Memory over the run, every rank", note=note, across=lambda s: f"step {s:.0f}")
+    return None
 
 
 def peak_picture(account: Account) -> Drawing | None:

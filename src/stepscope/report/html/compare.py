@@ -31,15 +31,16 @@ def render_comparison(document: dict[str, Any], *, lanes: dict[str, Any] | None 
     """Return the page of a comparison, from its JSON and the lanes of a step of each side (`side_by_side`)."""
     data = ReportData(report={**document, "lanes": lanes}, grid=None, slices=None)
     title = f"{document['a']['name']} against {document['b']['name']}"
-    return assembled(packed(data), scripts=_SCRIPTS, title=title, in_words=_in_words(document))
-
-
-def _in_words(document: dict[str, Any]) -> str:
     if document["basis"] == "bench":
         said = [(s["name"], s["verdict"], s["step_ms"]) for s in document["series"]]
     else:
         said = [("step", document["verdict"], document["step_ms"])]
-    return " ".join(f"{printable(name)}: {verdict}{_times(d)}." for name, verdict, d in said)
+    return assembled(
+        packed(data),
+        scripts=_SCRIPTS,
+        title=title,
+        in_words=" ".join(f"{printable(name)}: {verdict}{_times(d)}." for name, verdict, d in said),
+    )
 
 
 def _times(step: dict[str, Any]) -> str:

@@ -138,15 +138,13 @@ def page_of(data: ReportData) -> str:
 
 def parts_of(data: ReportData) -> PageParts:
     """Return the parts of the page."""
-    return PageParts(packed(data), str(data.report["run"]["name"]), _in_words(data.report))
-
-
-def _in_words(report: dict[str, Any]) -> str:
-    step = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
+    step = data.report["step"]["unprofiled_ms"] or data.report["step"]["profiled_ms"]
     said = "unknown" if step is None else f"{step:.2f} ms"
-    lines = [f"Verdict: {report['verdict']}: {printable(report['verdict_reason'])}. Step: {said}."]
-    lines += [f"{printable(f['title'])}: saves {f['saving_alone_ms']:.2f} ms per step." for f in report["findings"]]
-    return " ".join(lines)
+    lines = [f"Verdict: {data.report['verdict']}: {printable(data.report['verdict_reason'])}. Step: {said}."]
+    lines += [
+        f"{printable(f['title'])}: saves {f['saving_alone_ms']:.2f} ms per step." for f in data.report["findings"]
+    ]
+    return PageParts(packed(data), str(data.report["run"]["name"]), " ".join(lines))
 
 
 def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_calls import HostCalls
 from stepscope.analyze.idle import Cause
 from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.phases import Phase, marks_of
@@ -100,17 +99,7 @@ def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
     lines = _lines(owned, thread, moments) if owned is not None else nowhere
     if all(lines):
         return lines
-    after = _last_operators(rank, account.ranks[index].costs.calls.calls, thread, moments)
-    around = _ranges(rank, thread, moments)
-    return [line or inside or last for line, inside, last in zip(lines, around, after, strict=True)]
-
-
-def _lines(owned: Ownership, thread: Int64s, moments: Int64s) -> list[str | None]:
-    stack = owned.host.owner.at(owned.host.at(thread, moments)).stack
-    return [None if s == NOBODY else user_line(owned, int(s)) for s in stack.tolist()]
-
-
-def _last_operators(rank: Rank, calls: HostCalls, thread: Int64s, moments: Int64s) -> list[str | None]:
+    calls = account.ranks[index].costs.calls.calls
     out: list[str | None] = []
     for one, moment in zip(thread.tolist(), moments.tolist(), strict=True):
         low, high = np.searchsorted(calls.thread, [one, one + 1])
@@ -120,7 +109,14 @@ def _last_operators(rank: Rank, calls: HostCalls, thread: Int64s, moments: Int64
             continue
         word = "in" if calls.end_ns[at] > moment else "after"
         out.append(f"{word} {rank.trace.strings[calls.name[at]]}")
-    return out
+    after = out
+    around = _ranges(rank, thread, moments)
+    return [line or inside or last for line, inside, last in zip(lines, around, after, strict=True)]
+
+
+def _lines(owned: Ownership, thread: Int64s, moments: Int64s) -> list[str | None]:
+    stack = owned.host.owner.at(owned.host.at(thread, moments)).stack
+    return [None if s == NOBODY else user_line(owned, int(s)) for s in stack.tolist()]
 
 
 def _ranges(rank: Rank, thread: Int64s, moments: Int64s) -> list[str | None]:

@@ -21,7 +21,16 @@ def print_health(
     account: Account, conclusion: Conclusion, checks: Sequence[Check], gates: Sequence[GateResult], out: Console
 ) -> None:
     """Print the table of ranks, who is late, what fails and whether the gates hold."""
-    _heading(account, conclusion, out)
+    step = account.step
+    line = name_text(account.run.name, style="bold")
+    ranks = len(account.run.ranks)
+    line.append(f"  {ranks} rank{'s' * (ranks != 1)}, {account.num_steps} steps")
+    if step is not None:
+        known = "unprofiled" if step.unprofiled_ns else "profiled"
+        line.append(f", {account.whole} {step.step_ns / NS_PER_MS:.2f} ms {known}")
+    out.print(line)
+    said = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
+    print_indented(out, said, indent="  ")
     print_rank_health(rank_health(account), out)
     if not account.stragglers:
         alone = len(account.run.ranks) < 2
@@ -29,13 +38,6 @@ def print_health(
     for s in account.stragglers:
         late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
         out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))
-    _print_checks(checks, out)
-    for result in gates:
-        held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
-        print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
-
-
-def _print_checks(checks: Sequence[Check], out: Console) -> None:
     print_table(
         out,
         checks,
@@ -52,19 +54,9 @@ def _print_checks(checks: Sequence[Check], out: Console) -> None:
     for reason in dict.fromkeys(c.reason for c in checks if c.status == NOT_MEASURED):
         same = ", ".join(c.id for c in checks if c.status == NOT_MEASURED and c.reason == reason)
         print_indented(out, Text(f"{same}: not measured, {reason}", style="bright_black"), indent="  ")
-
-
-def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
-    step = account.step
-    line = name_text(account.run.name, style="bold")
-    ranks = len(account.run.ranks)
-    line.append(f"  {ranks} rank{'s' * (ranks != 1)}, {account.num_steps} steps")
-    if step is not None:
-        known = "unprofiled" if step.unprofiled_ns else "profiled"
-        line.append(f", {account.whole} {step.step_ns / NS_PER_MS:.2f} ms {known}")
-    out.print(line)
-    said = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
-    print_indented(out, said, indent="  ")
+    for result in gates:
+        held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
+        print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
 
 
 def print_rank_health(rows: Sequence[RankHealth], out: Console) -> None:

@@ -19,7 +19,24 @@ def print_history(document: Document, out: Console) -> None:
     """Print the history of a folder of runs."""
     runs = document["runs"]
     out.print(name_text(document["folder"], style="bold").append(f": {len(runs)} runs"))
-    _runs(runs, out)
+    print_table(
+        out,
+        runs[-_MAX_RUNS:],
+        ("run", lambda run: row_name(run["run"], width=40)),
+        ("created", lambda run: row_name((run["created"] or "?")[:16].replace("T", " "), width=16)),
+        ("commit", lambda run: row_name(_commit(run["commit"]), width=_SHORT_COMMIT)),
+        ("ranks", lambda run: number_text(run["world_size"], ",.0f")),
+        ("step ms", lambda run: number_text(run["step_ms"], ",.2f")),
+        ("MFU %", lambda run: number_text(run["mfu"] and 100 * run["mfu"], ",.1f")),
+        ("memory GB", lambda run: number_text(run["peak_memory_bytes"] and run["peak_memory_bytes"] / 1e9, ",.2f")),
+        (
+            "largest finding",
+            lambda run: row_name("".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1]), width=34),
+        ),
+        least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"),
+    )
+    if len(runs) > _MAX_RUNS:
+        out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")
     found, by = document["groups"], document["by"]
     out.print()
     print_table(
@@ -44,27 +61,6 @@ def print_history(document: Document, out: Console) -> None:
         _line(out, f"! {run['run']}: {run['problem']}")
     if len(problems) > _MAX_LINES:
         out.print(f"! and {len(problems) - _MAX_LINES} more runs without numbers; --json has all")
-
-
-def _runs(runs: Sequence[Document], out: Console) -> None:
-    print_table(
-        out,
-        runs[-_MAX_RUNS:],
-        ("run", lambda run: row_name(run["run"], width=40)),
-        ("created", lambda run: row_name((run["created"] or "?")[:16].replace("T", " "), width=16)),
-        ("commit", lambda run: row_name(_commit(run["commit"]), width=_SHORT_COMMIT)),
-        ("ranks", lambda run: number_text(run["world_size"], ",.0f")),
-        ("step ms", lambda run: number_text(run["step_ms"], ",.2f")),
-        ("MFU %", lambda run: number_text(run["mfu"] and 100 * run["mfu"], ",.1f")),
-        ("memory GB", lambda run: number_text(run["peak_memory_bytes"] and run["peak_memory_bytes"] / 1e9, ",.2f")),
-        (
-            "largest finding",
-            lambda run: row_name("".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1]), width=34),
-        ),
-        least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"),
-    )
-    if len(runs) > _MAX_RUNS:
-        out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")
 
 
 def _newest(found: Sequence[Document], out: Console) -> None:
