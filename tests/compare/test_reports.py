@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepscope.compare.conditions import GateResult, parse_gate
-from stepscope.compare.reports import (
+from stepscope.compare.document import (
     ONE_VALUE,
     Metric,
     finding_changes,

@@ -10,8 +10,6 @@ ROOT = Path(__file__).parents[2]
 FAULTS = tomllib.loads((ROOT / "tests" / "faults.toml").read_text())["fault"]
 
 
-
-
 def test_every_row_names_tests_that_exist_or_says_why_not() -> None:
     named = [test for fault in FAULTS for test in fault.get("tests", ())]
     exist = {path: functions(path) for path in {test.partition("::")[0] for test in named}}

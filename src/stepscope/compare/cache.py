@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.compare.reports import OwnedLine, lines_by_key
+from stepscope.compare.document import OwnedLine, lines_by_key
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepTimes
 from stepscope.compare.sides import ComparedRun
 from stepscope.document.cache import KeptPlace, kept_place

@@ -28,8 +28,18 @@ from stepscope.contract.collectives import OP_CODE
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.examined import sixteen_bit_messages
 from stepscope.diagnose.finding import Candidate, Evidence, Where
-from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines, without_parts
-from stepscope.diagnose.rule_measures import communicates, gradient_groups_only, group_rows, host_ms, not_computing_ns
+from stepscope.diagnose.rule_measures import (
+    at,
+    communicates,
+    gradient_groups_only,
+    group_rows,
+    host_ms,
+    lines_on_all,
+    not_computing_ns,
+    ranks_with,
+    without_lines,
+    without_parts,
+)
 from stepscope.diagnose.where import costs_by_owner, places, top_modules, user_lines
 from stepscope.records import once_per_record
 from stepscope.run.device_work import enclosing

@@ -31,20 +31,23 @@ from stepscope.analyze.training_step import DATA_CAUSES, OUTSIDE
 from stepscope.contract.step_line import ANOMALY_DETECTION, EVALUATE, Region
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rule_measures import (
+    at,
     common_ns,
     device_ms,
     evidence_of,
     host_ms,
     host_part_ns,
+    lines_on_all,
     may_be_needed,
     named_cause,
     other_waits,
+    ranks_with,
     stall_causes,
     transfers_to_device,
     typical_host_ns,
     waits_for_copies,
+    without_lines,
 )
 from stepscope.diagnose.where import MAX_PLACES
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of

@@ -32,9 +32,17 @@ from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, mfu_peak
 from stepscope.cost.kernel_names import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence, Where
-from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines, without_parts
 from stepscope.diagnose.rule_measures import Mask as measures_Mask
-from stepscope.diagnose.rule_measures import device_ms, host_ms, with_work_ns
+from stepscope.diagnose.rule_measures import (
+    at,
+    device_ms,
+    host_ms,
+    lines_on_all,
+    ranks_with,
+    with_work_ns,
+    without_lines,
+    without_parts,
+)
 from stepscope.diagnose.where import MAX_PLACES, recorded_event_places, short_kernel_places, user_lines
 from stepscope.intervals import EMPTY, union
 from stepscope.records import once_per_record

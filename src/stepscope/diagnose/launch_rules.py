@@ -13,8 +13,16 @@ from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change, as_graph
 from stepscope.analyze.stacks import Line
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, parts_of_lines, ranks_with, without_lines, without_parts
-from stepscope.diagnose.rule_measures import host_ms, items_per_step
+from stepscope.diagnose.rule_measures import (
+    at,
+    host_ms,
+    items_per_step,
+    lines_on_all,
+    parts_of_lines,
+    ranks_with,
+    without_lines,
+    without_parts,
+)
 from stepscope.run.source_text import SourceText, code_of
 from stepscope.stats.distinct import among
 

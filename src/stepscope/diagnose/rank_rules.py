@@ -24,8 +24,7 @@ from stepscope.analyze.stacks import Line
 from stepscope.analyze.stragglers import Straggler, cleared_by_logs, uneven_compute
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import MIN_MOSTLY, MORE_MICROBATCHES, Candidate, Evidence, Where
-from stepscope.diagnose.owned_change import at, host_only, without_parts
-from stepscope.diagnose.rule_measures import host_ms
+from stepscope.diagnose.rule_measures import at, host_ms, host_only, without_parts
 from stepscope.diagnose.where import costs_by_owner, places, schedule_lines, top_modules
 from stepscope.intervals import covered_ns
 from stepscope.stats.distinct import distinct
