@@ -142,7 +142,7 @@ class ReportPlace:
     def found(self, key: dict[str, Any] | None = None) -> KeptReport | None:
         """Return the cached report of the run as it is, or was at `key`."""
         kept = self.place.found(key)
-        return kept and KeptReport(kept["exit_code"], kept["document"], kept["texts"])
+        return None if kept is None else KeptReport(kept["exit_code"], kept["document"], kept["texts"])
 
     def key(self) -> dict[str, Any] | None:
         """Return what the report depends on, None if that is unknown."""
@@ -161,4 +161,4 @@ def report_place(
 ) -> ReportPlace | None:
     """Return the cached report's place, None if there is no run."""
     place = kept_place(given, ending="report", options=options, cache_folder=cache_folder)
-    return place and ReportPlace(place)
+    return None if place is None else ReportPlace(place)

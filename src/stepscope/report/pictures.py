@@ -1,6 +1,7 @@
 """Every picture of a run by name; a picture that has nothing to show is missing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
@@ -683,8 +684,7 @@ _Found = TypeVar("_Found")
 _FEW_STEPS = 4
 
 
-def run_steps_picture(account: Account) -> Drawing | None:
-    """Return step times over the whole run."""
+def _run_steps(account: Account) -> Drawing | None:
     found = run_steps(account.run, account.run.logs)
     if found is not None and not account.run.logs and (len(found.ranks) == 1 or len(found.step) < _FEW_STEPS):
         return None  # the page's own picture of the recorded steps shows as much
@@ -692,39 +692,7 @@ def run_steps_picture(account: Account) -> Drawing | None:
     return None if found is None else run_steps_drawing(found, outliers=frozenset(s.step for s in spikes))
 
 
-def roofline_picture(account: Account) -> Drawing | None:
-    """Return kernels below the chip's roof."""
-    return _roofline_drawing(account.kernels.kernels, account.chip.chip)
-
-
-def durations_picture(account: Account) -> Drawing | None:
-    """Return how long kernels are."""
-    return _of(_distributions(account), durations_drawing)
-
-
-def queue_picture(account: Account) -> Drawing | None:
-    """Return how much work lay queued."""
-    found = _distributions(account)
-    return None if found is None else queue_drawing(found, several_ranks=len(account.run.ranks) > 1)
-
-
-def waiting_picture(account: Account) -> Drawing | None:
-    """Return who waits for whom."""
-    return _of(rank_matrix(account.shared), waiting_drawing)
-
-
-def sending_picture(account: Account) -> Drawing | None:
-    """Return who sends to whom."""
-    return _of(rank_matrix(account.shared), sending_drawing)
-
-
-def memory_picture(account: Account) -> Drawing | None:
-    """Return memory over the recorded steps."""
-    return _of(account.memory, _memory_over_steps_drawing)
-
-
-def memory_run_picture(account: Account) -> Drawing | None:
-    """Return memory over the whole run."""
+def _memory_run(account: Account) -> Drawing | None:
     for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
         curves: list[Curve] = []
         for log in account.run.logs:
@@ -739,34 +707,26 @@ def memory_run_picture(account: Account) -> Drawing | None:
     return None
 
 
-def peak_picture(account: Account) -> Drawing | None:
-    """Return what is alive at the peak."""
-    return _of(account.memory, _peak_drawing)
-
-
-def experts_picture(account: Account) -> Drawing | None:
-    """Return the load of each rank's experts."""
-    return _of(account.views.experts, _experts_drawing)
-
-
-_PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
-    "run_steps": run_steps_picture,
-    "roofline": roofline_picture,
-    "durations": durations_picture,
-    "queue": queue_picture,
-    "waiting": waiting_picture,
-    "sending": sending_picture,
-    "memory_steps": memory_picture,
-    "memory_run": memory_run_picture,
-    "memory_peak": peak_picture,
+PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
+    "run_steps": _run_steps,
+    "roofline": lambda account: _roofline_drawing(account.kernels.kernels, account.chip.chip),
+    "durations": lambda account: _of(_distributions(account), durations_drawing),
+    "queue": lambda account: _of(
+        _distributions(account), partial(queue_drawing, several_ranks=len(account.run.ranks) > 1)
+    ),
+    "waiting": lambda account: _of(rank_matrix(account.shared), waiting_drawing),
+    "sending": lambda account: _of(rank_matrix(account.shared), sending_drawing),
+    "memory_steps": lambda account: _of(account.memory, _memory_over_steps_drawing),
+    "memory_run": _memory_run,
+    "memory_peak": lambda account: _of(account.memory, _peak_drawing),
     "pipeline": pipeline_drawing,
-    "experts": experts_picture,
+    "experts": lambda account: _of(account.views.experts, _experts_drawing),
 }
 
 
 def pictures_of(account: Account, diagnosis: Diagnosis, calibration: Calibration | None = None) -> dict[str, Any]:
     """Return what the page draws besides its own sections, as plain values."""
-    drawings = {name: make(account) for name, make in _PICTURES.items()}
+    drawings = {name: make(account) for name, make in PICTURES.items()}
     drawings["bandwidth"] = bandwidth_drawing(account.collectives, calibration)
     made = switches(account, diagnosis)
     return {

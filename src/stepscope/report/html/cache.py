@@ -107,7 +107,9 @@ def page_place(
 def found_page(place: KeptPlace | None) -> KeptPage | None:
     """Return the cached page, None if there is none."""
     kept = place.found() if place else None
-    return kept and KeptPage(kept["name"], kept["is_partial"], PageParts(**kept["parts"]))
+    if kept is None:
+        return None
+    return KeptPage(kept["name"], kept["is_partial"], PageParts(**kept["parts"]))
 
 
 def keep_page(place: KeptPlace | None, page: KeptPage, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
