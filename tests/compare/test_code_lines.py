@@ -7,7 +7,7 @@ import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 
 from stepscope.analysis import load
-from stepscope.compare.reports import line_changes
+from stepscope.compare.document import line_changes
 from stepscope.compare.sides import code_lines
 
 LATE_US = 200.0

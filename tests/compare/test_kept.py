@@ -99,37 +99,3 @@ def test_lines_of_the_code_come_back(tmp_path: Path, capsys: pytest.CaptureFixtu
             said.append(capsys.readouterr().out)
     assert said[0] == said[1]
     assert json.loads(said[0])["code"] and json.loads(kept_file(tmp_path / "a").read_text())["lines"]
-
-
-def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = kept_file(folder)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-PLANTED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another schema": lambda c: c["report"].update(schema=99),
-    "no report": lambda c: c.update(report=[]),
-    "a table too short": lambda c: c["samples"]["kernels"]["ms"].pop(),
-    "a table of texts": lambda c: c["samples"]["parts"].update(ms=["x"]),
-    "steps that are no number": lambda c: c["samples"]["kernels"].update(steps="1"),
-    "fewer steps than none": lambda c: c["samples"]["kernels"].update(steps=-1),
-    "a name that is none": lambda c: c["samples"].update(name=3),
-    "a time that is no whole number": lambda c: c["samples"].update(profiled_ns=1.5),
-    "times that are none": lambda c: c["samples"].update(periods=[["x"], 0, "device periods"]),
-    "more than 64 bits": lambda c: c["samples"].update(periods=[[1 << 70], 0, "device periods"]),
-    "a line without its file": lambda c: c.update(lines=[{"line": 3}]),
-    "lines that are none": lambda c: c.update(lines=[3]),
-    "a flag that is none": lambda c: c.update(is_partial="no"),
-    "something missing": lambda c: c.pop("not_read"),
-}
-
-
-@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
-def test_planted_samples_are_not_compared(
-    folders: tuple[Path, Path], compared: Comparison, planted: Callable[[dict[str, Any]], object]
-) -> None:
-    first, _ = compared("--json", "-")
-    changed(folders[0], planted)
-    assert compared("--json", "-") == (first, 1)

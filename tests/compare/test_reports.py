@@ -2,17 +2,14 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stepscope.compare.conditions import GateResult, parse_gate
-from stepscope.compare.reports import (
+from stepscope.compare.document import (
     ONE_VALUE,
     Metric,
-    compared,
     finding_changes,
     metrics_of,
-    settings_that_differ,
     waterfall_changes,
 )
 from stepscope.compare.runs import Comparison
@@ -93,13 +90,6 @@ def test_waterfall_rows_of_both_sides() -> None:
     assert waterfall_changes([report()], [report(waterfall=[])]) == ()
 
 
-def test_other_jobs_are_named() -> None:
-    other = report(run={"name": "s", "world_size": 8, "device": "chip", "strategy": "fsdp", "torch": None})
-    assert len(list(settings_that_differ([report()], [other]))) == 2
-    assert not list(settings_that_differ([report()], [report()]))
-    assert len(compared(step(10, 11, 0.5), [report()], [other]).notes) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "holds"),
     [
@@ -132,34 +122,6 @@ def test_a_single_number_is_judged_as_it_is_and_said_to_be_one() -> None:
     assert not result.holds and ONE_VALUE in result.said
 
 
-def test_what_came_out_of_nothing_is_more_than_any_percentage() -> None:
-    result = judged("findings.straggler.saving_pct>1000%", findings=(("straggler", 1),))
-    assert not result.holds and "+inf %" in result.said
-
-
-def test_what_is_not_known_cannot_hold() -> None:
-    result = judged("efficiency.mfu<-5%", efficiency={"mfu": None})
-    assert not result.holds and "not known" in result.said
-
-
 def test_a_name_that_neither_has_is_wrong_usage_with_near_names() -> None:
     with pytest.raises(UsageError, match=r"profiled_ms"):
         judged("step.profilde_ms>5%")
-
-
-def test_intervals_that_are_unknown_stay_unknown() -> None:
-    few = Comparison(Difference(1.0, 2.0, np.nan, np.nan, None, None), "profiled", False, {}, (), (), (), ())
-    metric = metrics_of([report()], [report()], few)[0]
-    assert metric.difference is None and "too few steps" in metric.reason
-
-
-def test_a_finding_of_which_less_than_half_is_left_did_not_stay() -> None:
-    before, after = report(findings=(("straggler", 1),)), report(findings=(("straggler", 1),))
-    after["findings"][0]["saving_alone_ms"] = 0.5
-    assert [f.what for f in finding_changes([before], [after])] == ["mostly gone"]
-
-
-def test_two_findings_of_one_kind_are_compared_together() -> None:
-    before = report(findings=(("host-stall", 0), ("host-stall", 0)))
-    found = finding_changes([before], [report(findings=(("host-stall", 0),))])
-    assert [(f.what, f.a_ns, f.b_ns) for f in found] == [("stayed", 4_000_000, 2_000_000)]

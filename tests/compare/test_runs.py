@@ -64,14 +64,6 @@ def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found
     assert found.kernels[0].difference.change == pytest.approx(3 / 4 * LATE_US / 1000, rel=0.05)
 
 
-def test_one_step_of_the_job_is_one_sample(late: RunSamples) -> None:
-    assert late.recorded is not None and len(late.recorded.ms) == 5  # nobody knows when the first one began
-    assert late.kernels.ms.shape[0] == 6
-    gemm = late.kernels.names.index("gemm")
-    np.testing.assert_allclose(late.kernels.count[:, gemm], 2)
-    np.testing.assert_allclose(late.kernels.ms[:, gemm], 1.0)
-
-
 def test_unprofiled_steps_go_before_profiled_ones(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     sides = []
@@ -131,10 +123,3 @@ def test_rows_of_runs_that_differ_need_more_than_their_steps_say() -> None:
     b = [table(rng, k=1.2), table(rng, k=1.5)]
     assert rows_of(a[:1], b[:1])[0].significant
     assert not rows_of(a, b)[0].significant
-
-
-def test_nothing_in_common_is_no_error() -> None:
-    empty = PerStepTimes((), np.empty((0, 0)), np.empty((0, 0)))
-    assert rows_of([empty], [empty]) == []
-    few = table(np.random.default_rng(0), steps=2, k=1.0)
-    assert rows_of([few], [few])[0].p_among_all is None

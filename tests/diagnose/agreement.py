@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
+from stepscope.compare.reports import FindingChange, compared
 
 from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, verdict_of
-from stepscope.compare.reports import FindingChange, compared
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of

@@ -8,7 +8,7 @@ from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.launch_rules import comprehensions, is_comprehension
+from stepscope.diagnose.launch_rules import comprehensions
 
 STEPS, LAYERS, HEADS = 4, 3, 8
 CALL_US, NODE_US = 40.0, 30.0
@@ -79,22 +79,3 @@ def test_one_call_saves_all_but_one_of_the_elements(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [IN_TURN, None])
 def test_what_may_wait_for_the_element_before_is_not_named(tmp_path: Path, text: str | None) -> None:
     assert comprehensions(account(tmp_path, text)) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (ONE_BY_ONE, True),
-        ("return torch.stack([t(ids[:, i]) for i, t in enumerate(self.tables)], 1)", True),
-        ("loss = loss + sum(p.square().sum() for p in parameters)", True),
-        ("x = {name: f(v) for name, v in items}[key]", True),
-        (IN_TURN, False),
-        ("for x in [f(1), f(2)]:", False),
-        ("print('[x for x in y]')  # [x for x in y]", False),
-        ("y = [f(x) for x in", False),  # it goes on in the next line
-        ("[" * 5000, False),
-        ("]]) for x in y", False),
-    ],
-)
-def test_a_comprehension_is_told_by_its_brackets(text: str, expected: bool) -> None:
-    assert is_comprehension(text) == expected

@@ -12,7 +12,6 @@ from stepscope.diagnose.communication_rules import rows_sent_again
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import BY_OWNER
-from stepscope.diagnose.verdict import conclude
 from stepscope.whatif.settings import what_if
 
 STEPS = 4
@@ -267,30 +266,6 @@ def test_input_and_changes_in_place_on_the_device_are_not_beside_training(
     assert not [c for rule in BY_OWNER for c in rule(found) if c.id == "host-stall"]
 
 
-def test_what_a_line_takes_of_host_and_device_is_said(tmp_path: Path) -> None:
-    found = next(f for f in diagnose(account(tmp_path, norms)).findings if f.id == "host-stall")
-    assert found.title == "train.py:13 works beside training in every step"
-    said = {e.what: e.value for e in found.evidence}
-    assert float(said["host time beside training per step"]) >= 32 * 0.019
-    assert said["device time of the line per step"] == pytest.approx(32 * 0.008, rel=0.02)
-
-
-@pytest.mark.parametrize(("device_us", "verdict"), [(8.0, "host-bound"), (60.0, "memory-bound")])
-def test_the_headline_of_a_line_says_whose_time_it_takes(tmp_path: Path, device_us: float, verdict: str) -> None:
-    found = account(tmp_path, on_the_device("aten::sub", "aten::norm", device_us=device_us))
-    diagnosis = diagnose(found)
-    assert diagnosis.findings[0].title == "train.py:13 works beside training in every step"
-    concluded = conclude(found, diagnosis)
-    assert concluded.verdict == verdict
-    assert concluded.reason.startswith("work beside training (train.py:13) costs ")
-
-
-@pytest.mark.parametrize("plant", [second_forward, statistic, loop, loop_with_views])
-def test_the_headline_names_the_line(tmp_path: Path, plant: Plant) -> None:
-    found = account(tmp_path, plant)
-    assert "(train.py:13) costs " in conclude(found, diagnose(found)).reason
-
-
 def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Path) -> None:
     def teacher(r: PlantedRank, at: float, _: int) -> float:
         with r.line("train.py:13", "teacher.py:5", module="teacher.0"), r.op("aten::addmm", at, at + 100):
@@ -299,28 +274,3 @@ def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Pa
 
     found = account(tmp_path, teacher)
     assert [c.id for rule in BY_OWNER for c in rule(found)] == []
-
-
-def test_a_forward_below_the_optimizer_is_unused_wherever_the_step_begins(tmp_path: Path) -> None:
-    def look(r: PlantedRank, at: float, _: int) -> float:
-        return forward(r, at, "train.py:13", number=None)
-
-    found = account(tmp_path, late={0: look})  # in time before forward, in the source below the optimizer
-    assert [f.id for f in accused(found)] == ["recomputation"]
-
-
-def test_a_forward_before_the_loss_may_be_part_of_it(tmp_path: Path) -> None:
-    def labels(r: PlantedRank, at: float, _: int) -> float:
-        return forward(r, at, "train.py:9", number=None)
-
-    found = account(tmp_path, late={0: labels})
-    assert [c.id for rule in BY_OWNER for c in rule(found)] == []
-
-
-def test_without_owners_findings_have_no_place(tmp_path: Path) -> None:
-    r = PlantedRank()
-    at = 0.0
-    for n in range(STEPS):
-        at = a_step(r, n, at, statistic, nothing)
-    found = diagnose(account_of(built_run(tmp_path, [r])))
-    assert found.findings and all(f.where == () and f.mostly is None for f in found.findings)

@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, built_run
 from tests.analyze.owners.planted import PlantedRank
 from tests.analyze.pipelines import TRANSFER, Order, one_f_one_b, source, timed
-from tests.diagnose.test_owned_findings import account, nothing
+from tests.diagnose.test_owned_findings import account
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Candidate
@@ -58,16 +58,6 @@ def test_a_cell_in_a_loop_is_named_and_saves_its_host_time(tmp_path: Path) -> No
     assert one.alone_ns / 1000 == pytest.approx(2 * CELLS * CELL_US, rel=0.1)
 
 
-def test_a_module_called_a_few_times_is_no_loop(tmp_path: Path) -> None:
-    def few(r: PlantedRank, at: float, n: int) -> float:
-        return cells(r, at, n, times=4)
-
-    def few_back(r: PlantedRank, at: float, n: int) -> float:
-        return cells_back(r, at, n, times=4)
-
-    assert candidates(account(tmp_path, few_back, late={0: few})) == []
-
-
 def synced(r: PlantedRank, at: float, _: int, *, calls: int = 12) -> float:
     """Layers at model.py:30 that average over ranks: 100 us each, in which nothing else runs."""
     with r.line("train.py:10"):
@@ -95,13 +85,6 @@ def test_layers_that_communicate_are_named_and_save_their_waits(tmp_path: Path) 
     assert replay is not None and one.change is not None
     # Each waits for 80 us at least; with the loop's own time between two of them it takes 100.
     assert 12 * 80 <= (replay.period_ns - one.change(replay).period_ns) / 1000 <= 12 * 100
-
-
-def test_a_few_such_layers_are_not_worth_a_word(tmp_path: Path) -> None:
-    def few(r: PlantedRank, at: float, n: int) -> float:
-        return synced(r, at, n, calls=3)
-
-    assert candidates(account(tmp_path, ranks=2, late=dict.fromkeys((0, 1), few))) == []
 
 
 def stage(r: PlantedRank, begin: float, length: float, order: Order, span: list[tuple[float, float]]) -> None:
@@ -199,9 +182,3 @@ def test_a_line_that_no_frame_step_met_comes_after_the_one_before(tmp_path: Path
     assert found.replay is not None
     (place, *_) = rare_places(found, replace(found.replay, steps=np.array([0, 1, 3])))
     assert (place.file, place.line, place.after) == ("train.py", 12, True)
-
-
-def test_ordinary_steps_alone_have_no_rare_places(tmp_path: Path) -> None:
-    found = account(tmp_path, nothing)
-    assert found.replay is not None
-    assert rare_places(found, found.replay) == ()

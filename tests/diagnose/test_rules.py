@@ -17,7 +17,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collecti
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
-from stepscope.run.load import Run, load
+from stepscope.run.load import Run
 
 Job = Sequence[Sequence[Op]]
 
@@ -211,12 +211,6 @@ def test_healthy_job_has_nothing_to_repair(tmp_path: Path, name: str) -> None:
     assert [f.id for f in found if f.saving_pct >= 5] == []
 
 
-def test_fused_optimizer_that_is_called_for_each_group_is_not_told_to_be_fused(tmp_path: Path) -> None:
-    first = found_in(tmp_path, simulate([*PASSES, *ADAM_BY_GROUP, SYNC]))[0]
-    assert first.title == "The optimizer is called for each group of parameters"
-    assert "40 fused calls" in first.cause and "fused=True" not in first.remedy
-
-
 def test_few_micro_batches_leave_a_bubble(tmp_path: Path) -> None:
     """Four stages: 4 micro-batches against 16 of a quarter of the work each."""
     for name in ("4", "16"):
@@ -303,12 +297,6 @@ def test_loader_is_blamed_for_the_time_it_takes_in_a_loop_that_synchronises(tmp_
     assert [f.id for f in found if f.saving_pct >= 5] == ["data-loading"]
 
 
-def test_half_a_window_says_the_same(tmp_path: Path) -> None:
-    for steps in (10, 3):
-        job = simulate(*FAULTS["data-loading"].faulty, steps=steps)
-        assert found_in(tmp_path / str(steps), job)[0].id == "data-loading"
-
-
 def test_replay_far_slower_than_the_step_neither_saves_all_of_it_nor_is_trusted(tmp_path: Path) -> None:
     """The profiler slowed this job by more than its host's time: half of the step is still half of it."""
     fault = FAULTS["straggler"]
@@ -317,13 +305,6 @@ def test_replay_far_slower_than_the_step_neither_saves_all_of_it_nor_is_trusted(
     off = findings(job.aligned(tmp_path / "off").run, step_ms=step_ms / 2)[0]
     assert off.saving_pct == pytest.approx(usual.saving_pct, abs=2)
     assert off.confidence < usual.confidence
-
-
-def test_no_step_no_findings(tmp_path: Path) -> None:
-    job = simulate(STEP)
-    job.traces[0].events = [e for e in job.traces[0].events if "ProfilerStep" not in e["name"]]
-    job.traces[0].write(tmp_path)
-    assert diagnose(account_of(load(tmp_path))).findings == ()
 
 
 def test_further_findings_count_what_they_still_save(tmp_path: Path) -> None:

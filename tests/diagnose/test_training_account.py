@@ -114,25 +114,3 @@ def test_two_recurring_causes_are_two_findings_that_one_setting_removes(tmp_path
     assert prediction.step_ns == pytest.approx(50e6, rel=0.02) and prediction.baseline_ns == pytest.approx(
         found.step.step_ns, rel=0.02
     )
-
-
-def test_start_of_each_epoch_is_data_loading(tmp_path: Path) -> None:
-    found = account(tmp_path, every=12, loader_start=900.0)
-    first = diagnose(found).findings[0]
-    assert found.step is not None and first.id == "data-loading" and "started again" in first.cause
-    assert first.saving_ns == pytest.approx(found.step.ns("data_loading"), rel=0.02)
-    assert found.step.step_ns - first.saving_ns == pytest.approx(COMPUTE * 1e6, rel=0.05)
-
-
-def test_time_outside_every_region_is_a_stall_and_not_unknown(tmp_path: Path) -> None:
-    found = account(tmp_path, every=6, outside=300.0)
-    assert found.step is not None and found.step.ns("unknown") < 0.03 * found.step.step_ns
-    assert diagnose(found).findings[0].title == "The host stops in some steps"
-
-
-def test_budget_says_which_part_recurs(tmp_path: Path) -> None:
-    found = account(tmp_path, every=10, checkpoint=500.0)
-    assert found.step is not None
-    recurring = {p.part: p.recurring_ns for p in found.step.parts if p.recurring_ns}
-    assert list(recurring) == ["host_stall"]
-    assert sum(p.ns_per_step for p in found.step.parts) == pytest.approx(found.step.step_ns)

@@ -2,16 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.layers import PARTS
-from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules import GENERAL, SPECIFIC
-from stepscope.diagnose.verdict import CATEGORY_OF_FINDING, PARTS_OF, Conclusion, conclude
+from stepscope.diagnose.verdict import Conclusion, conclude
 
 STEP = 2000
 
@@ -98,14 +94,3 @@ def test_a_trace_with_nothing_in_it_is_unclear(tmp_path: Path) -> None:
     rank.ran("aten::mm", 0, 10)
     found = concluded(account_of(built_run(tmp_path, [rank])))
     assert found.verdict and found.reason
-
-
-def test_every_part_of_the_budget_is_in_one_category() -> None:
-    listed = [part for parts in PARTS_OF.values() for part in parts]
-    assert sorted(listed) == sorted(PARTS)
-
-
-@pytest.mark.parametrize("finding", sorted(FINDING_IDS))
-def test_every_finding_has_a_rule_and_a_category(finding: str) -> None:
-    assert any(finding in rule.finds for rule in (*SPECIFIC, *GENERAL))
-    assert finding in CATEGORY_OF_FINDING or finding in ("small-batch", "memory-pressure", "profiler-overhead")

@@ -6,7 +6,7 @@ import pytest
 from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank
 from tests.analyze.owners.simulated import line_of, owned_run
-from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.match_owners import ownership_by_frames
@@ -43,24 +43,6 @@ def test_collectives_have_their_lines(tmp_path: Path) -> None:
     assert {owner for owner, _ in places} <= {f"train.py:{line_of(6 + k)}" for k in range(8)}
     assert [share for _, share in places] == pytest.approx([1 / 8] * len(places))
     assert len(places) > 1
-
-
-def test_without_owners_there_is_no_place(tmp_path: Path) -> None:
-    program = [*DEVICE_BOUND, STALL, kernel(20)]
-    run = Analysis(simulate(program).aligned(tmp_path).run)
-    assert [f.where for f in run.findings] == [()] * len(run.findings)
-
-
-def test_the_document_has_the_places(tmp_path: Path) -> None:
-    run = Analysis(owned_run(tmp_path, [*DEVICE_BOUND, STALL, kernel(20)]))
-    (stall,) = [f for f in run.document["findings"] if f["id"] == "host-stall"]
-    assert stall["where"][0] == {
-        "file": "train.py",
-        "line": line_of(12),
-        "module": None,
-        "after": False,
-        "share": pytest.approx(1.0, abs=0.1),
-    }
 
 
 def test_a_line_that_only_calls_the_step_is_no_place(tmp_path: Path) -> None:

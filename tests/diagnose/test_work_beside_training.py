@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import MAIN, built_run
 from tests.analyze.owners.planted import PlantedRank
-from tests.diagnose import test_owned_findings as owned_findings
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.contract.owners import HOOK
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
-from stepscope.document.report import report_json
 from stepscope.whatif.settings import what_if
 
 STEPS = 6
@@ -134,22 +132,6 @@ def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: st
     assert "the trace cannot tell" in one.remedy
 
 
-def test_what_it_calls_is_told(tmp_path: Path) -> None:
-    (one,) = beside(account(tmp_path, {"after": operators(*["aten::clone"] * 9, "aten::sum")}))
-    assert "mostly in aten::clone" in one.cause
-    called = [e for e in one.evidence if e.where == "aten::clone"]
-    assert called[0].value == pytest.approx(0.9 * PLANTED / 1000, rel=0.05)
-    (one,) = beside(
-        account(tmp_path / "b", {"after": python("train.py:13", "lib:lib/python3.11/copy.py:146:deepcopy")})
-    )
-    assert "mostly in deepcopy (copy.py:146)" in one.cause
-
-
-def test_of_a_callback_the_line_inside_is_named(tmp_path: Path) -> None:
-    (one,) = beside(account(tmp_path, {"after": python("train.py:13", "watch.py:40")}))
-    assert [place.text for place in one.where] == ["watch.py:40", "train.py:13"]
-
-
 def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
     def loop(r: PlantedRank, at: float, _: int) -> float:
         for k in range(8):
@@ -164,18 +146,6 @@ def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
     assert one.title.startswith("train.py:15-16 works")
     assert {place.text for place in one.where} == {"train.py:15", "train.py:16"}
     assert one.alone_ns == pytest.approx(8 * 180e3, rel=0.05)
-
-
-def test_lines_one_after_the_other_are_findings_of_their_own(tmp_path: Path) -> None:
-    def both(r: PlantedRank, at: float, n: int) -> float:
-        at = operators("aten::sort", stack=("train.py:15",))(r, at, n)
-        return operators("aten::svd", stack=("train.py:16",))(r, at, n)
-
-    found = diagnose(account(tmp_path, {"after": both}))
-    assert {f.where[0].text for f in found.findings} == {"train.py:15", "train.py:16"}
-    (_, together) = found.combined[-1]
-    # The second is taken out as its share of a step that the first has left already, so together they claim less.
-    assert 0.9 * 2 * PLANTED * 1000 <= together <= 2 * PLANTED * 1000
 
 
 def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
@@ -241,18 +211,6 @@ def test_nothing_that_training_may_need_is_accused(tmp_path: Path, name: str) ->
     assert beside(account(tmp_path, SPARED[name])) == []
 
 
-def test_an_average_of_the_weights_is_less_sure(tmp_path: Path) -> None:
-    (sure,) = beside(account(tmp_path, {"after": operators(*["aten::clone"] * 8)}))
-    (one,) = beside(account(tmp_path / "average", {"after": operators(*["aten::lerp_"] * 8)}))
-    assert one.confidence < sure.confidence
-
-
-def test_a_second_forward_is_recomputation_and_told_once(tmp_path: Path) -> None:
-    again = operators("aten::addmm", "aten::gelu", stack=("train.py:13", "model.py:5"), module="blocks.0")
-    found = diagnose(account(tmp_path, {"after": again})).findings
-    assert [f.id for f in found] == ["recomputation"]
-
-
 @pytest.mark.parametrize("where", ["backward", "after"])
 def test_a_stall_of_one_step_is_no_work_of_every_step(tmp_path: Path, where: str) -> None:
     def once(r: PlantedRank, at: float, n: int) -> float:
@@ -261,61 +219,7 @@ def test_a_stall_of_one_step_is_no_work_of_every_step(tmp_path: Path, where: str
     assert beside(account(tmp_path, {where: once})) == []
 
 
-def test_stopped_inside_a_pass_by_other_programs_is_no_stall(tmp_path: Path) -> None:
-    def stopped(r: PlantedRank, at: float, _: int) -> float:
-        with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
-            r.annotation("Optimizer.step#AdamW.step", at, at + 1600)
-        r.python_time(at, at + 1600, "train.py:14", "lib:site-packages/torch/optim/adam.py:248")
-        return at + 1600
-
-    assert beside(account(tmp_path, {"backward": stopped})) == []
-
-
-def test_where_forward_has_no_line_only_python_is_judged(tmp_path: Path) -> None:
-    """Steps that begin with backward: no operator of forward is known to be one."""
-
-    def account_of_unlinked(folder: Path, plant: Plant) -> Account:
-        folder.mkdir(exist_ok=True)
-        r, at, begin = PlantedRank(0), 0.0, 0.0
-        for n in range(STEPS + 1):
-            begin = at
-            with r.line("train.py:12"):
-                node = "autograd::engine::evaluate_function: AddmmBackward0"
-                r.ran(node, at, at + BACKWARD, **{"Sequence number": n, "Fwd thread id": 1})
-            at += BACKWARD
-            with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
-                r.ran("aten::_fused_adamw_", at, at + OPTIMIZER)
-            at = plant(r, at + OPTIMIZER, n)
-            with r.line("train.py:10", "model.py:5"):
-                r.ran("aten::addmm", at, at + FORWARD, **{"Sequence number": n + 1})
-            at += FORWARD
-            r.step(n, begin, at)
-        r.write_owners(folder, (begin, at))
-        r.events = [e for e in r.events if e["ts"] < r._local_ns(begin) / 1000]
-        return account_of(built_run(folder, [r]))
-
-    (one,) = beside(account_of_unlinked(tmp_path, python("train.py:13")))
-    assert one.where[0].text == "train.py:13"
-    assert beside(account_of_unlinked(tmp_path / "operators", operators("aten::sort"))) == []
-
-
 def test_what_one_rank_does_alone_is_not_said_of_all(tmp_path: Path) -> None:
     assert beside(account(tmp_path, {"after": operators("aten::sort")}, ranks=2, only=1)) == []
     both = beside(account(tmp_path / "both", {"after": operators("aten::sort")}, ranks=2))
     assert [f.where[0].text for f in both] == ["train.py:13"]
-
-
-def test_an_all_clear_says_what_no_rule_judges(tmp_path: Path) -> None:
-    clear = account(tmp_path, {})
-    found = diagnose(clear)
-    assert found.worth == () and "inside forward or backward" in found.not_judged[0]
-    assert report_json(clear, found)["not_judged"] == list(found.not_judged)
-    unknown = diagnose(account(tmp_path / "without", {}, owners=False))
-    assert "lines were not recorded" in unknown.not_judged[0]
-    assert {n.rule: n.needs for n in unknown.not_examined}["host-stall"].startswith("lines of the code")
-    assert "host-stall" not in {n.rule for n in found.not_examined}
-
-
-def test_with_a_device_other_rules_speak_of_the_host(tmp_path: Path) -> None:
-    found = beside(owned_findings.account(tmp_path, python("train.py:13", us=900)))
-    assert [f.title for f in found] == ["The host stalls inside the step"]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from tests.analyze.owners.owned_folder import STEP, owned_folder
 
-from stepscope.analysis import Analysis
 from stepscope.analyze.account import account_of
 from stepscope.document.code import code_document, code_json, code_view
 from stepscope.errors import UsageError
@@ -32,23 +31,10 @@ def test_lines_have_the_keys_of_the_contract_and_the_planted_times(tmp_path: Pat
     assert sum(row["own_host_ms"] for row in found["code"]) + found["unowned"]["host_ms"] == pytest.approx(STEP / 1000)
 
 
-def test_unknown_is_null_and_not_zero(tmp_path: Path) -> None:
-    row = code_json(account_of(owned_folder(tmp_path, sources={})))["code"][0]
-    assert row["source"] is None and row["flops"] is None and row["mfu"] is None and row["memory_bytes"] is None
-
-
 def test_a_run_without_owners_has_empty_lists(tmp_path: Path) -> None:
     account = account_of(replace(owned_folder(tmp_path), owners=()))
     assert code_json(account) == {"code": [], "modules": [], "unowned": None}
     assert code_view(account) is None
-
-
-def test_the_report_has_them(tmp_path: Path) -> None:
-    run = Analysis(owned_folder(tmp_path))
-    assert run.document["code"] and run.document["modules"] and run.document["unowned"]
-    assert run.code is not None and run.code.lines[0].owner == "train.py:9"
-    assert run.table("code")["line"].tolist() == [row.line for row in run.code.lines]
-    assert len(run.table("modules")) == len(run.code.modules)
 
 
 def test_one_rank_has_its_own_costs_and_the_savings_of_the_job(tmp_path: Path) -> None:
@@ -72,10 +58,3 @@ def test_modules_have_savings_where_asked_for(tmp_path: Path) -> None:
     up = next(row for row in replayed.modules if row.module == "blocks.0.up")
     line = next(row for row in replayed.lines if row.owner == "model.py:3")
     assert up.saving_ns == line.saving_ns is not None  # the same work by two names
-
-
-def test_tables_have_a_row_per_rank(tmp_path: Path) -> None:
-    table = Analysis(owned_folder(tmp_path, ranks=2, late_us=40)).table("code_by_rank")
-    mine = table["line"] == 10
-    assert table["rank"][mine].tolist() == [0, 1]
-    assert table["device_ns"][mine].tolist() == [150_000, 190_000]

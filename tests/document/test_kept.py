@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -120,7 +119,7 @@ def test_other_options_and_other_code_are_analysed_again(
     assert json.loads(with_tokens)["step"]["tokens_per_s"] is not None
     report("--json", "-")
     assert not report("--json", "-")[1]
-    monkeypatch.setattr(kept, "_code", lambda: "another version")
+    monkeypatch.setattr(kept, "code_key", lambda: "another version")
     assert report("--json", "-")[1]
 
 
@@ -129,37 +128,6 @@ def test_no_cache_neither_reads_nor_writes(folder: Path, report: Callable[..., t
     assert not (folder / CACHE_FOLDER).exists()
     report("--json", "-")
     assert report("--json", "-", "--no-cache")[1]
-
-
-def test_small_run_keeps_nothing(
-    folder: Path, report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "MIN_RAW_BYTES", 1 << 30)
-    report("--json", "-")
-    assert not (folder / CACHE_FOLDER).exists()
-
-
-PLANTED: list[dict[str, object]] = [
-    {"texts": {"pipe utf-8": "\x1b]0;title\x07 all is well\n"}},
-    {"texts": {"pipe utf-8": 3}},
-    {"texts": ["all is well"]},
-    {"document": [1]},
-    {"document": {"schema": 99}},
-    {"exit_code": 130},
-    {"exit_code": "0"},
-    {"key": None},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("planted", PLANTED)
-def test_planted_report_is_not_shown(
-    folder: Path, report: Callable[..., tuple[str, bool]], planted: dict[str, object]
-) -> None:
-    first = [report(), report("--json", "-")]
-    path = kept_file(folder)
-    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
-    assert report("--json", "-") == first[1]
 
 
 @pytest.mark.slow
@@ -178,12 +146,6 @@ def test_where_the_key_cannot_be_told_nothing_fits(
     path = kept_file(folder)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))
     monkeypatch.setattr(kept, "MAX_FILES", 0)
-    assert report("--json", "-")[1]
-
-
-def test_pipe_in_the_run_is_not_waited_for(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
-    os.mkfifo(folder / "rank00009.pipe")
-    assert report("--json", "-")[1]
     assert report("--json", "-")[1]
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.browser import Browser, why_no_browser
-from tests.report.pages import all_pages, light_run, light_sheet
-
-from stepscope.report.html.sheets import sheet_page
-from stepscope.report.view.server import local_server
-from stepscope.report.view.site import ViewSite
-from stepscope.tables.catalog import LogTables
+from tests.report.pages import all_pages
 
 AXE = Path(__file__).parents[2] / "tools" / "js" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = {
@@ -63,21 +58,3 @@ def test_no_page_breaks_a_rule(browser: Browser, pages: dict[str, Path], scheme:
         found[name] = violations(browser, scheme)
     assert {name: lines for name, lines in found.items() if lines} == {}
     assert browser.console() == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_view_and_its_keys_break_no_rule(browser: Browser, scheme: str) -> None:
-    run = light_run()
-    site = ViewSite(run.name, sheet_page(light_sheet()), LogTables(run.logs), lambda: b"", names=LogTables.NAMES)
-    server = local_server(site)
-    server.start()
-    browser.prefer(scheme)
-    try:
-        browser.go(f"{server.url}#tab=tables&table=step_log&sort=-dur_ns")
-        browser.waited("document.querySelector('#grid td')")
-        found = violations(browser, scheme)
-        browser.run("document.querySelector('#show-keys').click()")
-        assert [*found, *violations(browser, scheme)] == []
-    finally:
-        server.shutdown()
-        server.server_close()

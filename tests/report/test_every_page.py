@@ -104,11 +104,6 @@ def equal(texts: list[str]) -> bool:
     return all(abs(v - known[0][0]) <= half + known[0][1] + 1e-9 for v, half in known)
 
 
-def test_numbers_are_told_apart() -> None:
-    assert equal(["30.0 ms", "30.04 ms", "30,000 µs"]) and not equal(["30.0 ms", "30.2 ms"])
-    assert differing([("cards", "Step", "1.0 ms"), ("parts", "step", "1.2 ms"), ("x", "other", "none")]) != {}
-
-
 def test_every_number_that_stands_twice_is_equal(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
     found = {}
     for name, text in pages.items():
@@ -158,38 +153,6 @@ def test_every_page_fits_a_phone_and_says_nothing_on_the_console(
     assert {name: width for name, width in wide.items() if width > 390} == {}
     assert browser.console() == []
     assert [url for url in browser.requests() if not url.startswith("file:")] == []
-
-
-def test_comparison_draws_budgets_lanes_and_lines(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "compare.html"
-    path.write_text(pages["compare"])
-    browser.open(path)
-    browser.waited("document.querySelector('#timelines svg path')")
-    assert browser.run("return document.querySelectorAll('#budget svg').length") == 2
-    assert browser.run("return document.querySelector('#code tbody tr td').textContent") == "model.py:3"
-    change = "return getComputedStyle(document.querySelector('#code .change-high, #code .unsure')).color"
-    assert browser.run(change)
-    assert browser.run("return [...document.querySelectorAll('.contents a')].length") > 5
-
-
-def test_order_and_filter_of_a_table_are_in_the_address(
-    browser: Browser, pages: dict[str, str], tmp_path: Path
-) -> None:
-    path = tmp_path / "compare.html"
-    path.write_text(pages["compare"])
-    first = "return document.querySelector('#metrics tbody td').textContent"
-    browser.open(path)
-    browser.run(
-        "const i = document.querySelector('#metrics input'); i.value = 'steadiness';"
-        "i.dispatchEvent(new Event('input')); document.querySelector('#metrics th:nth-child(2) button').click()"
-    )
-    shown, hash_ = browser.run(first), browser.run("return location.hash")
-    assert shown.startswith("steadiness.") and "metrics=" in hash_
-    browser.go("about:blank")
-    browser.go(path.resolve().as_uri() + hash_)
-    browser.waited("document.documentElement.dataset.readyMs")
-    assert browser.run(first) == shown
-    assert browser.run("return document.querySelector('#metrics input').value") == "steadiness"
 
 
 def collected(browser: Browser, path: Path, text: str) -> Said:

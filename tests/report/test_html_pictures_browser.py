@@ -37,17 +37,6 @@ def test_another_step_can_be_picked(page: Browser) -> None:
     picked(page, "100")
 
 
-def test_stalls_and_waits_are_hatched(page: Browser) -> None:
-    page.run("document.querySelector('#timeline canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
-    differing = (
-        f"const c = {CANVAS}, g = c.getContext('2d'), w = c.width; const row = (y) => g.getImageData(0, y, w, 1).data;"
-        "const [a, b] = [row(2), row(5)]; let n = 0;"
-        "for (let i = 0; i < a.length; i += 4) if (a[i] !== b[i]) n++; return n"
-    )
-    # two lines of pixels of one lane are the same but for strokes, and for letters
-    assert page.run(differing) > 10
-
-
 def test_a_click_on_a_kernel_says_who_launched_it(page: Browser) -> None:
     clicked_until(page, "#timeline .detail table", y=8)
     said = text(page, "#timeline .detail")
@@ -59,38 +48,6 @@ def test_a_click_on_a_kernel_says_who_launched_it(page: Browser) -> None:
     count = int(text(page, "#found").split()[0].replace(",", ""))
     assert count == int(rows[1].split("\t")[1].replace(",", ""))
     pressed(page, "Escape")
-
-
-def test_a_dragged_range_is_summed_and_zoomed_to(page: Browser) -> None:
-    page.run(
-        f"const c = {CANVAS}, b = c.getBoundingClientRect(); c.setPointerCapture = () => {{}};"
-        "const at = (type, x) => c.dispatchEvent(new PointerEvent(type, {clientX: b.left + x, clientY: b.top + 9,"
-        "pointerId: 1, shiftKey: true})); at('pointerdown', 300); at('pointermove', 400); at('pointerup', 500)"
-    )
-    said = text(page, "#timeline .sums")
-    assert "backward" in said and "mean over ranks" in said.lower()
-    shares = page.run(
-        "return [...document.querySelectorAll('#timeline .sums tbody td:nth-child(3)')]"
-        ".map((t) => parseFloat(t.textContent))"
-    )
-    assert all(0 <= share <= 100 for share in shares)
-    page.run(f"delete {CANVAS}.dataset.shownMs; document.querySelector('#timeline .sums .chip').click()")
-    assert 30 < float(page.waited(f"{CANVAS}.dataset.shownMs")) < 100
-    pressed(page, "Home", "Escape")
-    assert text(page, "#timeline .sums") == ""
-
-
-def test_the_minimap_moves_the_view(page: Browser) -> None:
-    pressed(page, "w", "w", "w")
-    before = page.waited(f"{CANVAS}.dataset.shownMs")
-    page.run(
-        "const m = document.querySelector('.minimap'), b = m.getBoundingClientRect(); m.setPointerCapture = () => {};"
-        "m.dispatchEvent(new PointerEvent('pointerdown', {clientX: b.right - 5, clientY: b.top + 5, pointerId: 1}));"
-        "m.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
-    )
-    assert page.run(f"return {CANVAS}.dataset.shownMs") == before
-    page.run("document.querySelector('.minimap').dispatchEvent(new KeyboardEvent('keydown', {key: 'Home'}))")
-    assert page.waited(f"Number({CANVAS}.dataset.shownMs) > 200")
 
 
 def test_switches_budget_the_step_again(page: Browser) -> None:
@@ -124,13 +81,6 @@ def test_pictures_say_what_the_pointer_is_over_and_have_tables(page: Browser) ->
     for section in ("run-steps", "traffic", "kernel-pictures"):
         assert page.run(f"return document.querySelectorAll('#{section} details table tbody tr').length") > 2
     assert "checkpoint" in text(page, "#run-steps") and "profiled" in text(page, "#run-steps")
-
-
-@pytest.mark.parametrize("width", [390, 2560])
-def test_pictures_fit_the_window(page: Browser, width: int) -> None:
-    page.size(width, 900)
-    assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    page.size(1280, 1000)
 
 
 def text(page: Browser, where: str) -> str:

@@ -1,6 +1,5 @@
 """The page of an unchanged run is put together from what was kept; what was planted there never becomes a script."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from stepscope.analyze import account
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli import view
 from stepscope.cli.main import main
-from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
 from stepscope.report.view.server import LocalServer, Site, local_server
 from stepscope.run.load import Run
@@ -58,11 +56,6 @@ def page(folder: Path, tmp_path: Path, analysed: list[Run]) -> Callable[..., tup
     return made
 
 
-def kept_file(folder: Path) -> Path:
-    (path,) = (folder / CACHE_FOLDER).glob("*.page")
-    return path
-
-
 def test_second_page_is_the_first_to_the_byte(
     page: Callable[..., tuple[str, bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,37 +87,6 @@ def test_calibration_beside_the_run_is_part_of_the_key(folder: Path, page: Calla
     assert main(words) == 0 and main(words) == 0
     (folder / "calibration.json").write_text("{}")
     assert main(words) == 2  # it is read: nobody else would have noticed that it is none
-
-
-PLANTED: dict[str, dict[str, object]] = {
-    "a script": {"parts": ["</script><script>alert(1)</script>", "t", "w"]},
-    "too few parts": {"parts": ["", ""]},
-    "parts that are none": {"parts": "abc"},
-    "a part that is no text": {"parts": ["", 3, ""]},
-    "a name that is none": {"name": 3},
-    "a flag that is none": {"is_partial": 0},
-    "another key": {"key": None},
-}
-
-
-@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
-def test_planted_page_is_not_shown(
-    folder: Path, page: Callable[..., tuple[str, bool]], planted: dict[str, object]
-) -> None:
-    first, _ = page()
-    path = kept_file(folder)
-    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
-    assert page() == (first, True)
-
-
-def test_planted_words_are_text_on_the_page(folder: Path, page: Callable[..., tuple[str, bool]]) -> None:
-    page()
-    path = kept_file(folder)
-    content = json.loads(path.read_text())
-    content["parts"][1:] = ["</title><script>alert(1)</script>"] * 2
-    path.write_text(json.dumps(content))
-    text, was_analysed = page()
-    assert not was_analysed and "<script>alert" not in text
 
 
 @pytest.fixture

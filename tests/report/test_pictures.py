@@ -1,8 +1,5 @@
 """Pictures made of a run with a known truth: what they show is what was planted."""
 
-import re
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,14 +11,13 @@ from stepscope.analysis import Analysis
 from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import distributions
 from stepscope.analyze.pipeline import Action
-from stepscope.analyze.steadiness import RunSteps, run_steps
+from stepscope.analyze.steadiness import run_steps
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.report.drawing import PALETTE, Drawing, rect, words
+from stepscope.report.drawing import Drawing, rect, words
 from stepscope.report.html.page_data import KINDS, grid_of
 from stepscope.report.html.timeline_data import slices_of
-from stepscope.report.pictures import pictures_of, run_steps_drawing
+from stepscope.report.pictures import run_steps_drawing
 from stepscope.report.step_pictures import diagram
-from stepscope.run.load import load
 from stepscope.run.step_log import StepLog
 from stepscope.whatif.switches import switches
 
@@ -119,29 +115,12 @@ def test_run_steps_mark_windows_checkpoints_and_outliers(run: Analysis) -> None:
     assert drawing.rows[2][-2] == "rank 1"
 
 
-def test_a_long_run_is_thinned_and_says_so() -> None:
-    dur = np.full((20, 5000), 1e7)
-    dur[3, 4321] = 9e7
-    run = RunSteps("step logs", np.arange(5000), tuple(range(20)), dur, np.zeros(5000, bool), {})
-    drawing = run_steps_drawing(run)
-    assert len(drawing.rows) == 600
-    assert any(row[0] == "4321" for row in drawing.rows)
-    assert "5,000 steps" in " ".join(drawing.notes)
-
-
 def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
     bars = [[(0.0, 5.0, action("F", 0)), (12.0, 20.0, action("B", 0))], [(5.0, 12.0, action("F", 0))]]
     drawing = diagram([4, 5], bars, bars)
     texts = [s["text"] for s in drawing.shapes if s["is"] == "text"]
     assert "measured, 20.0 ms" in texts and "ideal: the same order, no waiting, 20.0 ms" in texts
     assert "stage 1 · rank 5" in texts
-
-
-def test_notebooks_have_the_colours_of_the_page() -> None:
-    style = files("stepscope.report.html").joinpath("report.css").read_text()
-    light = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", style.split("}", 1)[0]))
-    own = {"quiet", "text", "line"}  # on white and on dark, as a notebook may be either
-    assert {name: value for name, value in PALETTE.items() if name not in own and light[name] != value} == {}
 
 
 def test_names_in_a_picture_are_escaped() -> None:
@@ -165,14 +144,6 @@ def test_every_plot_is_svg_or_says_what_is_missing(run: Analysis) -> None:
     assert {"plot_timeline", "plot_steps", "plot_budget", "plot_what_if", "plot_queue", "plot_waiting"} <= drawn
     with pytest.raises(UsageError, match="step 77 was not recorded"):
         run.plot_timeline(step=77)
-
-
-def test_memory_of_every_rank_is_drawn() -> None:
-    run = Analysis(load(Path(__file__).parents[1] / "data" / "gloo-linear"))
-    pictures = pictures_of(run.account, run.diagnosis)
-    assert {"memory_steps", "memory_run", "memory_peak", "run_steps"} <= pictures.keys()
-    assert [row[0] for row in pictures["memory_steps"]["rows"]] == ["0", "1"]
-    assert pictures["memory_peak"]["notes"][0].startswith("808 B")  # weights and state, which the job counted, too
 
 
 def action(kind: str, microbatch: int) -> Action:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.report.html import cache as assembled
 from stepscope.report.html import compare
-from stepscope.report.html import page as assembled
 from stepscope.report.html import sheets as sheet
 from stepscope.report.view import site as shell
 

@@ -1,6 +1,5 @@
 """`stepscope view` in a real browser: tabs, pages of tables, the timeline handed to Perfetto's page by a click."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,33 +114,6 @@ def test_tables_are_filtered_and_sorted_in_readable_units(browser: Browser, serv
     assert browser.run("return document.querySelector('#csv').getAttribute('href')").startswith(
         "tables/steps.csv?sort=row"
     )
-
-
-def test_keys_lead_to_tables_filter_and_their_own_list(browser: Browser, served: LocalServer) -> None:
-    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
-    browser.run(key % "2")
-    assert browser.waited("document.querySelector('#rows').textContent").startswith("rows 1 to 200")
-    browser.run(key % "n")
-    browser.waited("document.querySelector('#rows').textContent.startsWith('rows 201')")
-    assert "row=201" in browser.run("return location.hash")
-    browser.run(key % "/")
-    assert browser.run("return document.activeElement.id") == "filter"
-    browser.run(key % "?")
-    assert browser.run("return document.querySelector('#keys').open")
-    browser.run(key % "1")
-    assert not browser.run("return document.querySelector('#view-report').hidden")
-
-
-def test_click_hands_the_timeline_to_the_other_page(browser: Browser, served: LocalServer) -> None:
-    first = browser.windows()
-    browser.run("document.querySelector('#open-perfetto').click()")
-    browser.waited("document.querySelector('#said').textContent.startsWith('The timeline is open')")
-    (opened,) = set(browser.windows()) - set(first)
-    browser.switch(opened)
-    got = json.loads(browser.waited("document.title !== 'waiting' && document.title"))
-    assert got == [list(b"\x0a\x02hi"), HOSTILE, served.origin]
-    browser.run("window.close()")
-    browser.switch(first[0])
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import csv
 import io
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import account_of
 from stepscope.errors import UsageError
-from stepscope.run.load import Run, load
+from stepscope.run.load import Run
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import answer_csv, table_csv
@@ -113,14 +112,6 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
     assert {row[1] for row in rows[1:]} == {"-1"}  # a number stays one
 
 
-@pytest.mark.slow
-def test_every_column_can_be_asked_for_without_quotes(run: Run) -> None:
-    tables = RunTables(run)
-    for name, schema in TABLES.items():
-        columns = tuple(column.name for column in schema.columns)
-        assert run_query(tables, f"SELECT {', '.join(columns)} FROM {name} LIMIT 1").columns == columns
-
-
 def test_sql_finds_what_numpy_finds(run: Run) -> None:
     answer = run_query(RunTables(run), "SELECT rank, sum(dur_ns) FROM device_work GROUP BY rank ORDER BY rank")
     work = RunTables(run).table("device_work")
@@ -158,33 +149,6 @@ def test_bad_sql_is_one_line(run: Run, query: str) -> None:
     with pytest.raises(UsageError) as raised:
         list(run_query(RunTables(run), query).rows)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.slow
-def test_many_events_become_arrow_without_a_loop_over_rows(tmp_path: Path) -> None:
-    few, many = _made_of(tmp_path / "few", 500), _made_of(tmp_path / "many", 50_000)
-    assert (
-        _seconds(many) < 25 * _seconds(few) + 0.2
-    )  # a hundred times the rows, at python's speed a hundred times as long
-    assert len(RunTables(many).table("events")) == 100_000
-
-
-def _made_of(folder: Path, kernels: int) -> Run:
-    folder.mkdir()
-    r = RankTrace(0)
-    for i in range(kernels):
-        r.kernel(f"k{i % 7}", at=10 * i, start=10 * i + 3, end=10 * i + 9)
-    r.write(folder)
-    return load(folder, cache=False)
-
-
-def _seconds(run: Run) -> float:
-    best = float("inf")
-    for _ in range(3):
-        began = time.process_time()
-        RunTables(run).table("events").arrow()
-        best = min(best, time.process_time() - began)
-    return best
 
 
 def test_the_docs_page_is_what_the_schema_says() -> None:

@@ -164,16 +164,6 @@ def test_more_rows_than_the_bytes_can_hold_are_not_loaded(folder: Path, ask: Ask
     assert ask() == (first, True)
 
 
-@pytest.mark.parametrize(
-    "part", [{"tables": []}, {"tables": {"steps": 3}}, {"warnings": [7]}, {"warnings": None}, {"is_partial": "no"}]
-)
-def test_a_list_that_is_not_ours_is_as_good_as_none(folder: Path, ask: Ask, part: dict[str, object]) -> None:
-    first, _ = ask()
-    (listed,) = (folder / CACHE_FOLDER).glob("*.tables")
-    listed.write_text(json.dumps(json.loads(listed.read_text()) | part))
-    assert ask() == (first, True)
-
-
 def test_what_could_not_be_read_is_said_again(folder: Path, ask: Ask) -> None:
     (folder / "rank9.json").write_text("no trace")
     first, _ = ask(code=3)

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -299,9 +299,6 @@ def _name(run: Path, folder: Path) -> str:
     return str(run.relative_to(folder)) if run != folder else run.resolve().name
 
 
-# Rows that were kept -------------------------------------------------------------------------------------------------
-
-
 def _key(run: Path, *, traces: bool) -> str | None:
     try:
         files = [
@@ -324,11 +321,13 @@ def _kept(folder: Path) -> dict[str, HistoryRow]:
     try:
         with open_trusted_file(folder / CACHE_FOLDER / _KEPT, max_bytes=_MAX_KEPT_BYTES) as f:
             for line in f:
-                entry = json_object(line) or {}
-                row = row_from_json(entry.get("row"))
-                if row is not None and isinstance(entry.get("key"), str):
-                    found[entry["key"]] = row
-    except OSError:
+                entry = json_object(line)
+                if entry and entry["key"]:
+                    row = entry["row"]
+                    row["hosts"], row["findings"] = tuple(row["hosts"]), tuple(map(tuple, row["findings"]))
+                    row["host_times"] = tuple(HostTime(**one) for one in row["host_times"])
+                    found[entry["key"]] = HistoryRow(**row)
+    except (OSError, KeyError, TypeError):  # no cache, or of another version
         return found
     return found
 
@@ -340,49 +339,6 @@ def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) 
         write_trusted_file(folder / CACHE_FOLDER / _KEPT, [text])
 
 
-_TEXTS = ("created", "commit", "config", "device", "step_source", "verdict", "problem")
-_NUMBERS = ("world_size", "step_ms", "mfu", "tokens_per_s", "peak_memory_bytes")
-
-
-def row_from_json(value: Any) -> HistoryRow | None:
-    """Return the row that a kept line holds, None where it is not exactly one."""
-    if not isinstance(value, dict) or set(value) != {f.name for f in fields(HistoryRow)}:
-        return None
-    sound = (
-        isinstance(value["run"], str)
-        and all(value[name] is None or isinstance(value[name], str) for name in _TEXTS)
-        and all(value[name] is None or is_number(value[name]) for name in _NUMBERS)
-        and all(isinstance(value[name], list) for name in ("hosts", "findings", "host_times"))
-        and all(isinstance(host, str) for host in value["hosts"])
-        and all(_is_finding(one) for one in value["findings"])
-        and all(_is_host_time(one) for one in value["host_times"])
-    )
-    if not sound:
-        return None
-    return HistoryRow(
-        **{
-            **value,
-            "hosts": tuple(value["hosts"]),
-            "findings": tuple((name, saving) for name, saving in value["findings"]),
-            "host_times": tuple(HostTime(**one) for one in value["host_times"]),
-        }
-    )
-
-
-def _is_finding(one: Any) -> bool:
-    return isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and is_number(one[1])
-
-
-def _is_host_time(one: Any) -> bool:
-    return (
-        isinstance(one, dict)
-        and set(one) == {f.name for f in fields(HostTime)}
-        and isinstance(one["host"], str)
-        and is_number(one["slowdown"], low=0)
-        and isinstance(one["has_rank_0"], bool)
-    )
-
-
 # Is the newest run of a configuration slower than runs of it usually are?
 #
 # The interval is that of one more run like those before it, on the logarithm of their step times:
@@ -390,9 +346,6 @@ def _is_host_time(one: Any) -> bool:
 # A newest run above it is a regression, below it an improvement; with fewer than four runs before it nothing is said.
 
 _MIN_BEFORE = 4
-_CONFIDENCE = 0.95
-# of step times on the logarithm: equal to the digit is chance
-_MIN_SPREAD = 0.002
 
 
 @dataclass(frozen=True)
@@ -448,7 +401,8 @@ def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float |
     if len(values) < _MIN_BEFORE:
         return None, None
     logs = [log(value) for value in values]
-    reach = t_quantile(_CONFIDENCE, len(logs) - 1) * max(stdev(logs), _MIN_SPREAD) * sqrt(1 + 1 / len(logs))
+    # of step times on the logarithm: equal to the digit is chance
+    reach = t_quantile(0.95, len(logs) - 1) * max(stdev(logs), 0.002) * sqrt(1 + 1 / len(logs))
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
@@ -546,8 +500,6 @@ def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int
 
 # Which runs of a history is one run held against? The last ones of its configuration that came before it.
 
-_AGAINST_MAX_RUNS = 10
-
 
 def runs_before(run: Path, folder: Path) -> list[Path]:
     """Return up to ten runs of the same command, model, ranks and device in a folder, the newest last.
@@ -566,7 +518,7 @@ def runs_before(run: Path, folder: Path) -> list[Path]:
             f"no earlier run with traces of the same command, model, ranks and device as {run} in {folder}; "
             "stepscope history --by config lists what is there"
         )
-    return [one for *_, one in sorted(alike)[-_AGAINST_MAX_RUNS:]]
+    return [one for *_, one in sorted(alike)[-10:]]
 
 
 # Runs grouped by commit, configuration, host or device, each group with its middle and its range.
@@ -603,8 +555,7 @@ def groups(rows: Sequence[HistoryRow], by: str) -> list[Group]:
 def _names(row: HistoryRow, by: str) -> tuple[str, ...]:
     if by == "host":
         return row.hosts or ("unknown",)
-    value = {"commit": row.commit, "config": row.config, "device": row.device}[by]
-    return (value or "unknown",)
+    return ({"commit": row.commit, "config": row.config, "device": row.device}[by] or "unknown",)
 
 
 def _group(name: str, rows: Sequence[HistoryRow]) -> Group:

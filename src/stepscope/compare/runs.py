@@ -235,8 +235,7 @@ def _budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str
     if not all(known):
         return ()
     values = [np.mean(side, axis=0) for side in known]
-    rows = rows_of([r.parts for r in a], [r.parts for r in b])
-    by_name = {row.name: row for row in rows}
+    by_name = {row.name: row for row in rows_of([r.parts for r in a], [r.parts for r in b])}
     return tuple(
         Row(
             part,

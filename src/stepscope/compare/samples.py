@@ -161,8 +161,7 @@ def _periods(ranks: Sequence[Rank], budgets: Sequence[RankBudget]) -> Series | N
     kept = []
     for rank, budget in zip(ranks, budgets, strict=True):
         complete = budget.periods.complete if budget.periods.complete.any() else np.ones(len(budget.periods), bool)
-        number = rank.steps.number[budget.periods.step]
-        kept.append((number[complete], budget.periods.dur_ns[complete]))
+        kept.append((rank.steps.number[budget.periods.step][complete], budget.periods.dur_ns[complete]))
     return median_over_ranks(kept, source="device periods")
 
 

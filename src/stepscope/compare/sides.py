@@ -6,13 +6,13 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import Gate, GateResult, numbers
-from stepscope.compare.document import compare_json
-from stepscope.compare.reports import (
+from stepscope.compare.document import (
     ONE_SIDE,
     ONE_VALUE,
     Lines,
     Metric,
     OwnedLine,
+    compare_json,
     compared,
     line_changes,
     lines_by_key,

@@ -37,7 +37,6 @@ from stepscope.units import NS_PER_MS, readable_bytes
 
 _NO_STEP = "no step was recorded"
 NO_DEVICE = "nothing ran on a device"
-_GRADIENT_KINDS = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3")
 _REDUCTIONS = (OP_CODE["all_reduce"], OP_CODE["reduce_scatter"])
 _MIN_STEPS = 2
 
@@ -137,7 +136,7 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | 
     """
     rank, window = account.ranks[index].rank, account.ranks[index].window
     c = rank.collectives
-    rows = account.strategy.rows_of(index, *_GRADIENT_KINDS)
+    rows = account.strategy.rows_of(index, "ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3")
     rows = rows[among(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
     if window is None or not len(rows) or not len(rank.steps):
         return None

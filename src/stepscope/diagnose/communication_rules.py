@@ -28,8 +28,18 @@ from stepscope.contract.collectives import OP_CODE
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.examined import sixteen_bit_messages
 from stepscope.diagnose.finding import Candidate, Evidence, Where
-from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines, without_parts
-from stepscope.diagnose.rule_measures import communicates, gradient_groups_only, group_rows, host_ms, not_computing_ns
+from stepscope.diagnose.rule_measures import (
+    at,
+    communicates,
+    gradient_groups_only,
+    group_rows,
+    host_ms,
+    lines_on_all,
+    not_computing_ns,
+    ranks_with,
+    without_lines,
+    without_parts,
+)
 from stepscope.diagnose.where import costs_by_owner, places, top_modules, user_lines
 from stepscope.records import once_per_record
 from stepscope.run.device_work import enclosing
@@ -41,9 +51,6 @@ from stepscope.trace.classify import EventKind
 from stepscope.trace.nccl import NcclLog
 
 # `redundant-communication`: gradients synchronised in every micro-batch of an accumulated step.
-
-# ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again
-_BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
 
 
 def redundant_communication(account: Account) -> list[Candidate]:
@@ -109,7 +116,12 @@ def _bucket_work(rank: Rank, dropped: npt.NDArray[np.bool_]) -> npt.NDArray[np.b
     first collective of that one has been prepared, before that to a dropped one.
     """
     work, c = rank.work, rank.collectives
-    marks = rank.rows_named(lambda s: any(mark in s for mark in _BUCKETS), EventKind.HOST_OP, EventKind.ANNOTATION)
+    # ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again
+    marks = rank.rows_named(
+        lambda s: any(mark in s for mark in ("reducer::", "FSDP::post_backward_reduce")),
+        EventKind.HOST_OP,
+        EventKind.ANNOTATION,
+    )
     launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
     out = np.zeros(len(work), bool)
     if not len(marks) or not dropped.any():
@@ -136,8 +148,6 @@ def _period(sequence: list[tuple[int, int, int]]) -> int:
 
 # `redundant-communication` by the training wrapper: what it broadcasts in every forward pass, buffers in the first
 # place.
-
-_BROADCAST = OP_CODE["broadcast"]
 
 
 def wrapper_broadcasts(account: Account) -> list[Candidate]:
@@ -184,7 +194,7 @@ def _sent(owned: Ownership) -> Mask:
     c, owner = owned.rank.collectives, owned.by_collective
     root = np.array([*(not path for path in owned.modules), False], bool)
     library = owned.stacks.innermost != owned.stacks.innermost_user
-    return (c.step >= 0) & (c.op == _BROADCAST) & ~owner.backward & root[owner.module] & library[owner.stack]
+    return (c.step >= 0) & (c.op == OP_CODE["broadcast"]) & ~owner.backward & root[owner.module] & library[owner.stack]
 
 
 def _part(owned: Ownership, mask: Mask) -> Part:
@@ -331,10 +341,7 @@ def _user_communication_candidate(account: Account, line: Line) -> Candidate:
 
 # `too-many-small-collectives`: latency-bound communication: tiny buckets, per-parameter calls.
 
-_SMALL_BYTES = GOOD_MESSAGE_BYTES // 2
 _MANY = 8
-# calls per step where no size is known: a model has that many parameters, no set of buckets has
-_MANY_UNSIZED = 64
 _TOGETHER = 8
 
 
@@ -347,7 +354,7 @@ def too_many_small_collectives(account: Account) -> list[Candidate]:
     small, total, steps = 0, 0, 0
     for rank in account.run.ranks:
         size = rank.collectives.full_bytes[group_rows(rank)]
-        small += int(((size >= 0) & (size < _SMALL_BYTES)).sum())
+        small += int(((size >= 0) & (size < (GOOD_MESSAGE_BYTES // 2))).sum())
         total += len(size)
         steps += max(len(rank.steps), 1)
     if small < _MANY * steps or small < 0.5 * total:
@@ -373,7 +380,8 @@ def too_many_small_collectives(account: Account) -> list[Candidate]:
 def _by_count(account: Account) -> list[Candidate]:
     ranks = account.run.ranks
     calls = sum(len(group_rows(r)) for r in ranks) / max(sum(len(r.steps) for r in ranks), 1)
-    if calls < _MANY_UNSIZED:
+    # calls per step where no size is known: a model has that many parameters, no set of buckets has
+    if calls < 64:
         return []
     from stepscope.analyze.replay.communication_changes import fewer_calls  # only for traces without sizes
 
@@ -397,8 +405,6 @@ def _by_count(account: Account) -> list[Candidate]:
 
 
 # `too-many-small-collectives` by module: layers that communicate inside forward and backward of a data-parallel job.
-
-_MODULE_COMMUNICATION_SMALL_BYTES = 1 << 20
 
 
 def module_communication(account: Account) -> list[Candidate]:
@@ -442,7 +448,7 @@ def module_communication(account: Account) -> list[Candidate]:
 
 def _talking(owned: Ownership) -> frozenset[str]:
     c, owner = owned.rank.collectives, owned.by_collective
-    mine = (c.step >= 0) & ~owner.backward & (owner.module >= 0) & (c.full_bytes < _MODULE_COMMUNICATION_SMALL_BYTES)
+    mine = (c.step >= 0) & ~owner.backward & (owner.module >= 0) & (c.full_bytes < (1 << 20))
     return frozenset(path for m in distinct(owner.module[mine]).tolist() if (path := owned.modules[m]))
 
 
@@ -472,9 +478,6 @@ def _where(known: list[tuple[Ownership, frozenset[str]]]) -> tuple[Where, ...]:
 
 # `slow-link`: one group's collectives are far slower than those of its sibling groups.
 
-_FAR_SLOWER = 2.0
-_MIN_COUNT = 4
-
 
 def slow_link(account: Account) -> list[Candidate]:
     """Return groups whose transfers take more than twice those of the groups that do the same elsewhere."""
@@ -491,11 +494,7 @@ def slow_link(account: Account) -> list[Candidate]:
         rates = {int(g): _ns_per_byte(account, transfer, int(g)) for g in groups}
         known = {g: rate for g, rate in rates.items() if rate is not None}
         usual = median(list(known.values())) if len(known) >= 3 else 0.0
-        found += [
-            _slow_link_candidate(account, g, known[g] / usual)
-            for g in known
-            if usual and known[g] > _FAR_SLOWER * usual
-        ]
+        found += [_slow_link_candidate(account, g, known[g] / usual) for g in known if usual and known[g] > 2.0 * usual]
     return found
 
 
@@ -512,7 +511,7 @@ def _transfers(account: Account) -> np.ndarray:
 def _ns_per_byte(account: Account, transfer: np.ndarray, group: int) -> float | None:
     matches = account.shared.matches
     mine = (matches.group == group) & (matches.size_bytes > 0) & ~among(matches.op, POINT_TO_POINT)
-    if mine.sum() < _MIN_COUNT:
+    if mine.sum() < 4:
         return None
     return median(transfer[mine] / matches.size_bytes[mine])
 
@@ -546,7 +545,6 @@ def _slow_link_candidate(account: Account, group: int, times: float) -> Candidat
 # `slow-link`, by NCCL's own log: ranks talk over a slower path than the machine has, or than such jobs usually have.
 
 _OFF = ("0", "", "false", "no")
-_MAX_EVIDENCE = 12
 
 
 def slow_transport(account: Account) -> list[Candidate]:
@@ -568,7 +566,7 @@ def slow_transport(account: Account) -> list[Candidate]:
             "is not known before it is measured: stepscope calibrate on both.",
             fixed_saving_ns=0.0,
             ranks=tuple(ranks),
-            evidence=tuple(_evidence(found))[:_MAX_EVIDENCE],
+            evidence=tuple(_evidence(found))[:12],
             always=True,
             sureness=0.7,
         )
@@ -668,9 +666,6 @@ def _remedy(account: Account) -> str:
 
 # `no-overlap`: gradient communication that could run beside the backward pass and does not.
 
-# of the backward pass done when the mean gradient byte is sent; evenly spread it would be half
-_LATE = 0.85
-
 
 def no_overlap(account: Account) -> list[Candidate]:
     """Return exposed gradient transfers, with the same bytes overlapped with backward as the fix."""
@@ -681,7 +676,8 @@ def no_overlap(account: Account) -> list[Candidate]:
     if len(backward) < len(regions):
         return []
     done = _backward_done(account.replay, backward, rows_sent_again(account))
-    if done is None or done < _LATE:
+    # of the backward pass done when the mean gradient byte is sent; evenly spread it would be half
+    if done is None or done < 0.85:
         return []
     from stepscope.analyze.replay.communication_changes import perfectly_overlapped  # only where the fault is there
 
@@ -750,8 +746,6 @@ _NARROW_ALREADY = (
     "The messages are of 16 bit or less already: send them less often (accumulate gradients over more micro-batches), shard "
     "within the fast links, or use faster links. The saving is of half the bytes."
 )
-# waiting for other ranks cannot be told from transfer: how much of the time shrinks with the bytes is not known
-_ONE_RANK_DOUBT = 0.5
 
 
 def half_the_bytes(account: Account) -> list[Candidate]:
@@ -761,7 +755,8 @@ def half_the_bytes(account: Account) -> list[Candidate]:
         found = [replace(c, remedy=_NARROW_ALREADY) for c in found]
     step = account.step
     if step is not None and step.unmatched_ns > step.ns("exposed_transfer"):
-        found = [replace(c, cause=f"{c.cause}, or other ranks are late: nobody recorded them", doubt=_ONE_RANK_DOUBT)
+        # waiting for other ranks cannot be told from transfer: how much of the time shrinks with the bytes is not known
+        found = [replace(c, cause=f"{c.cause}, or other ranks are late: nobody recorded them", doubt=0.5)
                  for c in found]  # fmt: skip
     return found
 

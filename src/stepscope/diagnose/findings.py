@@ -26,9 +26,6 @@ from stepscope.units import ms
 
 # Which faults has nobody looked for? All clear is a claim: it holds only for rules that had what they need.
 
-_REPLAY = "steps that all ranks recorded and that launch work"
-_TOLD_WITHOUT_REPLAY = ("small-batch", "memory-pressure", "profiler-overhead")
-
 
 @dataclass(frozen=True)
 class UnexaminedFault:
@@ -49,8 +46,12 @@ def _not_examined(account: Account, findings: Iterable[Finding], *, replayed: bo
     needs: dict[str, list[str]] = {}
     for rule in (*SPECIFIC, *GENERAL, *(rule for rule in BY_OWNER if rule.needs)):
         lacks = rule.lacks(account)
-        if not replayed and applies(account, rule.scope) and rule.finds[0] not in _TOLD_WITHOUT_REPLAY:
-            lacks.append(_REPLAY)
+        if (
+            not replayed
+            and applies(account, rule.scope)
+            and rule.finds[0] not in ("small-batch", "memory-pressure", "profiler-overhead")
+        ):
+            lacks.append("steps that all ranks recorded and that launch work")
         for id_ in rule.finds if lacks else ():
             needs.setdefault(id_, []).extend(lacks)
     return tuple(
@@ -124,10 +125,7 @@ def _of_window(text: str) -> str:
     return text
 
 
-# a fix that saves a smaller share of the step is not worth a line
-_MIN_SAVING_SHARE = 0.02
 _MIN_SAVING_ALONE = 0.01
-_ABOUT_THE_SAME = 0.9
 # of the replay is the step: then the replay is of another job than the one without the profiler
 _FAR_OFF = 0.85
 
@@ -236,7 +234,8 @@ class _Selection:
             still = {i: alone[i] if fresh else self._replays.saving_ns(self._fixed, candidates[i]) for i in open_}
             best = _first(open_, still, candidates)
             open_.remove(best)
-            if candidates[best].always or still[best] >= _MIN_SAVING_SHARE * step_ns:
+            # a fix that saves a smaller share of the step is not worth a line
+            if candidates[best].always or still[best] >= 0.02 * step_ns:
                 self.candidates.append(candidates[best])
                 if self._fixed is not None:
                     self._fixed = self._replays.applied(self._fixed, candidates[best])
@@ -249,7 +248,7 @@ def _first(open_: list[int], saving: dict[int, float], candidates: list[Candidat
     idles for data. So among equals the larger cost comes first, as far as the fix gets it back.
     """
     most = max(saving[i] for i in open_)
-    equals = [i for i in open_ if saving[i] >= _ABOUT_THE_SAME * most]
+    equals = [i for i in open_ if saving[i] >= 0.9 * most]
     return max(equals, key=lambda i: (_blamed(candidates[i], saving[i]), saving[i]))
 
 

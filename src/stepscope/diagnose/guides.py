@@ -257,11 +257,7 @@ def _without_scaler(account: Account) -> str:
     return "train in bfloat16 without GradScaler"
 
 
-_LOW_MFU = 0.40
-_SLOW_COMMUNICATION_PCT = 10.0
-_FULL_PCT = 80.0
 _BUSY_PCT = 80.0
-_SHORT_KERNELS_PCT = 50.0
 _DEAR_CASTS_PCT = 5.0
 
 
@@ -322,7 +318,7 @@ def _at_most(limit: float) -> Range:
 
 def _low_mfu(account: Account) -> str | None:
     mfu = account.efficiency.mfu
-    return None if mfu is None or mfu >= _LOW_MFU else f"MFU is {100 * mfu:.1f} %; large dense models reach 40 and more"
+    return None if mfu is None or mfu >= 0.40 else f"MFU is {100 * mfu:.1f} %; large dense models reach 40 and more"
 
 
 def _mfu_items(account: Account) -> list[Item]:
@@ -356,7 +352,7 @@ def _slow_communication(account: Account) -> str | None:
     if found.value is None or step is None:
         return None
     share = found.value + 100 * step.unmatched_ns / step.step_ns
-    if share < _SLOW_COMMUNICATION_PCT:
+    if share < 10.0:
         return None
     return f"exposed communication takes {share:.0f} % of the {account.whole}"
 
@@ -378,7 +374,7 @@ def _communication_items(account: Account) -> list[Item]:
 
 def _memory_pressure(account: Account) -> str | None:
     full = memory_of_limit(account.memory)
-    if full.value is not None and full.value >= _FULL_PCT:
+    if full.value is not None and full.value >= 80.0:
         return f"{full.value:.0f} % of the device's memory is in use: {full.how}"
     calls = _max_over_ranks(account.memory, lambda r: r.allocator_calls, "calls per step")
     if calls.value is not None and calls.value > 1:
@@ -479,7 +475,7 @@ def _scaler(account: Account) -> Measurement:
 
 def _small_batches(account: Account) -> str | None:
     short, busy = _short_kernels(account), device_utilisation(account)
-    if short.value is None or busy.value is None or short.value < _SHORT_KERNELS_PCT or busy.value > _BUSY_PCT:
+    if short.value is None or busy.value is None or short.value < 50.0 or busy.value > _BUSY_PCT:
         return None
     return f"{short.value:.0f} % of kernels are shorter than a launch and the device is busy {busy.value:.0f} %"
 

@@ -31,20 +31,23 @@ from stepscope.analyze.training_step import DATA_CAUSES, OUTSIDE
 from stepscope.contract.step_line import ANOMALY_DETECTION, EVALUATE, Region
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rule_measures import (
+    at,
     common_ns,
     device_ms,
     evidence_of,
     host_ms,
     host_part_ns,
+    lines_on_all,
     may_be_needed,
     named_cause,
     other_waits,
+    ranks_with,
     stall_causes,
     transfers_to_device,
     typical_host_ns,
     waits_for_copies,
+    without_lines,
 )
 from stepscope.diagnose.where import MAX_PLACES
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
@@ -54,8 +57,6 @@ from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import median
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.units import ms
-
-_MAX_OPERATORS = 2
 
 
 def _host_stall(account: Account) -> list[Candidate]:
@@ -149,7 +150,7 @@ def _computed(account: Account) -> list[Evidence]:
             name = view.trace.strings[view.trace["name"][row]]
             found[name] = found.get(name, 0) + int(view.trace["dur_ns"][row])
     steps = max(account.num_steps, 1) * max(len(account.run.ranks), 1)
-    longest = sorted(found.items(), key=lambda item: -item[1])[:_MAX_OPERATORS]
+    longest = sorted(found.items(), key=lambda item: -item[1])[:2]
     return [Evidence("computed on the host per step", host_ms(ns / steps), "ms", name) for name, ns in longest]
 
 
@@ -161,10 +162,6 @@ def _computed(account: Account) -> list[Evidence]:
 
 _LOOKS = "aten::isnan"
 _CHECK = frozenset((_LOOKS, "aten::_is_any_true", "aten::any", "aten::item", "aten::is_nonzero"))
-# of the nodes hold a look for NaN; a job's own hooks may look in some
-_MIN_CHECKED = 0.5
-# of forward goes with the stacks at most
-_MAX_SHARE = 0.95
 _PIECE_NS = 100_000
 # of the step: less is not said
 _MIN_SHARE = 0.01
@@ -222,7 +219,8 @@ def _anomaly_detection_without(
     forward = [loop_in(rank, Region.FORWARD) for rank in ranks]
     steps = max(sum(len(rank.steps) for rank in ranks), 1)
     took_ns = replay.host_factor * sum(int((spans.end - spans.start).sum()) for spans in forward) / steps
-    share = min(stacks_ns / took_ns, _MAX_SHARE) if took_ns else 0.0
+    # of forward goes with the stacks at most
+    share = min(stacks_ns / took_ns, 0.95) if took_ns else 0.0
     gone = [union_of(one.host, _part_of_each(spans, share)) for one, spans in zip(looks, forward, strict=True)]
     return taken_out(replay, [_part(rank, host) for rank, host in zip(ranks, gone, strict=True)])
 
@@ -257,7 +255,8 @@ def _looks(rank: Rank) -> Looks:
     direct = is_check & (calls.parent >= 0) & is_node[calls.parent]
     looked = np.zeros(len(calls), bool)
     looked[calls.parent[direct & is_look]] = True
-    if not looked.any() or looked.sum() < _MIN_CHECKED * is_node.sum():
+    # of the nodes hold a look for NaN; a job's own hooks may look in some
+    if not looked.any() or looked.sum() < 0.5 * is_node.sum():
         return Looks(EMPTY, 0.0, 0.0)
     chosen = direct & looked[calls.parent]
     inside = chosen & (rank.steps.of(calls.start_ns) >= 0)
@@ -338,15 +337,8 @@ def _candidate(account: Account, line: Line) -> Candidate:
 # Where the host is the device nothing idles while it copies weights, hashes, sorts or writes, so no gap shows it. On a
 # device, statistics and copies are kernels like any other. Only the lines tell (`analyze/owners/loop_lines.py`).
 
-# times what a line takes in the median step is the most that it claims: the rest is of few steps, a machine that had
-# other things to do
-_MAX_OF_TYPICAL = 2.0
 # of a line's time is in a line that it calls: that one is named
 _NEARLY_ALL = 0.9
-_MUCH = 0.25
-_MAX_CALLED = 3
-# of the line's time: what is called less is not named
-_MIN_CALLED = 0.1
 
 
 def work_beside_training(account: Account) -> list[Candidate]:
@@ -370,7 +362,9 @@ def work_beside_training(account: Account) -> list[Candidate]:
 def _work_beside_training_candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
     ranks = [known for known in account.line_work if known is not None and any(line in known.lines for line in lines)]
     each = [[loop_lines(one)[line] for line in lines if line in loop_lines(one)] for one in ranks]
-    took = [sum(min(line.mean_ns, _MAX_OF_TYPICAL * line.typical_ns) for line in mine) for mine in each]
+    # times what a line takes in the median step is the most that it claims: the rest is of few steps, a machine that had
+    # other things to do
+    took = [sum(min(line.mean_ns, 2.0 * line.typical_ns) for line in mine) for mine in each]
     on_device = [sum(line.device_ns for line in mine) for mine in each]
     first = next(mine[0] for mine in each if mine)
     places = _places(each, lines)
@@ -432,7 +426,7 @@ def _places(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[t
     whole = [line for line, share in inside.items() if share >= _NEARLY_ALL]
     others = sorted((line for line in inside if line not in whole), key=lambda line: -inside[line])
     named = [(line, inside[line]) for line in whole[-1:]] + [(lines[0], 1.0)]
-    return named + [(line, inside[line]) for line in others if inside[line] >= _MUCH]
+    return named + [(line, inside[line]) for line in others if inside[line] >= 0.25]
 
 
 def _shares(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[tuple[Line, float]]:
@@ -452,8 +446,9 @@ def _called(ranks: Sequence[RankLines], lines: Sequence[Line]) -> list[tuple[str
         for name, ns in [*_functions(known, holds, set(lines)), *_operators(known, holds)]:
             found[name] += ns / steps / len(ranks)
     total = max(found.values(), default=0.0)
-    largest = sorted(found.items(), key=lambda item: -item[1])[:_MAX_CALLED]
-    return [(name, ns) for name, ns in largest if ns >= _MIN_CALLED * total]
+    largest = sorted(found.items(), key=lambda item: -item[1])[:3]
+    # of the line's time: what is called less is not named
+    return [(name, ns) for name, ns in largest if ns >= 0.1 * total]
 
 
 def _operators(known: RankLines, holds: np.ndarray) -> list[tuple[str, float]]:
@@ -503,7 +498,6 @@ def allocator(account: Account) -> list[Candidate]:
 # `data-loading`: the step waits for input on all ranks (one rank alone is a straggler).
 
 _MAX_LINES = 3
-_DATA_LOADING_MIN_SHARE = 0.1
 
 
 def data_loading(account: Account) -> list[Candidate]:
@@ -544,7 +538,7 @@ def _dataset_lines(account: Account) -> list[Evidence]:
     return [
         Evidence(f"in {place}", round(100 * share, 1), "% of the time of the loader's workers in the user's code")
         for place, share in largest
-        if share >= _DATA_LOADING_MIN_SHARE
+        if share >= 0.1
     ]
 
 
@@ -555,7 +549,6 @@ _PIN = (
     "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its own"
 )
 _ONCE = "Make what does not change once, on the device, and copy with non_blocking=True"
-_ONE = "Bring what belongs together in one copy"
 # copies per step that the host waits for; from so many on, to make one of them is the first thing to do
 _MANY = 4
 
@@ -601,7 +594,7 @@ def _remedy(*, pageable: bool, waits: float) -> str:
     if waits:
         parts.insert(len(parts) if pageable else 0, _ONCE)
     if waits >= _MANY:
-        parts.insert(0, _ONE)
+        parts.insert(0, "Bring what belongs together in one copy")
     return f"{'. '.join(parts)}. The saving is of the step without these copies and without waiting for them."
 
 
@@ -633,16 +626,14 @@ def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
 # line
 # that stalls for longer than it copies has another cause.
 
-# of the step: of the copies and of the stalls each
-_COPYING_LINES_MIN_SHARE = 0.05
-
 
 def copying_lines(account: Account) -> list[Candidate]:
     """Return the line that holds most of the copies to the device and most of the host's stalls."""
     replay, step = account.replay, account.step
     if replay is None or step is None or not step.step_ns:
         return []
-    least = _COPYING_LINES_MIN_SHARE * step.step_ns
+    # of the step: of the copies and of the stalls each
+    least = 0.05 * step.step_ns
     whole_copies = device_ms(account, transfers_to_device(account)) * 1e6
     found = []
     for line in lines_on_all(account, _only_copies):

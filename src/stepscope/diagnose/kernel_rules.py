@@ -32,9 +32,17 @@ from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, mfu_peak
 from stepscope.cost.kernel_names import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence, Where
-from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines, without_parts
 from stepscope.diagnose.rule_measures import Mask as measures_Mask
-from stepscope.diagnose.rule_measures import device_ms, host_ms, with_work_ns
+from stepscope.diagnose.rule_measures import (
+    at,
+    device_ms,
+    host_ms,
+    lines_on_all,
+    ranks_with,
+    with_work_ns,
+    without_lines,
+    without_parts,
+)
 from stepscope.diagnose.where import MAX_PLACES, recorded_event_places, short_kernel_places, user_lines
 from stepscope.intervals import EMPTY, union
 from stepscope.records import once_per_record
@@ -49,14 +57,17 @@ from stepscope.trace.table import NO_STRING
 # Libraries compute convolutions on matrix cores with channels last. Tensors that have channels first, torch's default,
 # are converted before every one of them and after it. Such a kernel says so by its name, and does nothing else.
 
-_CONVERTS = ("nchwtonhwc", "nhwctonchw", "ncdhwtondhwc", "ndhwctoncdhw")
 # of the step: weights alone, converted in every step, are less
 _MIN_SHARE = 0.02
 
 
 @once_per_record
 def _conversions(rank: Rank) -> Mask:
-    named = by_string(rank.trace, rank.work.name, lambda s: any(name in s.lower() for name in _CONVERTS))
+    named = by_string(
+        rank.trace,
+        rank.work.name,
+        lambda s: any(name in s.lower() for name in ("nchwtonhwc", "nhwctonchw", "ncdhwtondhwc", "ndhwctoncdhw")),
+    )
     return named.astype(bool) & (rank.work.kind == EventKind.KERNEL)
 
 
@@ -94,10 +105,6 @@ def convolution_layout(account: Account) -> list[Candidate]:
 # `memory-bound-attention`: attention written out, with its S x S matrices in memory.
 
 _MIN_SEQUENCE = 128
-# share of the peak that fused attention reaches, forward and backward together
-_REACHED = 0.4
-# fused attention computes the scores again in backward
-_BACKWARD_REPEATS = 1.2
 # an input is square; the product of the first two inputs is
 _SQUARE, _MULTIPLIED_TO_SQUARE = 1, 2
 
@@ -115,7 +122,9 @@ def memory_bound_attention(account: Account) -> list[Candidate]:
     times = []
     for costs, mask in zip(by_rank, chosen, strict=True):
         flops = float(np.nansum(costs.flops[mask & costs.is_matmul]))
-        fused_ns = _BACKWARD_REPEATS * flops / (peak.flops_per_s * _REACHED) * 1e9
+        # share of the peak that fused attention reaches, forward and backward together
+        # fused attention computes the scores again in backward
+        fused_ns = 1.2 * flops / (peak.flops_per_s * 0.4) * 1e9
         total = float(costs.duration_ns[mask].sum())
         times.append(costs.duration_ns.astype(float) * min(1.0, fused_ns / total if total else 1.0))
     return [
@@ -174,10 +183,6 @@ def _has_softmax(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> bool:
 # Fusing does not take such a copy out where products or convolutions stand on both sides of it; one memory order
 # throughout does.
 
-_COPIES = "aten::contiguous"
-# of the step: a model that needs a copy here and there is no fault
-_LAYOUT_COPIES_MIN_SHARE = 0.05
-
 
 def layout_copies(account: Account) -> list[Candidate]:
     """Return the copies into another memory order that lines of the user's ask for, all together."""
@@ -185,7 +190,8 @@ def layout_copies(account: Account) -> list[Candidate]:
         return []
     chosen = [np.zeros(len(r.work), bool) if o is None else _copies(o) for r, o in _ranks(account)]
     total = device_ms(account, chosen) * 1e6
-    if not total or total < _LAYOUT_COPIES_MIN_SHARE * account.step.step_ns:
+    # of the step: a model that needs a copy here and there is no fault
+    if not total or total < 0.05 * account.step.step_ns:
         return []
     took: Counter[Line] = Counter()
     for (_, owned), mask in zip(_ranks(account), chosen, strict=True):
@@ -227,7 +233,7 @@ def _ranks(account: Account) -> list[tuple[Rank, Ownership | None]]:
 
 def _asked(owned: Ownership) -> stacks_Mask:
     calls, by, names = owned.calls, owned.by_call, owned.rank.trace.strings
-    named = np.array([names[name] == _COPIES for name in calls.name.tolist()], bool)
+    named = np.array([names[name] == "aten::contiguous" for name in calls.name.tolist()], bool)
     innermost = owned.stacks.innermost
     users = (innermost >= 0) & (innermost == owned.stacks.innermost_user)
     return named & users[by.stack] & ~by.backward
@@ -261,12 +267,6 @@ _WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
 # share of the peak that 16-bit products of a size worth the name reach
 _PRECISION_REACHED = 0.6
 _NARROW = (PRECISION_CODE["fp16"], PRECISION_CODE["bf16"])
-# changing the precision is no small thing: proposed where such products are most of the step; below that the
-# waterfall shows what they cost
-_MIN_SHARE_OF_STEP = 0.5
-# where the job computes in 16 bit already, what is left in 32 bit was left out rather than decided on
-_MIN_SHARE_BESIDE_NARROW = 0.05
-_MIN_KERNEL_NS = 3_000.0
 
 
 def precision(account: Account) -> list[Candidate]:
@@ -280,7 +280,10 @@ def precision(account: Account) -> list[Candidate]:
     spent = device_ms(account, chosen)
     narrow = device_ms(account, [c.is_matmul & among(c.precision, _NARROW) & (c.rank.work.step >= 0) for c in costs])
     mixed = narrow > spent / 2
-    needed = _MIN_SHARE_BESIDE_NARROW if mixed else _MIN_SHARE_OF_STEP
+    # changing the precision is no small thing: proposed where such products are most of the step; below that the
+    # waterfall shows what they cost
+    # where the job computes in 16 bit already, what is left in 32 bit was left out rather than decided on
+    needed = 0.05 if mixed else 0.5
     if account.step is None or spent * 1e6 < needed * account.step.step_ns:
         return []
     times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(costs, chosen, strict=True)]
@@ -334,7 +337,7 @@ def _sixteen_bit_ns(
     own = chip.peak_flops("fp32") or peak_flops
     unknown = costs.duration_ns * min(1.0, own / (peak_flops * _PRECISION_REACHED))
     best = np.where(np.isnan(by_flops), unknown, np.fmax(by_flops, by_bytes))
-    return np.minimum(np.maximum(best, _MIN_KERNEL_NS), costs.duration_ns)
+    return np.minimum(np.maximum(best, 3_000.0), costs.duration_ns)
 
 
 # `mixed-precision-overhead`: loss scaling: unscaling, checks for infinities and the synchronisation they need.
@@ -375,9 +378,6 @@ def mixed_precision_overhead(account: Account) -> list[Candidate]:
 # `optimizer`: an optimizer step of many small kernels instead of a few fused ones.
 
 _FUSED_LAUNCHES = 8
-_FUSED_CALL = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
-# a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
-_PASSES_SAVED = 0.4
 
 
 def optimizer(account: Account) -> list[Candidate]:
@@ -410,7 +410,8 @@ def optimizer(account: Account) -> list[Candidate]:
             "Put parameters with the same settings into one group: a fused call changes all of them. "
             "The saving is of a few calls, the device's time as it is.",
         )
-    device_share = 1.0 if by_group else _PASSES_SAVED
+    # a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
+    device_share = 1.0 if by_group else 0.4
     spent = device_ms(account, chosen)
     return [
         Candidate(
@@ -431,7 +432,10 @@ def optimizer(account: Account) -> list[Candidate]:
 
 
 def _fused_calls(rank: Rank) -> int:
-    rows = rank.rows_named(lambda name: name.startswith(_FUSED_CALL), EventKind.HOST_OP)
+    rows = rank.rows_named(
+        lambda name: name.startswith(("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")),
+        EventKind.HOST_OP,
+    )
     return int((rank.steps.of(rank.trace["ts_ns"][rows]) >= 0).sum())
 
 
@@ -494,9 +498,6 @@ def _first_launches(rank: Rank) -> measures_Mask:
 
 # `recomputation`: a forward pass of the trained model whose result nothing is run back through.
 
-# of the modules below the line are trained in the same step: it is the model, not a frozen one beside it
-_MIN_TRAINED_SHARE = 0.5
-
 
 def unused_forward(account: Account) -> list[Candidate]:
     """Return lines that run the trained modules once more, after the last backward or below the optimizer's line: no loss
@@ -508,7 +509,8 @@ def unused_forward(account: Account) -> list[Candidate]:
 def _is_unused(rank: RankLines, work: LineWork) -> bool:
     if not work.apart or not work.modules or work.in_place:
         return False
-    if len(work.modules & rank.trained) < _MIN_TRAINED_SHARE * len(work.modules):
+    # of the modules below the line are trained in the same step: it is the model, not a frozen one beside it
+    if len(work.modules & rank.trained) < 0.5 * len(work.modules):
         return False
     ran = work.last_ns > work.first_ns
     after = (work.first_ns[ran] > rank.backward_ns[ran]).all() or stands_after_optimizer(rank, work)
@@ -541,7 +543,6 @@ def _candidate(account: Account, line: Line) -> Candidate:
 
 # `small-batch`: too little work per kernel to fill the device.
 
-_SHORT_SHARE = 0.5
 _BUSY = 0.5
 
 
@@ -550,7 +551,7 @@ def small_batch(account: Account) -> list[Candidate]:
     short = account.kernels.short_count_share
     windows = [v.window for v in account.ranks if v.window is not None and v.window.window_ns]
     busy = sum(a.compute.total_ns for a in windows) / max(sum(a.window_ns for a in windows), 1)
-    if short < _SHORT_SHARE or busy > _BUSY or not any(r.has_device for r in account.run.ranks):
+    if short < 0.5 or busy > _BUSY or not any(r.has_device for r in account.run.ranks):
         return []
     return [
         Candidate(
@@ -573,15 +574,12 @@ def small_batch(account: Account) -> list[Candidate]:
 
 # `memory-pressure`: memory near the limit, or growing from step to step.
 
-_NEAR_PCT = 95.0
-_MAX_SUSPECTS = 3
-
 
 def memory_pressure(account: Account) -> list[Candidate]:
     """Return ranks within 5 % of their device's memory, whose cache is emptied in between, or that keep growing."""
     if account.memory is None:
         return []
-    full = [r for r in account.memory.ranks if (r.peak_pct_of_total or 0.0) >= _NEAR_PCT]
+    full = [r for r in account.memory.ranks if (r.peak_pct_of_total or 0.0) >= 95.0]
     flushed = [r for r in account.memory.ranks if r.allocator_retries]
     growing = [r for r in account.memory.ranks if r.growth is not None and r.growth.leaks]
     pressed = {r.rank: r for r in (*full, *flushed, *growing)}
@@ -615,7 +613,7 @@ def _evidence(r: RankMemory) -> list[Evidence]:
         lines.append(Evidence("times the cache was emptied", r.allocator_retries, "", where))
     if r.growth is not None and r.growth.leaks:
         lines.append(Evidence("growth per step", round(r.growth.bytes_per_step), "bytes", where))
-        for leak in r.leaks[:_MAX_SUSPECTS]:
+        for leak in r.leaks[:3]:
             kept = f"of each of {leak.steps} steps kept by {leak.name}"
             lines.append(Evidence(kept, round(leak.bytes_per_step), "bytes", where))
     return lines
@@ -623,13 +621,11 @@ def _evidence(r: RankMemory) -> list[Evidence]:
 
 # `profiler-overhead`: the trace itself is distorted; says how far to trust it.
 
-_MUCH_PCT = 20.0
-
 
 def profiler_overhead(account: Account) -> list[Candidate]:
     """Return how much longer a step was while it was recorded, where that is a lot."""
     step = account.step
-    if step is None or step.overhead_pct is None or step.overhead_pct < _MUCH_PCT:
+    if step is None or step.overhead_pct is None or step.overhead_pct < 20.0:
         return []
     factor = account.replay.host_factor if account.replay else None
     return [
@@ -657,8 +653,6 @@ _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, F
 
 # where the host limits the step: what fusing does to its time no trace tells
 _LAUNCH_DOUBT, _LAUNCH_SURENESS = 1.0, 0.5
-# of the step in which the device waits for launches: below it time on the device is what counts
-_MIN_GAP = 0.05
 _HOST_LIMITS = "the host is what limits the step; only the device's time is counted: compiled code launches less, but how fast is not known"
 
 
@@ -713,7 +707,8 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
 
 def _by_launches(account: Account, fuse: Change, fuse_on_device: Change) -> bool:
     replay, step = account.owned_replay, account.step
-    if replay is None or step is None or step.ns("launch_gap") < _MIN_GAP * step.step_ns:
+    # of the step in which the device waits for launches: below it time on the device is what counts
+    if replay is None or step is None or step.ns("launch_gap") < 0.05 * step.step_ns:
         return False
     saves = replay.period_ns - fuse(replay).period_ns
     if not saves > 0:

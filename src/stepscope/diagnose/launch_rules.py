@@ -13,8 +13,16 @@ from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change, as_graph
 from stepscope.analyze.stacks import Line
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, parts_of_lines, ranks_with, without_lines, without_parts
-from stepscope.diagnose.rule_measures import host_ms, items_per_step
+from stepscope.diagnose.rule_measures import (
+    at,
+    host_ms,
+    items_per_step,
+    lines_on_all,
+    parts_of_lines,
+    ranks_with,
+    without_lines,
+    without_parts,
+)
 from stepscope.run.source_text import SourceText, code_of
 from stepscope.stats.distinct import among
 
@@ -63,8 +71,6 @@ def _remedy(account: Account) -> str:
 # take
 # the time of one. Longer ones stay as they are.
 
-# elements of one comprehension
-_MIN_TIMES = 4
 _TOKEN = re.compile(r"\w+|[\[\](){}]")
 
 
@@ -97,7 +103,8 @@ def _is_repeated(source: SourceText, known: RankLines, work: LineWork) -> bool:
     if work.apart or work.optimizes or work.collectives or work.to_host:
         return False
     text = source.line(*work.line)
-    return text is not None and is_comprehension(text) and _times(known, work)[0] >= _MIN_TIMES
+    # elements of one comprehension
+    return text is not None and is_comprehension(text) and _times(known, work)[0] >= 4
 
 
 def _times(known: RankLines, work: LineWork) -> tuple[float, str]:
@@ -220,14 +227,8 @@ def _repeated_module_candidate(account: Account, line: Line) -> Candidate:
 
 # `launch-overhead` by line: tensors changed one by one in a Python loop, where one call changes them all.
 
-# in place per step and line: fewer are no loop over parameters
-_MIN_CALLS = 32
 # of the line's operators that do something change a tensor in place
 _MIN_SHARE = 0.3
-# of the same are called as often as a loop has turns: then it is one, though it computes more than it changes
-_MOSTLY_REPEATED = 0.9
-# times as many views as changes: more than a loop over tensors takes
-_MANY_VIEWS = 4
 # operators with a torch._foreach_ form
 _FOREACH = frozenset(
     f"aten::{name}_"
@@ -257,11 +258,13 @@ def parameter_loop(account: Account) -> list[Candidate]:
 def _is_loop(rank: RankLines, work: LineWork) -> bool:
     if not work.apart or work.modules or work.collectives or work.to_host:
         return False
-    least = _MIN_CALLS * max(len(rank.owned.rank.steps), 1)
+    # in place per step and line: fewer are no loop over parameters
+    least = 32 * max(len(rank.owned.rank.steps), 1)
     does = sum(work.top_calls.values()) - _views(work)
     repeated = sum(n for name, n in work.top_calls.items() if n >= least and name not in _VIEWS)
     looped = _looped(work)
-    return looped >= least and (looped >= _MIN_SHARE * does or repeated >= _MOSTLY_REPEATED * does)
+    # of the same are called as often as a loop has turns: then it is one, though it computes more than it changes
+    return looped >= least and (looped >= _MIN_SHARE * does or repeated >= 0.9 * does)
 
 
 def _looped(work: LineWork) -> int:
@@ -285,7 +288,8 @@ def _parameter_loop_candidate(account: Account, line: Line) -> Candidate:
         steps += max(len(known.owned.rank.steps), 1)
         names |= {name for name in known.lines[line].top_calls if _changes(name)}
     looks, once = "", ""
-    if views >= _MANY_VIEWS * calls:
+    # times as many views as changes: more than a loop over tensors takes
+    if views >= 4 * calls:
         looks = f", and takes {views / steps:,.0f} views of tensors meanwhile"
         once = " Take what the loop looks up (a state_dict(), a view) once, before it."
     forms = ", ".join(

@@ -24,8 +24,7 @@ from stepscope.analyze.stacks import Line
 from stepscope.analyze.stragglers import Straggler, cleared_by_logs, uneven_compute
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import MIN_MOSTLY, MORE_MICROBATCHES, Candidate, Evidence, Where
-from stepscope.diagnose.owned_change import at, host_only, without_parts
-from stepscope.diagnose.rule_measures import host_ms
+from stepscope.diagnose.rule_measures import at, host_ms, host_only, without_parts
 from stepscope.diagnose.where import costs_by_owner, places, schedule_lines, top_modules
 from stepscope.intervals import covered_ns
 from stepscope.stats.distinct import distinct
@@ -48,8 +47,6 @@ _DO = {
     "network": "Check that rank's link and switch port.",
 }
 _ALL_STEPS = 1 << 40
-# experts have a finding of their own, stages are cut by layers
-_UNEVEN_BY_DESIGN = ("ep", "pp")
 
 
 def straggler(account: Account) -> list[Candidate]:
@@ -62,7 +59,8 @@ def straggler(account: Account) -> list[Candidate]:
         found.append(_placed(account, late))
     if heavy and not account.strategy.has("ep"):
         found.append(_heavy(heavy))
-    if not account.stragglers and not account.strategy.has(*_UNEVEN_BY_DESIGN):
+    # experts have a finding of their own, stages are cut by layers
+    if not account.stragglers and not account.strategy.has(*("ep", "pp")):
         found += _uneven(account)
     return found
 
@@ -330,13 +328,11 @@ def _without_lone_lines(account: Account, ranks: Sequence[int], lines: Sequence[
 
 # `expert-imbalance`: tokens are routed unevenly, so some ranks receive and compute more than others.
 
-_UNEVEN = 1.2
-
 
 def expert_imbalance(account: Account) -> list[Candidate]:
     """Return uneven exchanges of tokens, evened out."""
     view = account.views.experts
-    if view is None or view.imbalance is None or view.imbalance < _UNEVEN or account.replay is None:
+    if view is None or view.imbalance is None or view.imbalance < 1.2 or account.replay is None:
         return []
     uneven = view.imbalance
     ranks = () if view.fullest_rank is None else (view.fullest_rank,)
@@ -357,8 +353,6 @@ def expert_imbalance(account: Account) -> list[Candidate]:
 
 # `load-imbalance` between pipeline stages, by module: one stage has more of the model than the others.
 
-# of the mean stage's compute
-_MUCH_MORE = 1.3
 
 _MAX_MODULES = 8
 
@@ -372,7 +366,8 @@ def stage_imbalance(account: Account) -> list[Candidate]:
     took = np.array([compute_ns(p) / steps for p in replay.programs])
     mean = float(took.mean())
     at = int(took.argmax())
-    if not mean or took[at] < _MUCH_MORE * mean or len(took) < 2:
+    # of the mean stage's compute
+    if not mean or took[at] < 1.3 * mean or len(took) < 2:
         return []
     rank = account.run.ranks[at].rank
     owned = account.ownership[at]

@@ -1,18 +1,21 @@
 """Numbers that several rules ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay.changes import copies_to_device, without_waits
+from stepscope.analyze.owner_lines import LineWork, RankLines
+from stepscope.analyze.replay.changes import Change, copies_to_device, without_waits
 from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.removal import NO_PART, Choose, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.stacks import Line
 from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
 from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.finding import Evidence
+from stepscope.diagnose.finding import Evidence, Where
 from stepscope.records import once_per_record
 from stepscope.run.matching import POINT_TO_POINT
 from stepscope.run.rank import Rank
@@ -142,8 +145,6 @@ def with_work_ns(account: Account, work_ns: float) -> float | None:
 
 # Which collectives synchronise gradients? What the rules on gradient communication share.
 
-_OTHER_USES = ("tp", "pp", "ep", "cp", "embedding")
-
 
 def gradient_groups_only(account: Account) -> bool:
     """Return whether all group communication of the run is data-parallel: what may move against compute freely.
@@ -151,7 +152,11 @@ def gradient_groups_only(account: Account) -> bool:
     Collectives of tensor, expert or context parallelism stand inside the forward and backward pass: their results
     are needed at once, so starting them earlier is no fix.
     """
-    return account.replay is not None and communicates(account.replay) and not account.strategy.has(*_OTHER_USES)
+    return (
+        account.replay is not None
+        and communicates(account.replay)
+        and not account.strategy.has(*("tp", "pp", "ep", "cp", "embedding"))
+    )
 
 
 def communicates(replay: Replay) -> bool:
@@ -172,9 +177,6 @@ def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
 
 # What recurs in some steps of the training, as rules ask for it: its cost, where it is common to the ranks, and how
 # to say it.
-
-# of the most on any rank: a rank that has less of a cause does not have it
-_SAME_ORDER = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,8 @@ def common_ns(account: Account, causes: tuple[str, ...]) -> float:
     by_rank = np.sum([recurring.rank_ns(c) for c in causes if c in recurring.causes], axis=0)
     if not np.any(by_rank):
         return 0.0
-    have = by_rank >= _SAME_ORDER * by_rank.max()
+    # of the most on any rank: a rank that has less of a cause does not have it
+    have = by_rank >= (1 / 3) * by_rank.max()
     return median(by_rank) if have.sum() * 2 > len(by_rank) else 0.0
 
 
@@ -279,3 +282,62 @@ def evidence_of(account: Account, causes: tuple[str, ...]) -> tuple[Evidence, ..
             each = host_ms(median(recurring.rank_ns(cause)))
             lines.append(Evidence(f"{cause} beyond the ordinary step, per step", each, "ms", where))
     return tuple(lines)
+
+
+# The run without what lines or modules did: the change that stands for deleting or moving a line of the user's.
+
+
+def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Change:
+    """Return the change that takes parts out of all ranks."""
+
+    def changed(replay: Replay) -> Replay:
+        return taken_out(replay, parts, factor=factor, collectives=collectives)
+
+    return changed
+
+
+def without_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> Change:
+    """Return the change that deletes lines on all ranks, with everything they called."""
+    return without_parts(parts_of_lines(account, lines, device=device))
+
+
+def parts_of_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> list[Part]:
+    """Return what every rank did in some lines, with everything they called."""
+
+    def of_lines(known: RankLines) -> Choose:
+        holds = np.zeros(len(known.owned.stacks) + 1, bool)
+        for line in lines:
+            if line in known.lines:
+                holds |= known.holding(line)
+        return lambda _, things: holds[things.stack]
+
+    return [
+        NO_PART if known is None else part_for(known.owned, of_lines(known), device=device)
+        for known in account.line_work
+    ]
+
+
+def host_only(part: Part) -> Part:
+    """Return the same part with its host time alone."""
+    return Part(part.host, part.python, np.zeros_like(part.work), np.zeros_like(part.collectives), part.calls[:0])
+
+
+def lines_on_all(account: Account, wanted: Callable[[RankLines, LineWork], bool]) -> list[Line]:
+    """Return the outermost lines that a condition holds of, on every rank that has the line and most ranks have it."""
+    known = [one for one in account.line_work if one is not None]
+    found: dict[Line, int] = {}
+    for one in known:
+        chosen = {line: work for line, work in one.lines.items() if work.top_calls and wanted(one, work)}
+        for line in one.outermost(chosen):
+            found[line] = found.get(line, 0) + 1
+    return [line for line, ranks in found.items() if 2 * ranks > len(known)]
+
+
+def ranks_with(account: Account, line: Line) -> list[RankLines]:
+    """Return what is known of the ranks whose steps have a line."""
+    return [known for known in account.line_work if known is not None and line in known.lines]
+
+
+def at(line: Line, module: str | None = None, share: float = 1.0) -> Where:
+    """Return a line as the place of a finding."""
+    return Where(*line, module=module, share=share)

@@ -90,7 +90,6 @@ class Rule:
 _RANKS, _DEVICE = Scope.SEVERAL_RANKS, Scope.DEVICE
 _ON_HOST = (Need.HOST,)
 _LAUNCHED = (Need.DEVICE, Need.LAUNCHES)
-_GRADIENTS = (Need.SIZES, Need.PASSES)
 
 # one cause, one change in the code
 SPECIFIC: tuple[Rule, ...] = (
@@ -108,7 +107,14 @@ SPECIFIC: tuple[Rule, ...] = (
         mixed_precision_overhead, ("mixed-precision-overhead",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True
     ),
     Rule(redundant_communication, ("redundant-communication",), _RANKS, (Need.STEPS, Need.SIZES), training_only=True),
-    Rule(no_overlap, ("no-overlap",), _RANKS, (Need.STEPS, *_GRADIENTS), limit=not_computing_ns, training_only=True),
+    Rule(
+        no_overlap,
+        ("no-overlap",),
+        _RANKS,
+        (Need.STEPS, *(Need.SIZES, Need.PASSES)),
+        limit=not_computing_ns,
+        training_only=True,
+    ),
     Rule(
         too_many_small_collectives,
         ("too-many-small-collectives",),

@@ -139,7 +139,6 @@ _SUBJECT = {
     "pipeline-bubble": "too few micro-batches",
     "slow-link": "a slow link",
 }
-_PLURAL = ("precision", "memory-bound-kernels", "pipeline-bubble")
 
 
 def _cost_in_words(finding: Finding) -> str:
@@ -147,7 +146,7 @@ def _cost_in_words(finding: Finding) -> str:
         return f"{_ranks(finding.ranks)} {'costs' if len(finding.ranks) == 1 else 'cost'} {finding.saving_pct:.0f} %"
     subject = finding.subject or _SUBJECT.get(finding.id, finding.title)
     on = f" ({_ranks(finding.ranks)})" if finding.ranks else ""
-    plural = finding.id in _PLURAL and not finding.subject
+    plural = finding.id in ("precision", "memory-bound-kernels", "pipeline-bubble") and not finding.subject
     return f"{subject}{on} {'cost' if plural else 'costs'} {finding.saving_pct:.0f} %"
 
 
@@ -159,9 +158,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 # How much shorter would the step be without a whole category of its budget? The replay's answer, as a cross-check.
-
-# times as fast: a network that no longer matters
-_FAST = 100.0
 
 
 def _removable_ns(account: Account, category: str) -> float | None:
@@ -177,7 +173,8 @@ def _removable_ns(account: Account, category: str) -> float | None:
 
 def _change(account: Account, category: str) -> Change | None:
     if category == "communication-bound":
-        return lambda replay: faster_network(replay, _FAST)
+        # times as fast: a network that no longer matters
+        return lambda replay: faster_network(replay, 100.0)
     if category == "data-bound":
         return without_data_wait
     if category == "copy-bound":
@@ -196,8 +193,6 @@ def _without_host(replay: Replay) -> Replay:
 
 # of the step: a fix that saves as much alone decides the verdict
 WORTH_NAMING_PCT = 10.0
-_BALANCED = 1.2
-_MIN_MEMORY_BOUND_SHARE = 0.5
 # of a category's time has to go when it is taken out of the replay: else something else bounds the step
 _AGREES = 0.25
 _WHY_UNKNOWN = {
@@ -279,12 +274,11 @@ def _why_unknown(account: Account) -> str:
 
 def _refined(account: Account, category: str) -> str:
     share = account.kernels.memory_bound_share or 0.0
-    return MEMORY if category == "compute-bound" and share > _MIN_MEMORY_BOUND_SHARE else category
+    return MEMORY if category == "compute-bound" and share > 0.5 else category
 
 
 def _balanced(account: Account) -> bool:
     compute = sum(v.window.compute.total_ns for v in account.ranks if v.window)
     comm = sum(v.window.comm.total_ns for v in account.ranks if v.window)
-    waited = sum(v.wait.wait_ns or 0 for v in account.ranks if v.wait)
-    transfer = comm - waited
-    return bool(compute and transfer > 0 and max(compute, transfer) <= _BALANCED * min(compute, transfer))
+    transfer = comm - sum(v.wait.wait_ns or 0 for v in account.ranks if v.wait)
+    return bool(compute and transfer > 0 and max(compute, transfer) <= 1.2 * min(compute, transfer))

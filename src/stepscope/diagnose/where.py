@@ -36,7 +36,6 @@ from stepscope.trace.classify import EventKind
 Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3
 _MIN_SHARE = 0.05
-_MIN_RARE_SHARE = 0.25
 # of the owned time has a line in its stack: it calls the whole step
 _ALWAYS = 0.99
 _PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
@@ -59,8 +58,7 @@ def where_of(account: Account, before: Replay, after: Replay, *, ranks: Sequence
     if rare_ns <= 0:
         return found
     steady_ns = max((sum(cost.values()) for _, cost in costs), default=0.0) / max(len(before.steps), 1)
-    rare = rare_places(account, before, ranks=ranks)
-    return _joined(rare, rare_ns, found, steady_ns)
+    return _joined(rare_places(account, before, ranks=ranks), rare_ns, found, steady_ns)
 
 
 def _joined(rare: tuple[Where, ...], rare_ns: float, steady: tuple[Where, ...], steady_ns: float) -> tuple[Where, ...]:
@@ -145,8 +143,7 @@ def _one_module(of_line: dict[str, float], held: float) -> str | None:
 def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs:
     rank = owned.rank
     by_item = owned.by_work if rank.has_device else owned.by_collective
-    index = np.where(old.device_index < len(by_item), old.device_index, -1)
-    owner = by_item.at(index)
+    owner = by_item.at(np.where(old.device_index < len(by_item), old.device_index, -1))
     # What a wrapper sends in backward is of many modules: its place is the line that called backward.
     sent = old.collective != NOTHING
     owner = OwnedWork(np.where(sent & (owner.caller >= 0), owner.caller, owner.stack), *_rest(owner))
@@ -156,8 +153,7 @@ def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs
     edges, did = recorded_host(rank, old, replay.steps)
     count = len(edges) - 1
     host = owned.host
-    middle = (host.start_ns + host.end_ns) // 2
-    item = np.searchsorted(edges, middle, side="right") - 1
+    item = np.searchsorted(edges, (host.start_ns + host.end_ns) // 2, side="right") - 1
     inside = np.flatnonzero(host.runs & (item >= 0) & (item < count))
     item = item[inside]
     lost = _host_lost(old, new, count)
@@ -232,7 +228,7 @@ def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) 
     found = [
         Where(file, line, share=float(ns / total), after=after)
         for (file, line, after), ns in more.items()
-        if ns > 0 and ns >= _MIN_RARE_SHARE * total
+        if ns > 0 and ns >= 0.25 * total
     ]
     return tuple(sorted(found, key=lambda place: -place.share))
 

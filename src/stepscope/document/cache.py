@@ -1,16 +1,14 @@
-"""What was worked out of an unchanged run, kept beside its traces, so that the next look at it costs no analysis.
+"""Cached results of an unchanged run, next to its traces: report, page, tables and compared samples.
 
-    .stepscope/rank00000.pt.trace.json.gz.report      JSON: key, and the parts that were kept
+    .stepscope/rank00000.pt.trace.json.gz.report      JSON: key, and the cached values
 
-The key is all that they follow from: every file of the run by size, times and sampled content, what was given on the
-command line, and the code itself. Whatever does not fit it exactly is as good as nothing: the run is analysed again.
-The inode's times are part of it, so that what came with somebody's folder fits nothing. Still it is input like any
-other: whoever asks for the parts looks at each. Standard library only: what is found needs nothing heavy.
+The key holds every file of the run by size, times and sampled content, the options, and the code. Inode times are part
+of it, so a cache that was copied together with a run never matches. Files of other users are refused (`trusted_file`).
+Standard library only: a cached result is shown without importing anything heavy.
 """
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, SCHEMA, rank_of
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.dataclass import dataclass
 from stepscope.digest import Digest
 from stepscope.errors import InputError
@@ -28,14 +26,14 @@ from stepscope.side_file import MAX_BYTES, parsed_json
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
-# beside the traces; a run with more is analysed each time
-_MAX_FILES = 5_000
+# a run with more is analysed each time
+MAX_FILES = 5_000
 _MAX_DEPTH = 3
 
 
 @dataclass(frozen=True)
 class KeptPlace:
-    """Where something of a run is kept, and what has to be as it was for it to hold."""
+    """A cache file of a run, and what its content depends on."""
 
     path: Path
     given: Sequence[str]
@@ -43,11 +41,11 @@ class KeptPlace:
 
     @property
     def folders(self) -> list[Path]:
-        """Return where the run's traces lie."""
+        """Return the folders of the run's traces."""
         return sorted({source.path.parent for source in find_sources(list(self.given)).files})
 
     def found(self, key: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return the parts that were kept, None where there are none of exactly `key`, or of what is there now."""
+        """Return the cached values, None unless their key is `key` (by default that of the run as it is now)."""
         try:
             with open_trusted_file(self.path) as f:
                 kept, wanted = parsed_json(f.read()).value, key or self.key()
@@ -56,18 +54,18 @@ class KeptPlace:
             return None
 
     def key(self) -> dict[str, Any] | None:
-        """Return what the parts follow from, None where that cannot be told."""
+        """Return what the cached values depend on, None if that is unknown."""
         try:
             files = {str(path): content_key(path) for path in _files(self.given)}
         except (OSError, InputError):
             return None
-        if len(files) > _MAX_FILES or None in files.values():
+        if len(files) > MAX_FILES or None in files.values():
             return None
         asked = {"given": list(self.given), "from": str(Path.cwd()), **self.options}
-        return {"files": files, "asked": asked, "code": _code()}
+        return {"files": files, "asked": asked, "code": code_key()}
 
     def keep(self, parts: Mapping[str, Any], *, key: dict[str, Any] | None, raw_bytes: int) -> None:
-        """Write the parts, unless the run is small or has changed since `key`, or they are more than is read."""
+        """Write the values, unless the run is small or has changed since `key`, or they are too large to be read."""
         if not is_worth_keeping(key, raw_bytes=raw_bytes) or key != self.key():
             return
         text = json.dumps({"key": key, **parts}, allow_nan=False).encode(errors="surrogatepass")
@@ -76,17 +74,17 @@ class KeptPlace:
 
 
 def is_worth_keeping(key: dict[str, Any] | None, *, raw_bytes: int) -> bool:
-    """Return whether what was made of a run is to be kept: it is known what it follows from, and the run is large."""
+    """Return whether results of a run are cached: its key is known and it is large."""
     return key is not None and raw_bytes >= MIN_RAW_BYTES
 
 
 def kept_place(
     given: Sequence[str], *, ending: str, options: Mapping[str, Any], cache_folder: Path | None = None
 ) -> KeptPlace | None:
-    """Return where something of a run lies, by the ending of its file; None where there is no run."""
+    """Return the cache file of a run with this ending, None if there is no run."""
     try:
         first = find_sources(list(given)).files[0].path
-    except InputError:  # said when it is read
+    except InputError:  # reported when it is read
         return None
     return KeptPlace(cache_file(first, cache_folder, ending=ending), given, options)
 
@@ -113,16 +111,11 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield entry
 
 
-def code_key() -> str:
-    """Return what tells this version of the program, changed files included, from any other."""
-    return _code()
-
-
 @cache
-def _code() -> str:
+def code_key() -> str:
+    """Return a digest of this version of the program, local changes included."""
     digest = Digest(sys.version.encode())
-    root = Path(stepscope.__file__).parent
-    for folder, below, names in os.walk(root):
+    for folder, below, names in os.walk(Path(stepscope.__file__).parent):
         below[:] = sorted(name for name in below if name != "__pycache__")
         for name in sorted(names):
             status = Path(folder, name).stat()
@@ -130,17 +123,9 @@ def _code() -> str:
     return digest.text()
 
 
-# The report of an unchanged run as it was shown: its document, and its text as printed.
-#
-# Text is shown only where it holds nothing but letters and colours. Standard library only.
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]{0,40}m")
-_EXIT_CODES = (0, 3)
-
-
 @dataclass(frozen=True)
 class KeptReport:
-    """What a report gave."""
+    """A cached report."""
 
     exit_code: int
     document: dict[str, Any] | None = None
@@ -150,54 +135,30 @@ class KeptReport:
 
 @dataclass(frozen=True)
 class ReportPlace:
-    """Where the report of a run is kept."""
+    """The cached report of a run."""
 
     place: KeptPlace
 
     def found(self, key: dict[str, Any] | None = None) -> KeptReport | None:
-        """Return the report that was kept, None where there is none of exactly this run, as it is or was at `key`."""
+        """Return the cached report of the run as it is, or was at `key`."""
         kept = self.place.found(key)
-        try:
-            return None if kept is None else _sound(kept)
-        except (KeyError, TypeError, AttributeError):
-            return None
+        return None if kept is None else KeptReport(kept["exit_code"], kept["document"], kept["texts"])
 
     def key(self) -> dict[str, Any] | None:
-        """Return what the report follows from, None where that cannot be told."""
+        """Return what the report depends on, None if that is unknown."""
         return self.place.key()
 
     def keep(self, report: KeptReport, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
-        """Write a report, with what is there of the same."""
+        """Write a report, together with what is cached of the same one."""
         before = self.found(key) or report
-        parts = {
-            "exit_code": report.exit_code,
-            "document": report.document if report.document is not None else before.document,
-            "texts": report.texts or before.texts,
-        }
+        document = before.document if report.document is None else report.document
+        parts = {"exit_code": report.exit_code, "document": document, "texts": report.texts or before.texts}
         self.place.keep(parts, key=key, raw_bytes=raw_bytes)
 
 
 def report_place(
     given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None = None
 ) -> ReportPlace | None:
-    """Return where the report of a run lies, None where there is no run."""
+    """Return the cached report's place, None if there is no run."""
     place = kept_place(given, ending="report", options=options, cache_folder=cache_folder)
     return None if place is None else ReportPlace(place)
-
-
-def _sound(kept: dict[str, Any]) -> KeptReport | None:
-    document, texts, exit_code = kept["document"], kept["texts"], kept["exit_code"]
-    known = document is None or (isinstance(document, dict) and document.get("schema") == SCHEMA)
-    shown = isinstance(texts, dict) and all(isinstance(t, str) and _is_harmless(t) for t in texts.values())
-    if not known or not shown or exit_code not in _EXIT_CODES:
-        return None
-    return KeptReport(exit_code, document, texts)
-
-
-def _is_harmless(text: str) -> bool:
-    """Return whether text holds only letters, line ends and colours.
-
-    >>> is_harmless("\\x1b[1mstep\\x1b[0m 3 ms\\n"), is_harmless("\\x1b]0;title\\x07"), is_harmless("a\\rb")
-    (True, False, False)
-    """
-    return all(line.isprintable() for line in _COLOURS.sub("", text).split("\n"))

@@ -24,8 +24,6 @@ from stepscope.units import NS_PER_S
 
 _SCHEMA = 1
 _MAX_STACK = 32
-_MAX_RANKS_NAMED = 4
-_NO_STACK = "(no stack recorded)"
 
 
 def hang_json(hang: Hang, dumps: Dumps) -> dict[str, Any]:
@@ -72,7 +70,7 @@ def conclusions(hang: Hang) -> list[str]:
 def place(call: FlightEntry | None) -> str:
     """Return `train.py:42 (step)` of the user's line that issued a call."""
     frame = user_frame(call.stack) if call is not None else None
-    return f"{frame.file}:{frame.line} ({frame.function})" if frame else _NO_STACK
+    return f"{frame.file}:{frame.line} ({frame.function})" if frame else "(no stack recorded)"
 
 
 def _shapes(call: FlightEntry) -> str:
@@ -84,7 +82,7 @@ def _of_missing(state: GroupState, hang: Hang) -> str:
     waiting = next(iter(state.waiting.values()))
     who = f"rank {rank_ranges(list(state.missing))} did not arrive at {waiting.named} number {state.waiting_at}"
     also = [r for r in state.missing if r not in hang.suspects]
-    last = [f"rank {r} {_last_of(hang, r)}" for r in state.missing[:_MAX_RANKS_NAMED]]
+    last = [f"rank {r} {_last_of(hang, r)}" for r in state.missing[:4]]
     chain = f" (rank {rank_ranges(also)} waits elsewhere itself)" if also and len(also) == len(state.missing) else ""
     return (
         f"{who} of group {state.desc}, which rank {rank_ranges(sorted(state.waiting))} issued at {place(waiting)}; "

@@ -127,17 +127,9 @@ def memory_document(
         "other_processes": [{"rank": one.rank, "size_bytes": one.others_bytes} for one in account.devices]
         if account
         else [],
-        "snapshots": [_snapshot_json(rank, view) for rank, view in snapshots.items()],
+        "snapshots": [{"rank": rank, **asdict(view), "path": Path(view.path).name} for rank, view in snapshots.items()],
         "predicted_rank": of_rank,
         "predicted": [asdict(row) for row in predicted],
-        "what_ifs": [_what_if_json(one) for one in what_ifs],
+        "what_ifs": [in_ms(one, ("extra_low", "extra_high")) for one in what_ifs],
         "warnings": [*warnings, *(account.failures if account else ())],
     }
-
-
-def _what_if_json(one: MemoryWhatIf) -> dict[str, Any]:
-    return in_ms(one, ("extra_low", "extra_high"))
-
-
-def _snapshot_json(rank: int | None, view: SnapshotView) -> dict[str, Any]:
-    return {"rank": rank, **asdict(view), "path": Path(view.path).name}

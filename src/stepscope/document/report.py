@@ -28,7 +28,6 @@ from stepscope.run.groups import UNKNOWN_GROUP, Group
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import SideFiles
 from stepscope.run.step_log import StepLog
-from stepscope.trace.nccl import NcclLog
 from stepscope.units import ms, us
 
 # What each dimension of parallelism cost, as keys of the report's JSON. Times in milliseconds; unknown is null.
@@ -197,7 +196,11 @@ def _logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] |
 
     Choices are logged by operation and size, not by group: a rank count that differs from the group's rules a log out.
     """
-    logs = [log for log in beside.nccl if group.size is None or _made_for(log, group.size)]
+    logs = [
+        log
+        for log in beside.nccl
+        if group.size is None or (not log.communicators or any(c.num_ranks == group.size for c in log.communicators))
+    ]
     if not logs:
         return None
     chosen: dict[tuple[str, str, int | None], int] = {}
@@ -210,10 +213,6 @@ def _logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] |
         "choices": [{**dict(zip(names, key, strict=True)), "count": count} for key, count in ordered],
         "transports": sorted({name for log in logs for name in log.transports}),
     }
-
-
-def _made_for(log: NcclLog, ranks: int) -> bool:
-    return not log.communicators or any(c.num_ranks == ranks for c in log.communicators)
 
 
 _MAX_ROWS = 50

@@ -58,8 +58,8 @@ def in_ms(record: Any, times: Collection[str]) -> dict[str, Any]:
 def _time(time_ns: Any) -> Any:
     if isinstance(time_ns, tuple):
         return [ms_or_none(t) for t in time_ns]
-    return _spread_in_ms(time_ns) if isinstance(time_ns, Spread) else ms_or_none(time_ns)
-
-
-def _spread_in_ms(found: Spread) -> dict[str, Any]:
-    return {name: v if name == "count" else v / NS_PER_MS for name, v in asdict(found).items()}
+    return (
+        {name: v if name == "count" else v / NS_PER_MS for name, v in asdict(time_ns).items()}
+        if isinstance(time_ns, Spread)
+        else ms_or_none(time_ns)
+    )

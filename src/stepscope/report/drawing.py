@@ -1,7 +1,7 @@
 """A picture as shapes: rectangles, lines, dots and words with colours of the palette, a legend and a table.
 
     drawing.as_json()       what the page draws (`js/drawing.js`), with what a pointer over a shape says
-    drawing._repr_svg_()    the same as SVG text for a notebook
+    drawing.svg()           the same as SVG text; a notebook shows it
 
 Words in it may come from a trace: the page shows them as text, and the SVG escapes them.
 """
@@ -23,7 +23,6 @@ PALETTE = {
     "quiet": "#6b7785", "text": "#4b5560", "line": "#cfd6dc", "high": "#c02617", "low": "#1a7f37", "medium": "#946200",
     "bright": "#ffffff",
 }  # fmt: skip
-_MAX_TABLE_ROWS = 200
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 Shape = dict[str, Any]
@@ -58,10 +57,11 @@ class Drawing:
             "legend": [list(entry) for entry in self.legend],
             "notes": list(self.notes),
             "head": list(self.head),
-            "rows": [list(row) for row in self.rows[:_MAX_TABLE_ROWS]],
+            "rows": [list(row) for row in self.rows[:200]],
         }
 
-    def _repr_svg_(self) -> str:
+    def svg(self) -> str:
+        """Return the picture as SVG text."""
         below = _legend_rows(self.legend, self.width)
         height = 24 + self.height + 18 * len(below) + 4
         parts = [f'<text x="0" y="14" font-weight="600" fill="{PALETTE["text"]}">{_safe(self.title)}</text>']
@@ -74,6 +74,8 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_FONT} role="img" aria-label="{_safe(self.label)}">'
             f"{''.join(parts)}</svg>"
         )
+
+    _repr_svg_ = svg
 
 
 def rect(
@@ -147,14 +149,11 @@ def _svg(shape: Shape) -> str:
     return f'<text x="{shape["x"]}" y="{shape["y"]}" fill="{fill}"{anchor}{small}>{_safe(shape["text"])}</text>'
 
 
-_CHAR = 6.6
-
-
 def _legend_rows(legend: Sequence[tuple[str, str]], width: int) -> list[list[tuple[float, tuple[str, str]]]]:
     rows: list[list[tuple[float, tuple[str, str]]]] = []
     at = float(width)
     for entry in legend:
-        wide = 30 + _CHAR * len(entry[1])
+        wide = 30 + 6.6 * len(entry[1])
         if at + wide > width:
             rows.append([])
             at = 0.0
@@ -275,6 +274,15 @@ def left_axis(ticks: Sequence[float], y: Scale, *, x0: float, x1: float, text: C
     return shapes
 
 
+def vertical_grid(ticks: Sequence[float], x: Scale, *, bottom: float, text: Callable[[float], str]) -> list[Shape]:
+    """Return lines down the picture with their numbers below."""
+    shapes: list[Shape] = []
+    for tick in ticks:
+        shapes.append(polyline([(x(tick), 0), (x(tick), bottom)], "line", width=1))
+        shapes.append(words(x(tick), bottom + 16, text(tick), anchor="middle"))
+    return shapes
+
+
 def bottom_axis(ticks: Sequence[float], x: Scale, *, y: float, text: Callable[[float], str]) -> list[Shape]:
     """Return numbers below the picture."""
     if not ticks:
@@ -286,5 +294,4 @@ def bottom_axis(ticks: Sequence[float], x: Scale, *, y: float, text: Callable[[f
 
 def some_of(values: Sequence[float], most: int) -> list[float]:
     """Return at most so many of the values, evenly spread, the first among them."""
-    every = max(1, ceil(len(values) / most))
-    return list(values[::every])
+    return list(values[:: max(1, ceil(len(values) / most))])

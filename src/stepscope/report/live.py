@@ -121,7 +121,6 @@ def _ranks(number: int) -> str:
 
 
 _REFRESH_S = 2
-_MAX_NEWS = 40
 _STYLE = """
 :root { color-scheme: light dark; --page: light-dark(#f3f5f7, #0d1115); --panel: light-dark(#ffffff, #161b21);
   --line: light-dark(#dde2e7, #2e3740); --text: light-dark(#14181d, #e6eaee); --quiet: light-dark(#586470, #9aa6b1);
@@ -206,4 +205,4 @@ def _line(text: str) -> str:
 
 
 def _lines(news: Sequence[str]) -> str:
-    return "\n".join(printable(line) for line in news[-_MAX_NEWS:])
+    return "\n".join(printable(line) for line in news[-40:])

@@ -11,16 +11,14 @@ from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.verdict import conclude
 from stepscope.errors import InputError, UsageError
-from stepscope.report import pictures as made
 from stepscope.report.drawing import PALETTE, Drawing
 from stepscope.report.html.page_data import grid_of
 from stepscope.report.html.timeline_data import slices_of
-from stepscope.report.pictures import bandwidth_drawing
+from stepscope.report.pictures import PICTURES, bandwidth_drawing
 from stepscope.report.step_pictures import (
     PART_COLOUR,
     budget_drawing,
     icicle_drawing,
-    pipeline_drawing,
     timeline_drawing,
     waterfall_drawing,
     what_if_drawing,
@@ -136,7 +134,7 @@ class Plots:
 
     def plot_steps(self: _Analysis) -> Drawing:
         """Return the time of every step of the run on every rank."""
-        return _there(made.run_steps_picture(self.account), "fewer than two steps are known of more than one rank")
+        return _there(PICTURES["run_steps"](self.account), "fewer than two steps are known of more than one rank")
 
     def plot_budget(self: _Analysis) -> Drawing:
         """Return where the step goes."""
@@ -161,23 +159,23 @@ class Plots:
 
     def plot_roofline(self: _Analysis) -> Drawing:
         """Return kernels below the chip's roof."""
-        return _there(made.roofline_picture(self.account), "no kernel's shapes are known, or not the chip")
+        return _there(PICTURES["roofline"](self.account), "no kernel's shapes are known, or not the chip")
 
     def plot_kernel_durations(self: _Analysis) -> Drawing:
         """Return how long kernels are."""
-        return _there(made.durations_picture(self.account), "nothing ran on a device")
+        return _there(PICTURES["durations"](self.account), "nothing ran on a device")
 
     def plot_queue(self: _Analysis) -> Drawing:
         """Return how much launched work lay waiting on the device."""
-        return _there(made.queue_picture(self.account), "no launch of device work was recorded")
+        return _there(PICTURES["queue"](self.account), "no launch of device work was recorded")
 
     def plot_waiting(self: _Analysis) -> Drawing:
         """Return which rank waits for which."""
-        return _there(made.waiting_picture(self.account), "no rank waited for another")
+        return _there(PICTURES["waiting"](self.account), "no rank waited for another")
 
     def plot_traffic(self: _Analysis) -> Drawing:
         """Return which rank sends how much to which."""
-        return _there(made.sending_picture(self.account), "no communication of known size was recorded")
+        return _there(PICTURES["sending"](self.account), "no communication of known size was recorded")
 
     def plot_bandwidth(self: _Analysis) -> Drawing:
         """Return the bandwidth of each group's collectives."""
@@ -185,23 +183,25 @@ class Plots:
 
     def plot_memory(self: _Analysis) -> Drawing:
         """Return the memory of every rank over the recorded steps."""
-        return _there(made.memory_picture(self.account), "no allocations were recorded (stepscope record --memory)")
+        return _there(
+            PICTURES["memory_steps"](self.account), "no allocations were recorded (stepscope record --memory)"
+        )
 
     def plot_memory_of_run(self: _Analysis) -> Drawing:
         """Return the memory of every rank over the whole run."""
-        return _there(made.memory_run_picture(self.account), "no step log holds samples of memory")
+        return _there(PICTURES["memory_run"](self.account), "no step log holds samples of memory")
 
     def plot_memory_peak(self: _Analysis) -> Drawing:
         """Return what is alive at the peak of the fullest rank."""
-        return _there(made.peak_picture(self.account), "no allocations were recorded (stepscope record --memory)")
+        return _there(PICTURES["memory_peak"](self.account), "no allocations were recorded (stepscope record --memory)")
 
     def plot_pipeline(self: _Analysis) -> Drawing:
         """Return a pipeline's micro-batches with the ideal below them."""
-        return _there(pipeline_drawing(self.account), "there is no pipeline whose micro-batches can be told")
+        return _there(PICTURES["pipeline"](self.account), "there is no pipeline whose micro-batches can be told")
 
     def plot_experts(self: _Analysis) -> Drawing:
         """Return the load of each rank's experts."""
-        return _there(made.experts_picture(self.account), "no experts of known load were found")
+        return _there(PICTURES["experts"](self.account), "no experts of known load were found")
 
 
 def _there(drawing: Drawing | None, why_not: str) -> Drawing:

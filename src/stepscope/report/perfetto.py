@@ -63,10 +63,6 @@ def _text(field: int, value: str) -> bytes:
     return message(field, value.encode(errors="replace"))
 
 
-def _fixed64(field: int, value: int) -> bytes:
-    return _tag(field, _FIXED64) + value.to_bytes(8, "little")
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Column(ArrayRecord):
     """One piece of many messages: row `i` has the first `length[i]` bytes of `data[i]`."""
@@ -108,15 +104,6 @@ def _only(column: Column, where: npt.NDArray[np.bool_]) -> Column:
     return Column(column.data, column.length * where)
 
 
-def _lengths(columns: Sequence[Column]) -> npt.NDArray[np.int64]:
-    return np.sum([c.length for c in columns], axis=0)
-
-
-def _joined(columns: Sequence[Column]) -> bytes:
-    used = [np.arange(c.data.shape[1]) < c.length[:, None] for c in columns]
-    return np.concatenate([c.data for c in columns], axis=1)[np.concatenate(used, axis=1)].tobytes()
-
-
 _PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 6, 8, 10, 11, 12, 13, 60
 _CATEGORY, _ANNOTATION, _TYPE, _NAME, _TRACK, _FLOW = 3, 4, 9, 10, 11, 47
@@ -124,7 +111,6 @@ _CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
 _BEGIN, _END = 1, 2
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _BOOT_TIME, _REAL_TIME = 6, 1
-_EXPLICIT_ORDER = 3
 _ANNOTATIONS = ("op", "group", "size_bytes", "wait_ns")
 _CHUNK = 1 << 16
 
@@ -163,61 +149,57 @@ def _interned(timeline: Timeline) -> bytes:
 
 def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
     process = message(3, number(1, FIRST_PID + rank.rank), _text(6, rank.label), *(_text(8, said) for said in labels))
-    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, _EXPLICIT_ORDER)))
+    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, 3)))
     for i, track in enumerate(rank.tracks):
         parts = (number(1, first_uuid + i), _text(2, track.name), number(5, process_uuid), number(12, i))
         yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts))
 
 
 def _events(rank: RankTimeline, *, first_uuid: int) -> Iterator[bytes]:
-    extras = _extras(rank)
+    listed = rank.values.keys() | rank.flows.keys()
+    extras = {
+        i: b"".join(
+            (
+                *((_tag(_FLOW, _FIXED64) + f.to_bytes(8, "little")) for f in rank.flows.get(i, ())),
+                *_annotations(rank.values.get(i, {})),
+            )
+        )
+        for i in listed
+    }
     for first in range(0, len(rank.tokens), _CHUNK):
         tokens = rank.tokens[first : first + _CHUNK]
         begins = tokens >= 0
-        yield _token_packets(rank, np.where(begins, tokens, ~tokens), begins, extras, first_uuid)
-
-
-def _token_packets(
-    rank: RankTimeline,
-    at: npt.NDArray[np.int64],
-    begins: npt.NDArray[np.bool_],
-    extras: dict[int, bytes],
-    first_uuid: int,
-) -> bytes:
-    everywhere = np.ones(len(at), bool)
-    nothing = b""
-    event = [
-        _constant(_tag(_TYPE, 0), everywhere),
-        _varints(np.where(begins, _BEGIN, _END)),
-        _constant(_tag(_TRACK, 0), everywhere),
-        _varints(rank.track[at] + first_uuid),
-        _constant(_tag(_NAME, 0), begins),
-        _only(_varints(rank.name[at] + 1), begins),
-        _constant(_tag(_CATEGORY, 0), begins),
-        _only(_varints(rank.category[at] + 1), begins),
-        _ragged([extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]),
-    ]
-    packet = [
-        _constant(_tag(_TIMESTAMP, 0), everywhere),
-        _varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
-        _constant(_ONE_SEQUENCE, everywhere),
-        _constant(number(_FLAGS, _NEEDS_STATE), begins),
-        *_as_message(_TRACK_EVENT, event),
-    ]
-    return _joined(_as_message(_PACKET, packet))
+        at = np.where(begins, tokens, ~tokens)
+        everywhere = np.ones(len(at), bool)
+        nothing = b""
+        event = [
+            _constant(_tag(_TYPE, 0), everywhere),
+            _varints(np.where(begins, _BEGIN, _END)),
+            _constant(_tag(_TRACK, 0), everywhere),
+            _varints(rank.track[at] + first_uuid),
+            _constant(_tag(_NAME, 0), begins),
+            _only(_varints(rank.name[at] + 1), begins),
+            _constant(_tag(_CATEGORY, 0), begins),
+            _only(_varints(rank.category[at] + 1), begins),
+            _ragged(
+                [extras.get(i, nothing) if b else nothing for i, b in zip(at.tolist(), begins.tolist(), strict=True)]
+            ),
+        ]
+        packet = [
+            _constant(_tag(_TIMESTAMP, 0), everywhere),
+            _varints(rank.start_ns[at] + np.where(begins, 0, rank.dur_ns[at])),
+            _constant(_ONE_SEQUENCE, everywhere),
+            _constant(number(_FLAGS, _NEEDS_STATE), begins),
+            *_as_message(_TRACK_EVENT, event),
+        ]
+        columns = _as_message(_PACKET, packet)
+        used = [np.arange(c.data.shape[1]) < c.length[:, None] for c in columns]
+        yield np.concatenate([c.data for c in columns], axis=1)[np.concatenate(used, axis=1)].tobytes()
 
 
 def _as_message(field: int, columns: list[Column]) -> list[Column]:
-    size = _lengths(columns)
+    size = np.sum([c.length for c in columns], axis=0)
     return [_constant(_tag(field, 2), np.ones(len(size), bool)), _varints(size), *columns]
-
-
-def _extras(rank: RankTimeline) -> dict[int, bytes]:
-    listed = rank.values.keys() | rank.flows.keys()
-    return {
-        i: b"".join((*(_fixed64(_FLOW, f) for f in rank.flows.get(i, ())), *_annotations(rank.values.get(i, {}))))
-        for i in listed
-    }
 
 
 def _annotations(values: Values) -> Iterator[bytes]:

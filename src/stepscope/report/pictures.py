@@ -1,6 +1,7 @@
 """Every picture of a run by name; a picture that has nothing to show is missing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
@@ -35,11 +36,11 @@ from stepscope.report.drawing import (
     round_ticks,
     some_of,
     time_text,
+    vertical_grid,
     words,
 )
 from stepscope.report.drawing import time_tick as axes_time_text
 from stepscope.report.step_pictures import pipeline_drawing
-from stepscope.run.step_log import StepLog
 from stepscope.units import NS_PER_MS, ms
 from stepscope.whatif.switches import Switches, switches
 
@@ -62,10 +63,7 @@ def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | 
     ticks = [tick / per for tick in round_ticks(most * per)]
     x = Scale(0, ticks[-1], LEFT, RIGHT)
     bottom = len(known) * LINE
-    shapes: list[Shape] = []
-    for tick in ticks:
-        shapes.append(polyline([(x(tick), 0), (x(tick), bottom)], "line", width=1))
-        shapes.append(words(x(tick), bottom + 16, f"{tick * per:g}", anchor="middle"))
+    shapes = vertical_grid(ticks, x, bottom=bottom, text=lambda tick: f"{tick * per:g}")
     shapes.append(words((LEFT + RIGHT) / 2, bottom + 32, f"{unit} on the bus", anchor="middle"))
     table = []
     for k, ((row, bw), limit) in enumerate(zip(known, could, strict=True)):
@@ -285,21 +283,6 @@ def _memory_over_steps_drawing(view: MemoryView) -> Drawing | None:
     return _lines(curves, title, note=said, across=axes_time_text, steps=True, peaks=peaks)
 
 
-def _memory_over_run_drawing(logs: Sequence[StepLog]) -> Drawing | None:
-    for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
-        curves: list[Curve] = []
-        for log in logs:
-            values = log.column(f"memory.{name}")
-            known = np.flatnonzero(np.isfinite(values))
-            kept = known[_thinned(values[known])] if len(known) else known
-            if len(kept) > 1:
-                curves.append((log.rank, log.step[kept].astype(float).tolist(), values[kept].tolist()))
-        if curves and any(max(c[2]) > 0 for c in curves):
-            note = f"Memory {what}, sampled once per step."
-            return _lines(curves, "Memory over the run, every rank", note=note, across=lambda s: f"step {s:.0f}")
-    return None
-
-
 def _peak_drawing(view: MemoryView) -> Drawing | None:
     rank = next((r for r in view.ranks if r.rank == view.fullest_rank), None)
     if rank is None or rank.peak is None:
@@ -391,8 +374,6 @@ def _path(
 
 # Rank by rank: who waits for whom, who sends to whom, as squares of a matrix.
 
-# more ranks are joined into blocks
-_MAX_SIDE = 32
 _LEFT, _TOP, _PIXELS = 66, 34, 420
 # room for the labels, as large as they are on a phone
 _LINE, _LETTER = 18, 9
@@ -433,7 +414,8 @@ def _drawing(
 ) -> Drawing | None:
     if not values.any():
         return None
-    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), _MAX_SIDE))
+    # more ranks are joined into blocks
+    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), 32))
     names = [_name(found.ranks, block) for block in blocks]
     joined = np.array([[values[np.ix_(a, b)].sum() for b in blocks] for a in blocks])
     side = min(44.0, _PIXELS / len(blocks))
@@ -457,8 +439,7 @@ def _drawing(
                 )
             elif len(blocks) <= 16:
                 shapes.append(rect(x + 0.5, y + 0.5, side - 1, side - 1, "line", opacity=0.35, tip=said))
-    order = np.argsort(-joined, axis=None)[:_MAX_ROWS].tolist()
-    cells = [divmod(k, len(blocks)) for k in order]
+    cells = [divmod(k, len(blocks)) for k in np.argsort(-joined, axis=None)[:_MAX_ROWS].tolist()]
     size = int(side * len(blocks))
     return Drawing(
         title=title, width=max(_LEFT + size + 10, 300), height=_TOP + size + 8, shapes=tuple(shapes),
@@ -489,7 +470,7 @@ def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing |
     roofs = {p: chip.tflops[p] for p in dict.fromkeys(used) if p in chip.tflops} or dict(list(chip.tflops.items())[:1])
     if not roofs:
         return None
-    points = [(_intensity(k), k) for k in known]
+    points = [((1e3 * (k.tflops or 0.0) / (k.gb_per_s or 1.0)), k) for k in known]
     ridge = max(roofs.values()) * 1e3 / chip.memory_gb_per_s
     across = powers(min(min(i for i, _ in points), ridge / 9), max(max(i for i, _ in points), ridge * 4))
     up = powers(max(min(k.tflops or 0 for k in known), 1e-3), max(*roofs.values(), *(k.tflops or 0 for k in known)))
@@ -510,7 +491,14 @@ def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing |
     for intensity, k in sorted(points, key=lambda p: -p[1].total_ns):
         radius = 3 + 9 * (k.total_ns / most) ** 0.5
         shapes.append(
-            dot(x(intensity), y(max(k.tflops or 0, up[0])), radius, _colour(k), tip=_tip(k, intensity), opacity=0.8)
+            dot(
+                x(intensity),
+                y(max(k.tflops or 0, up[0])),
+                radius,
+                _COLOUR.get(k.bound or "", "unknown"),
+                tip=_tip(k, intensity),
+                opacity=0.8,
+            )
         )
     measured = sum(k.measured_share > 0 for k in known)
     return Drawing(
@@ -527,14 +515,6 @@ def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing |
         head=("kernel", "FLOP per byte", "TFLOP/s", "of the roof", "total", "from"),
         rows=tuple(_row(k, i, roofs, chip.memory_gb_per_s) for i, k in points),
     )
-
-
-def _intensity(k: Kernel) -> float:
-    return 1e3 * (k.tflops or 0.0) / (k.gb_per_s or 1.0)
-
-
-def _colour(k: Kernel) -> str:
-    return _COLOUR.get(k.bound or "", "unknown")
 
 
 def _source(measured: int, num: int) -> str:
@@ -554,11 +534,6 @@ def _roofs(roofs: dict[str, float], gb_per_s: float, x: Scale, y: Scale) -> list
     return shapes
 
 
-def _roof_at(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) -> float:
-    flat = roofs.get(k.precision or "", max(roofs.values()))
-    return min(flat, intensity * gb_per_s / 1e3)
-
-
 def _tip(k: Kernel, intensity: float) -> list[str]:
     source = "measured" if k.measured_share > 0 else "modelled from shapes"
     return [
@@ -569,7 +544,8 @@ def _tip(k: Kernel, intensity: float) -> list[str]:
 
 
 def _row(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) -> tuple[str, ...]:
-    share = 100 * (k.tflops or 0) / _roof_at(k, intensity, roofs, gb_per_s)
+    flat = roofs.get(k.precision or "", max(roofs.values()))
+    share = 100 * (k.tflops or 0) / min(flat, intensity * gb_per_s / 1e3)
     return (
         k.name, f"{intensity:,.1f}", f"{k.tflops:,.1f}", f"{share:.0f} %", time_text(k.total_ns / NS_PER_MS),
         "measured" if k.measured_share > 0 else "shapes",
@@ -580,12 +556,7 @@ def _row(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) 
 # is special about single steps.
 
 RUN_STEPS_WIDTH, RUN_STEPS_HEIGHT, RUN_STEPS_LEFT, RUN_STEPS_BASE, RUN_STEPS_TOP = 1180, 250, 66, 224, 22
-_RUN_STEPS_MAX_POINTS = 600
 
-# special steps that are marked, the longest first
-_MAX_DOTS = 300
-# times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge
-_CLIP = 4.0
 _RUN_STEPS_LINES = ("forward", "copy", "input", "optimizer", "host", "transfer")
 _MARKS = dict(zip(MARKED, ("input", "copy", "optimizer", "transfer", "host"), strict=True))
 
@@ -596,11 +567,14 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     with np.errstate(all="ignore"):
         low, middle, high = (np.nanmin(ms, axis=0), np.nanmedian(ms, axis=0), np.nanmax(ms, axis=0))
     usual = float(np.nanmedian(middle))
-    ticks = round_ticks(min(float(np.nanmax(high)), max(_CLIP * usual, float(np.nanpercentile(high, 95)))))
+    # times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge
+    ticks = round_ticks(min(float(np.nanmax(high)), max(4.0 * usual, float(np.nanpercentile(high, 95)))))
     y = Scale(0, ticks[-1], RUN_STEPS_BASE, RUN_STEPS_TOP)
     first, last = int(found.step[0]), int(found.step[-1])
     x = Scale(first, max(last, first + 1), RUN_STEPS_LEFT, RUN_STEPS_WIDTH - 10)
-    kept = _buckets(high, len(found.step))
+    num = len(found.step)
+    stretches = np.array_split(np.arange(num), min(num, 600))
+    kept = [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
     steps = found.step[kept]
     shapes: list[Shape] = _windows(found, x)
     shapes += left_axis(ticks, y, x0=RUN_STEPS_LEFT, x1=RUN_STEPS_WIDTH - 4, text=axes_time_text)
@@ -608,8 +582,7 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     def line(values: np.ndarray) -> list[tuple[float, float]]:
         return [(x(s), y(min(v, ticks[-1]))) for s, v in zip(steps, values[kept], strict=True) if v == v]
 
-    many = len(found.ranks) > 1
-    if many:
+    if len(found.ranks) > 1:
         shapes.append(polygon([*line(low), *reversed(line(high))], "other", opacity=0.35))
     named = _lines_of(found, ms)
     for k, (rank, values) in enumerate(named):
@@ -619,6 +592,13 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
     shapes += bottom_axis(
         [float(s) for s in some_of(steps.tolist(), 8)], x, y=RUN_STEPS_BASE, text=lambda s: f"{s:.0f}"
     )
+    drawn = len(kept)
+    all_ = len(found.step)
+    lines = [f"From the {found.source}{'' if found.source == 'step logs' else ', all of them profiled'}."]
+    if drawn < all_:
+        lines.append(f"Of {all_:,} steps the longest of each of {drawn} stretches is drawn.")
+    if len(found.ranks) > _MAX_LINES:
+        lines.append(f"The {_MAX_LINES} ranks with the longest steps have a line of their own.")
     return Drawing(
         title="Step time of the whole run",
         width=RUN_STEPS_WIDTH,
@@ -626,15 +606,10 @@ def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()
         label=f"Times of steps {first} to {last} on {len(found.ranks)} ranks, median {time_text(usual)}",
         shapes=tuple(shapes),
         legend=tuple(_legend(found, [rank for rank, _ in named], outliers)),
-        notes=tuple(_notes(found, len(kept))),
+        notes=tuple(lines),
         head=("step", "median over ranks", "fastest", "slowest", "slowest rank", "remark"),
         rows=tuple(_run_steps_row(found, k, low, middle, high, ms, outliers) for k in kept),
     )
-
-
-def _buckets(high: np.ndarray, num: int) -> list[int]:
-    stretches = np.array_split(np.arange(num), min(num, _RUN_STEPS_MAX_POINTS))
-    return [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
 
 
 def _windows(found: RunSteps, x: Scale) -> list[Shape]:
@@ -671,7 +646,8 @@ def _dots(
 ) -> list[Shape]:
     shapes = []
     special = [k for k, step in enumerate(found.step.tolist()) if step in outliers or step in found.marks]
-    for k in sorted(special, key=lambda k: -float(high[k]))[:_MAX_DOTS]:
+    # special steps that are marked, the longest first
+    for k in sorted(special, key=lambda k: -float(high[k]))[:300]:
         step = int(found.step[k])
         mark = found.marks.get(step)
         colour = _MARKS[mark] if mark else "high"
@@ -688,16 +664,6 @@ def _legend(found: RunSteps, named: list[int], outliers: frozenset[int]) -> list
     entries += [] if found.profiled.all() else [("range", "profiled")]
     entries += [(_MARKS[mark], mark.replace("_", " ")) for mark in dict.fromkeys(found.marks.values())]
     return entries + ([("high", "outlier")] if outliers - found.marks.keys() else [])
-
-
-def _notes(found: RunSteps, drawn: int) -> list[str]:
-    all_ = len(found.step)
-    lines = [f"From the {found.source}{'' if found.source == 'step logs' else ', all of them profiled'}."]
-    if drawn < all_:
-        lines.append(f"Of {all_:,} steps the longest of each of {drawn} stretches is drawn.")
-    if len(found.ranks) > _MAX_LINES:
-        lines.append(f"The {_MAX_LINES} ranks with the longest steps have a line of their own.")
-    return lines
 
 
 def _run_steps_row(
@@ -718,8 +684,7 @@ _Found = TypeVar("_Found")
 _FEW_STEPS = 4
 
 
-def run_steps_picture(account: Account) -> Drawing | None:
-    """Return step times over the whole run."""
+def _run_steps(account: Account) -> Drawing | None:
     found = run_steps(account.run, account.run.logs)
     if found is not None and not account.run.logs and (len(found.ranks) == 1 or len(found.step) < _FEW_STEPS):
         return None  # the page's own picture of the recorded steps shows as much
@@ -727,70 +692,41 @@ def run_steps_picture(account: Account) -> Drawing | None:
     return None if found is None else run_steps_drawing(found, outliers=frozenset(s.step for s in spikes))
 
 
-def roofline_picture(account: Account) -> Drawing | None:
-    """Return kernels below the chip's roof."""
-    return _roofline_drawing(account.kernels.kernels, account.chip.chip)
+def _memory_run(account: Account) -> Drawing | None:
+    for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
+        curves: list[Curve] = []
+        for log in account.run.logs:
+            values = log.column(f"memory.{name}")
+            known = np.flatnonzero(np.isfinite(values))
+            kept = known[_thinned(values[known])] if len(known) else known
+            if len(kept) > 1:
+                curves.append((log.rank, log.step[kept].astype(float).tolist(), values[kept].tolist()))
+        if curves and any(max(c[2]) > 0 for c in curves):
+            note = f"Memory {what}, sampled once per step."
+            return _lines(curves, "Memory over the run, every rank", note=note, across=lambda s: f"step {s:.0f}")
+    return None
 
 
-def durations_picture(account: Account) -> Drawing | None:
-    """Return how long kernels are."""
-    return _of(_distributions(account), durations_drawing)
-
-
-def queue_picture(account: Account) -> Drawing | None:
-    """Return how much work lay queued."""
-    found = _distributions(account)
-    return None if found is None else queue_drawing(found, several_ranks=len(account.run.ranks) > 1)
-
-
-def waiting_picture(account: Account) -> Drawing | None:
-    """Return who waits for whom."""
-    return _of(rank_matrix(account.shared), waiting_drawing)
-
-
-def sending_picture(account: Account) -> Drawing | None:
-    """Return who sends to whom."""
-    return _of(rank_matrix(account.shared), sending_drawing)
-
-
-def memory_picture(account: Account) -> Drawing | None:
-    """Return memory over the recorded steps."""
-    return _of(account.memory, _memory_over_steps_drawing)
-
-
-def memory_run_picture(account: Account) -> Drawing | None:
-    """Return memory over the whole run."""
-    return _memory_over_run_drawing(account.run.logs)
-
-
-def peak_picture(account: Account) -> Drawing | None:
-    """Return what is alive at the peak."""
-    return _of(account.memory, _peak_drawing)
-
-
-def experts_picture(account: Account) -> Drawing | None:
-    """Return the load of each rank's experts."""
-    return _of(account.views.experts, _experts_drawing)
-
-
-_PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
-    "run_steps": run_steps_picture,
-    "roofline": roofline_picture,
-    "durations": durations_picture,
-    "queue": queue_picture,
-    "waiting": waiting_picture,
-    "sending": sending_picture,
-    "memory_steps": memory_picture,
-    "memory_run": memory_run_picture,
-    "memory_peak": peak_picture,
+PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
+    "run_steps": _run_steps,
+    "roofline": lambda account: _roofline_drawing(account.kernels.kernels, account.chip.chip),
+    "durations": lambda account: _of(_distributions(account), durations_drawing),
+    "queue": lambda account: _of(
+        _distributions(account), partial(queue_drawing, several_ranks=len(account.run.ranks) > 1)
+    ),
+    "waiting": lambda account: _of(rank_matrix(account.shared), waiting_drawing),
+    "sending": lambda account: _of(rank_matrix(account.shared), sending_drawing),
+    "memory_steps": lambda account: _of(account.memory, _memory_over_steps_drawing),
+    "memory_run": _memory_run,
+    "memory_peak": lambda account: _of(account.memory, _peak_drawing),
     "pipeline": pipeline_drawing,
-    "experts": experts_picture,
+    "experts": lambda account: _of(account.views.experts, _experts_drawing),
 }
 
 
 def pictures_of(account: Account, diagnosis: Diagnosis, calibration: Calibration | None = None) -> dict[str, Any]:
     """Return what the page draws besides its own sections, as plain values."""
-    drawings = {name: make(account) for name, make in _PICTURES.items()}
+    drawings = {name: make(account) for name, make in PICTURES.items()}
     drawings["bandwidth"] = bandwidth_drawing(account.collectives, calibration)
     made = switches(account, diagnosis)
     return {

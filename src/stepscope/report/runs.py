@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.dataclass import dataclass
-from stepscope.report.terminal import name_text, plain_table, print_fitting, row_name
+from stepscope.report.terminal import name_text, number_text, print_table, row_name
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,19 @@ def step_ms(run: RunEntry) -> float | None:
 def print_runs(folder: str, runs: Sequence[RunEntry], out: Console) -> None:
     """Print one line per run."""
     out.print(name_text(folder, style="bold").append(f"  {len(runs)} runs"))
-    table = plain_table(out, "run", "step ms", "MFU %", "ranks", "verdict", "first finding", "saves ms", "created")
-    for row in run_rows([run for run in runs if run.report]):
-        mfu = row["mfu"]
-        table.add_row(
-            row_name(row["name"], width=40),
-            _number(row["step_ms"], ".2f"),
-            _number(None if mfu is None else 100 * mfu, ".1f"),
-            str(row["num_ranks"]),
-            row["verdict"],
-            row["first_finding"] or "-",
-            _number(row["saving_alone_ms"], ".2f"),
-            (row["created"] or "?")[:16],
-        )
-    print_fitting(table, out, least_needed=("created", "ranks", "MFU %", "saves ms", "verdict"))
+    print_table(
+        out,
+        run_rows([run for run in runs if run.report]),
+        ("run", lambda row: row_name(row["name"], width=40)),
+        ("step ms", lambda row: number_text(row["step_ms"], ".2f")),
+        ("MFU %", lambda row: number_text(row["mfu"] and 100 * row["mfu"], ".1f")),
+        ("ranks", lambda row: str(row["num_ranks"])),
+        ("verdict", lambda row: row["verdict"]),
+        ("first finding", lambda row: row["first_finding"] or "-"),
+        ("saves ms", lambda row: number_text(row["saving_alone_ms"], ".2f")),
+        ("created", lambda row: (row["created"] or "?")[:16]),
+        least_needed=("created", "ranks", "MFU %", "saves ms", "verdict"),
+    )
     for run in runs:
         if run.report is None:
             out.print(name_text(f"{run.name}: not read: {run.reason}", width=200))
@@ -77,7 +76,3 @@ def _row(run: RunEntry) -> dict[str, Any]:
         "first_finding": first and first["id"],
         "saving_alone_ms": first and first["saving_alone_ms"],
     }
-
-
-def _number(value: float | None, form: str) -> str:
-    return "?" if value is None else f"{value:{form}}"

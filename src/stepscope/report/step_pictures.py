@@ -108,9 +108,7 @@ def _line(k: int, name: str, start: float, size: float, most: float, colour: str
 TIMELINE_WIDTH, TIMELINE_LEFT, LANE, GAP = 1180, 120, 14, 8
 _MAX_RANKS = 32
 _MAX_SLICES = 6_000
-_LANES = ("compute", "comm", "copy", "host")
 _TEXT = {"range": "host range", "idle": "nothing ran", "other": "other compute"}
-_MIN_NAME_PX = 90
 
 
 def timeline_drawing(slices: Slices) -> Drawing:
@@ -124,21 +122,25 @@ def timeline_drawing(slices: Slices) -> Drawing:
         shapes.append(words(0, k * height + (height - GAP) / 2 + 4, f"rank {rank}", fill="text"))
         for i, lane in enumerate(lanes):
             shapes.append(
-                words(TIMELINE_LEFT - 8, k * height + (i + 0.8) * LANE, _LANES[lane], anchor="end", small=True)
+                words(
+                    TIMELINE_LEFT - 8,
+                    k * height + (i + 0.8) * LANE,
+                    ("compute", "comm", "copy", "host")[lane],
+                    anchor="end",
+                    small=True,
+                )
             )
     least = slices.span_ns / (TIMELINE_WIDTH - TIMELINE_LEFT) / 3
     shown = np.flatnonzero((slices.dur_ns >= least) & (slices.rank < _MAX_RANKS))
     shown = shown[np.argsort(-slices.dur_ns[shown], kind="stable")[:_MAX_SLICES]]
     for i in np.sort(shown).tolist():
-        y = int(slices.rank[i]) * height + lanes.index(int(lane_of[i])) * LANE
-        shapes += _slice(slices, i, x, y)
+        shapes += _slice(slices, i, x, int(slices.rank[i]) * height + lanes.index(int(lane_of[i])) * LANE)
     bottom = min(len(slices.ranks), _MAX_RANKS) * height
     ticks = [t * NS_PER_MS for t in round_ticks(slices.span_ns / NS_PER_MS, about=8)]
     shapes += bottom_axis(
         [t for t in ticks if t <= slices.span_ns], x, y=bottom - 6, text=lambda ns: time_tick(ns / NS_PER_MS)
     )
-    kinds = [KINDS[k] for k in sorted(set(slices.kind.tolist()))]
-    legend = [(kind, _TEXT.get(kind, kind)) for kind in kinds]
+    legend = [(kind, _TEXT.get(kind, kind)) for kind in [KINDS[k] for k in sorted(set(slices.kind.tolist()))]]
     legend += [("wait", "waiting for the last rank")] if slices.wait_ns.any() else []
     what = "The window" if slices.step is None else f"Step {slices.step}"
     notes = [f"{_MAX_RANKS} of {len(slices.ranks)} ranks"] if len(slices.ranks) > _MAX_RANKS else []
@@ -166,7 +168,7 @@ def _slice(slices: Slices, i: int, x: Scale, y: float) -> list[Shape]:
 def _bar(left: float, right: float, y: float, kind: str, name: str, dur_ns: int, *, named: bool) -> list[Shape]:
     said = (name, time_text(dur_ns / NS_PER_MS))
     shapes = [rect(left, y + 1, right - left, LANE - 2, kind, tip=said, opacity=0.45 if named else 1.0)]
-    if named and right - left > _MIN_NAME_PX:
+    if named and right - left > 90:
         fits = int((right - left - 6) / 5.6)
         shapes.append(words(left + 3, y + LANE - 3.5, name[:fits], fill="text", small=True))
     return shapes
@@ -175,7 +177,6 @@ def _bar(left: float, right: float, y: float, kind: str, name: str, dur_ns: int,
 # A pipeline's step as a diagram: each stage's micro-batches as they ran, and the same order if nothing ever waited.
 
 PIPELINE_WIDTH, PIPELINE_LEFT, PIPELINE_LINE = 1180, 110, 24
-_MAX_ACTIONS = 3_000
 _COLOUR = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
 _NAME = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
 
@@ -185,9 +186,8 @@ Bar = tuple[float, float, Action]
 
 def pipeline_drawing(account: Account) -> Drawing | None:
     """Return the diagram of one step, None where the run has no pipeline whose micro-batches can be told."""
-    windows = [view.window for view in account.ranks]
-    found = pipeline_actions(account.shared, account.strategy, windows)
-    if found is None or sum(map(len, found[1])) > _MAX_ACTIONS:
+    found = pipeline_actions(account.shared, account.strategy, [view.window for view in account.ranks])
+    if found is None or sum(map(len, found[1])) > 3_000:
         return None
     index, actions = found
     clocks, ranks = account.shared.clocks, account.run.ranks
@@ -270,7 +270,6 @@ def _pipeline_bar(left: float, right: float, y: float, action: Action, took_ms: 
 
 CODE_WIDTH, CODE_LINE = 1180, 20
 _MAX_DEPTH = 14
-_MIN_PX = 2.0
 _COLOURS = ("other", "forward", "copy", "transfer", "input", "optimizer", "host")
 
 
@@ -288,7 +287,7 @@ def icicle_drawing(root: CodeNode, *, over: str) -> Drawing | None:
         nonlocal deepest
         value = getattr(node, by)
         wide = CODE_WIDTH * value / whole
-        if wide < _MIN_PX or depth >= _MAX_DEPTH:
+        if wide < 2.0 or depth >= _MAX_DEPTH:
             return
         deepest = max(deepest, depth)
         name = f"{node.name} {node.label}".strip() or "whole step"

@@ -1,167 +1,75 @@
-"""The results of a benchmark as one SVG picture: every step as a dot, the median and its interval of each series."""
+"""SVG pictures of benchmarks, calibrations, growing costs and scaling."""
 
-from collections.abc import Sequence
-from html import escape
-from math import ceil, floor, log2, log10
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
+from stepscope.report.drawing import (
+    Drawing,
+    Scale,
+    Shape,
+    dot,
+    left_axis,
+    polygon,
+    polyline,
+    powers,
+    time_tick,
+    vertical_grid,
+    words,
+)
 from stepscope.results.times import ScalingPoint, bench_times
-from stepscope.units import NS_PER_US, ms, printable, readable_bytes
+from stepscope.units import NS_PER_MS, ms, printable, readable_bytes
 
-_WIDTH, _LEFT, _ROW, _TOP = 760, 190, 34, 40
-_COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#475569")
+_COLOURS = ("forward", "transfer", "copy", "high", "input", "optimizer")
 
 
 def bench_svg(document: dict[str, Any]) -> str:
-    """Return the picture: one row per series, time to the right, from zero; colours tell runs apart."""
-    rows = [row for row in document["series"] if row["samples_ms"]]
+    """Return one row per series, time to the right: a dot per step, coloured by run, the median and its interval."""
+    rows = [(row, bench_times(row["samples_ms"])) for row in document["series"] if row["samples_ms"]]
     # Single very slow steps would press all others together: they are drawn at the edge.
-    shown_ms = 1.05 * max(max(_inner_max(row), _median(row)) for row in rows) if rows else 1.0
-    height = _TOP + _ROW * len(rows) + 40
-    parts = [
-        f'<text x="10" y="18" font-weight="bold">{escape(printable(document["command"], width=110))}</text>',
-        _grid(shown_ms, _TOP + _ROW * len(rows)),
-        *(_series(row, y=_TOP + _ROW * i, shown_ms=shown_ms) for i, row in enumerate(rows)),
-    ]
-    style = 'font-family="sans-serif" font-size="11" fill="#334155"'
-    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
-
-
-def _inner_max(row: dict[str, Any]) -> float:
-    times = sorted(t for run in row["samples_ms"] for t in run)
-    return float(times[int(0.98 * (len(times) - 1))])
-
-
-def _median(row: dict[str, Any]) -> float:
-    found = bench_times(row["samples_ms"])
-    return ms(found.high_ns) if found else 0.0
-
-
-def _x(time_ms: float, shown_ms: float) -> float:
-    return _LEFT + min(time_ms / shown_ms, 1.0) * (_WIDTH - _LEFT - 20)
-
-
-def _grid(shown_ms: float, bottom: int) -> str:
-    parts = []
-    for i in range(5):
-        time_ms = shown_ms * i / 4
-        x = _x(time_ms, shown_ms)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}" stroke="#e2e8f0"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{time_ms:.3g} ms</text>')
-    return "".join(parts)
-
-
-def _series(row: dict[str, Any], *, y: int, shown_ms: float) -> str:
-    name = escape(printable(row["name"], width=28))
-    parts = [f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{name}</text>']
-    for i, run in enumerate(row["samples_ms"]):
-        colour = _COLOURS[i % len(_COLOURS)]
-        at = y + 4 + 14 * (i + 0.5) / len(row["samples_ms"])
-        dots = "".join(f'<circle cx="{_x(t, shown_ms):.1f}" cy="{at:.1f}" r="1.6"/>' for t in run)
-        parts.append(f'<g fill="{colour}" fill-opacity="0.55">{dots}</g>')
-    found = bench_times(row["samples_ms"])
-    if found:
-        low, high, middle = (_x(ms(t), shown_ms) for t in (found.low_ns, found.high_ns, found.median_ns))
-        parts.append(f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y + 22}" y2="{y + 22}" stroke="#0f172a"/>')
-        parts.append(f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{y + 18}" y2="{y + 26}" stroke="#0f172a"/>')
-        text = f"{ms(found.median_ns):.4g} ms"
-        parts.append(f'<text x="{high + 5:.1f}" y="{y + 27}" font-size="9">{text}</text>')
-    return "".join(parts)
-
-
-# A calibration as one SVG picture: measured points, predicted curve and interval, a panel per operation.
-
-_CALIBRATION_WIDTH, _HEIGHT, _MARGIN = 320, 240, 46
+    longest = [np.percentile(np.concatenate(row["samples_ms"]), 98) for row, _ in rows]
+    shown_ms = 1.05 * max([*longest, *(ms(times.high_ns) for _, times in rows if times)], default=1.0)
+    x = Scale(0, shown_ms, 190, 690)
+    bottom = 34 * len(rows)
+    shapes = vertical_grid(np.linspace(0, shown_ms, 5).tolist(), x, bottom=bottom, text=lambda t: f"{t:.3g} ms")
+    for y, (row, times) in zip(range(0, bottom, 34), rows, strict=True):
+        shapes.append(words(182, y + 14, printable(row["name"], width=28), anchor="end"))
+        for i, run in enumerate(row["samples_ms"]):
+            at, colour = y + 4 + 14 * (i + 0.5) / len(row["samples_ms"]), _COLOURS[i % len(_COLOURS)]
+            shapes += [dot(x(min(t, shown_ms)), at, 1.6, colour, opacity=0.55) for t in run]
+        if times:
+            low, high, middle = (x(ms(t)) for t in (times.low_ns, times.high_ns, times.median_ns))
+            shapes.append(polyline([(low, y + 22), (high, y + 22)], "text", width=1))
+            shapes.append(polyline([(middle, y + 18), (middle, y + 26)], "text", width=1))
+            shapes.append(words(high + 5, y + 27, f"{ms(times.median_ns):.4g} ms", small=True))
+    return _svg(printable(document["command"], width=110), 760, bottom + 30, shapes)
 
 
 def calibration_svg(calibration: Calibration) -> str:
-    """Return the picture; both axes are logarithmic."""
-    ops = list(dict.fromkeys(c.op for c in calibration.curves))
-    columns = min(3, len(ops))
-    rows = ceil(len(ops) / columns)
-    panels = []
-    for i, op in enumerate(ops):
-        x, y = (i % columns) * _CALIBRATION_WIDTH, (i // columns) * _HEIGHT
-        panels.append(f'<g transform="translate({x},{y})">{_panel(calibration, op)}</g>')
-    size = f'width="{columns * _CALIBRATION_WIDTH}" height="{rows * _HEIGHT}"'
-    style = 'font-family="sans-serif" font-size="10" fill="#334155"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(panels) + "\n</svg>\n"
-
-
-class _Axes:
-    def __init__(self, curves: list[Curve]) -> None:
-        sizes = [b for c in curves for b, _ in c.points]
-        times = [t / NS_PER_US for c in curves for _, t in c.points]
-        self.x = (log10(min(sizes)), max(log10(max(sizes)), log10(min(sizes)) + 1))
-        self.y = (floor(log10(min(times))), max(ceil(log10(max(times))), floor(log10(min(times))) + 1))
-
-    def at(self, size_bytes: float, time_us: float) -> tuple[float, float]:
-        across = (log10(size_bytes) - self.x[0]) / (self.x[1] - self.x[0])
-        up = (log10(max(time_us, 1e-6)) - self.y[0]) / (self.y[1] - self.y[0])
-        return _MARGIN + across * (_CALIBRATION_WIDTH - _MARGIN - 12), _HEIGHT - 30 - up * (_HEIGHT - 56)
-
-
-def _panel(calibration: Calibration, op: str) -> str:
-    curves = [c for c in calibration.curves if c.op == op]
-    axes = _Axes(curves)
-    parts = [f'<text x="{_MARGIN}" y="16" font-weight="bold">{escape(op)}</text>', _calibration_grid(axes)]
-    for i, curve in enumerate(curves):
-        colour = _COLOURS[i % len(_COLOURS)]
-        parts += [_band(calibration, curve, axes, colour), _points(curve, axes, colour)]
-        place = f'x="{_CALIBRATION_WIDTH - 14}" y="{16 + 12 * i}" text-anchor="end"'
-        parts.append(f'<text {place} fill="{colour}">{curve.world_size} ranks</text>')
-    return "".join(parts)
-
-
-def _calibration_grid(axes: _Axes) -> str:
-    parts = []
-    for power in range(axes.y[0], axes.y[1] + 1):
-        x, y = axes.at(10 ** axes.x[0], 10.0**power)
-        parts.append(f'<line x1="{x:.1f}" x2="{_CALIBRATION_WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8f0"/>')
-        parts.append(f'<text x="{x - 4:.1f}" y="{y + 3:.1f}" text-anchor="end">{_time_label(power)}</text>')
-    for power in np.linspace(*axes.x, 4):
-        x, _ = axes.at(10**power, 10.0 ** axes.y[0])
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{readable_bytes(10**power)}</text>')
-    return "".join(parts)
-
-
-def _time_label(power: int) -> str:
-    return (
-        f"{10**power:g} us" if power < 3 else f"{10 ** (power - 3):g} ms" if power < 6 else f"{10 ** (power - 6):g} s"
-    )
-
-
-def _band(calibration: Calibration, curve: Curve, axes: _Axes, colour: str) -> str:
-    sizes = np.geomspace(curve.points[0][0], max(curve.points[-1][0], curve.points[0][0] + 1), 60)
-    found = [calibration.predict(curve.op, size_bytes=s, world_size=curve.world_size) for s in sizes]
-    line = _path(axes, [(s, e.time_ns) for s, e in zip(sizes, found, strict=True)])
-    edge = [(s, e.high_ns) for s, e in zip(sizes, found, strict=True)]
-    edge += [(s, e.low_ns) for s, e in reversed(list(zip(sizes, found, strict=True)))]
-    area = f'<path d="{_path(axes, edge)}Z" fill="{colour}" fill-opacity="0.12"/>'
-    return f'{area}<path d="{line}" fill="none" stroke="{colour}" stroke-width="1.4"/>'
-
-
-def _path(axes: _Axes, points: list[tuple[float, float]]) -> str:
-    placed = [axes.at(size, time_ns / NS_PER_US) for size, time_ns in points]
-    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-
-
-def _points(curve: Curve, axes: _Axes, colour: str) -> str:
-    placed = [axes.at(b, t / NS_PER_US) for b, t in curve.points]
-    return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>' for x, y in placed)
-
-
-# How a cost grows as one SVG picture: a panel per thing that grows, measured points joined, and the line of growth in
-# proportion.
-
-_GROWTH_WIDTH, _GROWTH_HEIGHT, _GROWTH_LEFT, _BOTTOM, _GROWTH_TOP, _RIGHT = 300, 240, 52, 46, 34, 14
-_GROWTH_COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
+    """Return a panel per operation: measured points, fitted curve and its interval."""
+    shapes: list[Shape] = []
+    ops = list(dict.fromkeys(curve.op for curve in calibration.curves))
+    for k, op in enumerate(ops):
+        curves = [curve for curve in calibration.curves if curve.op == op]
+        sizes, times_ns = zip(*(point for curve in curves for point in curve.points), strict=True)
+        ticks = np.geomspace(min(sizes), max(*sizes, 10 * min(sizes)), 4).tolist()
+        axes, x, y = _panel(k, op, ticks, times_ns, x_text=readable_bytes, y_text=lambda t: time_tick(t / NS_PER_MS))
+        shapes += axes
+        for i, curve in enumerate(curves):
+            colour = _COLOURS[i % len(_COLOURS)]
+            along = np.geomspace(curve.points[0][0], max(curve.points[-1][0], curve.points[0][0] + 1), 60).tolist()
+            found = [calibration.predict(op, size_bytes=s, world_size=curve.world_size) for s in along]
+            line, low, high = (
+                [(x(s), y(max(t, y.low))) for s, t in zip(along, times, strict=True)]
+                for times in zip(*((e.time_ns, e.low_ns, e.high_ns) for e in found), strict=True)
+            )
+            shapes += [polygon([*high, *reversed(low)], colour, opacity=0.12), polyline(line, colour)]
+            shapes += [dot(x(size), y(time_ns), 2.2, colour) for size, time_ns in curve.points]
+            shapes.append(words(x.start + 4, y.end + 12 * i, f"{curve.world_size} ranks", fill=colour, small=True))
+    return _svg("Collectives on this machine", 320 * min(len(ops), 3), 240 * ((len(ops) + 2) // 3), shapes)
 
 
 @dataclass(frozen=True)
@@ -177,131 +85,59 @@ class Growth:
 
 
 def growth_svg(panels: Sequence[Growth]) -> str:
-    """Return the picture; both axes are logarithmic, so that growth in proportion is a line of slope one."""
-    drawn = [
-        f'<g transform="translate({i * _GROWTH_WIDTH},0)">{_growth_panel(panel)}</g>' for i, panel in enumerate(panels)
-    ]
-    width = len(panels) * _GROWTH_WIDTH
-    size = f'width="{width}" height="{_GROWTH_HEIGHT}" viewBox="0 0 {width} {_GROWTH_HEIGHT}"'
-    style = 'font-family="sans-serif" font-size="10" fill="#334155"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(drawn) + "\n</svg>\n"
-
-
-class _growth_Axes:
-    def __init__(self, panel: Growth) -> None:
+    """Return a panel per thing that grows; growth in proportion is a dashed line of slope one."""
+    shapes: list[Shape] = []
+    for k, panel in enumerate(panels):
         costs = [cost for series in panel.costs.values() for cost in series]
-        self.x = (log10(min(panel.sizes)), max(log10(max(panel.sizes)), log10(min(panel.sizes)) + 0.3))
-        self.y = (floor(log10(min(costs))), max(ceil(log10(max(costs))), floor(log10(min(costs))) + 1))
-
-    def at(self, size: float, cost: float) -> tuple[float, float]:
-        across = (log10(size) - self.x[0]) / (self.x[1] - self.x[0])
-        up = (log10(cost) - self.y[0]) / (self.y[1] - self.y[0])
-        return _GROWTH_LEFT + across * (_GROWTH_WIDTH - _GROWTH_LEFT - _RIGHT), _GROWTH_HEIGHT - _BOTTOM - up * (
-            _GROWTH_HEIGHT - _BOTTOM - _GROWTH_TOP
-        )
-
-
-def _growth_panel(panel: Growth) -> str:
-    axes = _growth_Axes(panel)
-    parts = [_growth_grid(panel, axes)]
-    for i, (name, costs) in enumerate(panel.costs.items()):
-        colour = _GROWTH_COLOURS[i % len(_GROWTH_COLOURS)]
-        points = [axes.at(size, cost) for size, cost in zip(panel.sizes, costs, strict=True)]
-        path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(_in_proportion(panel, costs[0], axes, colour))
-        parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"/>' for x, y in points]
-        parts.append(f'<text x="{_GROWTH_LEFT + 4}" y="{14 + 12 * i}" fill="{colour}">{escape(name)}</text>')
-    return "".join(parts)
+        axes, x, y = _panel(
+            k, panel.of, panel.sizes, costs, x_text=lambda size: f"{size / 1000:g}k" if size >= 1000 else f"{size:g}",
+            y_text=lambda cost, unit=panel.unit: f"{cost:g} {unit}",  # type: ignore[misc]
+        )  # fmt: skip
+        shapes += axes
+        for i, (name, series) in enumerate(panel.costs.items()):
+            colour, first = _COLOURS[i], panel.sizes[0]
+            end = min(x.high, first * y.high / series[0])
+            proportion = [(x(first), y(series[0])), (x(end), y(series[0] * end / first))]
+            points = [(x(size), y(cost)) for size, cost in zip(panel.sizes, series, strict=True)]
+            shapes += [polyline(proportion, colour, width=1, dashed=True), polyline(points, colour)]
+            shapes += [dot(*point, 2.4, colour) for point in points]
+            shapes.append(words(x.start + 4, y.end + 12 * i, name, fill=colour, small=True))
+    return _svg("Growth", 320 * len(panels), 240, shapes)
 
 
-def _in_proportion(panel: Growth, first_cost: float, axes: _growth_Axes, colour: str) -> str:
-    first = panel.sizes[0]
-    end = min(max(panel.sizes), first * 10 ** axes.y[1] / first_cost)
-    (x1, y1), (x2, y2) = axes.at(first, first_cost), axes.at(end, first_cost * end / first)
-    where = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {where} stroke="{colour}" stroke-opacity="0.4" stroke-dasharray="3 3"/>'
-
-
-def _growth_grid(panel: Growth, axes: _growth_Axes) -> str:
-    parts = []
-    for power in range(axes.y[0], axes.y[1] + 1):
-        x, y = axes.at(panel.sizes[0], 10.0**power)
-        parts.append(
-            f'<line x1="{_GROWTH_LEFT}" x2="{_GROWTH_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8f0"/>'
-        )
-        label = f"{10.0**power:g} {escape(panel.unit)}"
-        parts.append(f'<text x="{x - 4:.1f}" y="{y + 3:.1f}" text-anchor="end">{label}</text>')
-    for size in panel.sizes:
-        x, y = axes.at(size, 10.0 ** axes.y[0])
-        parts.append(f'<text x="{x:.1f}" y="{y + 14:.1f}" text-anchor="middle">{_short(size)}</text>')
-    parts.append(
-        f'<text x="{(_GROWTH_LEFT + _GROWTH_WIDTH) / 2:.0f}" y="{_GROWTH_HEIGHT - 12}" '
-        f'text-anchor="middle">{escape(panel.of)}</text>'
-    )
-    return "".join(parts)
-
-
-def _short(size: float) -> str:
-    return f"{size / 1000:g}k" if size >= 1000 else f"{size:g}"
-
-
-# Scaling as one SVG picture: efficiency over world size, a line per mode with its interval, and the ideal.
-
-_SCALING_WIDTH, _SCALING_HEIGHT, _SCALING_LEFT, _SCALING_BOTTOM, _SCALING_TOP = 520, 320, 60, 50, 40
-_SCALING_COLOURS = {"strong": "#2563eb", "weak": "#d97706"}
+def _panel(
+    k: int, title: str, sizes: Sequence[float], costs: Sequence[float], *, x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+) -> tuple[list[Shape], Scale, Scale]:  # fmt: skip
+    """Return the logarithmic axes of the k-th panel, three to a row."""
+    left, top = 320 * (k % 3), 240 * (k // 3)
+    ticks = powers(min(costs), max(costs))
+    x = Scale(min(sizes), max(*sizes, 2 * min(sizes)), left + 62, left + 306, log=True)
+    y = Scale(ticks[0], ticks[-1], top + 190, top + 16, log=True)
+    shapes = left_axis(ticks, y, x0=x.start, x1=x.end, text=y_text)
+    shapes += [words(x(size), y.start + 16, x_text(size), anchor="middle", small=True) for size in sizes]
+    return [*shapes, words((x.start + x.end) / 2, y.start + 34, title, anchor="middle")], x, y
 
 
 def scaling_svg(scaled: Sequence[ScalingPoint]) -> str:
-    """Return the picture; world sizes on a logarithmic axis, efficiency from 0 to 120 %."""
+    """Return the efficiency over the world size, a line per mode with its interval."""
     sizes = sorted({s.world_size for s in scaled})
-    parts = [
-        '<text x="12" y="20" font-weight="bold">scaling efficiency</text>',
-        _scaling_grid(sizes),
-        *(_line([s for s in scaled if s.mode == mode], mode, sizes, i) for i, mode in enumerate(_SCALING_COLOURS)),
-    ]
-    style = 'font-family="sans-serif" font-size="11" fill="#334155"'
-    size = f'width="{_SCALING_WIDTH}" height="{_SCALING_HEIGHT}" viewBox="0 0 {_SCALING_WIDTH} {_SCALING_HEIGHT}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
+    x = Scale(sizes[0], max(sizes[-1], 2 * sizes[0]), 60, 490, log=True)
+    y = Scale(0, 1.2, 230, 10)
+    shapes = left_axis([0, 0.25, 0.5, 0.75, 1], y, x0=60, x1=500, text=lambda share: f"{100 * share:.0f} %")
+    shapes += [words(x(size), 248, str(size), anchor="middle") for size in sizes]
+    shapes.append(words(275, 266, "ranks", anchor="middle"))
+    colours = {"strong": "forward", "weak": "transfer"}
+    for mode, colour in colours.items():
+        mine = [s for s in scaled if s.mode == mode]
+        points = [(x(s.world_size), y(min(max(s.efficiency, 0), 1.2))) for s in mine]
+        shapes += [polyline(points, colour)] if points else []
+        for s, (at, up) in zip(mine, points, strict=True):
+            ends = [(at, y(min(max(share, 0), 1.2))) for share in (s.low, s.high)]
+            shapes += [polyline(ends, colour, width=1), dot(at, up, 3, colour)]
+    used = tuple((colour, mode) for mode, colour in colours.items() if any(s.mode == mode for s in scaled))
+    return _svg("Scaling efficiency", 520, 272, shapes, legend=used)
 
 
-def _at(world_size: int, efficiency: float, sizes: Sequence[int]) -> tuple[float, float]:
-    span = log2(sizes[-1] / sizes[0]) or 1.0
-    across = log2(world_size / sizes[0]) / span
-    up = min(max(efficiency, 0.0), 1.2) / 1.2
-    return _SCALING_LEFT + across * (_SCALING_WIDTH - _SCALING_LEFT - 30), _SCALING_HEIGHT - _SCALING_BOTTOM - up * (
-        _SCALING_HEIGHT - _SCALING_BOTTOM - _SCALING_TOP
-    )
-
-
-def _scaling_grid(sizes: Sequence[int]) -> str:
-    parts = []
-    for pct in (0, 25, 50, 75, 100):
-        _, y = _at(sizes[0], pct / 100, sizes)
-        colour = "#94a3b8" if pct == 100 else "#e2e8f0"
-        parts.append(
-            f'<line x1="{_SCALING_LEFT}" x2="{_SCALING_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
-        )
-        parts.append(f'<text x="{_SCALING_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{pct} %</text>')
-    for size in sizes:
-        x, y = _at(size, 0, sizes)
-        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{size}</text>')
-    parts.append(f'<text x="{_SCALING_WIDTH / 2:.0f}" y="{_SCALING_HEIGHT - 10}" text-anchor="middle">ranks</text>')
-    return "".join(parts)
-
-
-def _line(scaled: Sequence[ScalingPoint], mode: str, sizes: Sequence[int], place: int) -> str:
-    if not scaled:
-        return ""
-    colour = _SCALING_COLOURS[mode]
-    points = [_at(s.world_size, s.efficiency, sizes) for s in scaled]
-    path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    parts = [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
-    for s, (x, y) in zip(scaled, points, strict=True):
-        low, high = (_at(s.world_size, e, sizes)[1] for e in (s.low, s.high))
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-    parts.append(
-        f'<text x="{_SCALING_WIDTH - 30}" y="{20 + 14 * place}" text-anchor="end" fill="{colour}">{mode}</text>'
-    )
-    return "".join(parts)
+def _svg(title: str, width: int, height: int, shapes: Sequence[Shape], legend: tuple[tuple[str, str], ...] = ()) -> str:
+    return Drawing(title, width, height, title, tuple(shapes), legend).svg() + "\n"

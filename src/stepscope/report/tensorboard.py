@@ -5,7 +5,7 @@ events.out.tfevents.0000000000.stepscope curves: step time, MFU, losses, budget
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from stepscope.contract.tensorboard import scalars_record, version_record
 from stepscope.dataclass import dataclass
 from stepscope.run.load import Run, is_nsight
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import StepLog
 from stepscope.trace.streams import Stream
 from stepscope.units import NS_PER_MS, NS_PER_S
 
@@ -107,17 +106,13 @@ def _logged(run: Run) -> Iterator[Scalar]:
     for tag, disturbed in (("step/logged_ms", False), ("step/logged_disturbed_ms", True)):
         by_step: dict[int, list[tuple[int, int]]] = {}
         for log in run.logs:
-            for step, end, dur in _steps(log, disturbed):
+            keep = (log.unprofiled != disturbed) & (log.dur_ns > 0)
+            columns = (log.step[keep].tolist(), log.end_ns[keep].tolist(), log.dur_ns[keep].tolist())
+            for step, end, dur in list(zip(*columns, strict=True)):
                 by_step.setdefault(step, []).append((end, dur))
         for step, times in by_step.items():
             mean_ns = sum(dur for _, dur in times) / len(times)
             yield Scalar(tag, step, mean_ns / NS_PER_MS, max(end for end, _ in times) / NS_PER_S)
-
-
-def _steps(log: StepLog, disturbed: bool) -> Sequence[tuple[int, int, int]]:
-    keep = (log.unprofiled != disturbed) & (log.dur_ns > 0)
-    columns = (log.step[keep].tolist(), log.end_ns[keep].tolist(), log.dur_ns[keep].tolist())
-    return list(zip(*columns, strict=True))
 
 
 def _why_not(rank: Rank) -> str | None:

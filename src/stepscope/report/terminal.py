@@ -5,7 +5,7 @@ prints, nothing in it is read as markup, and what steers a terminal is shown as 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from typing import IO, Any
 
@@ -80,8 +80,7 @@ def print_indented(out: Console, text: Text, *, first: str = "", indent: str = "
     if out.soft_wrap:
         out.print(Text(first).append_text(text))
         return
-    lines = text.wrap(out, max(10, out.width - len(indent)))
-    for i, line in enumerate(lines):
+    for i, line in enumerate(text.wrap(out, max(10, out.width - len(indent)))):
         line.rstrip()
         out.print(Text(indent if i else first).append_text(line))
 
@@ -113,6 +112,24 @@ def print_fitting(table: Table, out: Console, *, least_needed: Iterable[str] = (
     out.print(_rebuilt(table, kept, out))
     if gone:
         out.print(Text(f"not shown for width: {', '.join(gone)}; {elsewhere}", style="dim"))
+
+
+def print_table(
+    out: Console,
+    items: Iterable[Any],
+    *columns: tuple[str, Callable[[Any], str | Text]],
+    least_needed: Iterable[str] = (),
+) -> None:
+    """Print a fitting table with a row per item; a column is its title and what makes a cell of an item."""
+    table = plain_table(out, *(title for title, _ in columns))
+    for item in items:
+        table.add_row(*(cell(item) for _, cell in columns))
+    print_fitting(table, out, least_needed=least_needed)
+
+
+def number_text(value: float | None, form: str) -> str:
+    """Return a number in this format, a question mark where it is unknown."""
+    return "?" if value is None else f"{value:{form}}"
 
 
 def fits(table: Table, out: Console) -> bool:

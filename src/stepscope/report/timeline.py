@@ -96,7 +96,6 @@ def lanes(start: Int64s, end: Int64s) -> Lanes:
 # Where everything is too much, things are left out in this order until it fits, except those the user chose himself:
 # python frames, the host, all but two steps in the middle, short slices. Steps and collectives always stay.
 
-_MIN_DURATIONS_US = (5, 20, 100, 500)
 _ON_DEVICE = (*DEVICE_KINDS, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC)
 
 Mask = npt.NDArray[np.bool_]
@@ -181,13 +180,12 @@ def _tighter(ranks: Sequence[Rank], given: Filter) -> Iterator[Filter]:
         chosen = replace(chosen, steps=middle)
         yield chosen
     if given.min_ns is None:
-        for shortest_us in _MIN_DURATIONS_US:
+        for shortest_us in (5, 20, 100, 500):
             yield replace(chosen, min_ns=shortest_us * NS_PER_US)
 
 
 def _two_steps(ranks: Sequence[Rank]) -> range | None:
-    numbers = np.concatenate([rank.steps.number for rank in ranks])
-    each, count = np.unique(numbers, return_counts=True)
+    each, count = np.unique(np.concatenate([rank.steps.number for rank in ranks]), return_counts=True)
     common = each[count == count.max()] if len(each) else each
     if len(common) < 3:
         return None
@@ -241,8 +239,7 @@ def _track_of_row(rank: Rank, rows: npt.NDArray[np.intp]) -> tuple[Int64s, list[
     of_rank = role == _Role.STEPS
     pid, tid = np.where(of_rank, 0, trace["pid"][rows]), np.where(of_rank, 0, trace["tid"][rows])
     keys, back, count = np.unique(np.stack((role, pid, tid)), axis=1, return_inverse=True, return_counts=True)
-    busiest_thread_first = np.where(keys[0] == _Role.THREAD, -count, 0)
-    shown = np.lexsort((keys[2], keys[1], busiest_thread_first, keys[0]))
+    shown = np.lexsort((keys[2], keys[1], np.where(keys[0] == _Role.THREAD, -count, 0), keys[0]))
     place = np.empty(len(shown), np.int64)
     place[shown] = np.arange(len(shown))
     labels = _thread_labels(rank)
@@ -378,26 +375,22 @@ def timeline_of(
             )
         done += len(r)
     crossing = total - sum(map(len, built))
+    said = []
+    if left_out:
+        more = "; more than a viewer opens: --ranks or --steps choose, --max-slices 0 keeps all"
+        why = "" if chosen == asked else more
+        said.append(f"left out, {left_out:,} slices: {', '.join(chosen.words())}{why}")
+    if crossing:
+        said.append(f"left out, {crossing:,} slices that cross too many others of their thread or stream")
     return Timeline(
         name=shared.run.name,
         base_ns=base_ns,
         ranks=tuple(built),
         names=texts.listed,
         categories=categories.listed,
-        left_out=tuple(_left_out(asked, chosen, left_out, crossing)),
+        left_out=tuple(said),
         warnings=(*shared.run.warnings, *shared.clocks.warnings),
     )
-
-
-def _left_out(asked: Filter, chosen: Filter, count: int, crossing: int) -> list[str]:
-    said = []
-    if count:
-        more = "; more than a viewer opens: --ranks or --steps choose, --max-slices 0 keeps all"
-        why = "" if chosen == asked else more
-        said.append(f"left out, {count:,} slices: {', '.join(chosen.words())}{why}")
-    if crossing:
-        said.append(f"left out, {crossing:,} slices that cross too many others of their thread or stream")
-    return said
 
 
 def _shared_start(shared: AlignedRun, index: int, rows: npt.NDArray[np.intp]) -> Int64s:

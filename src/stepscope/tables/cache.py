@@ -1,10 +1,9 @@
-"""The tables that queries of an unchanged run asked for, kept beside its traces: the next query reads nothing else.
+"""Cached tables of an unchanged run, for queries.
 
-    .stepscope/rank00000.pt.trace.json.gz.tables                    JSON: key, what was said, which tables there are
+    .stepscope/rank00000.pt.trace.json.gz.tables                    JSON: key, warnings, and the tables that exist
     .stepscope/rank00000.pt.trace.json.gz.tables.events.parquet     one of them
 
-Each file is named in the JSON by size, times and sampled content; one that differs is as good as nothing. What is
-found needs nothing heavy: DuckDB reads Parquet by itself.
+The JSON lists each file by size, times and sampled content. Needs nothing heavy: DuckDB reads Parquet by itself.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,7 @@ MAX_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class KeptTables:
-    """What was kept of a run for queries."""
+    """Cached tables of a run."""
 
     #: a rank could not be read
     is_partial: bool
@@ -36,19 +35,14 @@ class KeptTables:
 
 
 def found_tables(place: KeptPlace, names: Iterable[str]) -> KeptTables | None:
-    """Return the named tables, None where not all were kept of exactly this run."""
+    """Return the named tables, None unless all are cached."""
     kept = place.found()
     if kept is None:
         return None
-    is_partial, warnings, tables = kept.get("is_partial"), kept.get("warnings"), kept.get("tables")
-    if not isinstance(is_partial, bool) or not isinstance(warnings, list) or not isinstance(tables, dict):
-        return None
     files = {name: _file(place, name) for name in names}
-    if not all(isinstance(line, str) for line in warnings) or not all(map(is_trusted_file, files.values())):
+    if not all(is_trusted_file(f) and kept["tables"].get(name) == content_key(f) for name, f in files.items()):
         return None
-    if not all(name in tables and tables[name] == content_key(path) for name, path in files.items()):
-        return None
-    return KeptTables(is_partial, tuple(warnings), files)
+    return KeptTables(kept["is_partial"], tuple(kept["warnings"]), files)
 
 
 def keep_tables(
@@ -60,13 +54,12 @@ def keep_tables(
     key: dict[str, Any] | None,
     raw_bytes: int,
 ) -> None:
-    """Write the tables beside those that are there of the same run."""
+    """Add the tables to those that are cached of the same run."""
     if not is_worth_keeping(key, raw_bytes=raw_bytes):
         return
     from stepscope.tables.table import table_parquet
 
-    before = (place.found(key) or {}).get("tables")
-    listed = dict(before) if isinstance(before, dict) else {}
+    listed = dict((place.found(key) or {"tables": {}})["tables"])
     for name, table in tables.items():
         path = _file(place, name)
         if len(table) <= MAX_ROWS:

@@ -209,8 +209,7 @@ def _matches(shared: AlignedRun) -> tuple[list[Int64s], Int64s]:
         members = np.flatnonzero(matches.rank_index == i)
         mine[matches.row[members]] = matches.of_member[members]
     numbers = np.array([rank.rank for rank in shared.run.ranks], np.int64)
-    by_arrival = np.lexsort((shared.arrival_ns, matches.of_member))
-    latest = by_arrival[matches.first[1:] - 1]
+    latest = np.lexsort((shared.arrival_ns, matches.of_member))[matches.first[1:] - 1]
     return match, numbers[matches.rank_index[latest]]
 
 

@@ -29,8 +29,6 @@ _TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "bool": "BOOLEAN", "text": "VA
 # in a path: DuckDB would look for files that fit
 _PATTERN = frozenset("*?[\\")
 _ROWS_AT_ONCE = 10_000
-# of a Parquet file; rows of a run differ at least in their times
-_MAX_ROWS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,8 @@ def _is_read(connection: Any, name: str, path: Path) -> bool:
         return False
     query = "SELECT sum(row_group_num_rows) FROM parquet_metadata($1) WHERE column_id = 0"
     num_rows = connection.execute(query, [str(path)]).fetchone()[0] or 0
-    if num_rows > min(kept.MAX_ROWS, _MAX_ROWS_PER_BYTE * path.stat().st_size):
+    # of a Parquet file; rows of a run differ at least in their times
+    if num_rows > min(kept.MAX_ROWS, 8 * path.stat().st_size):
         return False
     connection.execute(f"CREATE TABLE kept.{name} AS SELECT * FROM read_parquet($1)", [str(path)])
     connection.execute(f"CREATE VIEW {name} AS SELECT * FROM kept.{name}")

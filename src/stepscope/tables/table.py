@@ -171,7 +171,6 @@ def _needed(name: str, *, install: str | None = None) -> Any:
 
 # Tables as CSV that no spreadsheet takes for formulas: names come from traces, and traces are untrusted.
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _ROWS_AT_ONCE = 50_000
 
 
@@ -181,7 +180,7 @@ def _safe_text(text: str) -> str:
     >>> safe_text("=cmd()"), safe_text("aten::mm")
     ("'=cmd()", 'aten::mm')
     """
-    return "'" + text if text.startswith(_FORMULA) else text
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 def table_csv(table: Table) -> Iterator[bytes]:

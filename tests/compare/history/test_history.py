@@ -1,6 +1,5 @@
 """Runs over time: rows of known truth, hosts that are slow and hosts that only look it, the newest run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,11 @@ from tests.compare.history.folders import light_run
 from stepscope.compare.history import (
     HistoryRow,
     HostTime,
-    groups,
     history_rows,
     host_records,
-    host_times,
-    interval_of_one_more,
     newest_runs,
-    row_from_json,
     run_folders,
     runs_before,
-    tail,
 )
 from stepscope.errors import InputError
 
@@ -54,20 +48,9 @@ def test_host_that_is_always_the_slowest_is_named() -> None:
     assert not any(one.is_slow for one in others)
 
 
-def test_two_slow_jobs_name_nobody() -> None:
-    records = host_records([job(n, a=1.0, bad=1.5) for n in (1, 2)])
-    assert not any(one.is_slow for one in records)
-
-
 def test_a_host_that_is_hardly_slower_is_not_named() -> None:
     (first, *_) = host_records([job(n, a=1.0, b=1.0, c=1.0, d=1.02) for n in range(1, 12)])
     assert first.host == "d" and not first.is_slow and "less than 5 %" in str(first.why_not)
-
-
-def test_rank_0_alone_on_a_host_is_no_reason() -> None:
-    rows = [HistoryRow("x", host_times=(HostTime("a", 1.3, True), *(HostTime(h, 1.0, False) for h in "bcd")))] * 8
-    (first, *_) = host_records(rows)
-    assert not first.is_slow and "rank 0" in str(first.why_not)
 
 
 def test_equal_hosts_are_named_in_less_than_one_of_a_hundred_histories() -> None:
@@ -78,17 +61,6 @@ def test_equal_hosts_are_named_in_less_than_one_of_a_hundred_histories() -> None
     assert named <= 4  # 1.5 expected at most, and the seed is fixed
 
 
-def test_tail_is_that_of_the_binomial() -> None:
-    assert tail([0.5] * 10, 10) == pytest.approx(2**-10)
-    assert tail([0.1] * 3, 0) == 1.0
-
-
-def test_rank_0_is_left_out_where_its_host_has_others() -> None:
-    found = host_times({0: 2.0, 1: 1.0, 2: 1.0, 3: 1.0}, {0: "a", 1: "a", 2: "b", 3: "b"})
-    assert [(one.host, one.slowdown, one.has_rank_0) for one in found] == [("a", 1.0, False), ("b", 1.0, False)]
-    assert host_times({0: 1.0, 1: 2.0}, {0: "a", 1: "a"}) == ()
-
-
 @pytest.mark.parametrize(("last_ms", "verdict"), [(20.1, "as usual"), (23.0, "slower"), (17.0, "faster")])
 def test_newest_run_against_those_before_it(last_ms: float, verdict: str) -> None:
     steps = [20.0, 20.2, 19.8, 20.1, 19.9, last_ms]
@@ -96,29 +68,6 @@ def test_newest_run_against_those_before_it(last_ms: float, verdict: str) -> Non
     (newest,) = newest_runs(rows[::-1])
     assert (newest.run, newest.verdict, newest.before) == ("r5", verdict, 5)
     assert newest_runs(rows[:3])[0].verdict == "unknown"
-
-
-def test_interval_of_one_more_holds_19_of_20() -> None:
-    rng, inside = np.random.default_rng(3), 0
-    for _ in range(1000):
-        *before, last = np.exp(rng.normal(3.0, 0.05, 7)).tolist()
-        low, high = interval_of_one_more(before)
-        assert low is not None and high is not None
-        inside += low <= last <= high
-    assert 930 <= inside <= 970
-
-
-def test_groups_by_commit_and_host() -> None:
-    rows = [
-        HistoryRow("r1", created=day(1), commit="a", hosts=("x", "y"), step_ms=10.0, findings=(("straggler", 20.0),)),
-        HistoryRow("r2", created=day(2), commit="b", hosts=("x",), step_ms=12.0, peak_memory_bytes=5),
-        HistoryRow("r3", created=day(3), commit="b", hosts=("x",), step_ms=14.0, mfu=0.5),
-    ]
-    assert [(g.name, g.runs, g.step_ms) for g in groups(rows, "commit")] == [("a", 1, 10.0), ("b", 2, 13.0)]
-    assert [(g.name, g.runs, g.min_step_ms, g.max_step_ms) for g in groups(rows, "host")] == [
-        ("x", 3, 10.0, 14.0),
-        ("y", 1, 10.0, 10.0),
-    ]
 
 
 def test_rows_are_kept_and_only_changed_runs_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,19 +90,6 @@ def test_rows_are_kept_and_only_changed_runs_read_again(tmp_path: Path, monkeypa
     with (tmp_path / "two" / "run.json").open("a") as f:
         f.write(" ")
     assert len(history_rows(tmp_path)) == 3 and made == ["three", "two"]
-
-
-def test_planted_rows_are_no_rows(tmp_path: Path) -> None:
-    light_run(tmp_path / "one", created=day(1))
-    history_rows(tmp_path)
-    kept = tmp_path / ".stepscope" / "history.jsonl"
-    entry = json.loads(kept.read_text())
-    assert row_from_json(entry["row"]) is not None
-    for name, value in (("run", 3), ("step_ms", "x"), ("hosts", [1]), ("findings", [[1, 2]]), ("host_times", [{}])):
-        assert row_from_json({**entry["row"], name: value}) is None
-    assert row_from_json({"run": "x"}) is None and row_from_json([]) is None
-    kept.write_text(json.dumps({"key": "0" * 40, "row": {**entry["row"], "run": "planted"}}) + "\nno json\n")
-    assert [row.run for row in history_rows(tmp_path)] == ["one"]
 
 
 def test_a_run_that_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path) -> None:

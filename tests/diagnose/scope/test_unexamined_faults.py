@@ -2,18 +2,14 @@
 
 import gzip
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.examined import Need
 from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.verdict import conclude
-from stepscope.run import unmarked_steps
 from stepscope.run.load import load
 
 STEP = 4000
@@ -53,10 +49,6 @@ def test_one_rank_of_many_is_examined_for_what_one_rank_shows(tmp_path: Path) ->
     assert "too-many-small-collectives" not in lacking(found)
 
 
-def test_a_single_process_lacks_no_ranks(tmp_path: Path) -> None:
-    assert "straggler" not in lacking(diagnose(one_rank(tmp_path)))
-
-
 @pytest.mark.parametrize("steps", [True, False])
 def test_waiting_for_input_is_found_with_and_without_steps(tmp_path: Path, steps: bool) -> None:
     account = one_rank(tmp_path, steps=steps, loading=True)
@@ -70,40 +62,6 @@ def test_a_window_without_steps_is_replayed_as_one(tmp_path: Path) -> None:
     assert account.num_steps == 0 and account.replay is not None and account.step is not None
     assert account.replay.period_ns == pytest.approx(account.step.step_ns, rel=0.01)
     assert one_rank(tmp_path / "b", loading=True).num_steps == 6
-
-
-def test_a_window_too_long_to_be_replayed_is_not_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmarked_steps, "MAX_ITEMS", 11)
-    account = one_rank(tmp_path, steps=False, loading=True)
-    assert account.replay is None and account.step is not None
-    found = diagnose(account)
-    assert not found.findings and "steps" in lacking(found)["data-loading"]
-
-
-def test_rules_that_need_steps_stay_silent_over_a_window(tmp_path: Path) -> None:
-    """The gradients of several unmarked steps look like one step that sends them again and again."""
-    account = one_rank(tmp_path, steps=False, collectives=3)
-    found = diagnose(account)
-    assert "redundant-communication" not in {f.id for f in found.findings}
-    assert "steps" in lacking(found)["redundant-communication"]
-
-
-def test_shapes_and_peak_are_asked_for_where_attention_cannot_be_seen(tmp_path: Path) -> None:
-    assert "shapes" in lacking(diagnose(one_rank(tmp_path)))["memory-bound-attention"]
-
-
-def test_every_rule_states_what_it_finds_and_needs() -> None:
-    for rule in (*SPECIFIC, *GENERAL):
-        assert rule.finds and all(isinstance(need, Need) for need in rule.needs)
-    rules_by_id = Counter(id_ for rule in (*SPECIFIC, *GENERAL) for id_ in rule.finds)
-    assert {id_ for id_, rules in rules_by_id.items() if rules > 1} == {
-        "slow-link",
-        "host-stall",
-        "memory-bound-kernels",
-    }, (
-        "one rule per finding; slow links show in bandwidths and in NCCL's own log, anomaly detection in no gap, "
-        "conversions of layouts in names"
-    )
 
 
 def cut_off(folder: Path, *, share: float) -> Account:

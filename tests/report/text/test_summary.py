@@ -1,21 +1,18 @@
 """The summary for people: readable on any terminal, and never steered by the names in a trace."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.analyze.build import RankTrace, built_run
-from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.finding import FINDING_IDS, SETTING_OF_FINDING
 from stepscope.diagnose.findings import diagnose
-from stepscope.report.terminal import console, name_text, plain_table, speaks_unicode
-from stepscope.report.text.summary import next_commands, print_ranks, print_summary
+from stepscope.report.terminal import console, name_text, speaks_unicode
+from stepscope.report.text.summary import print_ranks, print_summary
 from stepscope.run.load import Run
-from stepscope.whatif.keys import SETTINGS
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 
@@ -50,49 +47,11 @@ def test_what_to_fix_comes_with_its_saving(late: Run) -> None:
     assert "saves " in said
 
 
-def test_profilers_share_is_shown_where_it_is_known(late: Run) -> None:
-    assert "while profiled, +" in summary(late, unprofiled_ms=4.5)
-    assert "ms while profiled" in summary(late)
-
-
-def test_missing_ranks_are_in_the_heading(tmp_path: Path) -> None:
-    run = built_run(tmp_path, simulate(STEP, STEP, steps=2).traces[:1])
-    assert "1 of 2 ranks, 2 steps" in summary(run)
-
-
-def test_nothing_to_fix_is_said(tmp_path: Path) -> None:
-    run = built_run(tmp_path, simulate([kernel(900) for _ in range(6)], steps=4).traces)
-    said = summary(run)
-    assert "Nothing worth fixing was found in what could be examined." in said
-    assert "not examined: memory-bound-attention (shapes:" in said
-    assert "No rule judges work that only this job does" in said
-
-
-def test_many_warnings_are_counted(tmp_path: Path) -> None:
-    traces = simulate([Op("data", 500), *STEP], STEP, steps=2).traces
-    for trace in traces:
-        for k in range(3):
-            trace.kernel("old", at=None, start=-50 + k, end=-49 + k)
-            trace.call("cudaLaunchKernel", 5 + k, 5.5 + k)
-    run = built_run(tmp_path, traces)
-    said = summary(replace(run, warnings=(*run.warnings, *(f"line {k}" for k in range(9)))))
-    assert said.count("\n! ") == 7
-    assert "more warnings with --json" in said
-
-
 @pytest.mark.parametrize("width", [40, 200])
 def test_any_width_is_readable(late: Run, width: int) -> None:
     said = summary(late, out=Console(file=io.StringIO(), width=width, highlight=False))
     assert max(map(len, said.splitlines())) <= width
     assert "straggler" in said
-
-
-@pytest.mark.slow
-def test_terminal_gets_a_bar_and_a_pipe_does_not(late: Run) -> None:
-    assert "█" in summary(late, out=Console(file=io.StringIO(), width=100, force_terminal=True))
-    assert "█" not in summary(late)
-    plain = summary(late, out=Console(file=io.StringIO(), width=100, force_terminal=True, no_color=True))
-    assert "\x1b[3" not in plain, "NO_COLOR"
 
 
 def test_ranks_keep_their_numbers_however_narrow_the_terminal(late: Run) -> None:
@@ -105,14 +64,6 @@ def test_ranks_keep_their_numbers_however_narrow_the_terminal(late: Run) -> None
         assert "(device)" in row
 
 
-def test_long_lines_keep_their_indent(late: Run) -> None:
-    said = summary(
-        late, out=Console(file=io.StringIO(), width=60, highlight=False, force_terminal=True, color_system=None)
-    )
-    below = said.split("What to fix first\n")[1].split("\n\n")[0].splitlines()
-    assert all(line[:3] in ("1. ", "2. ", "3. ", "4. ", "5. ", "   ") for line in below)
-
-
 def test_next_commands_name_the_run_and_the_first_fix(late: Run) -> None:
     where = Console(file=io.StringIO(), width=120, highlight=False)
     account = account_of(late)
@@ -120,17 +71,6 @@ def test_next_commands_name_the_run_and_the_first_fix(late: Run) -> None:
     said = where.file.getvalue()  # type: ignore[attr-defined]
     assert "next  stepscope whatif 'my run' --unprofiled-step-ms 9 --set straggler=off" in said
     assert "stepscope view 'my run'" in said
-
-
-def test_every_next_setting_is_one_that_whatif_knows() -> None:
-    keys = {setting.key for setting in SETTINGS}
-    assert set(SETTING_OF_FINDING) <= set(FINDING_IDS)
-    assert {value.split("=")[0] for value in SETTING_OF_FINDING.values()} <= keys
-
-
-def test_no_warning_repeats_another(late: Run) -> None:
-    said = summary(replace(late, warnings=("peak unknown: no table", "waterfall unknown: peak unknown: no table")))
-    assert said.count("peak unknown: no table") == 1
 
 
 def test_output_without_unicode_gets_what_it_can_hold(late: Run) -> None:
@@ -160,23 +100,3 @@ def test_trace_without_work_has_question_marks(tmp_path: Path) -> None:
     said = summary(built_run(tmp_path, [*simulate(STEP, STEP, steps=2).traces[:1], empty]))
     row = next(line for line in said.splitlines() if line.startswith("1 "))
     assert row.split() == ["1", *["?"] * 8]
-
-
-def test_console_suits_where_it_prints() -> None:
-    pipe = console(io.StringIO())
-    assert (pipe.width, pipe.is_terminal) == (120, False)
-    table = plain_table(pipe, "name", "ms")
-    assert [c.justify for c in table.columns] == ["left", "right"]
-
-
-def test_a_trace_without_steps_is_no_step(tmp_path: Path) -> None:
-    trace = RankTrace()
-    trace.kernel("gemm", at=5, start=20, end=120)
-    said = summary(built_run(tmp_path, [trace]))
-    assert "whole window 0.10 ms" in said and "  step " not in said
-
-
-def test_an_all_clear_points_to_the_lines_where_those_are_known(late: Run) -> None:
-    found = replace(diagnose(account_of(late)), findings=())
-    without, with_lines = (next_commands(found, ["run"], has_lines=known) for known in (False, True))
-    assert with_lines == [("stepscope code run", "source lines with what they cost"), *without]

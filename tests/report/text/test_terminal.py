@@ -7,12 +7,8 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from tests.source_trees import desk_calls
 
-from stepscope.cli.messages import print_line, print_stderr, warn
-from stepscope.investigate.investigation import Step
 from stepscope.report.terminal import PlainConsole, console, plain_table, row_name
-from stepscope.report.text.investigation import print_step
 
 HOSTILE = "[red]x[/red] [/foo] \x1b[31m \x1b]52;c;AAAA\x07 \x9b2J \u202e\u2066 :smile:"
 
@@ -43,12 +39,6 @@ def test_names_neither_steer_the_terminal_nor_are_markup(what: object, terminal:
     assert "\\u202e" in shown and ":smile:" in shown
 
 
-def test_colours_of_our_own_stay() -> None:
-    file = io.StringIO()
-    PlainConsole(file=file, force_terminal=True, color_system="standard").print(Text("late", style="red"))
-    assert file.getvalue() == "\x1b[31mlate\x1b[0m\n"
-
-
 def test_console_and_its_tables_are_plain() -> None:
     file = io.StringIO()
     out = console(file)
@@ -57,29 +47,6 @@ def test_console_and_its_tables_are_plain() -> None:
     out.print(table)
     assert isinstance(out, PlainConsole)
     assert "[bold]b[/bold]" in file.getvalue()
-
-
-def test_plain_lines_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    for tell in (print_line, print_stderr, warn):
-        tell(f"{HOSTILE}\nforged line")
-    for stream in capsys.readouterr():
-        assert all(c.isprintable() or c == "\n" for c in stream)
-        assert all("\\nforged line" in line for line in stream.splitlines())
-
-
-def test_nothing_prints_past_the_two_doors() -> None:
-    """Only `print_line` prints, only `terminal` makes consoles; `output` writes what `-` asked for, as it is."""
-    printing = ("print", "Console", "Text.from_markup", "sys.stdout.write", "sys.stderr.write")
-    found = {(path.rpartition("/")[2], called) for path, called, _ in desk_calls() if called in printing}
-    assert found == {("messages.py", "print"), ("output.py", "sys.stdout.write")}
-
-
-def test_a_paragraph_keeps_its_indent_on_a_narrow_terminal() -> None:
-    file = io.StringIO()
-    out = PlainConsole(file=file, force_terminal=True, color_system=None, width=30, highlight=False)
-    print_step(Step(4, "Root cause", "Why?", "a sentence that is longer than the terminal is wide"), out)
-    lines = [line for line in file.getvalue().splitlines() if line.strip()]
-    assert len(lines) > 2 and all(line.startswith("   ") for line in lines[1:])
 
 
 def test_a_name_in_a_table_is_cut_and_not_wrapped() -> None:

@@ -1,10 +1,8 @@
 """Exported timelines hold each event of the source once, as long as it was, on one clock, with its flows."""
 
-import doctest
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,11 @@ from tests.analyze.build import RankTrace, built_run, true_ns
 from tests.diagnose.late import late_run
 from tests.report.trace_processor import fields, queried, why_not
 
-from stepscope.contract import tensorboard as event_records
-from stepscope.report import perfetto as protobuf
-from stepscope.report import timeline as timeline_lanes
 from stepscope.report.chrome import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
-from stepscope.report.timeline import FIRST_PID, MAX_LANES, Filter, Timeline, lanes, timeline_of
+from stepscope.report.timeline import FIRST_PID, Filter, Timeline, lanes, timeline_of
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
-from stepscope.tables import table as tables_csv
 
 DATA = Path(__file__).parents[2] / "data"
 needs_trace_processor = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -149,38 +143,10 @@ def test_ranks_are_on_one_clock(tmp_path: Path) -> None:
     assert abs(min(start for start, _, _ in slices[0]) - true_ns(0)) < 1_000_000
 
 
-def test_no_process_or_thread_is_taken_for_the_systems_own(tmp_path: Path) -> None:
-    timeline = timeline_of(crossing_run(tmp_path))
-    _, _, facts = decoded(perfetto_trace(timeline))
-    _, events = from_json(chrome_trace(timeline))
-    pids, tids = {e["pid"] for e in events}, {e["tid"] for e in events if "tid" in e}
-    assert min(facts["pids"] | pids | tids) >= FIRST_PID and not pids & tids
-    assert len(tids) == sum(len(rank.tracks) for rank in timeline.ranks)
-
-
-def test_progress_is_told_in_slices(shared: AlignedRun) -> None:
-    told: list[tuple[int, int]] = []
-    timeline = timeline_of(shared, progress=lambda done, total: told.append((done, total)))
-    size = timeline.num_slices
-    assert len(told) == 4 and told[0] == (0, size)
-    for form in (perfetto_trace, chrome_trace):
-        told.clear()
-        b"".join(form(timeline, progress=lambda done, total: told.append((done, total))))
-        assert len(told) == 4 and told[-1] == (size, size)
-
-
 def test_slices_that_cross_get_lanes_of_their_own() -> None:
     start = np.array([0, 5, 9, 14, 20, 20])
     end = np.array([7, 11, 16, 18, 30, 20])
     assert lanes(start, end).tokens == ([0, -1, 2, -3, 4, 5, -6, -5], [1, -2, 3, -4])
-
-
-def test_more_than_a_viewer_can_stack_is_left_out_and_said(tmp_path: Path) -> None:
-    r = RankTrace(0)
-    for k in range(MAX_LANES + 3):
-        r.annotation(f"r{k}", k, 1000 + k)
-    timeline = timeline_of(aligned(built_run(tmp_path, [r])))
-    assert timeline.num_slices == MAX_LANES and "left out, 3 slices that cross" in timeline.left_out[0]
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +194,6 @@ class TestFilter:
         assert thinner.left_out[0].encode() in b"".join(perfetto_trace(thinner))
         assert json.loads(b"".join(chrome_trace(thinner)))["notes"] == list(thinner.notes)
         assert whole.num_slices == sum(map(len, source(shared).values()))
-
-
-@pytest.mark.parametrize("module", [event_records, protobuf, tables_csv, timeline_lanes])
-def test_examples_are_right(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
 
 
 SUMS = """select p.pid, count(*), sum(s.dur) from slice s join process_track t on s.track_id = t.id

@@ -1,19 +1,79 @@
-"""The page of an unchanged run: its parts are kept, and put together anew each time.
+"""The HTML file of a run, put together from its parts, and the cache of these parts.
 
-What is kept is data and text, never a script: whatever somebody put in its place is shown as any trace would be.
+One file: template, styles, scripts and data, with a policy that names the one script and the one style sheet by their
+hashes and lets nothing else run or load. Names in traces are untrusted: the data is base64, which cannot close an
+element, and the page shows names as text only. Standard library only: a cached page needs no analysis.
 """
 
-import re
+import base64
+import hashlib
+import html
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from stepscope.dataclass import dataclass
 from stepscope.document.cache import KeptPlace, kept_place
-from stepscope.report.html.page import PageParts, page_from
 from stepscope.trace.cache_place import content_key
+from stepscope.units import printable
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
+_SCRIPTS = (
+    "unpack", "numbers", "elements", "theme", "state", "contents", "places", "summary", "switches", "charts", "memory",
+    "devices", "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy",
+    "trust", "timeline_data", "timeline_draw", "timeline_minimap", "timeline_detail", "timeline", "timeline_input",
+    "main",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PageParts:
+    """What the page of a run is made of besides its template, styles and scripts."""
+
+    #: packed, as base64
+    data: str
+    title: str
+    #: for who runs no scripts
+    in_words: str
+
+
+def page_from(parts: PageParts) -> str:
+    """Return the text of a run's page."""
+    return assembled(parts.data, scripts=_SCRIPTS, title=parts.title, in_words=parts.in_words)
+
+
+def assembled(data: str, *, scripts: tuple[str, ...], title: str, in_words: str) -> str:
+    """Return a page of these scripts (files of `js/`) and its packed data; `in_words` is for who runs no scripts."""
+    script, style = _script(scripts), _source("report.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(_source("template.html")).substitute(
+        policy=policy,
+        title=html.escape(printable(title)),
+        style=style,
+        script=script,
+        data=data,
+        plain=html.escape(in_words),
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8").strip() + "\n"
+
+
+@cache
+def _script(names: tuple[str, ...]) -> str:
+    parts = "\n".join(_source(f"js/{name}.js") for name in names)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @dataclass(frozen=True)
@@ -35,7 +95,7 @@ class KeptPage:
 def page_place(
     given: Sequence[str], *, options: Mapping[str, Any], calibration: str | None, cache_folder: Path | None
 ) -> KeptPlace | None:
-    """Return where the page of a run lies, None where there is no run; `calibration` is a file named for it."""
+    """Return the cache file of a run's page, None if there is no run; `calibration` is a file named for it."""
     place = kept_place(given, ending="page", options=options, cache_folder=cache_folder)
     if place is None:
         return None
@@ -45,20 +105,14 @@ def page_place(
 
 
 def found_page(place: KeptPlace | None) -> KeptPage | None:
-    """Return the page that was kept, None where there is none of exactly this run."""
+    """Return the cached page, None if there is none."""
     kept = place.found() if place else None
     if kept is None:
         return None
-    name, is_partial, texts = kept.get("name"), kept.get("is_partial"), kept.get("parts")
-    if not isinstance(name, str) or not isinstance(is_partial, bool) or not isinstance(texts, list) or len(texts) != 3:
-        return None
-    if not all(isinstance(text, str) for text in texts) or not _BASE64.fullmatch(texts[0]):
-        return None
-    return KeptPage(name, is_partial, PageParts(*texts))
+    return KeptPage(kept["name"], kept["is_partial"], PageParts(**kept["parts"]))
 
 
 def keep_page(place: KeptPlace | None, page: KeptPage, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
-    """Write a page where it is to be kept."""
+    """Cache a page."""
     if place is not None:
-        parts = [page.parts.data, page.parts.title, page.parts.in_words]
-        place.keep({"name": page.name, "is_partial": page.is_partial, "parts": parts}, key=key, raw_bytes=raw_bytes)
+        place.keep(vars(page) | {"parts": vars(page.parts)}, key=key, raw_bytes=raw_bytes)

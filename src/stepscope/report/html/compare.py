@@ -7,7 +7,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.report.html.page import assembled
+from stepscope.report.html.cache import assembled
 from stepscope.report.html.page_data import KINDS, ReportData, Slices, grid_of, packed
 from stepscope.report.html.timeline_data import slices_of
 from stepscope.units import NS_PER_MS, NS_PER_US, printable
@@ -31,15 +31,16 @@ def render_comparison(document: dict[str, Any], *, lanes: dict[str, Any] | None 
     """Return the page of a comparison, from its JSON and the lanes of a step of each side (`side_by_side`)."""
     data = ReportData(report={**document, "lanes": lanes}, grid=None, slices=None)
     title = f"{document['a']['name']} against {document['b']['name']}"
-    return assembled(packed(data), scripts=_SCRIPTS, title=title, in_words=_in_words(document))
-
-
-def _in_words(document: dict[str, Any]) -> str:
     if document["basis"] == "bench":
         said = [(s["name"], s["verdict"], s["step_ms"]) for s in document["series"]]
     else:
         said = [("step", document["verdict"], document["step_ms"])]
-    return " ".join(f"{printable(name)}: {verdict}{_times(d)}." for name, verdict, d in said)
+    return assembled(
+        packed(data),
+        scripts=_SCRIPTS,
+        title=title,
+        in_words=" ".join(f"{printable(name)}: {verdict}{_times(d)}." for name, verdict, d in said),
+    )
 
 
 def _times(step: dict[str, Any]) -> str:
@@ -94,8 +95,7 @@ def _worst(a: Side, b: Side, shared: Sequence[int]) -> dict[int, str]:
 
 def _lanes(s: Slices, rank: int) -> dict[str, Any]:
     mine = np.flatnonzero(s.rank == s.ranks.index(rank))
-    longest = mine[np.argsort(-s.dur_ns[mine], kind="stable")[:_MAX_SLICES]]
-    kept = np.sort(longest)
+    kept = np.sort(mine[np.argsort(-s.dur_ns[mine], kind="stable")[:_MAX_SLICES]])
     waits = kept[s.wait_ns[kept] > 0]
     start = np.concatenate((s.start_ns[kept] + s.wait_ns[kept], s.start_ns[waits]))
     dur = np.concatenate((s.dur_ns[kept] - s.wait_ns[kept], s.wait_ns[waits]))

@@ -1,12 +1,6 @@
 """The page of one run: everything that it shows, from the account."""
 
-import base64
-import hashlib
-import html
 from collections.abc import Iterator
-from functools import cache
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -16,11 +10,11 @@ from stepscope.analyze.owner_costs import CodeNode
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.cost.recorded_collectives import points_from_run
-from stepscope.dataclass import dataclass
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import report_json
 from stepscope.document.values import plain
 from stepscope.errors import InputError
+from stepscope.report.html.cache import PageParts, page_from
 from stepscope.report.html.page_data import ReportData, grid_of, packed
 from stepscope.report.html.timeline_data import slices_of, slices_of_other_steps
 from stepscope.report.pictures import pictures_of
@@ -99,12 +93,6 @@ def _node(node: CodeNode) -> dict[str, Any]:
 
 # How far may a reader trust the report? One line per thing that was measured about the measurement itself.
 
-_GROSS_OVERHEAD_PCT = 20
-
-
-def _trust_lines(report: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
-
 
 def _ranks(report: dict[str, Any]) -> Iterator[str]:
     run = report["run"]
@@ -136,72 +124,8 @@ def _profiler(report: dict[str, Any]) -> Iterator[str]:
     elif overhead <= 0:
         yield "the step was no longer under the profiler than without it"
     else:
-        gross = "; small times are distorted" if overhead > _GROSS_OVERHEAD_PCT else ""
+        gross = "; small times are distorted" if overhead > 20 else ""
         yield f"the profiler made the step {overhead:.1f} % longer{gross}"
-
-
-# One file: template, styles, scripts and data, with a policy that lets nothing else run or load.
-#
-# Names in traces are untrusted. The data is base64, which cannot close an element; the page shows names as text only;
-# and the policy names the one script and the one style sheet by their hashes. Standard library only: a page that was
-# kept
-# is put together without the analysis.
-
-_SCRIPTS = (
-    "unpack", "numbers", "elements", "theme", "state", "contents", "places", "summary", "switches", "charts", "memory",
-    "devices", "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy",
-    "trust", "timeline_data", "timeline_draw", "timeline_minimap", "timeline_detail", "timeline", "timeline_input",
-    "main",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PageParts:
-    """What the page of a run is made of besides its template, styles and scripts."""
-
-    #: packed, as base64
-    data: str
-    title: str
-    #: for who runs no scripts
-    in_words: str
-
-
-def page_from(parts: PageParts) -> str:
-    """Return the text of a run's page."""
-    return assembled(parts.data, scripts=_SCRIPTS, title=parts.title, in_words=parts.in_words)
-
-
-def assembled(data: str, *, scripts: tuple[str, ...], title: str, in_words: str) -> str:
-    """Return a page of these scripts (files of `js/`) and its packed data; `in_words` is for who runs no scripts."""
-    script, style = _script(scripts), _source("report.css")
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return Template(_source("template.html")).substitute(
-        policy=policy,
-        title=html.escape(printable(title)),
-        style=style,
-        script=script,
-        data=data,
-        plain=html.escape(in_words),
-    )
-
-
-@cache
-def _source(name: str) -> str:
-    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-    return text.strip() + "\n"
-
-
-@cache
-def _script(names: tuple[str, ...]) -> str:
-    parts = "\n".join(_source(f"js/{name}.js") for name in names)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 # What is the page of a run made of? Its data as text, its title, and its essence in words.
@@ -214,15 +138,13 @@ def page_of(data: ReportData) -> str:
 
 def parts_of(data: ReportData) -> PageParts:
     """Return the parts of the page."""
-    return PageParts(packed(data), str(data.report["run"]["name"]), _in_words(data.report))
-
-
-def _in_words(report: dict[str, Any]) -> str:
-    step = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
+    step = data.report["step"]["unprofiled_ms"] or data.report["step"]["profiled_ms"]
     said = "unknown" if step is None else f"{step:.2f} ms"
-    lines = [f"Verdict: {report['verdict']}: {printable(report['verdict_reason'])}. Step: {said}."]
-    lines += [f"{printable(f['title'])}: saves {f['saving_alone_ms']:.2f} ms per step." for f in report["findings"]]
-    return " ".join(lines)
+    lines = [f"Verdict: {data.report['verdict']}: {printable(data.report['verdict_reason'])}. Step: {said}."]
+    lines += [
+        f"{printable(f['title'])}: saves {f['saving_alone_ms']:.2f} ms per step." for f in data.report["findings"]
+    ]
+    return PageParts(packed(data), str(data.report["run"]["name"]), " ".join(lines))
 
 
 def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> str:
@@ -233,7 +155,7 @@ def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
 def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> ReportData:
     """Return what the page of a run shows."""
     report = plain(report_json(account, diagnosis))  # a page cannot read NaN
-    trust = _trust_lines(report)
+    trust = tuple(line for lines in (_ranks(report), _clocks(report), _profiler(report)) for line in lines)
     del report["run"]["sources"]  # paths of whoever made the page: not for whoever reads it
     for rank in report["ranks"]:
         del rank["step_ms"]  # the grid holds it

@@ -199,7 +199,6 @@ class ReportData(ArrayRecord):
 _ROUNDED_NS = 100
 # delays of launches are multiples of this
 _DELAY_NS = 1_000
-_FINE_CELLS = 100_000
 # steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones
 _FINE_LEVELS, _COARSE_LEVELS = 4000, 64
 _MIN_QUANTUM_NS = 1_000
@@ -224,7 +223,11 @@ def packed(data: ReportData) -> str:
     if data.slices is not None:
         header["slices"] = _slices(data.slices, columns)
     header["more"] = [_slices(s, columns, prefix=f"{k}.") for k, s in enumerate(data.more_slices)]
-    header["columns"] = _offsets(columns)
+    out, at = {}, 0
+    for name, column in columns.items():
+        out[name] = [at, len(column)]
+        at += len(column)
+    header["columns"] = out
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     body = struct.pack("<I", len(text)) + text + b"".join(columns.values())
     return base64.b64encode(gzip.compress(body, 6, mtime=0)).decode()
@@ -266,8 +269,7 @@ def _grid(grid: Grid, columns: _Columns) -> dict[str, Any]:
     for k, group in enumerate(grid.group_ns):
         quantum = _quantum_ns(group)
         quanta.append(quantum)
-        missing = np.isnan(group)
-        levels = np.where(missing, 0, np.rint(np.nan_to_num(group) / quantum) + 1)
+        levels = np.where(np.isnan(group), 0, np.rint(np.nan_to_num(group) / quantum) + 1)
         columns[f"grid{k}"] = varints(levels.reshape(-1))
     return {"ranks": list(grid.ranks), "steps": list(grid.steps), "quantum_ns": quanta}
 
@@ -277,7 +279,7 @@ def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
     if not len(known):
         return float(_MIN_QUANTUM_NS)
     low, high = np.percentile(known, [5, 95])
-    levels = _FINE_LEVELS if group.size <= _FINE_CELLS else _COARSE_LEVELS
+    levels = _FINE_LEVELS if group.size <= 100_000 else _COARSE_LEVELS
     return float(max(_MIN_QUANTUM_NS, round((high - low) / levels)))
 
 
@@ -313,14 +315,6 @@ def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]
     }
 
 
-def _offsets(columns: _Columns) -> dict[str, list[int]]:
-    out, at = {}, 0
-    for name, column in columns.items():
-        out[name] = [at, len(column)]
-        at += len(column)
-    return out
-
-
 # Where did every step of every rank go, in seven groups?
 
 _GROUP_OF_PART = {
@@ -341,7 +335,10 @@ def grid_of(account: Account) -> Grid | None:
     group_ns = np.full((len(GROUPS), len(numbers), len(steps)), np.nan)
     for row, (mine, view) in enumerate(zip(numbers, account.ranks, strict=True)):
         if view.budget is not None and len(mine):
-            group_ns[:, row, [column[int(n)] for n in mine]] = _grouped(view.budget).T
+            out = np.zeros((len(view.budget.part_ns), len(GROUPS)), np.int64)
+            for code, part in enumerate(PARTS):
+                out[:, GROUPS.index(_GROUP_OF_PART[part])] += view.budget.part_ns[:, code]
+            group_ns[:, row, [column[int(n)] for n in mine]] = out.T
     return Grid(tuple(view.rank.rank for view in account.ranks), tuple(steps), group_ns)
 
 
@@ -349,10 +346,3 @@ def _numbers(rank: Rank, budget: RankBudget | None) -> table_Int64s:
     if budget is None or not rank.steps.known or (budget.periods.step == NO_STEP).any():
         return np.empty(0, np.int64)
     return rank.steps.number[budget.periods.step]
-
-
-def _grouped(budget: RankBudget) -> table_Int64s:
-    out = np.zeros((len(budget.part_ns), len(GROUPS)), np.int64)
-    for code, part in enumerate(PARTS):
-        out[:, GROUPS.index(_GROUP_OF_PART[part])] += budget.part_ns[:, code]
-    return out

@@ -4,8 +4,8 @@ Numbers carry the unit that they are in, and the page writes them the way the re
 `ms`, `bytes`, `pct`, `x` (times), `gb_per_s`, `flops`, `number`, `count` and `text`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from stepscope.analyze.steadiness import Series
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
-from stepscope.document.values import plain
-from stepscope.report.html.page import assembled
+from stepscope.document.values import ms_or_none, plain
+from stepscope.report.html.cache import assembled
 from stepscope.report.html.page_data import ReportData, packed
 from stepscope.report.runs import RunEntry, run_rows, step_ms
 from stepscope.results.folder import BenchResults, BenchSeries
@@ -30,110 +30,7 @@ _MAX_POINTS = 2000
 Value = str | float | int | bool | None
 
 
-@dataclass(frozen=True)
-class Card:
-    """One number at the top."""
-
-    title: str
-    value: Value
-    unit: str = "text"
-    why: str = ""
-    #: `high` is bad, `low` good
-    tone: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table."""
-
-    title: str
-    unit: str = "text"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that can be sorted and filtered; None is unknown."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    #: where the first text of each row leads, in a page that is served; none elsewhere
-    links: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class MeasuredRow:
-    """One row of a chart of values with their intervals, and the samples behind it."""
-
-    name: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    #: by run
-    samples: tuple[tuple[float, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Values with intervals, one under the other, from zero."""
-
-    rows: tuple[MeasuredRow, ...]
-    unit: str
-    label: str
-    kind: str = field(default="intervals", init=False)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a chart of lines."""
-
-    title: str
-    unit: str
-    log: bool = False
-
-
-@dataclass(frozen=True)
-class Line:
-    """Points that belong together: x, y and where known low and high."""
-
-    name: str
-    points: tuple[tuple[float, ...], ...]
-    #: a line through measurements that are not on it; else its points are marked
-    fitted: bool = False
-    #: lines of one colour belong together; its place in the list by default
-    colour: int | None = None
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Lines over one axis."""
-
-    lines: tuple[Line, ...]
-    x: Axis
-    y: Axis
-    label: str
-    kind: str = field(default="lines", init=False)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One bar of a chart of stacked parts, by their names."""
-
-    name: str
-    parts: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """Bars on one scale, their parts in the same colours; `limit` is drawn as a line."""
-
-    rows: tuple[Stack, ...]
-    unit: str
-    label: str
-    limit: float | None = None
-    kind: str = field(default="stacks", init=False)
-
-
-Chart = Intervals | Lines | Stacks
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -143,8 +40,8 @@ class Section:
     id: str
     title: str
     lines: tuple[str, ...] = ()
-    chart: Chart | None = None
-    table: Table | None = None
+    chart: Values | None = None
+    table: Values | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +50,7 @@ class Sheet:
 
     title: str
     facts: tuple[str, ...]
-    cards: tuple[Card, ...]
+    cards: tuple[Values, ...]
     sections: tuple[Section, ...]
     notes: tuple[str, ...] = ()
 
@@ -171,21 +68,61 @@ def _thinned(points: Sequence[tuple[float, ...]], most: int = _MAX_POINTS) -> tu
     return tuple(points[round(i * step)] for i in range(most))
 
 
-def _table_of(titles: Sequence[tuple[str, str]], rows: Sequence[Sequence[Value]]) -> Table:
-    known = [i for i in range(len(titles)) if any(row[i] is not None for row in rows)]
-    return Table(tuple(Column(*titles[i]) for i in known), tuple(tuple(row[i] for i in known) for row in rows))
-
-
 def _in_words(sheet: Sheet) -> str:
-    said = [f"{card.title}: {_plain(card)}." for card in sheet.cards]
+    said = [f"{card['title']}: {_plain(card)}." for card in sheet.cards]
     return " ".join([*said, *(printable(note) + "." for note in sheet.notes)])
 
 
-def _plain(card: Card) -> str:
-    value: Any = card.value
+def _plain(card: Values) -> str:
+    value = card["value"]
     if value is None:
         return "unknown"
-    return printable(value if isinstance(value, str) else f"{value:.4g} {card.unit.replace('_', ' ')}")
+    return printable(value if isinstance(value, str) else f"{value:.4g} {card['unit'].replace('_', ' ')}")
+
+
+def _card(title: str, value: Value, unit: str = "text", why: str = "", tone: str = "") -> Values:
+    """Return one number at the top; the tone `high` is bad, `low` good."""
+    return {"title": title, "value": value, "unit": unit, "why": why, "tone": tone}
+
+
+def _table_of(items: Iterable[Any], *columns: tuple[str, str, str | Callable[[Any], Value]]) -> Values:
+    """Return a table; a column has a title, a unit, and a key or function of the items. Empty ones are dropped."""
+    rows = [[item[value] if isinstance(value, str) else value(item) for _, _, value in columns] for item in items]
+    known = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+    titles = [{"title": columns[i][0], "unit": columns[i][1]} for i in known]
+    return {"columns": titles, "rows": [[row[i] for i in known] for row in rows], "links": []}
+
+
+def _measured_row(
+    name: str, value: float, low: float | None, high: float | None, samples: Sequence[Sequence[float]] = ()
+) -> Values:
+    return {"name": name, "value": value, "low": low, "high": high, "samples": samples}
+
+
+def _intervals(rows: Sequence[Values], unit: str, label: str) -> Values:
+    """Return a chart of values with their intervals, one under the other."""
+    return {"rows": rows, "unit": unit, "label": label, "kind": "intervals"}
+
+
+def _axis(title: str, unit: str, *, log: bool = False) -> Values:
+    return {"title": title, "unit": unit, "log": log}
+
+
+def _line(name: str, points: Sequence[tuple[float, ...]], *, fitted: bool = False, colour: int | None = None) -> Values:
+    """Return points of x, y and maybe low and high; the points of a fitted line are not marked."""
+    return {"name": name, "points": points, "fitted": fitted, "colour": colour}
+
+
+def _lines_over(lines: Sequence[Values], x: Values, y: Values, label: str) -> Values:
+    return {"lines": lines, "x": x, "y": y, "label": label, "kind": "lines"}
+
+
+def _stacks(
+    rows: Iterable[tuple[str, Sequence[tuple[str, float]]]], unit: str, label: str, limit: float | None = None
+) -> Values:
+    """Return bars on one scale, by name and parts; `limit` is drawn as a line."""
+    bars = [{"name": name, "parts": parts} for name, parts in rows]
+    return {"rows": bars, "unit": unit, "label": label, "limit": limit, "kind": "stacks"}
 
 
 # The page of a benchmark: series with their intervals, what else was measured of them, scaling and collectives.
@@ -210,11 +147,26 @@ def bench_sheet(results: BenchResults) -> Sheet:
     """Return the page of a benchmark's results."""
     timed = [one for series in results.series.values() if (one := _timed(series)) is not None]
     sections = [*_collectives(results), *_scaling(timed)] or [_series(timed)]
+    where = results.environment
+    named = [
+        f"{where[k]:g} ranks" if k == "world_size" else str(where[k])
+        for k in ("world_size", "backend", "device")
+        if k in where and not (k == "world_size" and isinstance(where[k], str))
+    ]
+    torch = [f"torch {where['torch']}"] if "torch" in where else []
+    steps = [
+        f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1] if times.num_runs > 1
+    ]
+    said = tuple(line for line in (results.question, *results.advice) if line)
     return Sheet(
         title=results.command or results.name,
-        facts=_facts(results, timed),
+        facts=(*named, *torch, *(steps if len(timed) > 1 else ())),
         cards=_cards(results, timed),
-        sections=(*_advice(results), *sections, *_figures(results)),
+        sections=(
+            *([Section("advice", "What to take", said)] if results.advice else []),
+            *sections,
+            *_figures(results),
+        ),
         notes=tuple(_notes(results, timed)),
     )
 
@@ -226,38 +178,24 @@ def _timed(series: BenchSeries) -> Timed | None:
     return None if times is None else (series, samples, times)
 
 
-def _facts(results: BenchResults, timed: Sequence[Timed]) -> tuple[str, ...]:
-    where = results.environment
-    named = [
-        f"{where[k]:g} ranks" if k == "world_size" else str(where[k])
-        for k in ("world_size", "backend", "device")
-        if k in where and not (k == "world_size" and isinstance(where[k], str))
-    ]
-    torch = [f"torch {where['torch']}"] if "torch" in where else []
-    steps = [
-        f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1] if times.num_runs > 1
-    ]
-    return (*named, *torch, *(steps if len(timed) > 1 else ()))
-
-
-def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Card, ...]:
+def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Values, ...]:
     if not timed or _is_collectives(results):
-        return (Card("Measured", len(results.series), "count", "operations and sizes"),)
+        return (_card("Measured", len(results.series), "count", "operations and sizes"),)
     if points := _scaling_points(timed):
         return tuple(_largest(points, mode) for mode in dict.fromkeys(p.mode for p in points))
     best = min(timed, key=lambda one: one[2].median_ns)
     first = timed[0]
     unsteady = sum(not times.steady for _, _, times in timed)
     cards = [
-        Card("Fastest", best[0].name, "text", f"of {len(timed)} series"),
-        Card("Its step", ms(best[2].median_ns), "ms", "median"),
+        _card("Fastest", best[0].name, "text", f"of {len(timed)} series"),
+        _card("Its step", ms(best[2].median_ns), "ms", "median"),
     ]
     if best is not first:
         over, low, high = ratio(best[1], first[1])
         between = f"{low:.2f} to {high:.2f}, 95 %"
-        cards.append(Card(f"Against {first[0].name}", over, "x", between, "low" if high < 1 else ""))
+        cards.append(_card(f"Against {first[0].name}", over, "x", between, "low" if high < 1 else ""))
     cards.append(
-        Card(
+        _card(
             "Steady",
             f"{len(timed) - unsteady} of {len(timed)}",
             "text",
@@ -269,45 +207,49 @@ def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Card, ...]:
 
 
 def _series(timed: Sequence[Timed]) -> Section:
-    rows = [_row(one, timed[0]) for one in timed]
-    titles = (
-        ("series", "text"),
-        ("median", "ms"),
-        ("from", "ms"),
-        ("to", "ms"),
-        ("mean", "ms"),
-        ("std", "ms"),
-        ("min", "ms"),
-        ("max", "ms"),
-        ("time", "x"),
-        ("low", "x"),
-        ("high", "x"),
-        ("steps", "count"),
-    )
-    chart = Intervals(
+    chart = _intervals(
         tuple(
-            MeasuredRow(
-                series.name, ms(t.median_ns), ms(t.low_ns), ms(t.high_ns), tuple(_drawn(run) for run in samples)
+            _measured_row(
+                series.name,
+                ms(t.median_ns),
+                ms(t.low_ns),
+                ms(t.high_ns),
+                tuple(
+                    tuple(round(point[0], 4) for point in _thinned([(time,) for time in run], _MAX_SAMPLES))
+                    for run in samples
+                ),
             )
             for series, samples, t in timed
         ),
         "ms",
         "Median step time of each series with its 95 % interval; dots are steps; the table below holds the numbers",
     )
+    rows = [
+        (
+            series.name,
+            t,
+            [time for run in samples for time in run],
+            ratio(samples, timed[0][1]) if k else (1.0, None, None),
+        )
+        for k, (series, samples, t) in enumerate(timed)
+    ]
+    table = _table_of(
+        rows,
+        ("series", "text", lambda row: row[0]),
+        ("median", "ms", lambda row: ms(row[1].median_ns)),
+        ("from", "ms", lambda row: ms(row[1].low_ns)),
+        ("to", "ms", lambda row: ms(row[1].high_ns)),
+        ("mean", "ms", lambda row: ms(row[1].mean_ns)),
+        ("std", "ms", lambda row: ms(row[1].std_ns)),
+        ("min", "ms", lambda row: min(row[2])),
+        ("max", "ms", lambda row: max(row[2])),
+        ("time", "x", lambda row: row[3][0]),
+        ("low", "x", lambda row: row[3][1]),
+        ("high", "x", lambda row: row[3][2]),
+        ("steps", "count", lambda row: row[1].num_steps),
+    )
     said = "Dots are steps, a colour per run; the mark is the median with its 95 % interval. Time is against the first."
-    return Section("series", "Step times", (said,), chart, _table_of(titles, rows))
-
-
-def _row(one: Timed, first: Timed) -> tuple[Value, ...]:
-    series, samples, t = one
-    over: tuple[float | None, ...] = (1.0, None, None) if one is first else ratio(samples, first[1])
-    every = [time for run in samples for time in run]
-    times = (t.median_ns, t.low_ns, t.high_ns, t.mean_ns, t.std_ns)
-    return (series.name, *(ms(ns) for ns in times), min(every), max(every), *over, t.num_steps)
-
-
-def _drawn(run: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(point[0], 4) for point in _thinned([(time,) for time in run], _MAX_SAMPLES))
+    return Section("series", "Step times", (said,), chart, table)
 
 
 def _figures(results: BenchResults) -> list[Section]:
@@ -317,12 +259,13 @@ def _figures(results: BenchResults) -> list[Section]:
     units = {
         name: next((u for ending, u in _UNITS.items() if name.endswith(ending)), ("number", 1.0)) for name in names
     }
-    titles = [("series", "text"), *((_title(name), units[name][0]) for name in names)]
-    rows = [
-        (s.name, *(None if (v := s.summary.get(name)) is None else v * units[name][1] for name in names))
-        for s in results.series.values()
-    ]
-    return [Section("figures", "Throughput, communication and memory", (), None, _table_of(titles, rows))]
+    columns = [(_title(name), unit, _summary_value(name, scale)) for name, (unit, scale) in units.items()]
+    table = _table_of(results.series.values(), ("series", "text", lambda s: s.name), *columns)
+    return [Section("figures", "Throughput, communication and memory", (), None, table)]
+
+
+def _summary_value(name: str, scale: float) -> Callable[[BenchSeries], Value]:
+    return lambda series: None if (value := series.summary.get(name)) is None else value * scale
 
 
 def _title(name: str) -> str:
@@ -340,10 +283,10 @@ def _scaling_points(timed: Sequence[Timed]) -> list[ScalingPoint]:
     return scaling(rows) if len(rows) == len(timed) else []
 
 
-def _largest(points: Sequence[ScalingPoint], mode: str) -> Card:
+def _largest(points: Sequence[ScalingPoint], mode: str) -> Values:
     last = max((p for p in points if p.mode == mode), key=lambda p: p.world_size)
     between = f"{100 * last.low:.0f} to {100 * last.high:.0f} %"
-    return Card(f"{mode} scaling to {last.world_size} ranks", 100 * last.efficiency, "pct", f"efficiency, {between}")
+    return _card(f"{mode} scaling to {last.world_size} ranks", 100 * last.efficiency, "pct", f"efficiency, {between}")
 
 
 def _scaling(timed: Sequence[Timed]) -> list[Section]:
@@ -351,42 +294,26 @@ def _scaling(timed: Sequence[Timed]) -> list[Section]:
     if not points:
         return []
     lines = tuple(
-        Line(
+        _line(
             mode, tuple((p.world_size, 100 * p.efficiency, 100 * p.low, 100 * p.high) for p in points if p.mode == mode)
         )
         for mode in dict.fromkeys(p.mode for p in points)
     )
-    titles = (
-        ("mode", "text"),
-        ("ranks", "count"),
-        ("step", "ms"),
-        ("speed-up", "x"),
-        ("efficiency", "pct"),
-        ("low", "pct"),
-        ("high", "pct"),
+    table = _table_of(
+        points,
+        ("mode", "text", lambda p: p.mode),
+        ("ranks", "count", lambda p: p.world_size),
+        ("step", "ms", lambda p: ms_or_none(p.median_ns)),
+        ("speed-up", "x", lambda p: p.speedup),
+        ("efficiency", "pct", lambda p: 100 * p.efficiency),
+        ("low", "pct", lambda p: 100 * p.low),
+        ("high", "pct", lambda p: 100 * p.high),
     )
-    table = [
-        (
-            p.mode,
-            p.world_size,
-            None if p.median_ns is None else ms(p.median_ns),
-            p.speedup,
-            *(100 * v for v in (p.efficiency, p.low, p.high)),
-        )
-        for p in points
-    ]
-    chart = Lines(
-        lines, Axis("ranks", "count", log=True), Axis("efficiency", "pct"), "Scaling efficiency over world size"
+    chart = _lines_over(
+        lines, _axis("ranks", "count", log=True), _axis("efficiency", "pct"), "Scaling efficiency over world size"
     )
-    return [
-        Section(
-            "scaling",
-            "Scaling",
-            ("Efficiency against the smallest world size; the band is its 95 % interval.",),
-            chart,
-            _table_of(titles, table),
-        )
-    ]
+    said = "Efficiency against the smallest world size; the band is its 95 % interval."
+    return [Section("scaling", "Scaling", (said,), chart, table)]
 
 
 def _is_collectives(results: BenchResults) -> bool:
@@ -399,31 +326,23 @@ def _collectives(results: BenchResults) -> list[Section]:
     if not _is_collectives(results):
         return []
     groups: dict[str, list[tuple[float, ...]]] = {}
-    rows: list[tuple[Value, ...]] = []
     for s in results.series.values():
-        time_ms = s.samples_ns[0][0] / NS_PER_MS
-        world = s.config.get("world_size")
-        groups.setdefault(f"{s.config['op']}, {world} ranks", []).append((s.config["bytes"], time_ms))
-        rates = (s.summary.get("algbw_gb_per_s"), s.summary.get("busbw_gb_per_s"))
-        rows.append((s.config["op"], world if isinstance(world, int) else None, s.config["bytes"], time_ms, *rates))
-    titles = (
-        ("operation", "text"),
-        ("ranks", "count"),
-        ("size", "bytes"),
-        ("time", "ms"),
-        ("algorithm", "gb_per_s"),
-        ("bus", "gb_per_s"),
+        group = f"{s.config['op']}, {s.config.get('world_size')} ranks"
+        groups.setdefault(group, []).append((s.config["bytes"], s.samples_ns[0][0] / NS_PER_MS))
+    table = _table_of(
+        results.series.values(),
+        ("operation", "text", lambda s: s.config["op"]),
+        ("ranks", "count", lambda s: world if isinstance(world := s.config.get("world_size"), int) else None),
+        ("size", "bytes", lambda s: s.config["bytes"]),
+        ("time", "ms", lambda s: s.samples_ns[0][0] / NS_PER_MS),
+        ("algorithm", "gb_per_s", lambda s: s.summary.get("algbw_gb_per_s")),
+        ("bus", "gb_per_s", lambda s: s.summary.get("busbw_gb_per_s")),
     )
-    lines = tuple(Line(name, tuple(sorted(points))) for name, points in groups.items())
-    chart = Lines(
-        lines, Axis("size", "bytes", log=True), Axis("time", "ms", log=True), "Time of each collective over its size"
+    lines = tuple(_line(name, tuple(sorted(points))) for name, points in groups.items())
+    chart = _lines_over(
+        lines, _axis("size", "bytes", log=True), _axis("time", "ms", log=True), "Time of each collective over its size"
     )
-    return [Section("collectives", "Collectives", (), chart, _table_of(titles, rows))]
-
-
-def _advice(results: BenchResults) -> list[Section]:
-    said = tuple(line for line in (results.question, *results.advice) if line)
-    return [Section("advice", "What to take", said)] if results.advice else []
+    return [Section("collectives", "Collectives", (), chart, table)]
 
 
 def _notes(results: BenchResults, timed: Sequence[Timed]) -> list[str]:
@@ -446,11 +365,26 @@ def calibration_sheet(calibration: Calibration) -> Sheet:
     """Return the page of a calibration."""
     ops = list(dict.fromkeys(curve.op for curve in calibration.curves))
     about = calibration.about
+    table = _table_of(
+        calibration.curves,
+        ("operation", "text", lambda curve: curve.op),
+        ("ranks", "count", lambda curve: curve.world_size),
+        ("latency", "ms", _latency_ms),
+        ("rate", "gb_per_s", _rate),
+        ("R²", "number", lambda curve: round(curve.r2, 4)),
+        ("mean error", "pct", lambda curve: 100 * curve.mean_error),
+        ("largest error", "pct", lambda curve: 100 * curve.max_error),
+        ("on sizes left out", "pct", lambda curve: _pct(curve.left_out_error)),
+        ("points", "count", lambda curve: len(curve.points)),
+    )
     return Sheet(
         title="Collectives of this machine",
         facts=tuple(printable(str(about[name])) for name in _SHOWN if about.get(name)),
         cards=_calibration_cards(calibration),
-        sections=(_fits(calibration), *(_operation(calibration, op) for op in ops)),
+        sections=(
+            Section("fits", "What was fitted", (), None, table),
+            *(_operation(calibration, op) for op in ops),
+        ),
         notes=(
             "Times are of the full buffer of the operation, without waiting for other ranks.",
             *(curve.doubt for curve in calibration.curves if curve.doubt),
@@ -458,71 +392,44 @@ def calibration_sheet(calibration: Calibration) -> Sheet:
     )
 
 
-def _calibration_cards(calibration: Calibration) -> tuple[Card, ...]:
+def _calibration_cards(calibration: Calibration) -> tuple[Values, ...]:
     curves = calibration.curves
     rates = [rate for curve in curves if (rate := _rate(curve)) is not None]
     errors = [curve.left_out_error for curve in curves if curve.left_out_error is not None]
     return (
-        Card("Curves", len(curves), "count", "one per operation and world size"),
-        Card(
+        _card("Curves", len(curves), "count", "one per operation and world size"),
+        _card(
             "Smallest latency",
             min((_latency_ms(curve) for curve in curves), default=None),
             "ms",
             "before the first byte",
         ),
-        Card("Highest rate", max(rates, default=None), "gb_per_s", "bytes of the buffer over time"),
-        Card(
+        _card("Highest rate", max(rates, default=None), "gb_per_s", "bytes of the buffer over time"),
+        _card(
             "Typical error", 100 * float(np.median(errors)) if errors else None, "pct", "on sizes left out of the fit"
         ),
     )
 
 
-def _fits(calibration: Calibration) -> Section:
-    titles = (
-        ("operation", "text"),
-        ("ranks", "count"),
-        ("latency", "ms"),
-        ("rate", "gb_per_s"),
-        ("R²", "number"),
-        ("mean error", "pct"),
-        ("largest error", "pct"),
-        ("on sizes left out", "pct"),
-        ("points", "count"),
-    )
-    rows = [
-        (
-            curve.op,
-            curve.world_size,
-            _latency_ms(curve),
-            _rate(curve),
-            round(curve.r2, 4),
-            100 * curve.mean_error,
-            100 * curve.max_error,
-            None if curve.left_out_error is None else 100 * curve.left_out_error,
-            len(curve.points),
-        )
-        for curve in calibration.curves
-    ]
-    return Section("fits", "What was fitted", (), None, _table_of(titles, rows))
-
-
 def _operation(calibration: Calibration, op: str) -> Section:
     curves = [curve for curve in calibration.curves if curve.op == op]
     lines = [line for place, curve in enumerate(curves) for line in _lines(calibration, curve, place)]
-    chart = Lines(
-        tuple(lines), Axis("size", "bytes", log=True), Axis("time", "ms", log=True), f"Time of {op} over its size"
+    chart = _lines_over(
+        tuple(lines), _axis("size", "bytes", log=True), _axis("time", "ms", log=True), f"Time of {op} over its size"
     )
     said = "Dots were measured, lines are fitted; 90 % of measurements lie in the band."
-    rows = [
-        (curve.world_size, size, time / NS_PER_MS, size / time if time else None)
-        for curve in curves
-        for size, time in curve.points
-    ]
-    titles = (("ranks", "count"), ("size", "bytes"), ("time", "ms"), ("rate", "gb_per_s"))
-    return Section(f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), chart, _table_of(titles, rows))
+    points = [(curve.world_size, size, time) for curve in curves for size, time in curve.points]
+    table = _table_of(
+        points,
+        ("ranks", "count", lambda point: point[0]),
+        ("size", "bytes", lambda point: point[1]),
+        ("time", "ms", lambda point: point[2] / NS_PER_MS),
+        ("rate", "gb_per_s", lambda point: point[1] / point[2] if point[2] else None),
+    )
+    return Section(f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), chart, table)
 
 
-def _lines(calibration: Calibration, curve: Curve, place: int) -> list[Line]:
+def _lines(calibration: Calibration, curve: Curve, place: int) -> list[Values]:
     first, last = curve.points[0][0], curve.points[-1][0]
     sizes = np.geomspace(first, max(last, first + 1), _SAMPLES).tolist()
     found = [calibration.predict(curve.op, size_bytes=size, world_size=curve.world_size) for size in sizes]
@@ -532,7 +439,11 @@ def _lines(calibration: Calibration, curve: Curve, place: int) -> list[Line]:
     )
     measured = tuple((float(size), time / NS_PER_MS) for size, time in curve.points)
     name = f"{curve.world_size} ranks"
-    return [Line(name, measured, colour=place), Line(f"{name}, fitted", fitted, fitted=True, colour=place)]
+    return [_line(name, measured, colour=place), _line(f"{name}, fitted", fitted, fitted=True, colour=place)]
+
+
+def _pct(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _latency_ms(curve: Curve) -> float:
@@ -547,8 +458,6 @@ def _rate(curve: Curve) -> float | None:
 # The page of a prediction, from its JSON document: one function per kind of prediction.
 
 _US_PER_MS = 1000
-# times the peak that a device's memory is drawn beside it
-_NEAR = 4
 _MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 Document = Mapping[str, Any]
@@ -568,35 +477,26 @@ def _collective(document: Document | Sequence[Document], asked: str) -> Sheet:
         else (row["bytes"], row["time_us"] / _US_PER_MS, row["low_us"] / _US_PER_MS, row["high_us"] / _US_PER_MS)
         for row in sorted(rows, key=lambda row: row["bytes"])
     )
-    titles = (
-        ("operation", "text"),
-        ("size", "bytes"),
-        ("ranks", "count"),
-        ("time", "ms"),
-        ("low", "ms"),
-        ("high", "ms"),
-        ("how", "text"),
+    table = _table_of(
+        rows,
+        ("operation", "text", "op"),
+        ("size", "bytes", "bytes"),
+        ("ranks", "count", "world_size"),
+        ("time", "ms", lambda row: _us(row["time_us"])),
+        ("low", "ms", lambda row: _us(row["low_us"])),
+        ("high", "ms", lambda row: _us(row["high_us"])),
+        ("how", "text", lambda row: row.get("how") or f"{row['algorithm']} wins"),
     )
-    table = [
-        (
-            row["op"],
-            row["bytes"],
-            row["world_size"],
-            *(_us(row[k]) for k in ("time_us", "low_us", "high_us")),
-            row.get("how") or f"{row['algorithm']} wins",
-        )
-        for row in rows
-    ]
     name = f"{first['op']}, {first['world_size']} ranks"
-    chart = Lines(
-        (Line(name, points),),
-        Axis("size", "bytes", log=True),
-        Axis("time", "ms", log=True),
+    chart = _lines_over(
+        (_line(name, points),),
+        _axis("size", "bytes", log=True),
+        _axis("time", "ms", log=True),
         f"Predicted time of {name} over its size",
     )
     said = ("The band holds 90 % of measured times.",) if first["low_us"] is not None else (first["reason"],)
-    cards = (Card(name, _us(first["time_us"]), "ms", "smallest size" if len(rows) > 1 else ""),)
-    section = Section("times", "Predicted times", said, chart if len(rows) > 1 else None, _table_of(titles, table))
+    cards = (_card(name, _us(first["time_us"]), "ms", "smallest size" if len(rows) > 1 else ""),)
+    section = Section("times", "Predicted times", said, chart if len(rows) > 1 else None, table)
     return Sheet("Prediction of a collective", (asked,), cards, (section,))
 
 
@@ -605,43 +505,43 @@ def _us(value: float | None) -> float | None:
 
 
 def _memory(document: Document, asked: str) -> Sheet:
-    moments = tuple(Stack(m["when"], _parts(m)) for m in document["moments"])
-    titles = (("moment", "text"), *((part, "bytes") for part in _MEMORY_PARTS), ("sum", "bytes"))
-    rows = [
-        (m["when"], *(m[f"{part}_bytes"] for part in _MEMORY_PARTS), sum(v for _, v in _parts(m)))
-        for m in document["moments"]
-    ]
+    moments = [(m["when"], _parts(m)) for m in document["moments"]]
+    table = _table_of(
+        document["moments"],
+        ("moment", "text", "when"),
+        *((part, "bytes", f"{part}_bytes") for part in _MEMORY_PARTS),
+        ("sum", "bytes", lambda m: sum(v for _, v in _parts(m))),
+    )
     fits = {True: ("fits", "low"), False: ("does not fit", "high"), None: ("not asked", "")}[document["fits"]]
     cards = (
-        Card("Peak per device", document["peak_bytes"], "bytes", f"at {document['peak_when']}"),
-        Card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
-        Card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
+        _card("Peak per device", document["peak_bytes"], "bytes", f"at {document['peak_when']}"),
+        _card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
+        _card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
     )
     device, peak = document["device_bytes"], document["peak_bytes"]
-    near = device is not None and device < _NEAR * peak  # far above, its line would only flatten the rest
-    chart = Stacks(moments, "bytes", "Memory by category at each moment of the step", device if near else None)
+    # times the peak that a device's memory is drawn beside it
+    near = device is not None and device < 4 * peak  # far above, its line would only flatten the rest
+    chart = _stacks(moments, "bytes", "Memory by category at each moment of the step", device if near else None)
     sections = [
         Section(
             "memory",
             "Memory through the step",
             ("The red line is the device.",) if near else (),
             chart,
-            _table_of(titles, rows),
+            table,
         )
     ]
     if document["collectives"]:
-        traffic = (
-            ("operation", "text"),
-            ("group", "text"),
-            ("ranks", "count"),
-            ("per step", "count"),
-            ("size", "bytes"),
-            ("when", "text"),
+        traffic = _table_of(
+            document["collectives"],
+            ("operation", "text", "op"),
+            ("group", "text", "group"),
+            ("ranks", "count", "ranks"),
+            ("per step", "count", "count"),
+            ("size", "bytes", "bytes"),
+            ("when", "text", "when"),
         )
-        listed = [
-            tuple(c[k] for k in ("op", "group", "ranks", "count", "bytes", "when")) for c in document["collectives"]
-        ]
-        sections.append(Section("traffic", "What is sent", (), None, _table_of(traffic, listed)))
+        sections.append(Section("traffic", "What is sent", (), None, traffic))
     context = (
         "Outside of the allocator the context takes more; 5 % and the context are kept free where it is said to fit."
     )
@@ -655,18 +555,20 @@ def _parts(moment: Document) -> tuple[tuple[str, float], ...]:
 def _flops(document: Document, asked: str) -> Sheet:
     forward, training = document["forward_per_token"], document["training_per_token"]
     parts = {name: flops for name, flops in forward.items() if name != "total" and flops}
-    chart = Stacks(
-        (Stack("forward, per token", tuple(parts.items())),), "flops", "FLOPs of a token's forward pass by part"
+    chart = _stacks([("forward, per token", tuple(parts.items()))], "flops", "FLOPs of a token's forward pass by part")
+    table = _table_of(
+        forward.items(),
+        ("forward, per token", "text", lambda part: part[0]),
+        ("FLOPs", "flops", lambda part: part[1]),
+        ("share", "pct", lambda part: 100 * part[1] / forward["total"]),
     )
-    rows = [(name, flops, 100 * flops / forward["total"]) for name, flops in forward.items()]
-    table = _table_of((("forward, per token", "text"), ("FLOPs", "flops"), ("share", "pct")), rows)
     cards = (
-        Card("Parameters", document["parameters"], "count"),
-        Card("Training", training["model"], "flops", "per token"),
-        Card("With recomputation", training["hardware"], "flops", "per token"),
-        Card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
+        _card("Parameters", document["parameters"], "count"),
+        _card("Training", training["model"], "flops", "per token"),
+        _card("With recomputation", training["hardware"], "flops", "per token"),
+        _card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
     )
-    known = tuple(card for card in cards if card.value is not None)
+    known = tuple(card for card in cards if card["value"] is not None)
     return Sheet(
         "FLOPs of a model",
         (asked,),
@@ -679,44 +581,38 @@ def _flops(document: Document, asked: str) -> Sheet:
 def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
-    chart = Intervals(
-        tuple(MeasuredRow(layout_name(row), row["step_ms"], row["low_ms"], row["high_ms"]) for row in rows),
+    chart = _intervals(
+        tuple(_measured_row(layout_name(row), row["step_ms"], row["low_ms"], row["high_ms"]) for row in rows),
         "ms",
         "Predicted step of each candidate, and between what it may be",
     )
-    titles = (
-        ("strategy", "text"),
-        ("micro-batch", "count"),
-        ("micro-batches", "count"),
-        ("memory", "bytes"),
-        ("step", "ms"),
-        ("low", "ms"),
-        ("high", "ms"),
-        ("exposed comm", "ms"),
-        ("bubble", "ms"),
-        ("recompute", "ms"),
-        ("optimizer", "ms"),
-        ("MFU", "pct"),
+    table = _table_of(
+        rows,
+        ("strategy", "text", layout_name),
+        ("micro-batch", "count", "micro_batch"),
+        ("micro-batches", "count", "micro_batches"),
+        ("memory", "bytes", "memory_bytes"),
+        ("step", "ms", "step_ms"),
+        ("low", "ms", "low_ms"),
+        ("high", "ms", "high_ms"),
+        ("exposed comm", "ms", "exposed_comm_ms"),
+        ("bubble", "ms", "bubble_ms"),
+        ("recompute", "ms", "recompute_ms"),
+        ("optimizer", "ms", "optimizer_ms"),
+        ("MFU", "pct", lambda row: _pct(row["mfu"])),
     )
-    table = [_candidate(row) for row in rows]
     cards = (
-        Card("Recommended", layout_name(best), "text", document["reason"], "low"),
-        Card("Its step", best["step_ms"], "ms", "predicted"),
-        Card("Simple rule", layout_name(rule), "text", rule["rule"]),
-        Card("Its step by the rule", rule["step_ms"], "ms", "predicted"),
+        _card("Recommended", layout_name(best), "text", document["reason"], "low"),
+        _card("Its step", best["step_ms"], "ms", "predicted"),
+        _card("Simple rule", layout_name(rule), "text", rule["rule"]),
+        _card("Its step by the rule", rule["step_ms"], "ms", "predicted"),
     )
-    sections = [Section("candidates", "What fits, the fastest first", (), chart, _table_of(titles, table))]
+    sections = [Section("candidates", "What fits, the fastest first", (), chart, table)]
     if document["not_fitting"]:
-        gone = [(layout_name(row), row["memory_bytes"]) for row in document["not_fitting"]]
-        sections.append(
-            Section(
-                "not-fitting",
-                "What does not fit",
-                (),
-                None,
-                _table_of((("strategy", "text"), ("memory", "bytes")), gone),
-            )
+        gone = _table_of(
+            document["not_fitting"], ("strategy", "text", layout_name), ("memory", "bytes", "memory_bytes")
         )
+        sections.append(Section("not-fitting", "What does not fit", (), None, gone))
     also = ", ".join(layout_name(row) for row in document["test_also"])
     notes = [f"too close to call, measure both: {also}"] if also else []
     return Sheet(
@@ -728,22 +624,6 @@ def _strategy(document: Document, asked: str) -> Sheet:
     )
 
 
-def _candidate(row: Document) -> tuple[Value, ...]:
-    known = (
-        "micro_batch",
-        "micro_batches",
-        "memory_bytes",
-        "step_ms",
-        "low_ms",
-        "high_ms",
-        "exposed_comm_ms",
-        "bubble_ms",
-        "recompute_ms",
-        "optimizer_ms",
-    )
-    return (layout_name(row), *(row[k] for k in known), None if row["mfu"] is None else 100 * row["mfu"])
-
-
 def layout_name(row: Document) -> str:
     """Return a candidate in words: `zero3 dp 8 tp 2 checkpointed`."""
     parts = [row["strategy"], *(f"{k} {row[n]}" for k, n in (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline")))]
@@ -753,43 +633,31 @@ def layout_name(row: Document) -> str:
 
 def _scale(document: Document, asked: str) -> Sheet:
     curve = document["curve"]
-    chart = Lines(
-        (Line("predicted step", tuple((r["world_size"], r["step_ms"], r["low_ms"], r["high_ms"]) for r in curve)),),
-        Axis("ranks", "count", log=True),
-        Axis("step", "ms"),
+    chart = _lines_over(
+        (_line("predicted step", tuple((r["world_size"], r["step_ms"], r["low_ms"], r["high_ms"]) for r in curve)),),
+        _axis("ranks", "count", log=True),
+        _axis("step", "ms"),
         "Predicted step over world size",
     )
-    titles = (
-        ("ranks", "count"),
-        ("step", "ms"),
-        ("low", "ms"),
-        ("high", "ms"),
-        ("comm", "pct"),
-        ("last rank", "ms"),
-        ("efficiency", "pct"),
-        ("MFU", "pct"),
+    table = _table_of(
+        curve,
+        ("ranks", "count", "world_size"),
+        ("step", "ms", "step_ms"),
+        ("low", "ms", "low_ms"),
+        ("high", "ms", "high_ms"),
+        ("comm", "pct", "comm_pct"),
+        ("last rank", "ms", "straggler_ms"),
+        ("efficiency", "pct", lambda row: 100 * row["weak_efficiency"]),
+        ("MFU", "pct", lambda row: _pct(row["mfu"])),
     )
-    rows = [
-        (
-            r["world_size"],
-            r["step_ms"],
-            r["low_ms"],
-            r["high_ms"],
-            r["comm_pct"],
-            r["straggler_ms"],
-            100 * r["weak_efficiency"],
-            None if r["mfu"] is None else 100 * r["mfu"],
-        )
-        for r in curve
-    ]
     recorded = document["recorded"]
-    cards = [Card("Recorded", recorded["step_ms"], "ms", f"at {recorded['world_size']} ranks")]
+    cards = [_card("Recorded", recorded["step_ms"], "ms", f"at {recorded['world_size']} ranks")]
     cards += [
-        Card(f"At {r['world_size']:,} ranks", r["step_ms"], "ms", f"{100 * r['weak_efficiency']:.0f} % efficiency")
+        _card(f"At {r['world_size']:,} ranks", r["step_ms"], "ms", f"{100 * r['weak_efficiency']:.0f} % efficiency")
         for r in document["asked"]
     ]
     said = (f"Communication from {document['source']}. The band is what the step may be.",)
-    section = Section("curve", "The step at other world sizes", said, chart, _table_of(titles, rows))
+    section = Section("curve", "The step at other world sizes", said, chart, table)
     return Sheet(
         f"{document['run']} at other world sizes", (asked,), tuple(cards), (section,), tuple(document["notes"])
     )
@@ -813,7 +681,9 @@ def runs_sheet(folder: str, runs: Sequence[RunEntry], *, links: Sequence[str] = 
     steps = [step_ms(run) for run in known]
     points = tuple((float(i + 1), step) for i, step in enumerate(steps) if step is not None)
     chart = (
-        Lines((Line("step", points),), Axis("run, in this order", "number"), Axis("step", "ms"), "Step of each run")
+        _lines_over(
+            (_line("step", points),), _axis("run, in this order", "number"), _axis("step", "ms"), "Step of each run"
+        )
         if len(points) > 1
         else None
     )
@@ -822,63 +692,44 @@ def runs_sheet(folder: str, runs: Sequence[RunEntry], *, links: Sequence[str] = 
         title=folder,
         facts=(f"{len(runs)} runs",),
         cards=_runs_cards(known),
-        sections=(Section("runs", "Runs", (), chart, replace(_table(known), links=tuple(links))),),
+        sections=(Section("runs", "Runs", (), chart, _table(known) | {"links": list(links)}),),
         notes=tuple(unread),
     )
 
 
-def _runs_cards(runs: Sequence[RunEntry]) -> tuple[Card, ...]:
+def _runs_cards(runs: Sequence[RunEntry]) -> tuple[Values, ...]:
     timed = [(step, run) for run in runs if (step := step_ms(run)) is not None]
     if not timed:
         return ()
     fastest, slowest = min(timed, key=lambda pair: pair[0]), max(timed, key=lambda pair: pair[0])
     last = timed[-1]
     return (
-        Card("Fastest step", fastest[0], "ms", fastest[1].name, "low"),
-        Card("Slowest step", slowest[0], "ms", slowest[1].name),
-        Card("Last run", last[0], "ms", last[1].name),
+        _card("Fastest step", fastest[0], "ms", fastest[1].name, "low"),
+        _card("Slowest step", slowest[0], "ms", slowest[1].name),
+        _card("Last run", last[0], "ms", last[1].name),
     )
 
 
-def _table(runs: Sequence[RunEntry]) -> Table:
-    titles = (
-        ("#", "count"),
-        ("run", "text"),
-        ("created", "text"),
-        ("ranks", "count"),
-        ("step", "ms"),
-        ("MFU", "pct"),
-        ("tokens/s", "count"),
-        ("verdict", "text"),
-        ("first finding", "text"),
-        ("saves", "ms"),
+def _table(runs: Sequence[RunEntry]) -> Values:
+    return _table_of(
+        [{"place": place, **row} for place, row in enumerate(run_rows(runs), start=1)],
+        ("#", "count", "place"),
+        ("run", "text", "name"),
+        ("created", "text", "created"),
+        ("ranks", "count", "num_ranks"),
+        ("step", "ms", "step_ms"),
+        ("MFU", "pct", lambda row: _pct(row["mfu"])),
+        ("tokens/s", "count", "tokens_per_s"),
+        ("verdict", "text", "verdict"),
+        ("first finding", "text", "first_finding"),
+        ("saves", "ms", "saving_alone_ms"),
     )
-    rows: list[tuple[Value, ...]] = []
-    for i, row in enumerate(run_rows(runs)):
-        mfu = row["mfu"]
-        rows.append(
-            (
-                i + 1,
-                row["name"],
-                row["created"],
-                row["num_ranks"],
-                row["step_ms"],
-                None if mfu is None else 100 * mfu,
-                row["tokens_per_s"],
-                row["verdict"],
-                row["first_finding"],
-                row["saving_alone_ms"],
-            )
-        )
-    return _table_of(titles, rows)
 
 
 # The page of a run without traces: its steps over the run, and what the regions of a step take on each rank.
 
 _MAX_RANKS = 32
 _MAX_DRAWN = 6
-_REST = "other"
-_NAME_WIDTH = 44
 _PERCENTS = {"occupancy_pct": "occupancy", "sm_pct": "SM", "dram_pct": "DRAM", "tensor_pct": "tensor"}
 
 
@@ -886,13 +737,37 @@ def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
     """Return the page, from the report's JSON of the run (`light_json`) and the job's steps in order."""
     run, ranks = document["run"], _late_first(document)
     facts = [f"{run['num_ranks']} rank{'s' * (run['num_ranks'] != 1)}", f"{run['num_steps']} steps", "no trace"]
+    names = list(dict.fromkeys(name for rank in ranks for name in rank["regions_ms"]))
+    bars = [
+        (f"rank {rank['rank']}", _steps_parts(rank))
+        for rank in ranks[:_MAX_RANKS]
+        if rank["median_step_ms"] is not None
+    ]
+    chart = _stacks(bars, "ms", "Regions of the step by rank; the table below holds the numbers") if bars else None
+    table = _table_of(
+        ranks,
+        ("rank", "count", "rank"),
+        ("host", "text", "host"),
+        ("steps", "count", "num_steps"),
+        ("step", "ms", "median_step_ms"),
+        *((name.replace("_", " "), "ms", _region(name)) for name in names),
+    )
+    said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
     return Sheet(
         title=run["name"],
         facts=(*facts, *(str(run[k]) for k in ("device", "backend", "torch") if run[k])),
         cards=_steps_cards(document),
-        sections=(*_over_the_run(document, series), _by_rank(ranks), *_measured(document)),
+        sections=(
+            *_over_the_run(document, series),
+            Section("ranks", "Regions of the step by rank", (said,), chart, table),
+            *_measured(document),
+        ),
         notes=tuple(document["warnings"]),
     )
+
+
+def _region(name: str) -> Callable[[Document], Value]:
+    return lambda rank: rank["regions_ms"].get(name)
 
 
 def _late_first(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -900,13 +775,13 @@ def _late_first(document: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(document["ranks"], key=lambda r: late.index(r["rank"]) if r["rank"] in late else len(late))
 
 
-def _steps_cards(document: dict[str, Any]) -> tuple[Card, ...]:
+def _steps_cards(document: dict[str, Any]) -> tuple[Values, ...]:
     step, steady = document["step"], document["steadiness"]
-    cards = [Card("Step", step["unprofiled_ms"], "ms", "without the profiler")]
+    cards = [_card("Step", step["unprofiled_ms"], "ms", "without the profiler")]
     if steady:
-        cards.append(Card("99 % below", steady["p99_ms"], "ms", f"spread {steady['robust_spread_pct']:.1f} %"))
+        cards.append(_card("99 % below", steady["p99_ms"], "ms", f"spread {steady['robust_spread_pct']:.1f} %"))
         cards.append(
-            Card(
+            _card(
                 "Spikes",
                 steady["num_spikes"],
                 "count",
@@ -915,13 +790,13 @@ def _steps_cards(document: dict[str, Any]) -> tuple[Card, ...]:
             )
         )
     if step["tokens_per_s"]:
-        cards.append(Card("Tokens per second", step["tokens_per_s"], "count", "of the whole job"))
+        cards.append(_card("Tokens per second", step["tokens_per_s"], "count", "of the whole job"))
     if document["stragglers"]:
         first = document["stragglers"][0]
         late = f"{first['late_ms_per_step']:.2f} ms late per step"
-        cards.append(Card("Straggler", f"rank {first['rank']}", "text", late, "high"))
+        cards.append(_card("Straggler", f"rank {first['rank']}", "text", late, "high"))
     elif len(document["ranks"]) > 1:
-        cards.append(Card("Straggler", "none", "text", "by the step logs", "low"))
+        cards.append(_card("Straggler", "none", "text", "by the step logs", "low"))
     return tuple(cards)
 
 
@@ -937,67 +812,39 @@ def _over_the_run(document: dict[str, Any], series: Series | None) -> list[Secti
         if len(document["ranks"]) > 1
         else "Steps without the profiler."
     )
-    table = None
-    if steady:
-        rows: list[Sequence[Value]] = [
-            (
-                steady["num_steps"],
-                steady["warm_up_steps"],
-                *(steady[f"{k}_ms"] for k in ("median", "mean", "std", "p10", "p90", "p99", "min", "max")),
-            )
-        ]
-        titles = [
-            ("steps", "count"),
-            ("warm-up", "count"),
-            *((k, "ms") for k in ("median", "mean", "std", "p10", "p90", "p99", "min", "max")),
-        ]
-        table = _table_of(titles, rows)
-    chart = Lines(
-        (Line("step", _thinned(points)),), Axis("step", "number"), Axis("step time", "ms"), "Step time over the run"
+    table = steady and _table_of(
+        [steady],
+        ("steps", "count", "num_steps"),
+        ("warm-up", "count", "warm_up_steps"),
+        *((k, "ms", f"{k}_ms") for k in ("median", "mean", "std", "p10", "p90", "p99", "min", "max")),
+    )
+    chart = _lines_over(
+        (_line("step", _thinned(points)),), _axis("step", "number"), _axis("step time", "ms"), "Step time over the run"
     )
     return [Section("steps", "Steps over the run", (said,), chart, table)]
-
-
-def _by_rank(ranks: Sequence[dict[str, Any]]) -> Section:
-    names = list(dict.fromkeys(name for rank in ranks for name in rank["regions_ms"]))
-    bars = tuple(
-        Stack(f"rank {rank['rank']}", _steps_parts(rank))
-        for rank in ranks[:_MAX_RANKS]
-        if rank["median_step_ms"] is not None
-    )
-    chart = Stacks(bars, "ms", "Regions of the step by rank; the table below holds the numbers") if bars else None
-    titles = [
-        ("rank", "count"),
-        ("host", "text"),
-        ("steps", "count"),
-        ("step", "ms"),
-        *((name.replace("_", " "), "ms") for name in names),
-    ]
-    rows = [
-        (r["rank"], r["host"], r["num_steps"], r["median_step_ms"], *(r["regions_ms"].get(name) for name in names))
-        for r in ranks
-    ]
-    said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
-    return Section("ranks", "Regions of the step by rank", (said,), chart, _table_of(titles, rows))
 
 
 def _measured(document: dict[str, Any]) -> list[Section]:
     if not document["kernels"]:
         return []
-    titles = [("kernel", "text"), ("launches", "count"), ("mean", "ms")]
-    titles += [*((f"{title} %", "number") for title in _PERCENTS.values()), ("bound", "text"), ("waits for", "text")]
-    rows = [_kernel(kernel) for kernel in document["kernels"]]
+    table = _table_of(
+        document["kernels"],
+        ("kernel", "text", lambda kernel: printable(kernel["name"].removeprefix("void "), width=44)),
+        ("launches", "count", "count"),
+        ("mean", "ms", "mean_ms"),
+        *((f"{title} %", "number", _rounded(key)) for key, title in _PERCENTS.items()),
+        ("bound", "text", "bound"),
+        ("waits for", "text", "stall"),
+    )
     said = "As Nsight Compute measured them, each launch alone and with fixed clocks: not the times of training."
-    return [Section("kernels", "Measured kernels", (said,), None, _table_of(titles, rows))]
+    return [Section("kernels", "Measured kernels", (said,), None, table)]
 
 
-def _kernel(kernel: dict[str, Any]) -> tuple[Value, ...]:
-    name = printable(kernel["name"].removeprefix("void "), width=_NAME_WIDTH)
-    percents = [None if kernel[key] is None else round(kernel[key], 1) for key in _PERCENTS]
-    return name, kernel["count"], kernel["mean_ms"], *percents, kernel["bound"], kernel["stall"]
+def _rounded(key: str) -> Callable[[Document], Value]:
+    return lambda row: None if row[key] is None else round(row[key], 1)
 
 
 def _steps_parts(rank: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     parts = [(name, value) for name, value in rank["regions_ms"].items() if value]
     rest = rank["median_step_ms"] - float(np.sum([value for _, value in parts]))
-    return (*parts, *(((_REST, rest),) if rest > 0 else ()))
+    return (*parts, *((("other", rest),) if rest > 0 else ()))

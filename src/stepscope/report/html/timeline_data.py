@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_calls import HostCalls
 from stepscope.analyze.idle import Cause
 from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.phases import Phase, marks_of
@@ -46,8 +45,6 @@ from stepscope.units import readable_bytes
 # Each span is named by its cause and, where the recording tells, by the place: `host: train.py:42`, `data loading`,
 # `host: after aten::add_` where no owner was recorded.
 
-# of one rank and step: the longest are kept
-_MAX_SPANS = 300
 # of the step; shorter holes are no wider than a pixel
 _MIN_SHARE = 1 / 1000
 _MIN_NS = 10_000
@@ -74,7 +71,8 @@ def _idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> 
     label = found[2]
     long = end - start >= max(_MIN_NS, _MIN_SHARE * (end_ns - start_ns))
     rows = np.flatnonzero(long & (label < len(Cause)))
-    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:_MAX_SPANS]])
+    # of one rank and step: the longest are kept
+    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:300]])
     places = _places(account, index, (start[rows] + end[rows]) // 2)
     names = [_name(Cause(int(c)), place) for c, place in zip(label[rows], places, strict=True)]
     return start[rows], end[rows], names
@@ -102,17 +100,6 @@ def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
     if all(lines):
         return lines
     calls = account.ranks[index].costs.calls.calls
-    after = _last_operators(rank, calls, thread, moments)
-    around = _ranges(rank, thread, moments)
-    return [line or inside or last for line, inside, last in zip(lines, around, after, strict=True)]
-
-
-def _lines(owned: Ownership, thread: Int64s, moments: Int64s) -> list[str | None]:
-    stack = owned.host.owner.at(owned.host.at(thread, moments)).stack
-    return [None if s == NOBODY else user_line(owned, int(s)) for s in stack.tolist()]
-
-
-def _last_operators(rank: Rank, calls: HostCalls, thread: Int64s, moments: Int64s) -> list[str | None]:
     out: list[str | None] = []
     for one, moment in zip(thread.tolist(), moments.tolist(), strict=True):
         low, high = np.searchsorted(calls.thread, [one, one + 1])
@@ -122,7 +109,14 @@ def _last_operators(rank: Rank, calls: HostCalls, thread: Int64s, moments: Int64
             continue
         word = "in" if calls.end_ns[at] > moment else "after"
         out.append(f"{word} {rank.trace.strings[calls.name[at]]}")
-    return out
+    after = out
+    around = _ranges(rank, thread, moments)
+    return [line or inside or last for line, inside, last in zip(lines, around, after, strict=True)]
+
+
+def _lines(owned: Ownership, thread: Int64s, moments: Int64s) -> list[str | None]:
+    stack = owned.host.owner.at(owned.host.at(thread, moments)).stack
+    return [None if s == NOBODY else user_line(owned, int(s)) for s in stack.tolist()]
 
 
 def _ranges(rank: Rank, thread: Int64s, moments: Int64s) -> list[str | None]:
@@ -239,8 +233,7 @@ def _operators(account: Account, index: int) -> RankSlices:
     outermost = np.zeros(len(rows), bool)
     for tid in np.unique(thread):
         mine = order[thread[order] == tid]
-        until = np.maximum.accumulate(end[mine])
-        outermost[mine] = np.concatenate(([True], start[mine][1:] >= until[:-1]))
+        outermost[mine] = np.concatenate(([True], start[mine][1:] >= np.maximum.accumulate(end[mine])[:-1]))
     rows, start, end, thread = rows[outermost], start[outermost], end[outermost], thread[outermost]
     phase = account.strategy.passes[index].at(start, thread)
     kind = np.full(len(rows), _CODE["other"], np.uint8)
@@ -332,7 +325,10 @@ def slices_of(
     window = _window(account, _typical_step(grid) if grid and step is None else step)
     if window is None:
         return None
-    chosen = _chosen(account, wanted)
+    ranks = account.run.ranks
+    first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
+    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
+    chosen = list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]
     taken: list[tuple[int, RankSlices]] = []
     total = 0
     for index in chosen:
@@ -351,8 +347,7 @@ def slices_of_other_steps(
     """Return the slices of further steps in their order: the longest and the shortest, then the others that fit."""
     if grid is None or first is None:
         return ()
-    mean = np.nan_to_num(grid.group_ns.sum(axis=0)).mean(axis=0)
-    by_length = np.argsort(mean, kind="stable").tolist()
+    by_length = np.argsort(np.nan_to_num(grid.group_ns.sum(axis=0)).mean(axis=0), kind="stable").tolist()
     wanted_steps = dict.fromkeys([by_length[-1], by_length[0], *range(len(by_length))])
     numbers = [grid.steps[i] for i in wanted_steps if grid.steps[i] != first.step]
     found: list[Slices] = []
@@ -397,13 +392,6 @@ def _window(account: Account, number: int | None) -> _Window | None:
     return _Window(number, np.where(has, first - shift, 0), np.where(has, last - shift, 0), first - shift)
 
 
-def _chosen(account: Account, wanted: Sequence[int]) -> list[int]:
-    ranks = account.run.ranks
-    first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
-    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
-    return list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]
-
-
 def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices]], *, most: int) -> Slices:
     names: dict[str, int] = {}
     by_launch: dict[Launch, int] = {}
@@ -413,6 +401,13 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
     made = [launches(account, i, p.work) for (i, _), p in zip(taken, parts, strict=True)]
     launch = [by_launch.setdefault(one, len(by_launch)) if one else NO_MATCH for each, _ in made for one in each]
     span = max(int(window.end_ns[i] - window.start_ns[i]) for i, _ in taken)
+    whole = [f for _, f in taken]
+    notes = []
+    if len(parts) < len(account.run.ranks):
+        notes.append(f"{len(parts)} of {len(account.run.ranks)} ranks are drawn, those that findings name first")
+    left_out = sum(len(w) - len(p) for w, p in zip(whole, parts, strict=True))
+    if left_out:
+        notes.append(f"the {left_out:,} shortest slices are left out")
     return Slices(
         step=window.step,
         ranks=tuple(account.run.ranks[i].rank for i, _ in taken),
@@ -422,19 +417,22 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
         start_ns=np.concatenate([p.start_ns - window.origin_ns[i] for (i, _), p in zip(taken, parts, strict=True)]),
         dur_ns=np.concatenate([p.end_ns - p.start_ns for p in parts]),
         wait_ns=np.concatenate([p.wait_ns for p in parts]),
-        name=np.array([names.setdefault(_short(n), len(names)) for p in parts for n in p.name], np.int64),
+        name=np.array(
+            [
+                names.setdefault((n if len(n) <= _MAX_NAME_LENGTH else n[: _MAX_NAME_LENGTH - 1] + "…"), len(names))
+                for p in parts
+                for n in p.name
+            ],
+            np.int64,
+        ),
         match=np.where(matches == NO_MATCH, NO_MATCH, np.searchsorted(used, matches)),
         launch=np.array(launch, np.int64),
         delay_ns=np.concatenate([delay for _, delay in made]),
         names=tuple(names),
         launches=tuple(by_launch),
         matched=_matched(account, used),
-        notes=tuple(_notes(account, parts, [f for _, f in taken])),
+        notes=tuple(notes),
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _matched(account: Account, used: Int64s) -> MatchedCollectives:
@@ -449,13 +447,3 @@ def _matched(account: Account, used: Int64s) -> MatchedCollectives:
         latest = first + int(np.argmax(arrival[first:end]))
         last.append(account.run.ranks[int(matches.rank_index[latest])].rank)
     return MatchedCollectives(tuple(what), np.array(last, np.int64))
-
-
-def _notes(account: Account, parts: list[RankSlices], whole: list[RankSlices]) -> list[str]:
-    notes = []
-    if len(parts) < len(account.run.ranks):
-        notes.append(f"{len(parts)} of {len(account.run.ranks)} ranks are drawn, those that findings name first")
-    left_out = sum(len(w) - len(p) for w, p in zip(whole, parts, strict=True))
-    if left_out:
-        notes.append(f"the {left_out:,} shortest slices are left out")
-    return notes

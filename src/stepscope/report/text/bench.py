@@ -3,16 +3,15 @@
 A folder of results that was kept shows its medians and its advice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
-from stepscope.report.terminal import name_text, plain_table, print_fitting
+from stepscope.report.terminal import name_text, number_text, plain_table, print_fitting, print_table
 from stepscope.results.folder import BenchResults
 from stepscope.results.sweeps import VariantResult, Verdict
 from stepscope.results.times import BenchTimes, bench_times, ratio
@@ -28,7 +27,10 @@ def print_bench(document: dict[str, Any], out: Console) -> None:
     if not rows:
         out.print("nothing was measured")
         return
-    out.print(_headline(document["environment"], rows), markup=False)
+    environment = document["environment"]
+    runs, steps = len(rows[0]["samples_ms"]), len(rows[0]["samples_ms"][0])
+    where = f"{environment.get('world_size')} ranks, {environment.get('backend')}, {environment.get('device')}"
+    out.print(f"{where}, torch {environment.get('torch')}; {runs} interleaved runs of {steps} steps", markup=False)
     _print_times(rows, out)
     _print_figures(rows, out)
     _print_agreement(rows, out)
@@ -38,15 +40,14 @@ def print_bench(document: dict[str, Any], out: Console) -> None:
 def print_bench_results(results: BenchResults, out: Console) -> None:
     """Print one row per series, the advice, and why the results are not complete."""
     out.print(name_text(results.command or results.name, width=200, style="bold"))
-    table = plain_table(out, "", "median ms", "95 % interval", "time", "steps")
-    table.columns[0].no_wrap = True
+    table = _table(out, "", "median ms", "95 % interval", "time", "steps")
     first = None
     for series in list(results.series.values())[:_MAX_ROWS]:
         samples = [[time / NS_PER_MS for time in run] for run in series.samples_ns]
         times = bench_times(samples)
         if times is None:
             continue
-        over = "1" if first is None else "{:.2f} x [{:.2f}, {:.2f}]".format(*ratio(samples, first))
+        over = "1" if first is None else _ratio_text(samples, first)
         first = first or samples
         interval = f"{ms(times.low_ns):.2f} - {ms(times.high_ns):.2f}"
         table.add_row(
@@ -80,12 +81,6 @@ def print_doubts(rows: list[Row], out: Console) -> None:
         out.print(f"unsteady: {shown}. What to do: {remedy}.", markup=False)
 
 
-def _headline(environment: dict[str, Any], rows: list[Row]) -> str:
-    runs, steps = len(rows[0]["samples_ms"]), len(rows[0]["samples_ms"][0])
-    where = f"{environment.get('world_size')} ranks, {environment.get('backend')}, {environment.get('device')}"
-    return f"{where}, torch {environment.get('torch')}; {runs} interleaved runs of {steps} steps"
-
-
 def _print_times(rows: list[Row], out: Console) -> None:
     table = _table(out, "", "median ms", "95 % interval", "mean ± std", "min - max", "time")
     for row in rows:
@@ -97,7 +92,7 @@ def _print_times(rows: list[Row], out: Console) -> None:
             f"{ms(times.low_ns):.2f} - {ms(times.high_ns):.2f}",
             f"{ms(times.mean_ns):.2f} ± {ms(times.std_ns):.2f}",
             f"{summary['min_step_time']:.1f} - {summary['max_step_time']:.1f}",
-            "1" if row is rows[0] else _ratio_text(row, rows[0]),
+            "1" if row is rows[0] else _ratio_text(row["samples_ms"], rows[0]["samples_ms"]),
         )
     print_fitting(table, out, least_needed=("min - max", "mean ± std", "95 % interval"))
 
@@ -108,9 +103,8 @@ def _table(out: Console, *columns: str) -> Table:
     return table
 
 
-def _ratio_text(row: Row, reference: Row) -> str:
-    middle, low, high = ratio(row["samples_ms"], reference["samples_ms"])
-    return f"{middle:.2f} x [{low:.2f}, {high:.2f}]"
+def _ratio_text(samples: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> str:
+    return "{:.2f} x [{:.2f}, {:.2f}]".format(*ratio(samples, reference))
 
 
 _THROUGHPUT = {"samples/s": ("throughput_samples_per_sec", ".1f"), "tokens/s": ("tokens_per_sec", ",.0f")}
@@ -130,7 +124,7 @@ def _print_figures(rows: list[Row], out: Console) -> None:
     columns = {title: figure for group in groups for title, figure in group.items()}
     table = _table(out, "", *columns)
     for row in rows:
-        cells = (_figure(row["summary"].get(name), form) for name, form in columns.values())
+        cells = (number_text(row["summary"].get(name), form) for name, form in columns.values())
         table.add_row(name_text(row["name"]), *cells)
     print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     if _COMMUNICATION in groups:
@@ -160,13 +154,8 @@ def _errors(a: dict[str, Any]) -> str:
     return f"gradient {gradient}, weights {a['weight_error']:.1e}, loss {a['loss_error']:.1e} (relative)"
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "?" if value is None else f"{value:{form}}"
-
-
 # A sweep on the terminal: each variant against the first, whether results agree, and the advice.
 
-_ANY_WIDTH = 1000
 _SWEEP_LEFT_OUT_FIRST = ("reserved GB", "loss", "first step s", "gradient", "MFU %", "peak GB")
 
 
@@ -192,12 +181,11 @@ def _sweep_table(verdict: Verdict, out: Console) -> Table:
     measured = [v for v in verdict.variants if v.step_ns is not None]
     columns = [_column(v, first=v is measured[0]) for v in measured]
     known = [title for title in (columns[0] if columns else {}) if any(c[title] is not None for c in columns)]
-    table = plain_table(out, "", *known)
-    table.columns[0].no_wrap = True
+    table = _table(out, "", *known)
     for variant, cells in zip(measured, columns, strict=True):
         table.add_row(name_text(variant.name), *(cells[title] or "?" for title in known))
     if out.soft_wrap:  # a pipe has no edge to cut at
-        table.width = Measurement.get(out, out.options.update(width=_ANY_WIDTH), table).maximum
+        table.width = Measurement.get(out, out.options.update(width=1000), table).maximum
     return table
 
 
@@ -264,46 +252,25 @@ def _number(value: float | None, form: str, *, per: float = 1.0) -> str | None:
 
 # A calibration as a table on the terminal.
 
-_CALIBRATION_LEFT_OUT_FIRST = ("pieces", "R2", "max err", "left-out err", "sizes")
-
 
 def print_calibration(calibration: Calibration, out: Console) -> None:
     """Print one row per operation and world size."""
-    columns = (
-        "operation",
-        "ranks",
-        "sizes",
-        "latency us",
-        "GB/s",
-        "pieces",
-        "R2",
-        "mean err",
-        "max err",
-        "left-out err",
+    print_table(
+        out,
+        calibration.curves,
+        ("operation", lambda curve: curve.op),
+        ("ranks", lambda curve: str(curve.world_size)),
+        ("sizes", lambda curve: " - ".join(readable_bytes(curve.points[i][0]) for i in (0, -1))),
+        ("latency us", lambda curve: f"{curve.pieces.lines()[0].alpha_ns / NS_PER_US:.1f}"),
+        ("GB/s", lambda curve: f"{1 / slope:.2f}" if (slope := curve.pieces.lines()[-1].ns_per_byte) else "-"),
+        ("pieces", lambda curve: str(len(curve.pieces.lines()))),
+        ("R2", lambda curve: f"{curve.r2:.4f}"),
+        ("mean err", lambda curve: f"{curve.mean_error:.1%}".replace("%", " %")),
+        ("max err", lambda curve: f"{curve.max_error:.1%}".replace("%", " %")),
+        ("left-out err", lambda curve: number_text(curve.left_out_error, ".1%").replace("%", " %")),
+        least_needed=("pieces", "R2", "max err", "left-out err", "sizes"),
     )
-    table = plain_table(out, *columns)
-    for curve in calibration.curves:
-        table.add_row(*_cells(curve))
-    print_fitting(table, out, least_needed=_CALIBRATION_LEFT_OUT_FIRST)
     out.print("errors are relative; left-out: each size predicted from the others. R2 of log time.")
     for curve in calibration.curves:
         if curve.doubt:
             out.print(curve.doubt)
-
-
-def _cells(curve: Curve) -> list[str]:
-    first, last = curve.pieces.lines()[0], curve.pieces.lines()[-1]
-    sizes = f"{readable_bytes(curve.points[0][0])} - {readable_bytes(curve.points[-1][0])}"
-    left_out = "?" if curve.left_out_error is None else f"{100 * curve.left_out_error:.1f} %"
-    return [
-        curve.op,
-        str(curve.world_size),
-        sizes,
-        f"{first.alpha_ns / NS_PER_US:.1f}",
-        f"{1 / last.ns_per_byte:.2f}" if last.ns_per_byte else "-",
-        str(len(curve.pieces.lines())),
-        f"{curve.r2:.4f}",
-        f"{100 * curve.mean_error:.1f} %",
-        f"{100 * curve.max_error:.1f} %",
-        left_out,
-    ]

@@ -94,7 +94,6 @@ def _text(title: str, value: float | None) -> str:
 
 _MIN_PCT = 0.1
 MIN_SOURCE_WIDTH = 40
-_MAX_BETWEEN = 3
 _MAX_SHOWN = 60
 _MAX_WIDTH = 400
 _NO_SOURCE = "(source not kept)"
@@ -118,24 +117,6 @@ def print_code(
     """Print lines in the order of the source, or sorted; or modules as a tree, or sorted."""
     rows = view.modules if modules else view.lines
     shown = [row for row in rows if everything or row.step_pct is None or row.step_pct >= _MIN_PCT]
-    _heading(account, view, out)
-    columns, gone = _columns_of(rows), tuple[str, ...]()
-    if not out.soft_wrap:
-        columns, gone = columns.within(out.width - MIN_SOURCE_WIDTH, needed="expos" if sort == "exposed" else None)
-    if not shown:
-        out.print("no module took part" if modules else "no line took part")
-    elif sort:
-        _print_sorted(shown, sort, columns, out, most=None if everything else _MAX_SHOWN)
-    elif modules:
-        _tree(shown, columns, out)
-    else:
-        _print_annotated(shown, columns, account.run.source, out)
-    _notes(view, rows, shown, out)
-    if gone:
-        out.print(Text(f"not shown for width: {', '.join(gone)}; {ELSEWHERE}", style="dim"))
-
-
-def _heading(account: Account, view: CodeView, out: Console) -> None:
     ranks = view.costs.ranks
     over = f"mean of {len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
     text = f"  ms per recorded step, {over}"
@@ -146,15 +127,25 @@ def _heading(account: Account, view: CodeView, out: Console) -> None:
             f"; without the profiler {account.step.step_ns / NS_PER_MS:.2f} ms" if account.step.unprofiled_ns else ""
         )
     out.print(name_text(account.run.name, style="bold").append(text, style="not bold"))
-
-
-def _print_annotated(rows: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
-    for file in dict.fromkeys(row.file for row in rows):
-        own = sorted((row for row in rows if row.file == file), key=lambda row: row.line)
-        for block in _blocks(own):
-            _print_title(f"{file}  {block[0].function}", out)
-            out.print(Text(columns.head("line"), style="dim"))
-            _block(block, columns, source, out)
+    columns, gone = _columns_of(rows), tuple[str, ...]()
+    if not out.soft_wrap:
+        columns, gone = columns.within(out.width - MIN_SOURCE_WIDTH, needed="expos" if sort == "exposed" else None)
+    if not shown:
+        out.print("no module took part" if modules else "no line took part")
+    elif sort:
+        _print_sorted(shown, sort, columns, out, most=None if everything else _MAX_SHOWN)
+    elif modules:
+        _tree(shown, columns, out)
+    else:
+        for file in dict.fromkeys(row.file for row in shown):
+            own = sorted((row for row in shown if row.file == file), key=lambda row: row.line)
+            for block in _blocks(own):
+                _print_title(f"{file}  {block[0].function}", out)
+                out.print(Text(columns.head("line"), style="dim"))
+                _block(block, columns, account.run.source, out)
+    _notes(view, rows, shown, out)
+    if gone:
+        out.print(Text(f"not shown for width: {', '.join(gone)}; {ELSEWHERE}", style="dim"))
 
 
 def _block(block: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
@@ -180,7 +171,7 @@ def _blocks(rows: Sequence[CodeRow]) -> Iterable[list[CodeRow]]:
 
 
 def _print_between(texts: Sequence[str], first: int, indent: int, columns: Columns, out: Console) -> None:
-    if len(texts) > _MAX_BETWEEN:
+    if len(texts) > 3:
         out.print(Text(columns.blank("...").rstrip(), style="dim"))
         return
     for number, text in enumerate(texts, start=first):

@@ -6,11 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, row_name
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, print_table, row_name
 
 _MAX_PARTS = 8
 _MAX_ROWS = 6
-_MAX_METRICS = 8
 _MAX_FINDINGS = 6
 _SHOWN = ("step.tokens_per_s", "step.samples_per_s", "efficiency.mfu", "step.overlap_efficiency")
 _STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "grew": "red",
@@ -24,24 +23,42 @@ def print_comparison(document: Document, out: Console) -> None:
     _heading(document, out)
     _step(document, out)
     _budget(document["budget"], out)
-    _metrics(document["metrics"], out)
+    metrics = document["metrics"]
+    for m in [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None][:8]:
+        doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
+        change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
+        out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
     for what in ("kernels", "operators"):
         _rows(what, document[what], document[f"{what}_changed"], out)
     _code(document["code"], out)
-    _findings(document["findings"], out)
+    findings = document["findings"]
+    if not findings:
+        out.print("findings: none on either side")
+    for f in findings[:_MAX_FINDINGS]:
+        line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
+        line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
+        line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)")
+        print_indented(out, line, indent="  ")
+    if len(findings) > _MAX_FINDINGS:
+        out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
     _end(document, out)
 
 
 def print_bench_comparison(document: Document, out: Console) -> None:
     """Print the comparison of two sides of benchmarks, a line per series."""
     _heading(document, out)
-    table = plain_table(out, "series", "A ms", "B ms", "change %", "95 % interval", "runs", "")
-    for s in document["series"]:
-        step = s["step_ms"]
-        runs = " and ".join(map(str, s["num_runs"]))
-        cells = [_number(step["a"]), _number(step["b"]), _signed(step["change_pct"], 1), _pct_interval(step), runs]
-        table.add_row(row_name(s["name"], width=50), *cells, _marked(s["verdict"]))
-    print_fitting(table, out, least_needed=("runs", "95 % interval"))
+    print_table(
+        out,
+        document["series"],
+        ("series", lambda s: row_name(s["name"], width=50)),
+        ("A ms", lambda s: _number(s["step_ms"]["a"])),
+        ("B ms", lambda s: _number(s["step_ms"]["b"])),
+        ("change %", lambda s: _signed(s["step_ms"]["change_pct"], 1)),
+        ("95 % interval", lambda s: _pct_interval(s["step_ms"])),
+        ("runs", lambda s: " and ".join(map(str, s["num_runs"]))),
+        ("", lambda s: _marked(s["verdict"])),
+        least_needed=("runs", "95 % interval"),
+    )
     for s in document["series"]:
         if s["config_changes"]:
             out.print(name_text(f"{s['name']}: {', '.join(s['config_changes'])}", width=200, style="bright_black"))
@@ -79,7 +96,12 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
     shown = sorted(parts, key=lambda p: -abs(p["change"]))
     for p in shown[:_MAX_PARTS]:
         table.add_row(
-            p["part"], _number(p["a"]), _number(p["b"]), _signed(p["change"]), _interval(p), _marked(p["what"])
+            p["part"],
+            _number(p["a"]),
+            _number(p["b"]),
+            _signed(p["change"]),
+            ("none" if p["low"] is None else f"{_signed(p['low'])} to {_signed(p['high'])}"),
+            _marked(p["what"]),
         )
     rest = shown[_MAX_PARTS:]
     if rest:
@@ -90,25 +112,23 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
     print_fitting(table, out, least_needed=("95 % interval",))
 
 
-def _metrics(metrics: Sequence[Document], out: Console) -> None:
-    shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
-    for m in shown[:_MAX_METRICS]:
-        doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
-        change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
-        out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
-
-
 def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None:
     marked = [r for r in rows if r["what"] != "no difference found"]
     if not marked:
         out.print(f"{what}: none appeared, vanished, or changed by more than chance")
         return
-    table = plain_table(out, what, "A ms", "B ms", "change ms", "A calls", "B calls", "")
-    for r in marked[:_MAX_ROWS]:
-        calls = [f"{r[k]:.4g}" for k in ("a_count", "b_count")]
-        cells = [_number(r["a"]), _number(r["b"]), _signed(r["change"]), *calls]
-        table.add_row(row_name(r["name"], width=48), *cells, _marked(r["what"]))
-    print_fitting(table, out, least_needed=("A calls", "B calls"))
+    print_table(
+        out,
+        marked[:_MAX_ROWS],
+        (what, lambda r: row_name(r["name"], width=48)),
+        ("A ms", lambda r: _number(r["a"])),
+        ("B ms", lambda r: _number(r["b"])),
+        ("change ms", lambda r: _signed(r["change"])),
+        ("A calls", lambda r: f"{r['a_count']:.4g}"),
+        ("B calls", lambda r: f"{r['b_count']:.4g}"),
+        ("", lambda r: _marked(r["what"])),
+        least_needed=("A calls", "B calls"),
+    )
     if count > _MAX_ROWS:
         out.print(f"... {count} {what} differ at all; --json and --html have more")
 
@@ -123,18 +143,6 @@ def _code(lines: Sequence[Document], out: Console) -> None:
         cells = [_number(line["a"]), _number(line["b"]), _signed(line["change"])]
         table.add_row(row_name(place, width=60), *cells, _marked(line["what"]))
     print_fitting(table, out)
-
-
-def _findings(findings: Sequence[Document], out: Console) -> None:
-    if not findings:
-        out.print("findings: none on either side")
-    for f in findings[:_MAX_FINDINGS]:
-        line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
-        line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
-        line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)")
-        print_indented(out, line, indent="  ")
-    if len(findings) > _MAX_FINDINGS:
-        out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
 
 
 def _end(document: Document, out: Console) -> None:
@@ -163,10 +171,6 @@ def _signed(value: float | None, places: int | None = None) -> str:
     if places is not None:
         return f"{value:+,.{places}f}"
     return f"{value:+.2f}" if abs(value) >= 1 or not value else f"{value:+.3f}"
-
-
-def _interval(row: Document) -> str:
-    return "none" if row["low"] is None else f"{_signed(row['low'])} to {_signed(row['high'])}"
 
 
 def _pct_interval(row: Document) -> str:

@@ -8,9 +8,9 @@ from rich.text import Text
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import COLUMNS, FAIL, NOT_MEASURED, Check, RankHealth, rank_health
-from stepscope.diagnose.guides import Guide, Item
+from stepscope.diagnose.guides import Guide
 from stepscope.diagnose.verdict import Conclusion
-from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented
+from stepscope.report.terminal import name_text, number_text, plain_table, print_fitting, print_indented, print_table
 from stepscope.units import NS_PER_MS
 
 _MAX_RANKS = 32
@@ -21,30 +21,6 @@ def print_health(
     account: Account, conclusion: Conclusion, checks: Sequence[Check], gates: Sequence[GateResult], out: Console
 ) -> None:
     """Print the table of ranks, who is late, what fails and whether the gates hold."""
-    _heading(account, conclusion, out)
-    print_rank_health(rank_health(account), out)
-    _stragglers(account, out)
-    _print_checks(checks, out)
-    for result in gates:
-        held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
-        print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
-
-
-def _print_checks(checks: Sequence[Check], out: Console) -> None:
-    table = plain_table(out, "check", "value", "good", "bad", "status")
-    for c in checks:
-        value = "?" if c.value is None else f"{c.value:.1f}"
-        table.add_row(c.id, value, c.good, c.bad or "-", Text(c.status, style=_STYLE[c.status]))
-    print_fitting(table, out, least_needed=("bad", "good"))
-    for c in checks:
-        if c.status == FAIL:
-            print_indented(out, Text(f"{c.id}: {c.reason}"), indent="  ")
-    for reason in dict.fromkeys(c.reason for c in checks if c.status == NOT_MEASURED):
-        same = ", ".join(c.id for c in checks if c.status == NOT_MEASURED and c.reason == reason)
-        print_indented(out, Text(f"{same}: not measured, {reason}", style="bright_black"), indent="  ")
-
-
-def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
     step = account.step
     line = name_text(account.run.name, style="bold")
     ranks = len(account.run.ranks)
@@ -55,6 +31,32 @@ def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
     out.print(line)
     said = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
     print_indented(out, said, indent="  ")
+    print_rank_health(rank_health(account), out)
+    if not account.stragglers:
+        alone = len(account.run.ranks) < 2
+        out.print("stragglers: one rank alone cannot be late" if alone else "stragglers: none")
+    for s in account.stragglers:
+        late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
+        out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))
+    print_table(
+        out,
+        checks,
+        ("check", lambda c: c.id),
+        ("value", lambda c: number_text(c.value, ".1f")),
+        ("good", lambda c: c.good),
+        ("bad", lambda c: c.bad or "-"),
+        ("status", lambda c: Text(c.status, style=_STYLE[c.status])),
+        least_needed=("bad", "good"),
+    )
+    for c in checks:
+        if c.status == FAIL:
+            print_indented(out, Text(f"{c.id}: {c.reason}"), indent="  ")
+    for reason in dict.fromkeys(c.reason for c in checks if c.status == NOT_MEASURED):
+        same = ", ".join(c.id for c in checks if c.status == NOT_MEASURED and c.reason == reason)
+        print_indented(out, Text(f"{same}: not measured, {reason}", style="bright_black"), indent="  ")
+    for result in gates:
+        held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
+        print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
 
 
 def print_rank_health(rows: Sequence[RankHealth], out: Console) -> None:
@@ -77,18 +79,7 @@ def _worth_showing(rows: Sequence[RankHealth]) -> list[RankHealth]:
     return sorted([*late, *others], key=lambda r: r.rank)
 
 
-def _stragglers(account: Account, out: Console) -> None:
-    if not account.stragglers:
-        alone = len(account.run.ranks) < 2
-        out.print("stragglers: one rank alone cannot be late" if alone else "stragglers: none")
-    for s in account.stragglers:
-        late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
-        out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))
-
-
 # Guides on the terminal: every item with its number, its mark and, where it fails, what to do.
-
-_GUIDES_STYLE = {"pass": "green", "fail": "bold red", "not measured": "bright_black"}
 
 
 def print_guides(guides: Sequence[Guide], out: Console) -> None:
@@ -99,12 +90,11 @@ def print_guides(guides: Sequence[Guide], out: Console) -> None:
         out.print()
         out.print(Text(guide.title, style="bold").append(f"  {guide.why}", style=""))
         for item in guide.items:
-            out.print(_line(item))
-
-
-def _line(item: Item) -> Text:
-    check = item.check
-    value = "" if check.value is None else f"{check.value:.4g} (good {check.good})"
-    line = Text("  ").append(f"{check.status:<13}", style=_GUIDES_STYLE[check.status])
-    line.append(f"{check.id:<24} {value:<24} ").append(check.reason, style="bright_black")
-    return line.append(f"\n{'':<15}-> {item.remedy}") if check.status == FAIL else line
+            check = item.check
+            value = "" if check.value is None else f"{check.value:.4g} (good {check.good})"
+            line = Text("  ").append(
+                f"{check.status:<13}",
+                style={"pass": "green", "fail": "bold red", "not measured": "bright_black"}[check.status],
+            )
+            line.append(f"{check.id:<24} {value:<24} ").append(check.reason, style="bright_black")
+            out.print(line.append(f"\n{'':<15}-> {item.remedy}") if check.status == FAIL else line)

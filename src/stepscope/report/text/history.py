@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, row_name
+from stepscope.report.terminal import name_text, number_text, print_indented, print_table, row_name
 
 _MAX_RUNS = 20
 _MAX_GROUPS = 20
@@ -19,8 +19,41 @@ def print_history(document: Document, out: Console) -> None:
     """Print the history of a folder of runs."""
     runs = document["runs"]
     out.print(name_text(document["folder"], style="bold").append(f": {len(runs)} runs"))
-    _runs(runs, out)
-    _groups(document, out)
+    print_table(
+        out,
+        runs[-_MAX_RUNS:],
+        ("run", lambda run: row_name(run["run"], width=40)),
+        ("created", lambda run: row_name((run["created"] or "?")[:16].replace("T", " "), width=16)),
+        ("commit", lambda run: row_name(_commit(run["commit"]), width=_SHORT_COMMIT)),
+        ("ranks", lambda run: number_text(run["world_size"], ",.0f")),
+        ("step ms", lambda run: number_text(run["step_ms"], ",.2f")),
+        ("MFU %", lambda run: number_text(run["mfu"] and 100 * run["mfu"], ",.1f")),
+        ("memory GB", lambda run: number_text(run["peak_memory_bytes"] and run["peak_memory_bytes"] / 1e9, ",.2f")),
+        (
+            "largest finding",
+            lambda run: row_name("".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1]), width=34),
+        ),
+        least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"),
+    )
+    if len(runs) > _MAX_RUNS:
+        out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")
+    found, by = document["groups"], document["by"]
+    out.print()
+    print_table(
+        out,
+        found[-_MAX_GROUPS:],
+        (f"by {by}", lambda g: row_name(_commit(g["name"]) if by == "commit" else g["name"], width=60)),
+        ("runs", lambda g: str(g["runs"])),
+        ("step ms", lambda g: number_text(g["step_ms"], ",.2f")),
+        ("from", lambda g: number_text(g["min_step_ms"], ",.2f")),
+        ("to", lambda g: number_text(g["max_step_ms"], ",.2f")),
+        ("MFU %", lambda g: number_text(g["mfu"] and 100 * g["mfu"], ",.1f")),
+        ("memory GB", lambda g: number_text(g["peak_memory_bytes"] and g["peak_memory_bytes"] / 1e9, ",.2f")),
+        ("often found", lambda g: row_name(", ".join(g["findings"]), width=50)),
+        least_needed=("memory GB", "MFU %", "often found", "from", "to"),
+    )
+    if len(found) > _MAX_GROUPS:
+        out.print(f"the last {_MAX_GROUPS} of {len(found)}; --json has all")
     _newest(document["newest"], out)
     _hosts(document, out)
     problems = [run for run in runs if run["problem"]]
@@ -28,46 +61,6 @@ def print_history(document: Document, out: Console) -> None:
         _line(out, f"! {run['run']}: {run['problem']}")
     if len(problems) > _MAX_LINES:
         out.print(f"! and {len(problems) - _MAX_LINES} more runs without numbers; --json has all")
-
-
-def _runs(runs: Sequence[Document], out: Console) -> None:
-    table = plain_table(out, "run", "created", "commit", "ranks", "step ms", "MFU %", "memory GB", "largest finding")
-    for run in runs[-_MAX_RUNS:]:
-        first = run["findings"][0] if run["findings"] else None
-        table.add_row(
-            row_name(run["run"], width=40),
-            row_name((run["created"] or "?")[:16].replace("T", " "), width=16),
-            row_name(_commit(run["commit"]), width=_SHORT_COMMIT),
-            _number(run["world_size"], 0),
-            _number(run["step_ms"], 2),
-            _number(None if run["mfu"] is None else 100 * run["mfu"], 1),
-            _number(None if run["peak_memory_bytes"] is None else run["peak_memory_bytes"] / 1e9, 2),
-            row_name("" if first is None else f"{first[0]} {first[1]:.0f} %", width=34),
-        )
-    print_fitting(table, out, least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"))
-    if len(runs) > _MAX_RUNS:
-        out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")
-
-
-def _groups(document: Document, out: Console) -> None:
-    found, by = document["groups"], document["by"]
-    out.print()
-    table = plain_table(out, f"by {by}", "runs", "step ms", "from", "to", "MFU %", "memory GB", "often found")
-    for group in found[-_MAX_GROUPS:]:
-        name = _commit(group["name"]) if by == "commit" else group["name"]
-        table.add_row(
-            row_name(name, width=60),
-            str(group["runs"]),
-            _number(group["step_ms"], 2),
-            _number(group["min_step_ms"], 2),
-            _number(group["max_step_ms"], 2),
-            _number(None if group["mfu"] is None else 100 * group["mfu"], 1),
-            _number(None if group["peak_memory_bytes"] is None else group["peak_memory_bytes"] / 1e9, 2),
-            row_name(", ".join(group["findings"]), width=50),
-        )
-    print_fitting(table, out, least_needed=("memory GB", "MFU %", "often found", "from", "to"))
-    if len(found) > _MAX_GROUPS:
-        out.print(f"the last {_MAX_GROUPS} of {len(found)}; --json has all")
 
 
 def _newest(found: Sequence[Document], out: Console) -> None:
@@ -116,7 +109,3 @@ def _commit(commit: str | None) -> str:
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.3f}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "?" if value is None else f"{value:,.{digits}f}"

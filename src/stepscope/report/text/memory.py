@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
-_MIN_POINTS = 3
-_FLAT = 0.9
 _MAX_HOLDERS = 12
 
 
@@ -30,7 +28,7 @@ def print_memory(account: Account, out: Console) -> None:
     logged = [memory_of_steps(log) for log in account.run.logs]
     for name, where in (("allocated_bytes", "on the device"), ("host_bytes", "of the process")):
         known = [(one["rank"], [(s, b) for s, b in zip(one["step"], one[name], strict=True) if b]) for one in logged]
-        enough = [(rank, points) for rank, points in known if len(points) >= _MIN_POINTS]
+        enough = [(rank, points) for rank, points in known if len(points) >= 3]
         if enough:
             rank, points = max(enough, key=lambda one: max(b for _, b in one[1]))
             out.print(_line(rank, points, where))
@@ -56,7 +54,7 @@ def _spark_line(values: Sequence[float], *, width: int = _WIDTH) -> str:
     cuts = [round(i * len(values) / count) for i in range(count + 1)]
     heights = [max(values[a:b]) for a, b in pairwise(cuts)]
     high = max(heights)
-    low = min(min(heights), _FLAT * high)  # a change of a few percent is to look like one
+    low = min(min(heights), 0.9 * high)  # a change of a few percent is to look like one
     return "".join(_BARS[int((len(_BARS) - 1) * (h - low) / (high - low)) if high > low else 0] for h in heights)
 
 

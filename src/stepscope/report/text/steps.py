@@ -8,7 +8,7 @@ from rich.console import Console
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import Floats, LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
 from stepscope.analyze.ncu_kernels import function_of
-from stepscope.report.terminal import name_text, plain_table, print_fitting, row_name
+from stepscope.report.terminal import name_text, plain_table, print_fitting, print_table, row_name
 from stepscope.run.light import LightRun
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.units import NS_PER_MS, NS_PER_US, ms
@@ -41,28 +41,29 @@ def print_steps(run: LightRun, out: Console) -> None:
         out.print(name_text(f"warning: {line}"))
     out.print()
     if run.measured:
-        _measured(run, out)
+        kernels = measured_kernels(run.measured)
+        out.print(f"Kernels as Nsight Compute measured them, each alone: {sum(k.count for k in kernels):.0f} launches")
+        print_table(
+            out,
+            kernels[:_MAX_KERNELS],
+            ("kernel", lambda k: row_name(function_of(k.name), width=80 if out.soft_wrap else 26)),
+            ("launches", lambda k: f"{k.count:.0f}"),
+            ("us", lambda k: _number(k.mean_ns / NS_PER_US, 1)),
+            ("occupancy %", lambda k: _number(k.occupancy_pct)),
+            ("SM %", lambda k: _number(k.sm_pct)),
+            ("DRAM %", lambda k: _number(k.dram_pct)),
+            ("tensor %", lambda k: _number(k.tensor_pct)),
+            ("bound", lambda k: k.bound or "?"),
+            ("waits for", lambda k: k.stall or "?"),
+            least_needed=("launches", "waits for", "occupancy %", "tensor %"),
+        )
+        if len(kernels) > _MAX_KERNELS:
+            out.print(f"and {len(kernels) - _MAX_KERNELS} more kernels, in --json")
+        out.print()
     instead_of = "--ncu" if run.measured else "--light"
     out.print(
         f"What happens inside the steps is in a trace: record without {instead_of}, with --steps that the job reaches"
     )
-
-
-def _measured(run: LightRun, out: Console) -> None:
-    kernels = measured_kernels(run.measured)
-    out.print(f"Kernels as Nsight Compute measured them, each alone: {sum(k.count for k in kernels):.0f} launches")
-    table = plain_table(
-        out, "kernel", "launches", "us", "occupancy %", "SM %", "DRAM %", "tensor %", "bound", "waits for"
-    )
-    for k in kernels[:_MAX_KERNELS]:
-        percents = [_number(pct) for pct in (k.occupancy_pct, k.sm_pct, k.dram_pct, k.tensor_pct)]
-        row = [f"{k.count:.0f}", _number(k.mean_ns / NS_PER_US, 1), *percents, k.bound or "?", k.stall or "?"]
-        table.add_row(row_name(function_of(k.name), width=80 if out.soft_wrap else 26), *row)
-    least = ("launches", "waits for", "occupancy %", "tensor %")
-    print_fitting(table, out, least_needed=least)
-    if len(kernels) > _MAX_KERNELS:
-        out.print(f"and {len(kernels) - _MAX_KERNELS} more kernels, in --json")
-    out.print()
 
 
 def _number(value: float | None, digits: int = 0) -> str:

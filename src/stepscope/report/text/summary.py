@@ -9,7 +9,7 @@ from rich.text import Text
 from stepscope.analyze.account import Account
 from stepscope.analyze.collective_costs import RankWindow
 from stepscope.analyze.layers import PARTS
-from stepscope.analyze.serving import ServedSteps, Serving
+from stepscope.analyze.serving import Serving
 from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.finding import Finding, setting_of_finding
 from stepscope.diagnose.findings import Diagnosis, by_need
@@ -23,7 +23,6 @@ from stepscope.units import NS_PER_MS, ms, printable
 # The step's parts, largest first, on a terminal each with a bar: they sum to the step.
 
 _MIN_SHARE = 0.005
-_MAX_BAR = 40
 _COLOURS = {
     "forward": "green", "backward": "green", "optimizer": "green", "other_compute": "green",
     "exposed_transfer": "red", "wait": "magenta", "pipeline_bubble": "magenta",
@@ -46,7 +45,7 @@ def _print_budget(account: Account, out: Console) -> None:
     for part, part_ns in shown:
         line = Text(f"{part:<{widest}} {part_ns / NS_PER_MS:>9.2f} ms {100 * part_ns / step.step_ns:>5.1f} %")
         if out.is_terminal:
-            most = max(1, min(_MAX_BAR, out.width - len(line) - 3))
+            most = max(1, min(40, out.width - len(line) - 3))
             line.append("  ").append(_bar(part_ns / shown[0][1], most, out), style=_COLOURS.get(part, ""))
         out.print(line)
     if rest:
@@ -66,7 +65,6 @@ def _bar(share: float, most: int, out: Console) -> str:
 _MAX_LINES = 5
 _MIN_PCT = 1.0
 _MAX_WIDTH = 400
-_MAX_PLACE = 30
 
 
 def print_where(account: Account, out: Console) -> None:
@@ -80,7 +78,7 @@ def print_where(account: Account, out: Console) -> None:
         return
     out.print()
     out.print(Text("Where in the code", style="bold").append("  (stepscope code has all lines)", style="not bold"))
-    places = [name_text(row.owner, width=_MAX_PLACE).plain for row in rows]
+    places = [name_text(row.owner, width=30).plain for row in rows]
     width = max(map(len, places))
     for place, row in zip(places, rows, strict=True):
         line = Text(f"   {place:<{width}}  {_cost(row)}  ")
@@ -102,7 +100,6 @@ def _cost(row: CodeRow) -> str:
 
 _MAX_RANKS = 8
 _COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
-_OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
 # where the terminal is too narrow
 _LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
 
@@ -113,7 +110,11 @@ def print_ranks(account: Account, out: Console) -> None:
     shown = sorted(account.ranks_read, key=lambda view: (view.rank.rank not in late, view.rank.rank))
     rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:_MAX_RANKS]]
     out.print()
-    columns = [c for c in _COLUMNS if _communicates(account) or c not in _OF_SEVERAL]
+    columns = [
+        c
+        for c in _COLUMNS
+        if _communicates(account) or c not in ("comm", "exposed", "wait", "overlap %", "late ms/step")
+    ]
     table = plain_table(out, "rank", *columns)
     for rank, cells in rows:
         table.add_row(rank, *(cells[c] for c in columns))
@@ -164,20 +165,16 @@ def _print_serving(serving: Serving | None, out: Console) -> None:
     if serving is None:
         return
     for kind in serving.kinds:
-        out.print(_line(kind))
+        steps = "1 step" if kind.steps == 1 else f"{kind.steps} steps"
+        parts = [f"{kind.kind}: {steps} of {ms(kind.step_ns):.2f} ms"]
+        if kind.requests_per_step is not None:
+            parts.append(f"{kind.requests_per_step:,.0f} requests")
+        if kind.tokens_per_step is not None:
+            parts.append(f"{kind.tokens_per_step:,.0f} tokens")
+        rate = "" if kind.tokens_per_s is None else f"; {kind.tokens_per_s:,.0f} tokens/s"
+        out.print(", ".join(parts) + rate)
     if serving.generated_per_s:
         out.print(f"generated {serving.generated_per_s:,.0f} tokens/s")
-
-
-def _line(kind: ServedSteps) -> str:
-    steps = "1 step" if kind.steps == 1 else f"{kind.steps} steps"
-    parts = [f"{kind.kind}: {steps} of {ms(kind.step_ns):.2f} ms"]
-    if kind.requests_per_step is not None:
-        parts.append(f"{kind.requests_per_step:,.0f} requests")
-    if kind.tokens_per_step is not None:
-        parts.append(f"{kind.tokens_per_step:,.0f} tokens")
-    rate = "" if kind.tokens_per_s is None else f"; {kind.tokens_per_s:,.0f} tokens/s"
-    return ", ".join(parts) + rate
 
 
 # What to run next, given what was found?
@@ -227,7 +224,8 @@ def print_summary(
     """Print the report on one screen. `given` is how the run was named on the command line, for what to run next."""
     conclusion = conclude(account, diagnosis)
     _heading(account, out)
-    _headline(conclusion, out)
+    line = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
+    print_indented(out, line, first="", indent="  ")
     _step_line(account, out)
     _print_serving(account.serving, out)
     _findings(account, diagnosis, conclusion, out)
@@ -236,7 +234,7 @@ def print_summary(
     print_ranks(account, out)
     print_memory(account, out)
     _warnings(account, out)
-    _next(diagnosis, given, out, has_page=has_page, has_lines=_has_lines(account))
+    _next(diagnosis, given, out, has_page=has_page, has_lines=any(owners is not None for owners in account.ownership))
 
 
 def _heading(account: Account, out: Console) -> None:
@@ -277,15 +275,20 @@ def _step_line(account: Account, out: Console) -> None:
         out.print(line)
 
 
-def _headline(conclusion: Conclusion, out: Console) -> None:
-    line = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
-    print_indented(out, line, first="", indent="  ")
-
-
 def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, out: Console) -> None:
     out.print()
     if diagnosis.worth:
-        _worth(diagnosis, out, over="" if account.num_steps else ", over the whole window")
+        over = "" if account.num_steps else ", over the whole window"
+        saving = diagnosis.worth
+        out.print(Text(f"What to fix first{over}", style="bold"))
+        for n, finding in enumerate(saving[:_MAX_FINDINGS], start=1):
+            _finding(n, finding, out)
+        # All ids of findings without a saving come last, so the first k of `combined` are those printed.
+        if len(saving) > 1:
+            ids, together = diagnosis.combined[min(len(saving), _MAX_FINDINGS) - 1]
+            out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms{over or ' per step'}")
+        if len(saving) > _MAX_FINDINGS:
+            out.print(f"   and {len(saving) - _MAX_FINDINGS} more with --json")
     else:
         clear = not diagnosis.not_examined and conclusion.verdict != UNCLEAR
         out.print(f"Nothing worth fixing was found{'' if clear else ' in what could be examined'}.")
@@ -294,23 +297,6 @@ def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, ou
     for needs, rules in by_need(diagnosis.not_examined).items():
         line = name_text(f"not examined: {', '.join(rules)} ({needs})", width=400)
         print_indented(out, line, first="   ", indent="     ")
-
-
-def _has_lines(account: Account) -> bool:
-    return any(owners is not None for owners in account.ownership)
-
-
-def _worth(diagnosis: Diagnosis, out: Console, *, over: str) -> None:
-    saving = diagnosis.worth
-    out.print(Text(f"What to fix first{over}", style="bold"))
-    for n, finding in enumerate(saving[:_MAX_FINDINGS], start=1):
-        _finding(n, finding, out)
-    # All ids of findings without a saving come last, so the first k of `combined` are those printed.
-    if len(saving) > 1:
-        ids, together = diagnosis.combined[min(len(saving), _MAX_FINDINGS) - 1]
-        out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms{over or ' per step'}")
-    if len(saving) > _MAX_FINDINGS:
-        out.print(f"   and {len(saving) - _MAX_FINDINGS} more with --json")
 
 
 def _finding(n: int, f: Finding, out: Console) -> None:

@@ -35,7 +35,8 @@ def _table(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {'as it is':<{_NAME}}{_NUMBERS.format(_ms(found['unchanged_step_ms']), '', '')}".rstrip()
     for row in found["settings"]:
         mark = "*" if row["kept"] else " "
-        numbers = _NUMBERS.format(_ms(row["step_ms"]), _signed(row["gain_pct"]), _interval(row))
+        value = row["gain_pct"]
+        numbers = _NUMBERS.format(_ms(row["step_ms"]), ("" if value is None else f"{value:+.1f}"), _interval(row))
         for part in _name_lines(row["name"])[:-1]:
             yield f"{mark} {part}"
             mark = " "
@@ -75,10 +76,6 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1f}"
 
 
 def _interval(row: Mapping[str, Any]) -> str:

@@ -22,9 +22,7 @@ from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError, UsageError
 
-_PORTS_TRIED = 20
 MAX_CONNECTIONS = 64
-_MAX_FIELDS = 32
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -76,7 +74,7 @@ class LocalServer(BoundedServer):
 def local_server(site: Site, *, port: int = 0, within_s: float = BoundedServer.within_s) -> LocalServer:
     """Return a server on `port`, or on the next one that is free; any free one for 0."""
     token = secrets.token_urlsafe(24)
-    tried = [port] if port == 0 else range(port, min(port + _PORTS_TRIED, 65536))
+    tried = [port] if port == 0 else range(port, min(port + 20, 65536))
     for number in tried:
         try:
             return LocalServer(site, port=number, token=token, within_s=within_s)
@@ -110,7 +108,7 @@ class _Handler(BoundedHandler):
         path = self._behind_token(asked)
         status, found = HTTPStatus.OK, None
         try:
-            found = None if path is None else self.server.site(path, dict(parse_qsl(query, max_num_fields=_MAX_FIELDS)))
+            found = None if path is None else self.server.site(path, dict(parse_qsl(query, max_num_fields=32)))
         except StepscopeError as error:
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _text(f"{error}")
         except Exception as error:  # noqa: BLE001 - the page says it, the server goes on
@@ -158,9 +156,6 @@ class _Handler(BoundedHandler):
 # What counts is where a path ends up, not what it looks like: the file is resolved, and served only if it lies inside
 # its root, is a plain file, and no part of the way to it is a link.
 
-_MAX_PATH = 1024
-_MAX_SERVED_BYTES = 1 << 28
-
 
 def _served_bytes(root: Path, asked: str) -> bytes | None:
     file = _served_file(root, asked)
@@ -172,12 +167,12 @@ def _served_bytes(root: Path, asked: str) -> bytes | None:
         return None
     with os.fdopen(descriptor, "rb") as f:
         found = os.fstat(descriptor)
-        return f.read() if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_SERVED_BYTES else None
+        return f.read() if stat.S_ISREG(found.st_mode) and found.st_size <= (1 << 28) else None
 
 
 def _served_file(root: Path, asked: str) -> Path | None:
     names = asked.split("/")
-    if len(asked) > _MAX_PATH or not all(map(_is_plain, names)):
+    if len(asked) > 1024 or not all(map(_is_plain, names)):
         return None
     try:
         whole = root.resolve(strict=True)

@@ -25,18 +25,6 @@ from stepscope.units import printable
 # The page around the report: tabs for the report, the tables and the timeline.
 
 
-def _shell_page(name: str, *, perfetto: str, has_tables: bool = True, has_timeline: bool = True) -> str:
-    shown = {True: "", False: "hidden"}
-    return Template(_source("template.html")).substitute(
-        name=html.escape(printable(name)),
-        perfetto=html.escape(perfetto),
-        tables=shown[has_tables],
-        timeline=shown[has_timeline],
-        style=_STYLE,
-        script=_SCRIPT,
-    )
-
-
 def _source(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8").strip() + "\n"
 
@@ -67,7 +55,6 @@ _POLICY = (
 # filter    words that all have to hold: `nccl` is in a text of the row, `rank=3` `dur_ns>1000` `op=all_reduce` compare
 # sort      a column's name; unknown values come last either way
 
-_MAX_WORDS = 16
 # columns of moments on a clock, shown since the first start of the table
 _INSTANTS = ("start_ns", "launch_ns", "issue_ns")
 _COMPARED = re.compile(r"^([a-z_0-9]+)(>=|<=|!=|=|>|<)(.+)$")
@@ -88,7 +75,7 @@ class TableQuery:
 def chosen_rows(table: Table, query: TableQuery) -> Rows:
     """Return the rows that hold all words of the filter, sorted where asked by a column that there is."""
     keep = np.ones(len(table), bool)
-    for word in query.text.split()[:_MAX_WORDS]:
+    for word in query.text.split()[:16]:
         keep &= _holds(table, word)
     rows = np.flatnonzero(keep)
     if query.sort not in table.columns:
@@ -208,7 +195,6 @@ def link_to(place: int) -> str:
 
 MAX_ROWS = 1000
 PERFETTO = "https://ui.perfetto.dev"
-_FRAMED = {"Content-Security-Policy": "frame-ancestors 'self'"}
 
 
 class Tables(Protocol):
@@ -236,12 +222,22 @@ class ViewSite:
 
     def __call__(self, path: str, query: Mapping[str, str]) -> Answer | None:
         if path == "":
-            page = _shell_page(
-                self.name, perfetto=self.perfetto, has_tables=bool(self.names), has_timeline=bool(self.timeline)
+            shown = {True: "", False: "hidden"}
+            page = Template(_source("template.html")).substitute(
+                name=html.escape(printable(self.name)),
+                perfetto=html.escape(self.perfetto),
+                tables=shown[bool(self.names)],
+                timeline=shown[bool(self.timeline)],
+                style=_STYLE,
+                script=_SCRIPT,
             )
             return Answer(page.encode(), "text/html", {"Content-Security-Policy": _POLICY})
         if path == "report.html":
-            return Answer(self.report_html.encode(errors="replace"), "text/html", _FRAMED)
+            return Answer(
+                self.report_html.encode(errors="replace"),
+                "text/html",
+                {"Content-Security-Policy": "frame-ancestors 'self'"},
+            )
         if path == "timeline" and self.timeline:
             return Answer(self._timeline(), "application/octet-stream")
         if path == "tables.json":
