@@ -153,10 +153,7 @@ class Account(ArrayRecord):
     @cached_property
     def ranks_read(self) -> tuple[RankWindow, ...]:
         """Return what is known of every rank that was read, in full or not, in the order of `run.ranks_read`."""
-        if self.run.everyone is None:
-            return self.ranks
-
-        return _rank_windows(self.shared.whole)
+        return self.ranks if self.run.everyone is None else _rank_windows(self.shared.whole)
 
     @property
     def num_steps(self) -> int:
@@ -322,10 +319,7 @@ class Account(ArrayRecord):
 
 
 def _debug_warnings(run: Run) -> list[str]:
-    if not run.description:
-        return []
-
-    return debug_warnings(run.description)
+    return [] if not run.description else debug_warnings(run.description)
 
 
 def account_of(

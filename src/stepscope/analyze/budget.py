@@ -78,7 +78,9 @@ def _host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     nodes = _spans(rank, marks.autograd_nodes)
     comm = union(rank.collectives.start_ns, rank.collectives.end_ns)
     recorded = union_of(nodes, data[1], comm, *(spans for _, spans in (*operators, *wrappers)))
-    stalls = _long_holes(recorded, cuts)
+    holes = complement(recorded, int(cuts[0]), int(cuts[-1]))
+    long = holes.end - holes.start >= STALL_NS
+    stalls = Intervals(holes.start[long], holes.end[long])
     ranges = [(COMPUTE_PART[region], _spans(rank, marks.rows_of(region))) for region in _INNER_FIRST]
     named = [(PART_CODE[part], subtract(spans, stalls)) for part, spans in ranges]
     after = [*wrappers, (PART_CODE["backward"], nodes), *named, (PART_CODE["host_stall"], stalls)]
@@ -110,15 +112,8 @@ def _outermost(rank: Rank, rows: Rows) -> Rows:
     return np.concatenate(kept)
 
 
-def _long_holes(recorded: Intervals, cuts: Int64s) -> Intervals:
-    holes = complement(recorded, int(cuts[0]), int(cuts[-1]))
-    long = holes.end - holes.start >= STALL_NS
-    return Intervals(holes.start[long], holes.end[long])
-
-
 def _nothing_asked_for(rank: Rank, cuts: Int64s) -> Intervals:
-    asked = union(rank.collectives.issue_ns, rank.collectives.start_ns)
-    return complement(asked, int(cuts[0]), int(cuts[-1]))
+    return complement(union(rank.collectives.issue_ns, rank.collectives.start_ns), int(cuts[0]), int(cuts[-1]))
 
 
 def _spans(rank: Rank, rows: Rows) -> Intervals:
@@ -234,7 +229,16 @@ def rank_budget(rank: Rank, *, wait_ns: Int64s, pipeline: bool = False, others: 
     periods = step_periods(rank)
     if periods is None:
         return None
-    comm = _comm_layers(rank, wait_ns, pipeline=pipeline)
+    c = rank.collectives
+    matched = wait_ns != UNMATCHED
+    turns = c.start_ns + np.where(matched, wait_ns, 0)  # the wait is the first part of a collective
+    in_pipeline = among(c.op, POINT_TO_POINT) & pipeline
+    comm = [
+        (PART_CODE["exposed_transfer"], _union(turns, c.end_ns, matched)),
+        (_UNMATCHED_COMM, _union(c.start_ns, c.end_ns, ~matched)),
+        (PART_CODE["wait"], _union(c.start_ns, turns, matched & ~in_pipeline)),
+        (PART_CODE["pipeline_bubble"], _union(c.start_ns, turns, matched & in_pipeline)),
+    ]
     return _device_budget(rank, periods, comm, others) if rank.has_device else _host_budget(rank, periods, comm)
 
 
@@ -249,8 +253,7 @@ def is_pipeline(ranks: Sequence[Rank]) -> bool:
         sends = np.bincount(messages.collective[messages.is_send], minlength=len(rank.collectives))
         receives = np.bincount(messages.collective[~messages.is_send], minlength=len(rank.collectives))
         one_way = (sends > 0) != (receives > 0)
-        one_peer = (sends + receives > 0) & (rank.collectives.peer >= 0)
-        if (one_way | one_peer).any():
+        if (one_way | ((sends + receives > 0) & (rank.collectives.peer >= 0))).any():
             return True
     return False
 
@@ -263,19 +266,6 @@ def host_device_copies(rank: Rank) -> npt.NDArray[np.bool_]:
     out = np.zeros(len(work), bool)
     out[copies[~stays]] = True
     return out
-
-
-def _comm_layers(rank: Rank, wait_ns: Int64s, *, pipeline: bool) -> Layers:
-    c = rank.collectives
-    matched = wait_ns != UNMATCHED
-    turns = c.start_ns + np.where(matched, wait_ns, 0)  # the wait is the first part of a collective
-    in_pipeline = among(c.op, POINT_TO_POINT) & pipeline
-    return [
-        (PART_CODE["exposed_transfer"], _union(turns, c.end_ns, matched)),
-        (_UNMATCHED_COMM, _union(c.start_ns, c.end_ns, ~matched)),
-        (PART_CODE["wait"], _union(c.start_ns, turns, matched & ~in_pipeline)),
-        (PART_CODE["pipeline_bubble"], _union(c.start_ns, turns, matched & in_pipeline)),
-    ]
 
 
 def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Intervals) -> RankBudget:
@@ -302,8 +292,7 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Inter
 def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     cuts = periods.cuts
     before, after = _host_layers(rank, cuts)
-    host = painted([*before, *comm, *after], cuts)
-    spent = _rows(label_ns(host, cuts, _UNMATCHED_COMM + 1), periods)
+    spent = _rows(label_ns(painted([*before, *comm, *after], cuts), cuts, _UNMATCHED_COMM + 1), periods)
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
     part_ns = _with_unmatched(spent)
     if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows

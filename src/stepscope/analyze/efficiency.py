@@ -18,7 +18,6 @@ from stepscope.cost.chips import Lookup, Peak, mfu_peak
 from stepscope.dataclass import dataclass
 from stepscope.records import once_per_record
 from stepscope.run.load import Run
-from stepscope.run.rank import Rank
 from stepscope.side_file import is_number
 from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import median
@@ -210,7 +209,7 @@ def efficiency(
     flops, flops_source = _flops(run, said, recorded)
     recomputed = _recomputed(run, recorded)
     peak, peak_reason = _peak(chip, said, shares)
-    devices = _num_devices(run)
+    devices = max((max(len(distinct(rank.work.device)), 1) for rank in run.ranks), default=1) * num_ranks(run)
     available = peak.flops_per_s * devices * step_ns / NS_PER_S if peak and step_ns else None
     mfu = flops / available if flops and available else None
     return Efficiency(
@@ -234,14 +233,6 @@ def efficiency(
 def num_ranks(run: Run) -> int:
     """Return how many ranks the job had: as a file says it, at least those that were read."""
     return max(run.world_size or 0, len(run.ranks), 1)
-
-
-def _num_devices(run: Run) -> int:
-    return max((_devices_of(rank) for rank in run.ranks), default=1) * num_ranks(run)
-
-
-def _devices_of(rank: Rank) -> int:
-    return max(len(distinct(rank.work.device)), 1)
 
 
 def _flops(run: Run, given: GivenValues, recorded: RecordedFlops) -> tuple[float | None, str | None]:

@@ -165,7 +165,7 @@ def activities(rank: Rank) -> Activities:
     """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
     taken = blocked = union(*blocked_host(rank))
     parts = []
-    for activity in (data_loading(rank), _allocating(rank), stalling(rank)):
+    for activity in (data_loading(rank), _spans(rank, allocations(rank)), stalling(rank)):
         fresh = subtract(activity, taken)
         taken = union_of(taken, fresh)
         parts.append(fresh)
@@ -251,10 +251,6 @@ def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
     return _spans(rank, asks)
-
-
-def _allocating(rank: Rank) -> Intervals:
-    return _spans(rank, allocations(rank))
 
 
 def stalling(rank: Rank) -> Intervals:

@@ -97,8 +97,7 @@ class CallCosts(ArrayRecord):
         return self._of_calls(False, lambda cost: cost.lower_bound)
 
     def _of_calls(self, otherwise: Any, number: Callable[[OpCost], float]) -> npt.NDArray[Any]:
-        dtype = np.asarray(otherwise).dtype
-        return np.array([otherwise, *map(number, self.costs)], dtype).take(self.variant)
+        return np.array([otherwise, *map(number, self.costs)], np.asarray(otherwise).dtype).take(self.variant)
 
     @cached_property
     def step(self) -> npt.NDArray[np.int32]:
@@ -304,7 +303,10 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
     launcher = calls.calls.at_rows(work.op_row)
     call = calls.calls.nearest_to(launcher, calls.counted)
     named, tensor_core, operand, serves = _classes(calls.rank)
-    family = _family(named, call, calls)
+    ask = (named == FAMILY_CODE[Family.OTHER]) & (call >= 0) & (calls.rank.work.kind == EventKind.KERNEL)
+    out = named.copy()
+    out[ask] = calls.family[call[ask]]
+    family = out
     multiplies = _IS_MATMUL.take(family) & ~serves
     tensor_core[multiplies & (named != family)] = _UNKNOWN
     mine = np.flatnonzero(call >= 0)
@@ -336,13 +338,6 @@ def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], n
     # A product's kernel that is known to be off the tensor cores and has no operand type does not multiply.
     serves = _IS_MATMUL[family] & (tensor_core == 0) & (operand == 0)
     return family[at], tensor_core[at], operand[at], serves[at]
-
-
-def _family(named: npt.NDArray[np.uint8], call: Int64s, calls: CallCosts) -> npt.NDArray[np.uint8]:
-    ask = (named == FAMILY_CODE[Family.OTHER]) & (call >= 0) & (calls.rank.work.kind == EventKind.KERNEL)
-    out = named.copy()
-    out[ask] = calls.family[call[ask]]
-    return out
 
 
 def _precision(
@@ -404,12 +399,13 @@ def abilities(ranks: Sequence[Rank], chip: Chip | None) -> Abilities:
     for rank in ranks:
         compute = _device_facts(rank).compute or _by_kernels(name)
         if compute is not None:
-            return _by_capability(compute, nvidia=_is_nvidia(rank, name), graphs=graphs)
+            return _by_capability(
+                compute,
+                nvidia=rank.device.properties.get("warpSize", _NVIDIA_WARP) == _NVIDIA_WARP
+                and not name.startswith("AMD"),
+                graphs=graphs,
+            )
     return Abilities(graphs=graphs)
-
-
-def _is_nvidia(rank: Rank, name: str) -> bool:
-    return rank.device.properties.get("warpSize", _NVIDIA_WARP) == _NVIDIA_WARP and not name.startswith("AMD")
 
 
 def _by_kernels(name: str) -> str | None:

@@ -82,7 +82,9 @@ def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "Measured
     np.putmask(bound, (duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns), Bound.LATENCY)
     metered = np.zeros(len(bound), bool)
     if measured is not None:
-        by_meter = _measured_bounds(measured)
+        compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
+        memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
+        by_meter = _bounds_of_use(compute, memory)
         metered = by_meter != Bound.NONE
         bound[metered] = by_meter[metered]
     np.putmask(bound, costs.rank.work.kind != int(EventKind.KERNEL), Bound.NONE)
@@ -94,12 +96,6 @@ def _bounds_of_use(compute_pct: calls_Floats, memory_pct: calls_Floats) -> npt.N
     bound[np.fmax(compute_pct, memory_pct) < _MIN_BUSY_PCT] = Bound.LATENCY
     bound[np.isnan(compute_pct + memory_pct)] = Bound.NONE
     return bound.astype(np.int64)
-
-
-def _measured_bounds(measured: "MeasuredRows") -> npt.NDArray[np.int64]:
-    compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
-    memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
-    return _bounds_of_use(compute, memory)
 
 
 def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[calls_Floats, calls_Floats]:
@@ -176,8 +172,7 @@ def _duration_bins(duration_ns: Int64s) -> Int64s:
     >>> duration_bins(np.array([900, 2_000, 5_000])).tolist()
     [0, 1, 2]
     """
-    edges = FIRST_BIN_NS * 2 ** np.arange(NUM_BINS - 1)
-    return np.searchsorted(edges, duration_ns, side="right")
+    return np.searchsorted(FIRST_BIN_NS * 2 ** np.arange(NUM_BINS - 1), duration_ns, side="right")
 
 
 def _queue(rank: Rank) -> tuple[Floats, float | None]:
@@ -394,7 +389,13 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measur
     for i, longest_ns, numbers in named:
         text = costs.rank.trace.strings[work.name[i]]
         if text not in sums:
-            sums[text] = _empty(costs, i)
+            communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
+            tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
+            sums[text] = _Sums(
+                family=_COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
+                tensor_core=bool(costs.tensor_core[i] == 1) if tells else None,
+                precision=PRECISIONS[costs.precision[i]] if costs.precision[i] else None,
+            )
         mine = sums[text]
         mine.max_ns = max(mine.max_ns, longest_ns)
         known = mine.numbers.get
@@ -412,16 +413,6 @@ def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredR
         stalls = sums[costs.rank.trace.strings[named]].stalls
         for reason, share in measured.launches[i].stalls:
             stalls[reason] = stalls.get(reason, 0.0) + share * time_ns
-
-
-def _empty(costs: KernelCosts, i: int) -> _Sums:
-    communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
-    tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
-    return _Sums(
-        family=_COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
-        tensor_core=bool(costs.tensor_core[i] == 1) if tells else None,
-        precision=PRECISIONS[costs.precision[i]] if costs.precision[i] else None,
-    )
 
 
 def _weights(

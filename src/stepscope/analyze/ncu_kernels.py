@@ -64,8 +64,7 @@ def function_of(name: str) -> str:
     >>> function_of("void at::native::(anonymous namespace)::softmax_warp_forward<float, 11>(float*)")
     'softmax_warp_forward'
     """
-    plain = _NO_NAME.sub("anonymous", name)
-    head = re.split(r"[<(]", plain, maxsplit=1)[0].strip()
+    head = re.split(r"[<(]", _NO_NAME.sub("anonymous", name), maxsplit=1)[0].strip()
     return head.rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
 
 
@@ -122,8 +121,7 @@ def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredR
     if not launches:
         return None
     work = rank.work
-    rows = np.flatnonzero(np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
-    classes = _classes(rank, rows)
+    classes = _classes(rank, np.flatnonzero(np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))))
     meant = kernels_named((launch.name for launch in launches), (name for name, _, _ in classes))
     of_class: dict[_Class, list[int]] = {}
     for i, launch in enumerate(launches):

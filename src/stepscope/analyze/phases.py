@@ -265,8 +265,7 @@ class Passes:
         after_last = _since_last(self.backward, moment_ns) < _since_last(self.optimizer, moment_ns)
         out[none_follows] = Phase.FORWARD
         out[none_follows & after_last] = Phase.AFTER_BACKWARD
-        on_engine = among(thread, list(self.autograd_threads))
-        out[on_engine & (out == Phase.FORWARD)] = Phase.BACKWARD
+        out[among(thread, list(self.autograd_threads)) & (out == Phase.FORWARD)] = Phase.BACKWARD
         out[_inside(self.optimizer, moment_ns)] = Phase.OPTIMIZER
         out[_inside(self.backward, moment_ns)] = Phase.BACKWARD
         return out
@@ -294,8 +293,7 @@ def trains(found: Iterable[Passes]) -> bool:
 
     True where no trace tells: most jobs train.
     """
-    ranks = list(found)
-    known = [p for p in ranks if p.known]
+    known = [p for p in list(found) if p.known]
     return not known or any(len(p.backward) or len(p.optimizer) for p in known)
 
 
@@ -334,10 +332,8 @@ def _joined(engine: Intervals, begun: Int64s) -> Intervals:
     if not len(engine):
         return EMPTY
     before = np.searchsorted(begun, engine.end[:-1], side="left")
-    after = np.searchsorted(begun, engine.start[1:], side="left")
-    first = np.concatenate(([True], after > before))
-    last = np.append(np.flatnonzero(first)[1:] - 1, len(engine) - 1)
-    return Intervals(engine.start[first], engine.end[last])
+    first = np.concatenate(([True], np.searchsorted(begun, engine.start[1:], side="left") > before))
+    return Intervals(engine.start[first], engine.end[np.append(np.flatnonzero(first)[1:] - 1, len(engine) - 1)])
 
 
 def _after_inner(optimizer: Intervals, backward: Intervals) -> Intervals:
@@ -357,11 +353,9 @@ def _inside(x: Intervals, moment: Int64s) -> npt.NDArray[np.bool_]:
 
 def _until_next(x: Intervals, moment: Int64s) -> Int64s:
     i = np.searchsorted(x.start, moment, side="left")
-    padded = np.append(x.start, 0)
-    return np.where(i < len(x), padded[i] - moment, _NEVER)
+    return np.where(i < len(x), np.append(x.start, 0)[i] - moment, _NEVER)
 
 
 def _since_last(x: Intervals, moment: Int64s) -> Int64s:
     i = np.searchsorted(x.end, moment, side="right") - 1
-    padded = np.append(x.end, 0)
-    return np.where(i >= 0, moment - padded[np.maximum(i, 0)], _NEVER)
+    return np.where(i >= 0, moment - np.append(x.end, 0)[np.maximum(i, 0)], _NEVER)

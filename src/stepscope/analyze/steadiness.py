@@ -126,7 +126,11 @@ def steadiness_of(
     usual = median(settled)
     mean, std = float(settled.mean()), float(settled.std())
     p10, p90, p99 = quantiles(settled, (0.1, 0.9, 0.99)).tolist()
-    extra = _spike_extra(settled)
+    x = settled.astype(float)
+    near = _running_median(x)
+    above = x - near
+    is_spike = above > np.maximum(_SPIKE_SIGMAS * mad_sigma(above), _SPIKE_SHARE * near)
+    extra = np.where(is_spike, above, 0.0)
     at = np.flatnonzero(extra)
     # Throughput by the mean: spikes are part of what the job takes.
     per_s = NS_PER_S / mean
@@ -195,15 +199,6 @@ def _drift(settled: Int64s, usual: float) -> Drift | None:
     to_pct = 100 * (len(settled) - 1) / usual
     change, low, high = (slope * to_pct for slope in (found.slope, found.low, found.high))
     return Drift(change, low, high, found.p_value, found.p_value < SIGNIFICANT)
-
-
-def _spike_extra(settled: Int64s) -> npt.NDArray[np.float64]:
-    x = settled.astype(float)
-    near = _running_median(x)
-    above = x - near
-    sigma = mad_sigma(above)
-    is_spike = above > np.maximum(_SPIKE_SIGMAS * sigma, _SPIKE_SHARE * near)
-    return np.where(is_spike, above, 0.0)
 
 
 def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

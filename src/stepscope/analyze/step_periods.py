@@ -125,8 +125,7 @@ def _device_periods(rank: Rank) -> StepPeriods | None:
     end = np.maximum.accumulate(ends[step])
     begin, known = _beginning(rank, int(end[0]))
     start = np.concatenate(([begin], end[:-1]))
-    complete = np.concatenate(([known], np.diff(rank.steps.number[step]) == 1))
-    return _periods(step, start, end, complete)
+    return _periods(step, start, end, np.concatenate(([known], np.diff(rank.steps.number[step]) == 1)))
 
 
 def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:

@@ -169,8 +169,7 @@ def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
     for (name, _), n in peer.items():
         peer_names[name] += n
     same_operators = sum((names - peer_names).values()) <= _SAME_OPERATORS * sum(names.values())
-    other = sum(n for key, n in mine.items() if key not in peer)
-    return same_operators and other > 0.2 * sum(mine.values())
+    return same_operators and sum(n for key, n in mine.items() if key not in peer) > 0.2 * sum(mine.values())
 
 
 def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
@@ -223,9 +222,7 @@ class UnevenCompute(ArrayRecord):
     @property
     def is_load(self) -> bool:
         """Return whether the rank with most compute launches more threads than others, in over half of the steps."""
-        steps = np.arange(self.compute_ns.shape[1])
-        first = self.compute_ns.argmax(axis=0)
-        mine = self.threads[first, steps]
+        mine = self.threads[self.compute_ns.argmax(axis=0), np.arange(self.compute_ns.shape[1])]
         others = (self.threads.sum(axis=0) - mine) / (len(self.ranks) - 1)
         return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MIN_SHARE_OF_STEPS)
 
@@ -241,8 +238,7 @@ def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
         return None
     if any(r.steps.is_window for r in ranks):
         return None
-    kernels = [_kernels(rank, numbers) for rank in ranks]
-    each = list(zip(ranks, kernels, strict=True))
+    each = list(zip(ranks, [_kernels(rank, numbers) for rank in ranks], strict=True))
     compute_ns = np.array([_sums(at, (r.work.end_ns - r.work.start_ns)[rows], len(numbers)) for r, (rows, at) in each])
     if not _imbalance_ns(compute_ns) >= _MIN_IMBALANCE * float(compute_ns.mean()) > 0:
         return None
@@ -377,8 +373,7 @@ def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, flo
     numbers = common_steps(shared.run.ranks)
     found = {}
     for log in logs:
-        inside = np.isin(log.step, numbers)
-        own = (log.dur_ns - log.column(WAITING))[inside]
+        own = (log.dur_ns - log.column(WAITING))[np.isin(log.step, numbers)]
         if len(own) < len(numbers) or np.isnan(own).any():
             return {}
         found[log.rank] = float(own.mean())
@@ -454,8 +449,7 @@ def _certain(r: Recurring, rank: int) -> bool:
         return False
     # Steps of one stretch (another job for a while) tell as much as one.
     steps_each = int((x > 0).sum()) / events
-    error = float(x.std(ddof=1)) / sqrt(len(x) / steps_each)
-    return float(x.mean()) >= _MIN_RECURRING_SCORE * error > 0
+    return float(x.mean()) >= _MIN_RECURRING_SCORE * (float(x.std(ddof=1)) / sqrt(len(x) / steps_each)) > 0
 
 
 def _recurring_straggler(r: Recurring, rank: int, late_ns: float, mean_ns: float) -> Straggler:

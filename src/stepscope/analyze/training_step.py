@@ -32,7 +32,6 @@ from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
 from stepscope.stats.distinct import common
 from stepscope.stats.robust import FAR_LONGER, mad_sigma, median, num_stretches, slow_start
-from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
 # What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.
@@ -244,8 +243,7 @@ def _step_ns(log: StepLog) -> Floats:
 
 
 def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:
-    usual = median(time[among])
-    beyond = time - usual
+    beyond = time - median(time[among])
     least = max(_MIN_EXCESS_SHARE * median_step, _EXCESS_SIGMAS * mad_sigma(time[among]))
     return np.where(among & (beyond > least), beyond, 0.0)
 
@@ -350,7 +348,8 @@ def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
         return NOTHING_RECURS
     excess = np.zeros((len(causes), len(ranks), len(steps)))
     for i, rank in enumerate(ranks):
-        at = _at(rank.log.step, steps)
+        order = np.argsort(rank.log.step, kind="stable")
+        at = np.asarray(order[np.searchsorted(rank.log.step, steps, sorter=order)])
         for j, cause in enumerate(causes):
             if cause in rank.causes:
                 excess[j, i] = rank.causes[cause][at]
@@ -396,11 +395,6 @@ def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
     out[causes.index(DATA_LOADING)] += np.where(together, outside, 0.0)
     out[causes.index(OUTSIDE)] = np.where(together, 0.0, outside)
     return out
-
-
-def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
-    order = np.argsort(numbers, kind="stable")
-    return np.asarray(order[np.searchsorted(numbers, wanted, sorter=order)])
 
 
 def _region_gain(rank: LoggedSteps) -> dict[int, dict[str, float]]:

@@ -235,9 +235,7 @@ class StepBudget(ArrayRecord):
     @property
     def overhead_pct(self) -> float | None:
         """Return by how much the profiler lengthened the step, 0 where it was not longer, None where unknown."""
-        if not self.ordinary_ns:
-            return None
-        return max(0.0, 100 * (self.profiled_ns / self.ordinary_ns - 1))
+        return None if not self.ordinary_ns else max(0.0, 100 * (self.profiled_ns / self.ordinary_ns - 1))
 
     def ns(self, part: str) -> float:
         """Return one part."""
@@ -309,8 +307,7 @@ def _with_loading_as_logged(entries: Floats, beyond: Sequence[LogAdditions] | No
 def _without_profiler_added(parts: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
     if beyond is None:
         return np.zeros_like(parts)
-    pairs = zip(parts, beyond, strict=True)
-    return np.array([b.added_ns + b.spread_ns * row / row.sum() for row, b in pairs])
+    return np.array([b.added_ns + b.spread_ns * row / row.sum() for row, b in zip(parts, beyond, strict=True)])
 
 
 def _entries(budget: RankBudget, *, even: bool) -> Floats:

@@ -47,10 +47,8 @@ def compute_kinds_ns(budget: RankBudget, costs: KernelCosts) -> Int64s:
     kind, start, end = _work(costs) if costs.rank.has_device else _host_work(costs)
     cuts = budget.periods.cuts
     layers = [(code, _union(start, end, kind == code)) for code in range(OTHER)]
-    between = label_ns(painted(layers, cuts), cuts, OTHER)
-    found = between[np.searchsorted(cuts, budget.periods.start_ns)]
-    compute = budget.part_ns[:, COMPUTE_PARTS].sum(axis=1)
-    other = compute - found.sum(axis=1)
+    found = label_ns(painted(layers, cuts), cuts, OTHER)[np.searchsorted(cuts, budget.periods.start_ns)]
+    other = budget.part_ns[:, COMPUTE_PARTS].sum(axis=1) - found.sum(axis=1)
     # Products that the budget counts elsewhere (in a data loader) are no compute: take the excess from the largest.
     found[np.arange(len(found)), found.argmax(axis=1)] += np.minimum(other, 0)
     return np.column_stack((np.maximum(found, 0), np.maximum(other, 0)))
@@ -108,8 +106,12 @@ def _loss_errors(
         for budget, losses, use in zip(budgets, measured, used, strict=True)
     ]
     typical = [losses[budget.periods.typical].mean(axis=0) for budget, losses in zip(budgets, measured, strict=True)]
-    doubt_ns = _correction_doubt(np.mean(typical, axis=0), corrected_ns, host)
-    return _spread(shares, num_ranks) + 100 * doubt_ns / corrected_ns.sum()
+    before = np.mean(typical, axis=0)
+    taken = np.maximum(before - corrected_ns, 0) * host
+    left = np.maximum(corrected_ns, 0) * host
+    misplaced = np.minimum(taken, left.sum() - left) + np.minimum(left, taken.sum() - taken)
+    doubt: Floats = _DOUBT * np.where(host & (corrected_ns <= before), misplaced, np.abs(corrected_ns - before))
+    return _spread(shares, num_ranks) + 100 * doubt / corrected_ns.sum()
 
 
 def _spread(shares: Sequence[Floats], num_ranks: int) -> Floats:
@@ -119,14 +121,6 @@ def _spread(shares: Sequence[Floats], num_ranks: int) -> Floats:
     of_ranks = means.var(axis=0, ddof=1) / n if n > 1 else np.zeros_like(of_steps)
     spread: Floats = _STANDARD_ERRORS * np.sqrt(of_steps + (1 - n / num_ranks) * of_ranks)
     return spread
-
-
-def _correction_doubt(before: Floats, after: Floats, host: Mask) -> Floats:
-    taken = np.maximum(before - after, 0) * host
-    left = np.maximum(after, 0) * host
-    misplaced = np.minimum(taken, left.sum() - left) + np.minimum(left, taken.sum() - taken)
-    doubt: Floats = _DOUBT * np.where(host & (after <= before), misplaced, np.abs(after - before))
-    return doubt
 
 
 ACHIEVED = "achieved"
@@ -185,8 +179,7 @@ def waterfall(
     slower = _slower(efficiency, chip)
     achieved_ns = efficiency.mfu * step.step_ns
     measured = _measured(pairs, kinds, slower, achieved_ns)
-    ranks = _losses(step.rank_part_ns, _corrected_kinds(pairs, kinds, step), slower, achieved_ns)
-    mean_ns = ranks.mean(axis=0)
+    mean_ns = _losses(step.rank_part_ns, _corrected_kinds(pairs, kinds, step), slower, achieved_ns).mean(axis=0)
     error = _loss_errors(
         [budget for budget, _ in pairs],
         measured,

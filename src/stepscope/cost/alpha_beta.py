@@ -150,8 +150,7 @@ class Pieces:
         """Return predicted times; beyond the last joint the last line goes on."""
         x, knots, times = np.asarray(size_bytes, float), np.array(self.knot_bytes), np.array(self.knot_ns)
         piece = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
-        slope = np.diff(times) / np.diff(knots)
-        return times[piece] + slope[piece] * (x - knots[piece])
+        return times[piece] + (np.diff(times) / np.diff(knots))[piece] * (x - knots[piece])
 
     def lines(self) -> list[Piece]:
         """Return the lines one by one."""
@@ -182,19 +181,14 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
         latency = fit(x, y).alpha_ns
         return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOutErrors(x, np.full(1, np.nan))
     most = _MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
-    errors = _left_out(x, y, most)
-    inner = slice(1, -1) if len(x) > 2 else slice(None)
-    best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
-    return _fits(x, y, best + 1)[-1], LeftOutErrors(x, errors[best])
-
-
-def _left_out(x: Floats, y: Floats, most: int) -> Floats:
     out = np.empty((most, len(x)))
     for i in range(len(x)):
         others = np.arange(len(x)) != i
-        fits = _fits(x[others], y[others], most)
-        out[:, i] = [np.log(y[i] / pieces.time_ns(x[i])) for pieces in fits]
-    return out
+        out[:, i] = [np.log(y[i] / pieces.time_ns(x[i])) for pieces in _fits(x[others], y[others], most)]
+    errors = out
+    inner = slice(1, -1) if len(x) > 2 else slice(None)
+    best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
+    return _fits(x, y, best + 1)[-1], LeftOutErrors(x, errors[best])
 
 
 def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
@@ -202,8 +196,7 @@ def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
     coefficients, _ = _coefficients(x, y, joints)
     fits = [_pieces(x, joints[0], coefficients[0])]
     for _ in range(most - 1):
-        free = np.setdiff1d(x[1:-1], joints)
-        tried = np.array([np.sort(np.append(joints, size)) for size in free])
+        tried = np.array([np.sort(np.append(joints, size)) for size in np.setdiff1d(x[1:-1], joints)])
         coefficients, loss = _coefficients(x, y, tried)
         best = int(loss.argmin())
         joints = tried[[best]]
@@ -218,8 +211,7 @@ def _pieces(x: Floats, joints: Floats, coefficients: Floats) -> Pieces:
 def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]:
     ramps, knots = _ramps(x, joints)
     start = np.interp(knots, x, y)
-    steps = np.maximum(np.diff(start, axis=1), 0.02 * y.min())
-    logs = np.log(np.concatenate((start[:, :1], steps), axis=1))
+    logs = np.log(np.concatenate((start[:, :1], np.maximum(np.diff(start, axis=1), 0.02 * y.min())), axis=1))
     damping = 1e-3 * np.eye(logs.shape[1])
     for _ in range(_ITERATIONS):
         residual, jacobian = _residuals(ramps, logs, y)
@@ -228,8 +220,7 @@ def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]
         gradient = np.swapaxes(weighted, 1, 2) @ residual[..., None]
         logs = logs - np.clip(np.linalg.solve(curvature, gradient)[..., 0], -1, 1)
     error = np.abs(_residuals(ramps, logs, y)[0])
-    loss = np.where(error < _HUBER, 0.5 * error**2, _HUBER * (error - 0.5 * _HUBER)).sum(axis=1)
-    return np.exp(logs), loss
+    return np.exp(logs), np.where(error < _HUBER, 0.5 * error**2, _HUBER * (error - 0.5 * _HUBER)).sum(axis=1)
 
 
 def _ramps(x: Floats, joints: Floats) -> tuple[Floats, Floats]:

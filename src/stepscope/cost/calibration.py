@@ -298,8 +298,7 @@ def load_calibration(path: str | Path) -> Calibration:
         curves = tuple(_curve(c) for c in document["curves"])
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise InputError(f"{path}: a curve is incomplete ({error!r}); calibrate again") from error
-    about = {k: v for k, v in document.items() if k not in ("schema", "kind", "curves")}
-    return Calibration(curves, about)
+    return Calibration(curves, {k: v for k, v in document.items() if k not in ("schema", "kind", "curves")})
 
 
 def _curve_json(curve: Curve) -> dict[str, Any]:

@@ -52,8 +52,7 @@ class Fabric:
         """
         if self.outer is None or world_size <= self.per_node:
             return self.inner
-        through = max(self.inner.ns_per_byte, self.outer.ns_per_byte / self.per_node)
-        return Link(self.outer.alpha_ns, through)
+        return Link(self.outer.alpha_ns, max(self.inner.ns_per_byte, self.outer.ns_per_byte / self.per_node))
 
 
 @dataclass(frozen=True)

@@ -224,8 +224,7 @@ def on_rank(listed: Iterable[Weight], layout: Layout, *, layers: int) -> list[We
             continue
         rows = -(-w.rows // layout.tensor) if w.split == "rows" else w.rows
         columns = -(-w.columns // layout.tensor) if w.split == "columns" else w.columns
-        routed = -(-w.routed // layout.expert)
-        held.append(Weight(w.name, w.layer, rows, columns, w.split, routed))
+        held.append(Weight(w.name, w.layer, rows, columns, w.split, -(-w.routed // layout.expert)))
     return held
 
 

@@ -178,16 +178,10 @@ def _read_call(
     return Call(name, inputs, values, list_elements, list_element_bytes)
 
 
-def _element_type(name: str) -> tuple[str, int] | None:
-    if name.startswith(_FP8):
-        return ("fp8", 1)
-    return _TYPES.get(name)
-
-
 def _input(shape: object, kind: object) -> Input:
     if kind == _LIST:
         return TensorList(_shapes(shape))
-    known = _element_type(kind) if isinstance(kind, str) else None
+    known = (("fp8", 1) if kind.startswith(_FP8) else _TYPES.get(kind)) if isinstance(kind, str) else None
     dims = _shape(shape)
     return Tensor(dims, *known) if known is not None and dims is not None else None
 
@@ -294,13 +288,9 @@ def _sequences(call: Call, *, first: int) -> int | None:
     They are the first integer tensor with one dimension at or after input `first`.
     """
     for tensor in call.tensors(first):
-        if _is_offsets(tensor):
+        if tensor.dtype in ("int32", "int64") and len(tensor.shape) == 1 and tensor.shape[0] > 1:
             return tensor.shape[0] - 1
     return None
-
-
-def _is_offsets(tensor: Tensor) -> bool:
-    return tensor.dtype in ("int32", "int64") and len(tensor.shape) == 1 and tensor.shape[0] > 1
 
 
 COSTS: dict[str, Callable[[Call], OpCost | None]] = {

@@ -130,8 +130,7 @@ def _data_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traf
 def _synchronised(held: Sequence[Weight], batch: Batch, layout: Layout, ranks: int) -> list[Traffic]:
     each = batch.precision.weight_bytes
     if layout.sharding is Sharding.DDP:
-        sizes = [w.rows * w.columns * each for w in held for _ in range(w.routed)]
-        return ddp_traffic(sizes, ranks=ranks)
+        return ddp_traffic([w.rows * w.columns * each for w in held for _ in range(w.routed)], ranks=ranks)
     if layout.sharding is Sharding.ZERO1:
         total = sum(w.count for w in held) * each
         return _zero_traffic(total, total, ranks=ranks)
@@ -172,8 +171,7 @@ def _expert_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Tr
     if layout.expert == 1 or model.experts is None:
         return []
     size = batch.tokens * model.experts.per_token * model.d_model * batch.precision.compute_bytes
-    layers = -(-(model.layers - model.experts.dense_layers) // layout.pipeline)
-    count = 2 * layers * layout.micro_batches
+    count = 2 * (-(-(model.layers - model.experts.dense_layers) // layout.pipeline)) * layout.micro_batches
     return [Traffic("all_to_all", "ep", layout.expert, count, size, when) for when in ("forward", "backward")]
 
 

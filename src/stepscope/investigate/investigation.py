@@ -24,10 +24,6 @@ from stepscope.units import NS_PER_MS, printable, readable_bytes
 _TOP = 5
 
 
-def _detail_facts(account: Account, bound: str | None) -> list[Evidence]:
-    return _FACTS[bound](account) if bound in _FACTS else []
-
-
 def _compute(account: Account) -> list[Evidence]:
     kernels = account.kernels
     facts = [
@@ -345,7 +341,8 @@ def _category(run: Measurement) -> Step:
 
 
 def _detail(run: Measurement) -> Step:
-    facts = _detail_facts(run.account, conclude(run.account, run.diagnosis).verdict)
+    bound = conclude(run.account, run.diagnosis).verdict
+    facts = _FACTS[bound](run.account) if bound in _FACTS else []
     failed = [c for c in checks_of(run.account) if c.status == FAIL]
     facts += [
         Evidence(f"check {c.id}", "fail" if c.value is None else round(c.value, 1), "", f"good {c.good}")
@@ -371,7 +368,7 @@ def _root_cause(run: Measurement) -> Step:
     first = worth[0]
     saves = f"Fixing it saves {_ms(first.alone_ns):g} ms per {run.account.whole} ({first.saving_pct:.0f} %)."
     said = f"{first.title}. Cause: {first.cause}. {saves}"
-    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", _range(f)) for f in worth]
+    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", f"{_ms(f.low_ns):g} to {_ms(f.high_ns):g}") for f in worth]
     return Step(4, "Root cause", question, said, (*facts, *first.evidence), (first.remedy,))
 
 
@@ -425,10 +422,6 @@ def _validation_facts(found: Validation) -> tuple[Evidence, ...]:
     facts += [Evidence("still there", id_) for id_ in found.remaining]
     facts += [Evidence("new", id_) for id_ in found.fresh]
     return tuple(facts)
-
-
-def _range(finding: Finding) -> str:
-    return f"{_ms(finding.low_ns):g} to {_ms(finding.high_ns):g}"
 
 
 def _ms(time_ns: float) -> float:

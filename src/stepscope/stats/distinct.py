@@ -98,8 +98,7 @@ def among(values: npt.NDArray[np.integer], wanted: npt.NDArray[np.integer] | Seq
     low, high = int(wanted.min()), int(wanted.max())
     if high - low > _MAX_SPREAD * (len(values) + len(wanted)):
         once = distinct(wanted)
-        at = np.minimum(np.searchsorted(once, values), len(once) - 1)
-        return once[at] == values
+        return once[np.minimum(np.searchsorted(once, values), len(once) - 1)] == values
     there = np.zeros(high - low + 2, bool)  # in the last place: what lies outside
     there[np.subtract(wanted, low, dtype=np.int64)] = True
     return there[np.where((values >= low) & (values <= high), np.subtract(values, low, dtype=np.int64), -1)]

@@ -34,7 +34,14 @@ def t_two_sided(t: float, df: float) -> float:
         return 0.0
     if df > _LIKE_NORMAL:
         return 2 * _normal().cdf(-abs(t))
-    return _incomplete_beta(df / (df + t * t), df / 2)
+    x = df / (df + t * t)
+    a = df / 2
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    front = exp(lgamma(a + 0.5) - lgamma(a) - lgamma(0.5) + a * log(x) + 0.5 * log1p(-x))
+    if x < (a + 1) / (a + 0.5 + 2):
+        return front * _fraction(x, a, 0.5) / a
+    return 1 - front * _fraction(1 - x, 0.5, a) / 0.5
 
 
 @lru_cache(maxsize=4096)
@@ -56,15 +63,6 @@ def t_quantile(confidence: float, df: float) -> float:
         if step < 1e-9 * t:
             break
     return t
-
-
-def _incomplete_beta(x: float, a: float, b: float = 0.5) -> float:
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x))
-    if x < (a + 1) / (a + b + 2):
-        return front * _fraction(x, a, b) / a
-    return 1 - front * _fraction(1 - x, b, a) / b
 
 
 def _fraction(x: float, a: float, b: float) -> float:

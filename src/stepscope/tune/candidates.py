@@ -216,24 +216,19 @@ def _loading(job: Job) -> Iterator[Candidate]:
     alone = [loader for loader in job.loaders if loader.map_style and not loader.num_workers]
     at_work = [loader for loader in job.loaders if loader.num_workers]
     if alone:
-        for workers in _worker_counts(job):
+        for workers in sorted({min(4, max(2, job.cores_per_rank)), min(_MAX_WORKERS, max(2, job.cores_per_rank))}):
             yield _candidates_loader({names.WORKERS: workers})
             if job.loader_starts:
                 yield _candidates_loader({names.WORKERS: workers, names.PERSISTENT: True})
     if at_work and job.loader_starts and not all(loader.persistent_workers for loader in at_work):
         yield _candidates_loader({names.PERSISTENT: True})
     if at_work and not alone:
-        factor = max(_prefetch(loader) for loader in at_work)
-        yield _candidates_loader({names.PREFETCH: 2 * factor})
+        yield _candidates_loader({names.PREFETCH: 2 * max(_prefetch(loader) for loader in at_work)})
         workers = max(loader.num_workers for loader in at_work)
         if all(loader.map_style for loader in at_work) and 2 * workers <= min(job.cores_per_rank, 4 * _MAX_WORKERS):
             yield _candidates_loader({names.WORKERS: 2 * workers})
     if job.loaders and job.on_cuda and not all(loader.pin_memory for loader in job.loaders):
         yield _candidates_loader({names.PIN: True}, ("host-to-device-copy", *_LOADING))
-
-
-def _worker_counts(job: Job) -> list[int]:
-    return sorted({min(4, max(2, job.cores_per_rank)), min(_MAX_WORKERS, max(2, job.cores_per_rank))})
 
 
 def _prefetch(loader: Loader) -> int:
@@ -242,8 +237,7 @@ def _prefetch(loader: Loader) -> int:
 
 def _candidates_loader(settings: Mapping[str, Any], findings: tuple[str, ...] = _LOADING) -> Candidate:
     given = ", ".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
-    title = ", ".join(f"{name}={value}" for name, value in settings.items())
-    short = title.replace(", loader.", ", ")
+    short = ", ".join(f"{name}={value}" for name, value in settings.items()).replace(", loader.", ", ")
     return Candidate(short, EQUAL, f"DataLoader(..., {given})", dict(settings), findings=findings)
 
 

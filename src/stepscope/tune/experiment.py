@@ -186,8 +186,7 @@ def agreement(trial: Trial, base: Sequence[Trial], *, results: str) -> Agreement
         return Agreement(None, None, "it left no loss and no parameters to compare")
     if results == INEXACT:
         return Agreement(apart <= _INEXACT_BOUND, apart, f"losses or parameters differ by {apart:.1e}")
-    bound = max(0.0 if results == EQUAL else _ROUNDING_BOUND, min(_MAX_OWN, _OWN_TIMES * own))
-    if apart <= bound:
+    if apart <= max(0.0 if results == EQUAL else _ROUNDING_BOUND, min(_MAX_OWN, _OWN_TIMES * own)):
         return Agreement(True, apart, "equal" if apart == 0 else f"equal within rounding ({apart:.0e})")
     return Agreement(False, apart, f"losses or parameters differ by {apart:.1e}")
 
@@ -263,10 +262,6 @@ def _pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, 
     ]
 
 
-def _still_in(names: Sequence[str], out: Mapping[str, Out]) -> list[str]:
-    return [name for name in names if name not in out]
-
-
 # What to keep, from all trials: every setting with its gain, results and reason, and those that are kept together.
 #
 # A setting is kept where its results agree and its interval lies above 0. Several that are kept were run together too,
@@ -314,13 +309,6 @@ def judged(
         agrees,
         out.why if out is not None else _why_not(found, agrees),
     )
-
-
-def _best(single: Sequence[JudgedSetting], both: JudgedSetting | None) -> JudgedSetting | None:
-    kept = sorted((j for j in single if j.keeps and j.gain), key=lambda j: -(j.gain.share if j.gain else 0.0))
-    if both is not None and both.keeps and both.gain and kept and kept[0].gain:
-        return both if both.gain.share > kept[0].gain.share else kept[0]
-    return kept[0] if kept else None
 
 
 def document(kept: JudgedSetting | None, rows: Sequence[JudgedSetting]) -> Mapping[str, object]:
@@ -385,7 +373,13 @@ class Experiment:
     @property
     def keep(self) -> JudgedSetting | None:
         """Return what to keep, None for nothing."""
-        return _best(self.settings, self.combined)
+        both = self.combined
+        kept = sorted(
+            (j for j in self.settings if j.keeps and j.gain), key=lambda j: -(j.gain.share if j.gain else 0.0)
+        )
+        if both is not None and both.keeps and both.gain and kept and kept[0].gain:
+            return both if both.gain.share > kept[0].gain.share else kept[0]
+        return kept[0] if kept else None
 
 
 @dataclass
@@ -426,7 +420,7 @@ def _series(tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str
 def _go_on(series: _Series, tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str) -> None:
     by_name = {c.name: c for c in tried}
     for number in range(rounds):
-        names = _still_in(list(by_name), series.out)
+        names = [name for name in list(by_name) if name not in series.out]
         if not names:
             break
         for name in order_of(number, names):

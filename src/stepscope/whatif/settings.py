@@ -436,9 +436,7 @@ def _setting_of(account: Account, text: str) -> SettingChange:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set {text}: there is no such setting; use one of {known}")
     finding = FINDING_OF_SETTING.get(text)
-    found = None
-    if finding is not None:
-        found = fix_of(account, finding)
+    found = fix_of(account, finding) if finding is not None else None
     return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else _made_of(found)
 
 
