@@ -23,7 +23,7 @@ from stepscope.report.pictures import pictures_of, run_steps_drawing
 from stepscope.report.step_pictures import diagram
 from stepscope.run.load import load
 from stepscope.run.step_log import StepLog
-from stepscope.whatif.switches import switches
+from stepscope.whatif.settings import switches
 
 STEP = 20_000
 STALL_US = 8_000

@@ -5,8 +5,16 @@ import numpy.typing as npt
 import pytest
 
 from stepscope.stats import bootstrap as under_test
-from stepscope.stats.bootstrap import difference, difference_of_numbers, holm, interval, same, typical
-from stepscope.stats.intervals import block_length, mean_errors
+from stepscope.stats.bootstrap import (
+    block_length,
+    difference,
+    difference_of_numbers,
+    holm,
+    interval,
+    mean_errors,
+    same,
+    typical,
+)
 
 STEPS = 200
 TRIALS = 120

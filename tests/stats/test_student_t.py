@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.stats.intervals import detectable, t_quantile, t_two_sided
+from stepscope.stats.bootstrap import detectable, t_quantile, t_two_sided
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 5: 2.5706, 10: 2.2281, 30: 2.0423, 120: 1.9799}
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from stepscope.contract.live import SETTINGS, TRIAL, VARIABLES
 from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
-from stepscope.tune.candidates import INEXACT, Job, Loader, candidates, job_in
-from stepscope.tune.experiment import trial_in
+from stepscope.tune.experiment import INEXACT, Job, Loader, candidates, job_in, trial_in
 
 LOADER = Loader(0, pin_memory=False, prefetch_factor=None, persistent_workers=False, map_style=True)
 CPU = Job("cpu", cores=8, local_ranks=2, backend="gloo", has_ddp=True, loaders=(LOADER,), optimizer="AdamW", threads=1)

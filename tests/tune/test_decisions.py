@@ -6,8 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.tune.candidates import EQUAL, INEXACT, ROUNDING, Candidate, together
-from stepscope.tune.experiment import BASE, MAX_FALSE, Trial, agreement, experiment, gain, order_of
+from stepscope.tune.experiment import (
+    BASE,
+    EQUAL,
+    INEXACT,
+    MAX_FALSE,
+    ROUNDING,
+    Candidate,
+    Trial,
+    agreement,
+    experiment,
+    gain,
+    order_of,
+    together,
+)
 
 SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))
 LOSSES = (2.0, 1.5, 1.25)

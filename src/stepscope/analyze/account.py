@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.budget import RankBudget, StepBudget, beyond_window, budgets, step_budget, unprofiled_step_ns
 from stepscope.analyze.collective_costs import (
     CollectiveRow,
     RankView,
@@ -23,9 +23,8 @@ from stepscope.analyze.collective_costs import (
 )
 from stepscope.analyze.data_parallel import BucketView, ShardingView, bucket_view, sharding_view
 from stepscope.analyze.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
+from stepscope.analyze.efficiency import Efficiency, GivenValues, Waterfall, efficiency, waterfall
 from stepscope.analyze.kernel_costs import KernelCosts, call_costs, device_in_words, kernel_costs, run_chip
-from stepscope.analyze.lateness import common_steps, late_ranks
 from stepscope.analyze.model_parallel import (
     ContextParallelView,
     ExpertsView,
@@ -37,13 +36,18 @@ from stepscope.analyze.model_parallel import (
 from stepscope.analyze.outlined_rank import window_of
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.pipeline import PipelineView, pipeline_view
-from stepscope.analyze.rank_windows import RankAccount, rank_account
+from stepscope.analyze.rank_windows import RankAccount, overlap_efficiency, rank_account, rank_overlap
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.serving import Serving, serving_of
-from stepscope.analyze.stragglers import LateRanks, Straggler, find_stragglers, training_stragglers
+from stepscope.analyze.step_periods import Serving, serving_of
+from stepscope.analyze.stragglers import (
+    LateRanks,
+    Straggler,
+    common_steps,
+    find_stragglers,
+    late_ranks,
+    training_stragglers,
+)
 from stepscope.analyze.training_step import TrainingStep, training_step
-from stepscope.analyze.unprofiled_budget import StepBudget, beyond_window, step_budget, unprofiled_step_ns
-from stepscope.analyze.waterfall import Waterfall, waterfall
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.dataclass import dataclass
 from stepscope.errors import DEBUG, InputError, StepscopeError, debugging
@@ -65,7 +69,6 @@ if TYPE_CHECKING:
     from stepscope.analyze.steadiness import Steadiness
 
 _T = TypeVar("_T")
-_MAX_REASON = 200
 
 
 def attempt(failures: list[str], name: str, analysis: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
@@ -77,7 +80,7 @@ def attempt(failures: list[str], name: str, analysis: Callable[[], _T], otherwis
     except Exception as error:
         if debugging():
             raise
-        why = printable(f"{type(error).__name__}: {error}", width=_MAX_REASON)
+        why = printable(f"{type(error).__name__}: {error}", width=200)
         failures.append(f"{name} could not be analysed ({why}); set {DEBUG}=1 to see where, and please report it")
         return otherwise()
 
@@ -108,7 +111,7 @@ def _no_views(_: "Account") -> "ByStrategy":
 def _no_operators(_: "Account") -> "OperatorTable":
     from stepscope.analyze.operators import OperatorTable
 
-    return OperatorTable((), 0.0, 0.0, 0.0)
+    return OperatorTable(())
 
 
 def _no_kernels(_: "Account") -> "KernelTable":
@@ -157,7 +160,6 @@ class Account(ArrayRecord):
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps were recorded on the rank that has the most."""
         return max((r.steps.known for r in self.run.ranks), default=0)
 
     @property
@@ -172,18 +174,15 @@ class Account(ArrayRecord):
 
     @_isolated("parallel strategies", _no_views)
     def views(self) -> "ByStrategy":
-        """Return what each parallel strategy of the run did."""
 
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
     @_isolated("serving")
     def serving(self) -> Serving | None:
-        """Return what a serving engine did, None for any other job."""
         return serving_of(self.run)
 
     @_isolated("memory")
     def memory(self) -> "MemoryView | None":
-        """Return the memory of the run, None where none was recorded."""
         from stepscope.analyze.memory import memory_view
 
         owners = [partial(self._owners_of, index) for index in range(len(self.run.ranks))]
@@ -279,7 +278,6 @@ class Account(ArrayRecord):
 
     @_isolated("collectives", lambda _: [])
     def collectives(self) -> list[CollectiveRow]:
-        """Return the collectives by operation and group."""
         return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
     @_isolated("late rank")
@@ -289,7 +287,6 @@ class Account(ArrayRecord):
 
     @_isolated("operators", _no_operators)
     def operators(self) -> "OperatorTable":
-        """Return the operators of all ranks."""
         from stepscope.analyze.operators import operator_table
 
         calls = [v.costs.calls.calls for v in self.ranks]
@@ -297,7 +294,6 @@ class Account(ArrayRecord):
 
     @_isolated("kernels", _no_kernels)
     def kernels(self) -> "KernelTable":
-        """Return the kernels of all ranks."""
         from stepscope.analyze.kernels import kernel_table
 
         costs = [v.costs for v in self.ranks]
@@ -312,9 +308,6 @@ class Account(ArrayRecord):
 
     @_isolated("overlap")
     def overlap_efficiency(self) -> float | None:
-        """Return the overlap efficiency over all ranks' steps."""
-        from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
-
         return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
 
 
@@ -397,7 +390,7 @@ def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep
 def _measured_lines(run: Run) -> list[str]:
     if not run.measured:
         return []
-    from stepscope.analyze.ncu_kernels import measured_warnings  # only where kernels were measured
+    from stepscope.analyze.kernels import measured_warnings  # only where kernels were measured
 
     return measured_warnings(run)
 

@@ -36,7 +36,6 @@ from stepscope.trace.table import Int64s
 # the
 # device it is as good as a stall.
 
-_MIN_COMPUTING_NS = 1_000_000
 # python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls
 _MIN_HOLE_NS = 1_000_000
 # a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms
@@ -88,7 +87,7 @@ def computing_operators(rank: Rank) -> Rows:
     if not rank.has_device:
         return np.empty(0, np.int64)
     trace = rank.trace
-    rows = np.flatnonzero(trace["dur_ns"] >= _MIN_COMPUTING_NS)
+    rows = np.flatnonzero(trace["dur_ns"] >= 1_000_000)
     rows = rows[rank.kinds[rows] == EventKind.HOST_OP]
     if not len(rows):
         return rows
@@ -126,15 +125,12 @@ class HostParts(ArrayRecord):
 
     @property
     def total_ns(self) -> Int64s:
-        """Return the host's time without blocking."""
         return self.own_ns + self.data_ns + self.allocator_ns + self.stall_ns
 
     def part(self, which: slice) -> "HostParts":
-        """Return some of the spans."""
         return HostParts(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def plus_own(self, more_ns: Int64s) -> "HostParts":
-        """Return the parts with more of the host's own time."""
         return replace(self, own_ns=self.own_ns + more_ns)
 
 
@@ -148,13 +144,11 @@ class Activities:
     stall: Intervals
 
     def parts(self, start: Int64s, end: Int64s) -> HostParts:
-        """Return what the host did in each span `[start, end)`."""
         data, allocator, stall = (covered_ns(x, start, end) for x in (self.data, self.allocator, self.stall))
         own = end - start - covered_ns(self.blocked, start, end) - data - allocator - stall
         return HostParts(np.maximum(own, 0), data, allocator, stall)
 
     def parts_within(self, within: Intervals, start: Int64s, end: Int64s) -> HostParts:
-        """Return the same of the time `within`."""
         inside = Activities(*(intersect(x, within) for x in (self.blocked, self.data, self.allocator, self.stall)))
         parts = inside.parts(start, end)
         return replace(parts, own_ns=parts.own_ns - (end - start - covered_ns(within, start, end)))

@@ -68,32 +68,26 @@ class CallCosts(ArrayRecord):
 
     @property
     def counted(self) -> Mask:
-        """Return which calls have work that counts."""
         return self.variant > 0
 
     @property
     def flops(self) -> Floats:
-        """Return the FLOPs of each call."""
         return self._of_calls(0.0, lambda cost: cost.flops)
 
     @property
     def bytes(self) -> Floats:
-        """Return the least that each call must move."""
         return self._of_calls(0.0, lambda cost: cost.total_bytes)
 
     @property
     def family(self) -> npt.NDArray[np.uint8]:
-        """Return the code in FAMILIES of each call."""
         return self._of_calls(np.uint8(FAMILY_CODE[Family.OTHER]), lambda cost: FAMILY_CODE[cost.family])
 
     @property
     def operand(self) -> npt.NDArray[np.uint8]:
-        """Return the element type of each matrix product, code in PRECISIONS."""
         return self._of_calls(np.uint8(0), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0))
 
     @property
     def lower_bound(self) -> Mask:
-        """Return which calls may have done more."""
         return self._of_calls(False, lambda cost: cost.lower_bound)
 
     def _of_calls(self, otherwise: Any, number: Callable[[OpCost], float]) -> npt.NDArray[Any]:
@@ -101,7 +95,6 @@ class CallCosts(ArrayRecord):
 
     @cached_property
     def step(self) -> npt.NDArray[np.int32]:
-        """Return the step that made each call, -1 for none."""
         return self.rank.steps.of(self.calls.start_ns)
 
 
@@ -283,12 +276,10 @@ class KernelCosts(ArrayRecord):
 
     @property
     def rank(self) -> Rank:
-        """Return the rank whose work this is."""
         return self.calls.rank
 
     @cached_property
     def duration_ns(self) -> Int64s:
-        """Return how long each row of the work took."""
         return self.rank.work.end_ns - self.rank.work.start_ns
 
     @cached_property

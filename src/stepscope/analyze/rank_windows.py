@@ -40,7 +40,6 @@ class RankAccount:
 
     @property
     def window_ns(self) -> int:
-        """Return the length of the window."""
         return self.end_ns - self.start_ns
 
     @property
@@ -151,12 +150,10 @@ class Overlap(ArrayRecord):
 
     @cached_property
     def compute_ns(self) -> Int64s:
-        """Return the compute of each period."""
         return _per_period(self.compute, self.periods)
 
     @cached_property
     def comm_ns(self) -> Int64s:
-        """Return the communication of each period."""
         return _per_period(self.comm, self.periods)
 
     @cached_property
@@ -169,17 +166,14 @@ class Overlap(ArrayRecord):
 
     @cached_property
     def exposed_ns(self) -> Int64s:
-        """Return communication hidden neither behind compute nor behind copies."""
         return _per_period(subtract(subtract(self.comm, self.compute), self.memory), self.periods)
 
     @property
     def hidden_ns(self) -> Int64s:
-        """Return communication behind compute or copies."""
         return self.comm_ns - self.exposed_ns
 
     @property
     def efficiency(self) -> float | None:
-        """Return together / min(compute, comm) over the rank's steps, None where either is nothing."""
         return overlap_efficiency([self])
 
 

@@ -22,10 +22,6 @@ from stepscope.units import NS_PER_S
 
 # a drift is one where chance alone gives as much in fewer than one series of a hundred
 SIGNIFICANT = 0.01
-_SPIKE_SIGMAS = 5.0
-_SPIKE_SHARE = 0.20
-_NEIGHBOURS = 25
-_MAX_SPIKES = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,7 +125,7 @@ def steadiness_of(
     x = settled.astype(float)
     near = _running_median(x)
     above = x - near
-    is_spike = above > np.maximum(_SPIKE_SIGMAS * mad_sigma(above), _SPIKE_SHARE * near)
+    is_spike = above > np.maximum(5.0 * mad_sigma(above), 0.20 * near)
     extra = np.where(is_spike, above, 0.0)
     at = np.flatnonzero(extra)
     # Throughput by the mean: spikes are part of what the job takes.
@@ -202,7 +198,7 @@ def _drift(settled: Int64s, usual: float) -> Drift | None:
 
 
 def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    half = min(_NEIGHBOURS, len(x)) // 2
+    half = min(25, len(x)) // 2
     padded = np.pad(x, half, mode="reflect") if half and len(x) > half else x
     if len(padded) == len(x):
         return np.full(len(x), median(x))
@@ -211,7 +207,7 @@ def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
     at = np.flatnonzero(extra)
-    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:_MAX_SPIKES]])
+    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:20]])
     return tuple(Spike(int(step[i]), int(settled[i]), round(extra[i])) for i in at)
 
 
@@ -235,8 +231,6 @@ def _interval(steps: Int64s) -> int | None:
 
 # regions that make a step special; of several in one step the first counts
 MARKED = (EVALUATION, CHECKPOINT, COMPILATION, LOADER_START, GARBAGE_COLLECTION)
-# of its step: a region that takes less changes nothing one could see
-_MIN_MARKED_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -273,7 +267,7 @@ def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
         profiled[at] |= log.profiled
         for name in MARKED:
             inside = np.nan_to_num(log.column(f"regions.{name}.ns"))
-            for k in np.flatnonzero(inside > _MIN_MARKED_SHARE * log.dur_ns).tolist():
+            for k in np.flatnonzero(inside > 0.05 * log.dur_ns).tolist():
                 marks.setdefault(int(log.step[k]), name)
     return RunSteps("step logs", step, tuple(log.rank for log in logs), dur, profiled, marks)
 

@@ -14,9 +14,8 @@ from stepscope.analyze.sampled import load_run
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cost.calibration import Calibration, calibrate, calibration_json
+from stepscope.cost.calibration import Calibration, calibrate, calibration_json, points_from_run
 from stepscope.cost.measured_collectives import Point, points_from_bench, points_from_csv, points_from_nccl_tests
-from stepscope.cost.recorded_collectives import points_from_run
 from stepscope.errors import UsageError
 from stepscope.report.svg import calibration_svg
 from stepscope.report.terminal import console

@@ -33,7 +33,6 @@ class Link:
             raise UsageError(f"a latency has to be 0 or more and a bandwidth above 0, not {self}")
 
     def message_ns(self, size_bytes: float) -> float:
-        """Return the time of one message."""
         return self.alpha_ns + size_bytes * self.ns_per_byte
 
 

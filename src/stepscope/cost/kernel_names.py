@@ -59,7 +59,6 @@ class OpCost:
 
     @property
     def total_bytes(self) -> int:
-        """Return read and written bytes together."""
         return self.read_bytes + self.write_bytes
 
     @property

@@ -84,12 +84,10 @@ class ForwardFlops:
 
     @property
     def blocks(self) -> int:
-        """Return everything but the output head."""
         return self.projections + self.attention + self.mlp + self.router
 
     @property
     def total(self) -> int:
-        """Return the whole forward pass."""
         return self.blocks + self.head
 
 
@@ -103,7 +101,6 @@ class TrainingFlops:
 
     @property
     def hardware(self) -> int:
-        """Return what the device really computes: what HFU counts."""
         return self.model + self.recomputed
 
 

@@ -34,7 +34,6 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Return tokens of one forward pass of one rank."""
         return self.micro_batch * self.seq_len
 
 
@@ -147,7 +146,6 @@ class Moment:
 
     @property
     def total(self) -> float:
-        """Return everything held."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.temporary
 
 
@@ -160,7 +158,6 @@ class Memory:
 
     @property
     def peak_bytes(self) -> float:
-        """Return what the allocator holds at the peak."""
         return self.peak.total
 
     def fits(self, device_bytes: float, *, reserve: float = 0.05) -> bool:

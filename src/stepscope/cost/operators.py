@@ -78,7 +78,6 @@ _TYPES = {
     "c10::complex<float>": ("complex64", 8),
     "c10::complex<double>": ("complex128", 16),
 }
-_MAX_DIMS = 64
 # a tensor of more than a petabyte is no tensor
 _MAX_ELEMENTS = 1 << 50
 _FP8 = "c10::Float8_"
@@ -101,7 +100,6 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the data."""
         return self.elements * self.element_bytes
 
 
@@ -133,16 +131,13 @@ class Call:
     list_element_bytes: int | None = None
 
     def tensor(self, index: int) -> Tensor | None:
-        """Return the input at `index` if it is a tensor."""
         value = self.inputs[index] if index < len(self.inputs) else None
         return value if isinstance(value, Tensor) else None
 
     def tensors(self, first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:
-        """Return the tensors among inputs `first` to `last` (exclusive)."""
         return tuple(value for value in self.inputs[first:last] if isinstance(value, Tensor))
 
     def lists(self) -> tuple[TensorList, ...]:
-        """Return the inputs that are lists of tensors."""
         return tuple(value for value in self.inputs if isinstance(value, TensorList))
 
     def integers(self, index: int) -> Shape | None:
@@ -189,7 +184,7 @@ def _input(shape: object, kind: object) -> Input:
 def _shape(value: object) -> Shape | None:
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         return None
-    return tuple(value) if len(value) <= _MAX_DIMS and math.prod(value) <= _MAX_ELEMENTS else None
+    return tuple(value) if len(value) <= 64 and math.prod(value) <= _MAX_ELEMENTS else None
 
 
 def _shapes(value: object) -> tuple[Shape, ...] | None:

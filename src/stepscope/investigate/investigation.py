@@ -139,7 +139,6 @@ _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
 WITHIN_CHANCE = "the change is within what chance gives: record more steps, or several runs, to tell"
-_UNKNOWN_DOUBT = 0.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -251,7 +250,7 @@ def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, fl
     """
     found = step_difference([step_samples(before.account)], [step_samples(after.account)]).difference
     if found.p_value is None:
-        return float(np.hypot(*times_ns)) * _UNKNOWN_DOUBT, True
+        return float(np.hypot(*times_ns)) * 0.05, True
     return (found.high - found.low) / 2 * NS_PER_MS, found.significant
 
 
@@ -269,10 +268,6 @@ def _notes(before: Account, after: Account, both_unprofiled: bool, *, told: bool
         if one != other:
             notes.append(f"the runs differ in their {what} ({one} and {other}): the fix is not all that changed")
     return notes
-
-
-_WORTH_TELLING_PCT = 1.0
-_MAX_FINDINGS = 5
 
 
 @dataclass(frozen=True)
@@ -331,7 +326,7 @@ def _category(run: Measurement) -> Step:
     step = run.account.step
     if step is None:
         return Step(2, "Category", question, "Unknown: no step was recorded.")
-    parts = sorted((p for p in step.parts if p.pct >= _WORTH_TELLING_PCT), key=lambda p: -p.ns_per_step)
+    parts = sorted((p for p in step.parts if p.pct >= 1.0), key=lambda p: -p.ns_per_step)
     facts = tuple(
         Evidence(p.part, round(p.pct, 1), f"% of the {run.account.whole}", f"{_ms(p.ns_per_step):g} ms") for p in parts
     )
@@ -361,7 +356,7 @@ def _detail(run: Measurement) -> Step:
 
 def _root_cause(run: Measurement) -> Step:
     question = "What causes it, and what would fixing it save?"
-    worth = run.diagnosis.worth[:_MAX_FINDINGS]
+    worth = run.diagnosis.worth[:5]
     if not worth:
         none = "No fault was found whose repair saves anything worth the name."
         return Step(4, "Root cause", question, f"{none}{_unseen(run)}")

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.lateness import own_times
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.stragglers import own_times
 from stepscope.contract.collectives import OPS
-from stepscope.cost.calibration import Calibration, Estimate, calibrate
+from stepscope.cost.calibration import Calibration, Estimate, calibrate, points_from_run
 from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.measured_collectives import OPERATIONS
-from stepscope.cost.recorded_collectives import points_from_run
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.records import ArrayRecord
@@ -131,7 +130,6 @@ class ScaledStep:
 
     @property
     def comm_share(self) -> float:
-        """Return the share of the step that communication adds."""
         return self.comm_ns / self.step_ns
 
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.budget import RankBudget, budgets, is_pipeline
+from stepscope.analyze.budget import RankBudget, budgets, is_pipeline, step_budget
 from stepscope.analyze.layers import PARTS
-from stepscope.analyze.unprofiled_budget import step_budget
 from stepscope.run.aligned import aligned
 from stepscope.units import ns_of_ms
 

@@ -13,20 +13,21 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
-from stepscope.analyze.budget import budgets
-from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
-from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
-from stepscope.analyze.unprofiled_budget import step_budget
-from stepscope.analyze.waterfall import (
+from stepscope.analyze.budget import budgets, step_budget
+from stepscope.analyze.efficiency import (
     ACHIEVED,
     COMPUTE_PARTS,
     LOSSES,
     OTHER,
     RECOMPUTED,
+    Efficiency,
+    GivenValues,
     Waterfall,
     compute_kinds_ns,
+    efficiency,
     waterfall,
 )
+from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load

@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.budget import PART_OF_CAUSE, RankBudget
-from stepscope.analyze.idle import Cause, Idle
-from stepscope.analyze.layers import PART_CODE, PARTS
-from stepscope.analyze.step_periods import StepPeriods
-from stepscope.analyze.unprofiled_budget import (
+from stepscope.analyze.budget import (
+    _HOST_ORDER,
     _NUM_ENTRIES,
-    _ON_HOST,
+    PART_OF_CAUSE,
+    RankBudget,
     StepBudget,
     _corrected,
     step_budget,
     unprofiled_step_ns,
 )
+from stepscope.analyze.idle import Cause, Idle
+from stepscope.analyze.layers import PART_CODE, PARTS
+from stepscope.analyze.step_periods import StepPeriods
 from stepscope.units import NS_PER_MS, ns_of_ms
 
 
@@ -129,6 +130,6 @@ def test_waiting_rank_keeps_its_own_work_where_another_one_was_slowed() -> None:
     """A host computes 2 ms and waits 10; without the profiler the step takes 4: it did not compute nothing."""
     entries = np.zeros(_NUM_ENTRIES)
     entries[PART_CODE["forward"]], entries[PART_CODE["wait"]] = 2e6, 10e6
-    after = _corrected(entries, _ON_HOST, 4e6)
+    after = _corrected(entries, _HOST_ORDER, 4e6)
     assert after[PART_CODE["forward"]] == pytest.approx(0.6e6)
     assert after[PART_CODE["wait"]] == pytest.approx(3.4e6)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.backward_work import ADDING, BACK, GRADIENT, NODE, backward_calls
+from stepscope.analyze.phases import ADDING, BACK, GRADIENT, NODE, backward_calls
 
 EVALUATE = "autograd::engine::evaluate_function: "
 STORE = "torch::autograd::AccumulateGrad"

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.analyze.backward_work import launched_within
 from stepscope.analyze.host_calls import call_stacks
+from stepscope.analyze.phases import launched_within
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Trace

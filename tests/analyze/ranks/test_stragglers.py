@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.lateness import common_steps, own_times
-from stepscope.analyze.stragglers import Straggler, find_stragglers
+from stepscope.analyze.stragglers import Straggler, common_steps, find_stragglers, own_times
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
 

@@ -3,11 +3,10 @@
 import pytest
 
 from stepscope.cost.closed_form import Fabric, Link, ring_ns
-from stepscope.cost.comm_estimates import CommunicationProfiler
 from stepscope.cost.model_flops import Experts, Transformer
 from stepscope.cost.model_memory import Batch
 from stepscope.cost.model_shape import Layout, Precision, Sharding, parameters
-from stepscope.cost.strategy_cost import ddp_traffic, strategy_traffic
+from stepscope.cost.strategy_cost import CommunicationProfiler, ddp_traffic, strategy_traffic
 from stepscope.errors import UsageError
 
 MIB = 2**20

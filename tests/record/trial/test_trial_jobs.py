@@ -8,8 +8,7 @@ import pytest
 from stepscope.cli.tune.first_run import FirstRun, first_run
 from stepscope.cli.tune.trials import Trials
 from stepscope.record.launch.bounded_run import BoundedRun, processes_of
-from stepscope.tune.candidates import candidates
-from stepscope.tune.experiment import Trial
+from stepscope.tune.experiment import Trial, candidates
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.job, pytest.mark.slow]

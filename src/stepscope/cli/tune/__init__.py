@@ -17,8 +17,7 @@ from stepscope.cli.tune.kept import apply_kept, tune_document
 from stepscope.cli.tune.trials import Trials
 from stepscope.errors import UsageError
 from stepscope.report.text.tune import tune_lines
-from stepscope.tune.candidates import candidates
-from stepscope.tune.experiment import MIN_ROUNDS, Experiment, experiment
+from stepscope.tune.experiment import MIN_ROUNDS, Experiment, candidates, experiment
 
 RESULT, TEXT = "tune.json", "tune.txt"
 

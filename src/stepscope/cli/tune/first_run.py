@@ -14,8 +14,7 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.bounded_run import BoundedRun
 from stepscope.record.launch.launch import launch
-from stepscope.tune.candidates import Job, job_in
-from stepscope.tune.experiment import MIN_STEPS, trial_in
+from stepscope.tune.experiment import MIN_STEPS, Job, job_in, trial_in
 
 # up to the last profiled step, the two that are watched after it, and a few
 _STEPS = 25

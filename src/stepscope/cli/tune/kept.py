@@ -16,8 +16,7 @@ from stepscope.errors import InputError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import launch
 from stepscope.side_file import read_side_json
-from stepscope.tune.candidates import Choice
-from stepscope.tune.experiment import BASE, Experiment, document
+from stepscope.tune.experiment import BASE, Choice, Experiment, document
 
 _MAX_VALUE = 1_000_000
 

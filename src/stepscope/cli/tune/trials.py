@@ -14,8 +14,7 @@ from stepscope.errors import InputError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.bounded_run import BoundedRun
 from stepscope.record.launch.launch import launch
-from stepscope.tune.candidates import Candidate
-from stepscope.tune.experiment import BASE, Trial, trial_in
+from stepscope.tune.experiment import BASE, Candidate, Trial, trial_in
 
 
 @dataclass(frozen=True)
