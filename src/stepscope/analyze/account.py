@@ -311,10 +311,6 @@ class Account(ArrayRecord):
         return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
 
 
-def _debug_warnings(run: Run) -> list[str]:
-    return [] if not run.description else debug_warnings(run.description)
-
-
 def account_of(
     run: Run, *, given: GivenValues | None = None, unprofiled_ms: float | None = None, chips: Sequence[Chip] = ()
 ) -> Account:
@@ -330,13 +326,13 @@ def account_of(
     tried = partial(attempt, failures)
     shared = aligned(run)
     by_rank = budgets(shared)
-    training = tried("logged steps", lambda: training_step(run.logs), _nothing) if unprofiled_ms is None else None
+    training = tried("logged steps", lambda: training_step(run.logs), lambda: None) if unprofiled_ms is None else None
     split = training if training is not None and training.has_regions else None
     step = _step(run, by_rank, training, given_ns=ns_of_ms(unprofiled_ms))
     costs = each_rank(run, lambda _, rank: kernel_costs(call_costs(rank)))
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
-    served = tried("serving", lambda: serving_of(run), _nothing) if used.tokens_per_s is None else None
+    served = tried("serving", lambda: serving_of(run), lambda: None) if used.tokens_per_s is None else None
     used = replace(used, tokens_per_s=served.tokens_per_s) if served else used
     losses = tried(
         "waterfall",
@@ -349,7 +345,7 @@ def account_of(
     replay = tried(
         "replay",
         lambda: replay_of(shared, unprofiled_ns=unprofiled_ns, training=split, late_ns=late.late_ns),
-        _nothing,
+        lambda: None,
     )
     return Account(
         run=run,
@@ -367,18 +363,16 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
-            *tried("sample of ranks", lambda: _sample_lines(shared, replay), list),
+            *tried(
+                "sample of ranks", lambda: sample_lines(shared, replayed=replay.steps if replay else None), list[str]
+            ),
             *tried("device state", lambda: device_warnings(device_states(run.beside.telemetry, run.logs)), list[str]),
             *tried("measured kernels", lambda: _measured_lines(run), list),
-            *tried("debug variables", lambda: _debug_warnings(run), list),
+            *tried("debug variables", lambda: debug_warnings(run.description), list[str]),
             *([chip.note] if chip.note else []),
         ),
         failures=failures,
     )
-
-
-def _nothing() -> None:
-    return None
 
 
 def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep | None) -> LateRanks:
@@ -393,13 +387,6 @@ def _measured_lines(run: Run) -> list[str]:
     from stepscope.analyze.kernels import measured_warnings  # only where kernels were measured
 
     return measured_warnings(run)
-
-
-def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
-    if shared.of_all is None:
-        return []
-
-    return sample_lines(shared, replayed=None if replay is None else replay.steps)
 
 
 def _whole(run: Run) -> str:
@@ -495,25 +482,13 @@ def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankA
 # Which variables for debugging were set while the job ran? They slow every step, and no rule can tell by how much.
 
 _ON = frozenset(("1", "true", "yes", "on", "y", "t"))
-
-
-@dataclass(frozen=True)
-class DebugVariable:
-    """One variable: the values that slow a job (any that means yes where none is given), and what they do."""
-
-    name: str
-    does: str
-    values: frozenset[str] = _ON
-
-
+# name, what it does, the values that slow a job
 _VARIABLES = (
-    DebugVariable("CUDA_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next"),
-    DebugVariable("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is allocated and freed by the driver"),
-    DebugVariable("TORCH_NCCL_BLOCKING_WAIT", "the host waits in every collective"),
-    DebugVariable(
-        "TORCH_DISTRIBUTED_DEBUG", "the ranks compare every collective by another one first", frozenset(("detail",))
-    ),
-    DebugVariable("NCCL_DEBUG", "NCCL writes a line for every call", frozenset(("trace",))),
+    ("CUDA_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next", _ON),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is allocated and freed by the driver", _ON),
+    ("TORCH_NCCL_BLOCKING_WAIT", "the host waits in every collective", _ON),
+    ("TORCH_DISTRIBUTED_DEBUG", "the ranks compare every collective by another one first", frozenset(("detail",))),
+    ("NCCL_DEBUG", "NCCL writes a line for every call", frozenset(("trace",))),
 )
 
 
@@ -523,12 +498,11 @@ def debug_warnings(description: Mapping[str, Any]) -> list[str]:
     if not isinstance(environment, Mapping):
         return []
     lines = []
-    for variable in _VARIABLES:
-        value = environment.get(variable.name)
-        if isinstance(value, str) and (said := value.strip().lower()) in variable.values:
-            shown = said.upper() if variable.values is not _ON else said
-            why = "unset it unless you look for an error, and record again"
-            lines.append(f"{variable.name}={shown} was set: {variable.does}; {why}")
+    for name, does, values in _VARIABLES:
+        value = environment.get(name)
+        if isinstance(value, str) and (said := value.strip().lower()) in values:
+            shown = said.upper() if values is not _ON else said
+            lines.append(f"{name}={shown} was set: {does}; unset it unless you look for an error, and record again")
     return lines
 
 
@@ -550,12 +524,18 @@ def _rank_windows(shared: AlignedRun) -> tuple[RankWindow, ...]:
     )
 
 
-def sample_lines(shared: AlignedRun, *, replayed: Int64s | None) -> list[str]:
+def sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
     """Return by how much the means of the ranks in full differ from those of all ranks, which ranks are late beyond
     them, and which steps the replay is of.
     """
+    if shared.of_all is None:
+        return []
     in_full = {rank.rank for rank in shared.run.ranks}
-    return [*_differences(shared, in_full), *_late_beyond(shared, in_full), *_replayed(shared, replayed)]
+    return [
+        *_differences(shared, in_full),
+        *_late_beyond(shared, in_full),
+        *_replayed(shared, replay.steps if replay else None),
+    ]
 
 
 def _differences(shared: AlignedRun, in_full: set[int]) -> list[str]:

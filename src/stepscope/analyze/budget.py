@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import around_calls, running_operators
+from stepscope.analyze.host_calls import around_calls, running_operators, spans
 from stepscope.analyze.host_time import STALL_NS
 from stepscope.analyze.idle import CAUSE_NAMES, Cause, Idle, idle_time
 from stepscope.analyze.layers import COMPUTE_PART, NOTHING, PART_CODE, PARTS, label_ns, painted
@@ -88,14 +88,14 @@ def _host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     threads = distinct(np.append(marks.autograd_threads, marks.main_thread))
     operators = _operators(rank, marks, threads, running_operators(rank))
     wrappers = _operators(rank, marks, threads, around_calls(rank))
-    data = (PART_CODE["data_loading"], _spans(rank, marks.rows_of(Region.DATA)))
-    nodes = _spans(rank, marks.autograd_nodes)
+    data = (PART_CODE["data_loading"], spans(rank, marks.rows_of(Region.DATA)))
+    nodes = spans(rank, marks.autograd_nodes)
     comm = union(rank.collectives.start_ns, rank.collectives.end_ns)
     recorded = union_of(nodes, data[1], comm, *(spans for _, spans in (*operators, *wrappers)))
     holes = complement(recorded, int(cuts[0]), int(cuts[-1]))
     long = holes.end - holes.start >= STALL_NS
     stalls = Intervals(holes.start[long], holes.end[long])
-    ranges = [(COMPUTE_PART[region], _spans(rank, marks.rows_of(region))) for region in _INNER_FIRST]
+    ranges = [(COMPUTE_PART[region], spans(rank, marks.rows_of(region))) for region in _INNER_FIRST]
     named = [(PART_CODE[part], subtract(spans, stalls)) for part, spans in ranges]
     after = [*wrappers, (PART_CODE["backward"], nodes), *named, (PART_CODE["host_stall"], stalls)]
     if len(marks.rows_of(Region.FORWARD)):
@@ -108,7 +108,7 @@ def _operators(rank: Rank, marks: Marks, threads: Int64s, chosen: Rows) -> Layer
     rows = rows_named(trace, chosen, _computes)
     rows = _outermost(rank, rows[among(trace["tid"][rows], threads)])
     region, _, _ = host_regions(rank, rows, marks)
-    return [(PART_CODE[part], _spans(rank, rows[region == code])) for code, part in COMPUTE_PART.items()]
+    return [(PART_CODE[part], spans(rank, rows[region == code])) for code, part in COMPUTE_PART.items()]
 
 
 def _computes(name: str) -> bool:
@@ -128,11 +128,6 @@ def _outermost(rank: Rank, rows: Rows) -> Rows:
 
 def _nothing_asked_for(rank: Rank, cuts: Int64s) -> Intervals:
     return complement(union(rank.collectives.issue_ns, rank.collectives.start_ns), int(cuts[0]), int(cuts[-1]))
-
-
-def _spans(rank: Rank, rows: Rows) -> Intervals:
-    start = rank.trace["ts_ns"][rows]
-    return union(start, start + rank.trace["dur_ns"][rows])
 
 
 # When did the device of a rank run work of other ranks of the job?

@@ -17,6 +17,7 @@ from stepscope.analyze.host_calls import (
     is_allocation,
     runtime_rows,
     runtime_starts,
+    spans,
     synchronisations,
 )
 from stepscope.contract.step_line import Region, named_region
@@ -159,7 +160,7 @@ def activities(rank: Rank) -> Activities:
     """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
     taken = blocked = union(*blocked_host(rank))
     parts = []
-    for activity in (data_loading(rank), _spans(rank, allocations(rank)), stalling(rank)):
+    for activity in (data_loading(rank), spans(rank, allocations(rank)), stalling(rank)):
         fresh = subtract(activity, taken)
         taken = union_of(taken, fresh)
         parts.append(fresh)
@@ -193,7 +194,7 @@ Calls = tuple[Int64s, Int64s, Int64s]
 
 @once_per_record
 def _synchronisations(rank: Rank) -> Calls:
-    return _by_start(rank, union_of_values(synchronisations(rank), _pageable_copies(rank)))
+    return _by_start(rank, union_of_values(synchronisations(rank), pageable_copies(rank)))
 
 
 @once_per_record
@@ -233,7 +234,8 @@ def _sorted(moments: Int64s) -> Int64s:
     return np.sort(moments, kind="stable")
 
 
-def _pageable_copies(rank: Rank) -> Int64s:
+def pageable_copies(rank: Rank) -> Int64s:
+    """Return the calls that copy from or to pageable memory."""
     work = rank.work
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
     pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
@@ -244,7 +246,7 @@ def _pageable_copies(rank: Rank) -> Int64s:
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
-    return _spans(rank, asks)
+    return spans(rank, asks)
 
 
 def stalling(rank: Rank) -> Intervals:
@@ -274,8 +276,3 @@ def _before(moments: Int64s, edges: Int64s) -> Int64s:
     cuts = np.flatnonzero(moments[1:] < moments[:-1]) + 1
     runs = np.split(moments, cuts) if len(cuts) <= _FEW_RUNS else [_sorted(moments)]
     return np.sum([np.searchsorted(run, edges) for run in runs], axis=0)
-
-
-def _spans(rank: Rank, rows: np.ndarray) -> Intervals:
-    start = rank.trace["ts_ns"][rows]
-    return union(start, start + rank.trace["dur_ns"][rows])

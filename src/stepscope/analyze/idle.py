@@ -22,18 +22,18 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import allocations, synchronisations
-from stepscope.analyze.host_time import STALL_NS, launching_spans
+from stepscope.analyze.host_calls import allocations, spans, synchronisations
+from stepscope.analyze.host_time import STALL_NS, launching_spans, pageable_copies
 from stepscope.analyze.layers import NOTHING, Timeline, painted
 from stepscope.analyze.phases import Marks
 from stepscope.contract.step_line import Region
 from stepscope.dataclass import dataclass
-from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect, union, union_of
+from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect, union_of
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, of_kinds, rows_named
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import Int64s
 
 # When was the host kept from launching work, and by what?
@@ -70,10 +70,7 @@ class BlockCause(IntEnum):
 
 
 def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
-    trace = rank.trace
-    rows = rows if threads is None else rows[among(trace["tid"][rows], threads)]
-    start = trace["ts_ns"][rows]
-    return union(start, start + trace["dur_ns"][rows])
+    return spans(rank, rows if threads is None else rows[among(rank.trace["tid"][rows], threads)])
 
 
 def _profilers_own(rank: Rank) -> Rows:
@@ -106,11 +103,8 @@ def _without_profilers_own(rank: Rank, calls: Rows) -> Rows:
 
 
 def _blocking_copies(rank: Rank) -> Rows:
-    work, trace = rank.work, rank.trace
-    copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
-    pageable = rows_named(trace, work.row[copies], lambda s: "Pageable" in s)
-    calls = distinct(work.launch_row[copies[among(work.row[copies], pageable)]])
-    return calls[trace["dur_ns"][calls] >= _BLOCKING_COPY_NS]
+    calls = pageable_copies(rank)
+    return calls[rank.trace["dur_ns"][calls] >= _BLOCKING_COPY_NS]
 
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:

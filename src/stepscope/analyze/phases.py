@@ -14,10 +14,10 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import HostCalls, Mask, host_calls
+from stepscope.analyze.host_calls import HostCalls, Mask, host_calls, spans
 from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region
 from stepscope.dataclass import dataclass
-from stepscope.intervals import EMPTY, Intervals, union, union_of
+from stepscope.intervals import EMPTY, Intervals, union_of
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows, enclosing, lookup
 from stepscope.run.rank import Rank
@@ -122,8 +122,7 @@ def loop_in(rank: Rank, *chosen: Region) -> Intervals:
     """Return when the thread of the training loop was in ranges that name one of these regions."""
     marks, trace = marks_of(rank), rank.trace
     rows = np.concatenate([marks.rows_of(region) for region in chosen])
-    rows = rows[trace["tid"][rows] == marks.main_thread]
-    return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])
+    return spans(rank, rows[trace["tid"][rows] == marks.main_thread])
 
 
 def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
@@ -274,12 +273,12 @@ _NEVER = np.iinfo(np.int64).max
 def passes(rank: Rank) -> Passes:
     """Return the backward passes and optimizer steps that the host ran."""
     trace, marks, ops = rank.trace, marks_of(rank), host_calls(rank)
-    engine = union_of(_spans(rank, marks.autograd_nodes), _spans(rank, marks.rows_of(Region.BACKWARD)))
+    engine = union_of(spans(rank, marks.autograd_nodes), spans(rank, marks.rows_of(Region.BACKWARD)))
     backward = _joined(engine, ops.start_ns[ops.of_thread(marks.main_thread)])
     optimizer = rows_named(trace, marks.rows_of(Region.OPTIMIZER), lambda s: "zero_grad" not in s)
     return Passes(
         backward=backward,
-        optimizer=_after_inner(_spans(rank, optimizer), backward),
+        optimizer=_after_inner(spans(rank, optimizer), backward),
         autograd_threads=frozenset(marks.autograd_threads.tolist()),
         known=bool(len(ops)),
     )
@@ -318,11 +317,6 @@ def work_phases(rank: Rank, found: Passes) -> Phases:
     use = np.flatnonzero(launch >= 0)
     out[use] = found.at(rank.trace["ts_ns"][launch[use]], rank.trace["tid"][launch[use]])
     return out
-
-
-def _spans(rank: Rank, rows: npt.NDArray[np.intp]) -> Intervals:
-    start = rank.trace["ts_ns"][rows]
-    return union(start, start + rank.trace["dur_ns"][rows])
 
 
 def _joined(engine: Intervals, begun: Int64s) -> Intervals:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze.host_calls import running_operators
+from stepscope.analyze.host_calls import running_operators, spans
 from stepscope.analyze.step_periods import StepPeriods, step_periods
 from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, clip, covered_ns, intersect, intersect_each, subtract, union, union_of
@@ -98,9 +98,7 @@ def device_busy(rank: Rank) -> Intervals:
 
 def host_compute(rank: Rank) -> Intervals:
     """Return the time in which any thread ran an operator that computes: no communication call, and none around one."""
-    trace, ops = rank.trace, running_operators(rank)
-    start = trace["ts_ns"][ops]
-    return union(start, start + trace["dur_ns"][ops])
+    return spans(rank, running_operators(rank))
 
 
 def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:

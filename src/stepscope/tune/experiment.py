@@ -496,14 +496,6 @@ BASE = "as it is"
 _GIVE_UP_AFTER = 2
 
 
-@dataclass(frozen=True)
-class Out:
-    """Why a setting was given up."""
-
-    why: str
-    agreement: Agreement | None = None
-
-
 def order_of(number: int, names: Sequence[str]) -> list[str]:
     """Return the order of a round: every round begins one further on, every second one goes backwards.
 
@@ -516,18 +508,18 @@ def order_of(number: int, names: Sequence[str]) -> list[str]:
     return turned if number % 2 == 0 else turned[::-1]
 
 
-def _why_out(candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial]) -> Out | None:
+def _why_out(candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial]) -> str | None:
     last, good = trials[-1], [t for t in base if t.failed is None]
     if last.failed is not None:
-        return Out(last.failed)
+        return last.failed
     if candidate.settings and not set(candidate.settings) & set(last.took):
-        return Out("changed nothing in this job")
+        return "changed nothing in this job"
     agrees = agreement(last, good, results=candidate.results)
     if agrees.agrees is False:
-        return Out(f"changes results: {agrees.why}", agrees)
+        return f"changes results: {agrees.why}"
     times = _pairs(base, trials)
     if len(times) == _GIVE_UP_AFTER and fmean(log(b / a) for a, b in times) >= 0:
-        return Out(f"no gain in {_GIVE_UP_AFTER} rounds", agrees)
+        return f"no gain in {_GIVE_UP_AFTER} rounds"
     return None
 
 
@@ -570,7 +562,7 @@ class JudgedSetting:
 
 
 def judged(
-    candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: Out | None = None
+    candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: str | None = None
 ) -> JudgedSetting:
     """Return what came of a setting; `tried` is how many there were."""
     times = _pairs(base, trials)
@@ -582,7 +574,7 @@ def judged(
         fmean(b for _, b in times) if times else None,
         found,
         agrees,
-        out.why if out is not None else _why_not(found, agrees),
+        out if out is not None else _why_not(found, agrees),
     )
 
 
@@ -660,7 +652,7 @@ class Experiment:
 class _Series:
     base: list[Trial] = field(default_factory=list)
     trials: dict[str, list[Trial]] = field(default_factory=dict)
-    out: dict[str, Out] = field(default_factory=dict)
+    out: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
 
