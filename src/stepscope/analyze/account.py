@@ -111,7 +111,7 @@ def _no_views(_: "Account") -> "ByStrategy":
 def _no_operators(_: "Account") -> "OperatorTable":
     from stepscope.analyze.operators import OperatorTable
 
-    return OperatorTable(())
+    return OperatorTable((), 0.0)
 
 
 def _no_kernels(_: "Account") -> "KernelTable":
@@ -363,9 +363,7 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
-            *tried(
-                "sample of ranks", lambda: sample_lines(shared, replayed=replay.steps if replay else None), list[str]
-            ),
+            *tried("sample of ranks", lambda: sample_lines(shared, replay), list[str]),
             *tried("device state", lambda: device_warnings(device_states(run.beside.telemetry, run.logs)), list[str]),
             *tried("measured kernels", lambda: _measured_lines(run), list),
             *tried("debug variables", lambda: debug_warnings(run.description), list[str]),

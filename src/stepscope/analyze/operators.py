@@ -43,6 +43,8 @@ class OperatorTable:
     """All operators of a run, by device time, then host time. Times are means per rank."""
 
     operators: tuple[Operator, ...]
+    #: duration of all device work, streams added
+    device_busy_ns: float
 
     def top(self, count: int) -> tuple[Operator, ...]:
         return self.operators[:count]
@@ -65,7 +67,9 @@ def operator_table(
     for name, mine in sums.items():
         means = {"host_memory_bytes": None, "device_memory_bytes": None} | {k: v / len(ranks) for k, v in mine.items()}
         rows.append(Operator(name=name, shapes=costliest[name][1], **means))  # type: ignore[arg-type]
-    return OperatorTable(tuple(sorted(rows, key=lambda o: (-o.device_self_ns, -o.host_self_ns, o.name))))
+    rows.sort(key=lambda o: (-o.device_self_ns, -o.host_self_ns, o.name))
+    busy_ns = sum(float((rank.work.end_ns - rank.work.start_ns).sum()) for rank in ranks)
+    return OperatorTable(tuple(rows), busy_ns / max(len(ranks), 1))
 
 
 # an operator with its sums, what its costliest call took on device and host, and that call's shapes
