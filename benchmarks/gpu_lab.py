@@ -311,8 +311,7 @@ def buckets_table(found: dict[str, Any]) -> str:
 
 def sweep_table(found: dict[str, Any]) -> str:
     """Return the table of one sweep as the product judges it, and its advice; time is per sample, the first's is 1."""
-    from stepscope.results.sweeps.verdict import sweep_verdict
-
+    from stepscope.results.sweeps import sweep_verdict
     from stepscope.units import ms
 
     verdict, series = sweep_verdict(found), {row["name"]: row for row in found["series"]}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.analysis import Analysis as Analysis
     from stepscope.analysis import load as load
     from stepscope.bench.trainer import Trainer as Trainer
-    from stepscope.cost.comm_estimates import CommunicationProfiler as CommunicationProfiler
+    from stepscope.cost.strategy_cost import CommunicationProfiler as CommunicationProfiler
     from stepscope.record.annotate import annotate_modules as annotate_modules
     from stepscope.record.memory import memory_snapshot as memory_snapshot
     from stepscope.record.profile import profile as profile
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Analysis": "stepscope.analysis",
-    "CommunicationProfiler": "stepscope.cost.comm_estimates",
+    "CommunicationProfiler": "stepscope.cost.strategy_cost",
     "PerformanceTracker": "stepscope.record.tracker",
     "StragglerDetector": "stepscope.record.straggler_detector",
     "Trainer": "stepscope.bench.trainer",

@@ -58,12 +58,6 @@ def test_collectives_run_side_by_side_on_gloos_threads(tmp_path: Path) -> None:
     assert program.stream_predecessor[:4].tolist() == [NOTHING, NOTHING, 0, 1]
 
 
-def test_moments_between_operators_are_no_waiting(tmp_path: Path) -> None:
-    program = host_program(aligned(overlapped(tmp_path)), 0, np.array([0, 1]))
-    assert program.released_by[:4].tolist() == [NOTHING] * 4
-    assert program.released_by[4] == 3  # the optimizer waits for the last bucket
-
-
 def test_replay_takes_as_long_as_the_cpu_job(tmp_path: Path) -> None:
     assert replay_of_run(overlapped(tmp_path)).period_ns == pytest.approx(70e6, rel=0.01)
 
@@ -101,12 +95,6 @@ def test_single_hiccup_is_left_out_of_the_replay(tmp_path: Path) -> None:
     assert said in account_of(run).warnings
 
 
-def test_long_steps_that_recur_are_replayed(tmp_path: Path) -> None:
-    replay = replay_of_run(alone(tmp_path, [50, 50, 200] * 4))
-    assert len(replay.steps) == 12 and not replay.hiccups
-    assert replay.period_ns == pytest.approx(100e6, rel=0.1)
-
-
 def test_step_number_that_one_rank_recorded_twice_breaks_nothing(tmp_path: Path) -> None:
     run = alone(tmp_path, [50.0] * 8)
     twice = run.ranks[0].steps
@@ -138,12 +126,6 @@ def test_step_of_a_run_with_recurring_long_steps_is_their_mean(tmp_path: Path) -
     assert sum(part.ns_per_step for part in found.step.parts) == pytest.approx(100e6)
     assert found.step.ns("unknown") < 1e6
     assert any("33 % of the unprofiled steps take over 1.5 times their median" in w for w in found.warnings)
-
-
-def test_step_of_a_run_with_one_long_step_is_the_median(tmp_path: Path) -> None:
-    found = account(tmp_path, [50] * 6, [50.0] * 20 + [400.0] + [50.0] * 10)
-    assert found.step is not None and found.step.unprofiled_ns == pytest.approx(50e6)
-    assert not any("of the unprofiled steps" in w for w in found.warnings)
 
 
 def test_given_step_goes_before_the_logs(tmp_path: Path) -> None:

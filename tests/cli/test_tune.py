@@ -12,7 +12,7 @@ from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import LaunchOutcome
-from stepscope.tune.candidates import job_in
+from stepscope.tune.experiment import job_in
 
 LOADER = {"num_workers": 0, "map_style": True}
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from stepscope.compare.reports import FindingChange, compared
 
 from stepscope.analyze.account import Account
-from stepscope.compare.document import NO_DIFFERENCE, verdict_of
+from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, verdict_of
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of
@@ -29,7 +28,7 @@ from stepscope.diagnose.verdict import (
 )
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
-from stepscope.report.html.page import _in_words
+from stepscope.report.html.sheets import _in_words
 from stepscope.report.text.health import print_health
 from stepscope.report.text.summary import next_commands, print_summary
 from stepscope.units import NS_PER_MS

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepscope.compare.reports import FindingChange
 from tests.analyze.build import built_run
 from tests.analyze.simulate import simulate
 from tests.diagnose import agreement
@@ -16,6 +15,7 @@ from tests.diagnose.test_rules import FAULTS, HEALTHY
 from tests.diagnose.test_verdict import queued_run
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.compare.document import FindingChange
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.report import report_json

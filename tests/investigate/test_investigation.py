@@ -7,24 +7,18 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
-from tests.diagnose.scope.test_unexamined_faults import one_rank
 
 from stepscope.analyze.account import account_of
-from stepscope.compare.runs import StepDifference
 from stepscope.diagnose.findings import diagnose
-from stepscope.investigate import investigation as validation
 from stepscope.investigate.investigation import (
     CAME_TRUE,
     LESS,
-    MORE,
     NO_PREDICTION,
-    WITHIN_CHANCE,
     Measurement,
     Step,
     investigate,
     validate,
 )
-from stepscope.stats.bootstrap import Difference
 
 US = 1000
 
@@ -86,23 +80,11 @@ def test_a_measured_saving_outside_the_interval_did_not_come_true(late: Measurem
     assert judged.outcome == LESS
 
 
-def test_a_fix_that_gives_more_is_told(late: Measurement, healthy: Measurement) -> None:
-    small = next(f.id for f in late.diagnosis.findings if f.id != "straggler" and f.saving_ns > 0)
-    found = validate(late, healthy, finding=small)
-    assert found is not None and found.outcome == MORE
-
-
 def test_two_runs_alike_fixed_nothing(late: Measurement, tmp_path: Path) -> None:
     again = measured(tmp_path, late_us=2000)
     found = validate(late, again)
     assert found is not None and found.outcome == NO_PREDICTION and not found.fixed
     assert "--finding" in steps_of(late, fixed=again)[4].answer
-
-
-def test_runs_that_differ_in_more_than_the_fix_are_told(late: Measurement, tmp_path: Path) -> None:
-    account = account_of(late_run(tmp_path, late_us=0, ranks=2))
-    found = validate(late, Measurement(account, diagnose(account)))
-    assert found is not None and any("differ in their ranks (4 and 2)" in note for note in found.notes)
 
 
 def test_unprofiled_steps_are_compared_where_both_are_known(tmp_path: Path) -> None:
@@ -145,32 +127,3 @@ def test_a_fault_of_which_most_is_gone_is_fixed_and_one_that_moved_is_new(tmp_pa
 def test_a_change_within_chance_is_told(late: Measurement, tmp_path: Path) -> None:
     found = validate(late, measured(tmp_path, late_us=2000))
     assert found is not None and any("chance" in note for note in found.notes)
-
-
-def test_no_rank_waits_both_most_and_least(late: Measurement) -> None:
-    facts = [f.what for f in steps_of(late)[2].facts if "waits" in f.what]
-    assert len(facts) == 2 and facts[0].split()[1] != facts[1].split()[1]
-    one = late.account.ranks[0]
-    waits = [replace(v, wait=replace(v.wait, wait_ns=0)) if v is not one and v.wait else v for v in late.account.ranks]
-    some = replace(late, account=replace(late.account, ranks=tuple(waits)))
-    facts = [f.what for f in steps_of(some)[2].facts if "waits" in f.what]
-    assert facts[0] == f"rank {one.rank.rank} waits most" and not facts[1].startswith(f"rank {one.rank.rank} ")
-
-
-def test_a_window_is_not_called_a_step(tmp_path: Path) -> None:
-    account = one_rank(tmp_path, steps=False, loading=True)
-    steps = steps_of(Measurement(account, diagnose(account)))
-    assert "whole window" in steps[0].answer and "largest part of the window" in steps[1].answer
-    assert "per window" in steps[3].answer and steps[3].facts[0].what == "data-loading"
-    assert not [f for s in steps for f in s.facts if "per step" in f"{f.what} {f.unit}"]
-
-
-def test_what_a_comparison_cannot_tell_is_within_chance_here_too(
-    late: Measurement, healthy: Measurement, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = validate(late, healthy)
-    assert told is not None and WITHIN_CHANCE not in told.notes
-    unsure = Difference(a=3.0, b=1.0, low=-2.1, high=-1.9, p_value=0.3, detectable=None)
-    monkeypatch.setattr(validation, "step_difference", lambda a, b: StepDifference(unsure, "profiled", True))
-    told = validate(late, healthy)
-    assert told is not None and WITHIN_CHANCE in told.notes

@@ -1,6 +1,5 @@
 """A run at other world sizes, where its communication and what it can hide are known."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from tests.diagnose.late import late_run
 from stepscope.analyze.account import Account, account_of
 from stepscope.cost.closed_form import Fabric, Link, fastest
 from stepscope.errors import InputError, UsageError
-from stepscope.predict.scale import _expected_largest, growing_rows, scaled
+from stepscope.predict.scale import growing_rows, scaled
 
 FABRIC = Fabric(Link(1_000, 1 / 10))
 
@@ -64,12 +63,6 @@ def test_hidden_communication_stays_hidden_until_it_is_longer_than_compute(tmp_p
     hidden, shown = (scaled(account, [2, 64], source=Fabric(Link(0, slow))).curve[1] for slow in (0.1, 5.0))
     assert hidden.comm_ns < 0.02 * hidden.step_ns
     assert shown.step_ns == pytest.approx(2 * 63 / 64 * 4e6 * 5.0, rel=0.15)
-
-
-def test_more_ranks_wait_for_a_later_last_one() -> None:
-    assert _expected_largest(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03)
-    assert _expected_largest(1024) == pytest.approx(3.25, abs=0.05)
-    assert _expected_largest(1) == 0
 
 
 def test_compute_that_shares_its_cores_takes_longer(even: Account) -> None:

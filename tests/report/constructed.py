@@ -27,7 +27,7 @@ from stepscope.report.pictures import (
     switches_json,
     waiting_drawing,
 )
-from stepscope.whatif.switches import SwitchedStep, Switches
+from stepscope.whatif.settings import SwitchedStep, Switches
 
 SLICES_PER_RANK = 672
 KERNELS = (

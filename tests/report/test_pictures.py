@@ -19,7 +19,7 @@ from stepscope.report.html.timeline_data import slices_of
 from stepscope.report.pictures import run_steps_drawing
 from stepscope.report.step_pictures import diagram
 from stepscope.run.step_log import StepLog
-from stepscope.whatif.switches import switches
+from stepscope.whatif.settings import switches
 
 STEP = 20_000
 STALL_US = 8_000

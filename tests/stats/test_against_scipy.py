@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.stats.bootstrap import difference, difference_of_numbers, interval, typical
-from stepscope.stats.intervals import mean_errors, t_quantile, t_two_sided
+from stepscope.stats.bootstrap import (
+    difference,
+    difference_of_numbers,
+    interval,
+    mean_errors,
+    t_quantile,
+    t_two_sided,
+    typical,
+)
 from stepscope.stats.robust import mad_sigma, spread, theil_sen, trend
 
 DEGREES = (1.0, 1.5, 2.0, 3.7, 9.0, 48.2, 999.0, 5e4, 3e5)

@@ -5,8 +5,12 @@ import numpy.typing as npt
 import pytest
 
 from stepscope.stats import bootstrap as under_test
-from stepscope.stats.bootstrap import difference, difference_of_numbers, holm, interval, same, typical
-from stepscope.stats.intervals import block_length, mean_errors
+from stepscope.stats.bootstrap import (
+    difference,
+    holm,
+    interval,
+    typical,
+)
 
 STEPS = 200
 TRIALS = 120
@@ -98,59 +102,6 @@ def test_runs_that_differ_make_the_interval_wider_than_their_steps_do() -> None:
     assert several.high - several.low > 2 * (one.high - one.low)
 
 
-def test_more_runs_that_agree_tell_more() -> None:
-    rng = np.random.default_rng(10)
-    few, many = (
-        difference([noisy(rng, "normal", 50) for _ in range(n)], [noisy(rng, "normal", 50) + 2 for _ in range(n)])
-        for n in (2, 6)
-    )
-    assert many.significant
-    assert many.detectable is not None and few.detectable is not None
-    assert many.detectable < few.detectable
-
-
-def test_too_few_steps_have_no_interval() -> None:
-    found = difference([[1.0, 3.0]], [[5.0, 6.0, 7.0, 8.0]])
-    assert found.a == 2.0 and found.b == 6.5
-    assert np.isnan(found.low) and found.p_value is None and not found.significant
-    value, low, high = interval([[1.0, 3.0]])
-    assert value == 2.0 and np.isnan(low) and np.isnan(high)
-
-
-def test_p_value_and_interval_agree() -> None:
-    rng = np.random.default_rng(11)
-    for shift in (0.0, 0.6, 1.0, 1.4, 2.0):
-        found = difference([noisy(rng, "skewed")], [noisy(rng, "skewed") + shift])
-        assert found.significant == (not found.low <= 0 <= found.high)
-
-
-def test_steps_without_any_noise_differ_surely_or_not_at_all() -> None:
-    flat = [np.full(10, 7.0)]
-    assert difference(flat, flat).p_value == 1
-    assert difference(flat, [np.full(10, 7.1)]).significant
-    assert same(0.1 + 0.2, 0.3)
-
-
-def test_blocks_are_as_long_as_the_memory_of_the_series() -> None:
-    rng = np.random.default_rng(13)
-    fresh = rng.standard_normal(2000)
-    slow = np.convolve(fresh, np.ones(20), mode="valid")
-    assert block_length(fresh) == 1
-    assert 10 <= block_length(slow) <= 200
-    assert block_length(np.ones(50)) == 1
-
-
-def test_error_of_a_mean_grows_with_autocorrelation() -> None:
-    rng = np.random.default_rng(17)
-    fresh = rng.standard_normal(4000)
-    slow = fresh.copy()
-    for i in range(1, len(slow)):
-        slow[i] = 0.6 * slow[i - 1] + 0.8 * fresh[i]
-    errors, _ = mean_errors(np.column_stack((fresh, slow)))
-    np.testing.assert_allclose(errors, [1 / np.sqrt(4000), 2 / np.sqrt(4000)], rtol=0.5)  # sqrt(1.6 / 0.4) = 2
-    assert errors[1] > 1.5 * errors[0]
-
-
 @pytest.mark.slow
 def test_busy_stretches_are_no_difference() -> None:
     """A machine that is slower for 25 steps now and then: lag-1 alone would cry wolf in a quarter of all cases."""
@@ -161,12 +112,6 @@ def test_busy_stretches_are_no_difference() -> None:
         a, b = 100 + 3 * level + 4 * rng.standard_normal((2, STEPS))
         alarms += difference([a], [b]).significant
     assert alarms <= 0.15 * TRIALS
-
-
-def test_welch_on_one_number_per_run() -> None:
-    found = difference_of_numbers([10.0, 11.0, 12.0], [15.0, 16.0, 17.0])
-    assert found.significant and found.low == pytest.approx(5 - 2.776 * np.sqrt(2 / 3), abs=1e-2)
-    assert difference_of_numbers([10.0], [15.0, 16.0]).p_value is None
 
 
 def test_many_equals_are_judged_together() -> None:

@@ -4,10 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.contract.live import SETTINGS, TRIAL, VARIABLES
+from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
-from stepscope.tune.candidates import INEXACT, Job, Loader, candidates, job_in
-from stepscope.tune.experiment import trial_in
+from stepscope.tune.experiment import INEXACT, Job, Loader, candidates, job_in, trial_in
 
 LOADER = Loader(0, pin_memory=False, prefetch_factor=None, persistent_workers=False, map_style=True)
 CPU = Job("cpu", cores=8, local_ranks=2, backend="gloo", has_ddp=True, loaders=(LOADER,), optimizer="AdamW", threads=1)
@@ -48,18 +47,6 @@ def test_loaders_are_tried_by_what_they_already_have() -> None:
     ]
     iterable = replace(CPU, loaders=(replace(LOADER, map_style=False),))
     assert names(iterable, only=["loader"]) == []
-
-
-def test_only_and_most_say_what_was_left_out() -> None:
-    assert all(name.startswith("ddp") for name in names(CPU, only=["ddp"]))
-    choice = candidates(CPU, [], most=1)
-    assert len(choice.tried) == 1 and {why for _, why in choice.left_out} == {"beyond --most"}
-
-
-def test_every_setting_is_one_that_a_file_may_name() -> None:
-    every = [*candidates(CUDA, [], inexact=True, compiled=True).tried, *candidates(CPU, []).tried]
-    assert {name for c in every for name in c.settings} <= set(SETTINGS)
-    assert {name for c in every for name in c.environment} <= set(VARIABLES)
 
 
 def test_damaged_notes_of_a_trial_are_unknown(tmp_path: Path) -> None:

@@ -6,8 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.tune.candidates import EQUAL, INEXACT, ROUNDING, Candidate, together
-from stepscope.tune.experiment import BASE, MAX_FALSE, Trial, agreement, experiment, gain, order_of
+from stepscope.tune.experiment import (
+    BASE,
+    EQUAL,
+    INEXACT,
+    MAX_FALSE,
+    ROUNDING,
+    Candidate,
+    Trial,
+    agreement,
+    experiment,
+    gain,
+)
 
 SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))
 LOSSES = (2.0, 1.5, 1.25)
@@ -148,28 +158,9 @@ def test_results_are_held_to_what_the_setting_may_change() -> None:
 KINDS = (EQUAL, ROUNDING, INEXACT)
 
 
-def test_parameters_are_compared_where_the_losses_are_not_there() -> None:
-    base = Trial(1.0, 20, parameters=(5.0, 100.0))
-    assert agreement(base, [base], results=EQUAL).agrees is True
-    assert agreement(replace(base, parameters=(6.0, 100.0)), [base], results=ROUNDING).agrees is False
-
-
 def test_an_interval_is_wider_the_more_was_tried_and_needs_three_rounds() -> None:
     base, faster = [100.0, 101.0, 99.0], [90.0, 92.0, 89.0]
     one, many = gain(base, faster, tried=1), gain(base, faster, tried=50)
     assert one is not None and many is not None
     assert one.beyond_chance and one.low > many.low and one.high < many.high
     assert gain(base[:2], faster[:2], tried=1) is None
-
-
-def test_every_round_has_each_trial_once_in_another_order() -> None:
-    orders = [order_of(n, ["a", "b", "c"]) for n in range(4)]
-    assert all(sorted(order) == sorted([BASE, "a", "b", "c"]) for order in orders)
-    assert len({tuple(order) for order in orders}) == 4
-
-
-def test_of_settings_that_exclude_each_other_the_better_is_taken() -> None:
-    two, four = (Candidate(f"w={n}", EQUAL, "", {"w": n}) for n in (2, 4))
-    other = Candidate("x", ROUNDING, "", environment={"X": "1"})
-    both = together([four, two, other])
-    assert both.settings == {"w": 4} and both.environment == {"X": "1"} and both.results == ROUNDING

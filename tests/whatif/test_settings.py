@@ -9,8 +9,7 @@ from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.errors import InputError, UsageError
-from stepscope.whatif.keys import SETTINGS
-from stepscope.whatif.settings import MAKERS, what_if
+from stepscope.whatif.settings import what_if
 
 US = 1000
 LATE_US = 2000.0
@@ -42,11 +41,6 @@ def test_the_interval_holds_the_prediction_and_every_rank_has_one(late: Account)
     assert found.low_ns <= found.step_ns <= found.high_ns <= found.baseline_ns
     assert sorted(found.rank_step_ns) == [0, 1, 2, 3]
     assert found.changes == ("straggler=off",)
-
-
-def test_settings_compose(late: Account) -> None:
-    one, both = predicted_us(late, "straggler=off"), predicted_us(late, "straggler=off", "kernel:gemm=2x")
-    assert one - both == pytest.approx(500, abs=50)  # two gemms of 500 us, halved
 
 
 def test_a_faster_network_shortens_transfers_alone(tmp_path: Path) -> None:
@@ -117,14 +111,6 @@ def test_rank_without_steps_leaves_the_others_their_prediction(tmp_path: Path) -
     assert "no prediction for rank 0: none of these steps was recorded there" in answer.notes
 
 
-def test_nothing_to_change_is_said(tmp_path: Path) -> None:
-    account = account_of(late_run(tmp_path, late_us=0))
-    for text, why in (("straggler=off", "no rank is late"), ("optimizer=fused", "shows no optimizer")):
-        answer = what_if(account, [text])
-        assert answer.prediction.step_ns == pytest.approx(answer.prediction.baseline_ns)
-        assert why in answer.notes[0]
-
-
 def test_a_replay_far_from_the_measured_step_is_told(tmp_path: Path) -> None:
     account = account_of(late_run(tmp_path, late_us=0), unprofiled_ms=0.5)
     assert any("% off the measured step" in note for note in what_if(account, ["network=2x"]).notes)
@@ -170,12 +156,3 @@ def test_a_run_whose_steps_launch_nothing_cannot_be_replayed(tmp_path: Path) -> 
     rank.kernel("gemm", at=6, start=10, end=20)
     with pytest.raises(InputError, match="nothing to replay"):
         what_if(account_of(built_run(tmp_path, [rank])), ["network=2x"])
-
-
-def test_every_setting_says_what_it_does() -> None:
-    assert len({s.key for s in SETTINGS}) == len(SETTINGS)
-    assert all(s.values and s.what for s in SETTINGS)
-
-
-def test_every_setting_has_a_change() -> None:
-    assert list(MAKERS) == [s.key for s in SETTINGS]

@@ -9,7 +9,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.account import account_of
-from stepscope.errors import InputError, UsageError
+from stepscope.errors import UsageError
 from stepscope.whatif.settings import Answer
 
 STALL = Op("stall", host_us=4000)
@@ -90,12 +90,6 @@ def test_nothing_is_saved_twice(tmp_path: Path) -> None:
     assert twice.prediction.step_ns == pytest.approx(once.prediction.step_ns, rel=0.01)
 
 
-def test_an_answer_says_that_it_is_of_a_deletion(tmp_path: Path) -> None:
-    run = Analysis(owned_run(tmp_path, HOST_BOUND))
-    (note,) = run.without("train.py:13").notes
-    assert "deleted, not replaced" in note
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -116,12 +110,6 @@ def test_ranks_that_are_none_are_a_usage_error(tmp_path: Path) -> None:
     run = Analysis(owned_run(tmp_path, HOST_BOUND))
     with pytest.raises(UsageError, match="not all of them were recorded"):
         run.without("train.py:13", ranks=[5])
-
-
-def test_a_run_without_owners_says_how_to_get_them(tmp_path: Path) -> None:
-    run = Analysis(simulate(HOST_BOUND).aligned(tmp_path).run)
-    with pytest.raises(InputError, match="record again"):
-        run.without("train.py:13")
 
 
 def test_python_is_not_shortened_by_what_the_profiler_cost_the_operators(tmp_path: Path) -> None:

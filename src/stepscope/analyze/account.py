@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.budget import RankBudget, StepBudget, beyond_window, budgets, step_budget, unprofiled_step_ns
 from stepscope.analyze.collective_costs import (
     CollectiveRow,
     RankView,
@@ -23,9 +23,8 @@ from stepscope.analyze.collective_costs import (
 )
 from stepscope.analyze.data_parallel import BucketView, ShardingView, bucket_view, sharding_view
 from stepscope.analyze.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
+from stepscope.analyze.efficiency import Efficiency, GivenValues, Waterfall, efficiency, waterfall
 from stepscope.analyze.kernel_costs import KernelCosts, call_costs, device_in_words, kernel_costs, run_chip
-from stepscope.analyze.lateness import common_steps, late_ranks
 from stepscope.analyze.model_parallel import (
     ContextParallelView,
     ExpertsView,
@@ -37,13 +36,18 @@ from stepscope.analyze.model_parallel import (
 from stepscope.analyze.outlined_rank import window_of
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.pipeline import PipelineView, pipeline_view
-from stepscope.analyze.rank_windows import RankAccount, rank_account
+from stepscope.analyze.rank_windows import RankAccount, overlap_efficiency, rank_account, rank_overlap
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.serving import Serving, serving_of
-from stepscope.analyze.stragglers import LateRanks, Straggler, find_stragglers, training_stragglers
+from stepscope.analyze.step_periods import Serving, serving_of
+from stepscope.analyze.stragglers import (
+    LateRanks,
+    Straggler,
+    common_steps,
+    find_stragglers,
+    late_ranks,
+    training_stragglers,
+)
 from stepscope.analyze.training_step import TrainingStep, training_step
-from stepscope.analyze.unprofiled_budget import StepBudget, beyond_window, step_budget, unprofiled_step_ns
-from stepscope.analyze.waterfall import Waterfall, waterfall
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.dataclass import dataclass
 from stepscope.errors import DEBUG, InputError, StepscopeError, debugging
@@ -65,7 +69,6 @@ if TYPE_CHECKING:
     from stepscope.analyze.steadiness import Steadiness
 
 _T = TypeVar("_T")
-_MAX_REASON = 200
 
 
 def attempt(failures: list[str], name: str, analysis: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
@@ -77,7 +80,7 @@ def attempt(failures: list[str], name: str, analysis: Callable[[], _T], otherwis
     except Exception as error:
         if debugging():
             raise
-        why = printable(f"{type(error).__name__}: {error}", width=_MAX_REASON)
+        why = printable(f"{type(error).__name__}: {error}", width=200)
         failures.append(f"{name} could not be analysed ({why}); set {DEBUG}=1 to see where, and please report it")
         return otherwise()
 
@@ -108,7 +111,7 @@ def _no_views(_: "Account") -> "ByStrategy":
 def _no_operators(_: "Account") -> "OperatorTable":
     from stepscope.analyze.operators import OperatorTable
 
-    return OperatorTable((), 0.0, 0.0, 0.0)
+    return OperatorTable((), 0.0)
 
 
 def _no_kernels(_: "Account") -> "KernelTable":
@@ -153,14 +156,10 @@ class Account(ArrayRecord):
     @cached_property
     def ranks_read(self) -> tuple[RankWindow, ...]:
         """Return what is known of every rank that was read, in full or not, in the order of `run.ranks_read`."""
-        if self.run.everyone is None:
-            return self.ranks
-
-        return _rank_windows(self.shared.whole)
+        return self.ranks if self.run.everyone is None else _rank_windows(self.shared.whole)
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps were recorded on the rank that has the most."""
         return max((r.steps.known for r in self.run.ranks), default=0)
 
     @property
@@ -175,18 +174,15 @@ class Account(ArrayRecord):
 
     @_isolated("parallel strategies", _no_views)
     def views(self) -> "ByStrategy":
-        """Return what each parallel strategy of the run did."""
 
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
     @_isolated("serving")
     def serving(self) -> Serving | None:
-        """Return what a serving engine did, None for any other job."""
         return serving_of(self.run)
 
     @_isolated("memory")
     def memory(self) -> "MemoryView | None":
-        """Return the memory of the run, None where none was recorded."""
         from stepscope.analyze.memory import memory_view
 
         owners = [partial(self._owners_of, index) for index in range(len(self.run.ranks))]
@@ -282,7 +278,6 @@ class Account(ArrayRecord):
 
     @_isolated("collectives", lambda _: [])
     def collectives(self) -> list[CollectiveRow]:
-        """Return the collectives by operation and group."""
         return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
     @_isolated("late rank")
@@ -292,7 +287,6 @@ class Account(ArrayRecord):
 
     @_isolated("operators", _no_operators)
     def operators(self) -> "OperatorTable":
-        """Return the operators of all ranks."""
         from stepscope.analyze.operators import operator_table
 
         calls = [v.costs.calls.calls for v in self.ranks]
@@ -300,7 +294,6 @@ class Account(ArrayRecord):
 
     @_isolated("kernels", _no_kernels)
     def kernels(self) -> "KernelTable":
-        """Return the kernels of all ranks."""
         from stepscope.analyze.kernels import kernel_table
 
         costs = [v.costs for v in self.ranks]
@@ -315,17 +308,7 @@ class Account(ArrayRecord):
 
     @_isolated("overlap")
     def overlap_efficiency(self) -> float | None:
-        """Return the overlap efficiency over all ranks' steps."""
-        from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
-
         return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
-
-
-def _debug_warnings(run: Run) -> list[str]:
-    if not run.description:
-        return []
-
-    return debug_warnings(run.description)
 
 
 def account_of(
@@ -346,13 +329,13 @@ def account_of(
 
     shared = aligned(run)
     by_rank = budgets(shared)
-    training = tried("logged steps", lambda: training_step(run.logs), _nothing) if unprofiled_ms is None else None
+    training = tried("logged steps", lambda: training_step(run.logs), lambda: None) if unprofiled_ms is None else None
     split = training if training is not None and training.has_regions else None
     step = _step(run, by_rank, training, given_ns=ns_of_ms(unprofiled_ms))
     costs = each_rank(run, lambda _, rank: kernel_costs(call_costs(rank)))
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
-    served = tried("serving", lambda: serving_of(run), _nothing) if used.tokens_per_s is None else None
+    served = tried("serving", lambda: serving_of(run), lambda: None) if used.tokens_per_s is None else None
     used = replace(used, tokens_per_s=served.tokens_per_s) if served else used
     losses = tried(
         "waterfall",
@@ -365,13 +348,13 @@ def account_of(
     replay = tried(
         "replay",
         lambda: replay_of(shared, unprofiled_ns=unprofiled_ns, training=split, late_ns=late.late_ns),
-        _nothing,
+        lambda: None,
     )
     more: dict[str, Callable[[], list[str]]] = {
-        "sample of ranks": lambda: _sample_lines(shared, replay),
+        "sample of ranks": lambda: sample_lines(shared, replay),
         "device state": lambda: device_warnings(device_states(run.beside.telemetry, run.logs)),
         "measured kernels": lambda: _measured_lines(run),
-        "debug variables": lambda: _debug_warnings(run),
+        "debug variables": lambda: debug_warnings(run.description),
     }
     return Account(
         run=run,
@@ -396,10 +379,6 @@ def account_of(
     )
 
 
-def _nothing() -> None:
-    return None
-
-
 def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep | None) -> LateRanks:
     overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
     traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
@@ -409,16 +388,9 @@ def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep
 def _measured_lines(run: Run) -> list[str]:
     if not run.measured:
         return []
-    from stepscope.analyze.ncu_kernels import measured_warnings  # only where kernels were measured
+    from stepscope.analyze.kernels import measured_warnings  # only where kernels were measured
 
     return measured_warnings(run)
-
-
-def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
-    if shared.of_all is None:
-        return []
-
-    return sample_lines(shared, replayed=None if replay is None else replay.steps)
 
 
 def _whole(run: Run) -> str:
@@ -514,25 +486,13 @@ def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankA
 # Which variables for debugging were set while the job ran? They slow every step, and no rule can tell by how much.
 
 _ON = frozenset(("1", "true", "yes", "on", "y", "t"))
-
-
-@dataclass(frozen=True)
-class DebugVariable:
-    """One variable: the values that slow a job (any that means yes where none is given), and what they do."""
-
-    name: str
-    does: str
-    values: frozenset[str] = _ON
-
-
+# name, what it does, the values that slow a job
 _VARIABLES = (
-    DebugVariable("CUDA_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next"),
-    DebugVariable("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is allocated and freed by the driver"),
-    DebugVariable("TORCH_NCCL_BLOCKING_WAIT", "the host waits in every collective"),
-    DebugVariable(
-        "TORCH_DISTRIBUTED_DEBUG", "the ranks compare every collective by another one first", frozenset(("detail",))
-    ),
-    DebugVariable("NCCL_DEBUG", "NCCL writes a line for every call", frozenset(("trace",))),
+    ("CUDA_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next", _ON),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is allocated and freed by the driver", _ON),
+    ("TORCH_NCCL_BLOCKING_WAIT", "the host waits in every collective", _ON),
+    ("TORCH_DISTRIBUTED_DEBUG", "the ranks compare every collective by another one first", frozenset(("detail",))),
+    ("NCCL_DEBUG", "NCCL writes a line for every call", frozenset(("trace",))),
 )
 
 
@@ -542,12 +502,11 @@ def debug_warnings(description: Mapping[str, Any]) -> list[str]:
     if not isinstance(environment, Mapping):
         return []
     lines = []
-    for variable in _VARIABLES:
-        value = environment.get(variable.name)
-        if isinstance(value, str) and (said := value.strip().lower()) in variable.values:
-            shown = said.upper() if variable.values is not _ON else said
-            why = "unset it unless you look for an error, and record again"
-            lines.append(f"{variable.name}={shown} was set: {variable.does}; {why}")
+    for name, does, values in _VARIABLES:
+        value = environment.get(name)
+        if isinstance(value, str) and (said := value.strip().lower()) in values:
+            shown = said.upper() if values is not _ON else said
+            lines.append(f"{name}={shown} was set: {does}; unset it unless you look for an error, and record again")
     return lines
 
 
@@ -569,12 +528,18 @@ def _rank_windows(shared: AlignedRun) -> tuple[RankWindow, ...]:
     )
 
 
-def sample_lines(shared: AlignedRun, *, replayed: Int64s | None) -> list[str]:
+def sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
     """Return by how much the means of the ranks in full differ from those of all ranks, which ranks are late beyond
     them, and which steps the replay is of.
     """
+    if shared.of_all is None:
+        return []
     in_full = {rank.rank for rank in shared.run.ranks}
-    return [*_differences(shared, in_full), *_late_beyond(shared, in_full), *_replayed(shared, replayed)]
+    return [
+        *_differences(shared, in_full),
+        *_late_beyond(shared, in_full),
+        *_replayed(shared, replay.steps if replay else None),
+    ]
 
 
 def _differences(shared: AlignedRun, in_full: set[int]) -> list[str]:

@@ -311,7 +311,6 @@ class RankView(RankWindow):
 
     @property
     def on_device(self) -> bool:
-        """Return whether its device was accounted for."""
         return self.budget is not None and self.budget.on_device
 
 

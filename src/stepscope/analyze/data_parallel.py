@@ -13,20 +13,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.analyze.backward_work import (
+from stepscope.analyze.collective_costs import RankTraffic, num_steps, over_ranks, rank_traffic
+from stepscope.analyze.host_calls import HostCalls, call_stacks
+from stepscope.analyze.parallel_strategy import Strategy
+from stepscope.analyze.phases import (
     ADDING,
     BACK,
     GRADIENT,
     NODE,
     BackwardCalls,
+    Passes,
+    Phase,
     backward_calls,
     launched_within,
     part_of_backward,
 )
-from stepscope.analyze.collective_costs import RankTraffic, num_steps, over_ranks, rank_traffic
-from stepscope.analyze.host_calls import HostCalls, call_stacks
-from stepscope.analyze.parallel_strategy import Strategy
-from stepscope.analyze.phases import Passes, Phase
 from stepscope.analyze.rank_windows import RankAccount
 from stepscope.contract.collectives import OP_CODE
 from stepscope.dataclass import dataclass

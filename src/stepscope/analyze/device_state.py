@@ -19,8 +19,6 @@ from stepscope.stats.robust import median
 from stepscope.units import readable_bytes
 
 _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setting", "sync_boost"))
-_MIN_SHARE = 0.2
-_SLOWER_CLOCK = 0.95
 # per rank on the device: contexts and libraries of a process take a gigabyte or more that no allocator knows
 _MIN_OTHERS_BYTES = 2 << 30
 
@@ -52,7 +50,7 @@ class DeviceState:
     @property
     def held_back(self) -> str | None:
         """Return by what the device is slowed in a good part of the samples, None where it is not."""
-        if self.throttled_pct is None or self.throttled_pct < 100 * _MIN_SHARE:
+        if self.throttled_pct is None or self.throttled_pct < 100 * 0.2:
             return None
         reasons = ", ".join(self.throttle_reasons)
         clock = f", {self.sm_clock_mhz:.0f} of {self.max_sm_clock_mhz:.0f} MHz" if self._clocks_known else ""
@@ -100,7 +98,7 @@ def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | Non
     """Return how much slower a device's clock is than the others', None where it is not."""
     clocks = [s.sm_clock_mhz for s in others if s.sm_clock_mhz is not None and s.rank != state.rank]
     usual = median(clocks) if clocks else None
-    if usual is None or state.sm_clock_mhz is None or state.sm_clock_mhz >= _SLOWER_CLOCK * usual:
+    if usual is None or state.sm_clock_mhz is None or state.sm_clock_mhz >= 0.95 * usual:
         return None
     return f"{state.sm_clock_mhz:.0f} MHz, the others {usual:.0f}"
 

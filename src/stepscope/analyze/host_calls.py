@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
+from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.collectives import RECORD
 from stepscope.run.device_work import Rows
@@ -165,6 +166,12 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
         end_ns=end,
         parent=call_stack_parents(thread, start, end).astype(np.int32),
     )
+
+
+def spans(rank: Rank, rows: npt.NDArray[np.integer]) -> Intervals:
+    """Return the time that event rows cover."""
+    start = rank.trace["ts_ns"][rows]
+    return union(start, start + rank.trace["dur_ns"][rows])
 
 
 def sum_by(index: npt.NDArray[np.integer], values: Floats, count: int) -> Floats:

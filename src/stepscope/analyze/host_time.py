@@ -17,6 +17,7 @@ from stepscope.analyze.host_calls import (
     is_allocation,
     runtime_rows,
     runtime_starts,
+    spans,
     synchronisations,
 )
 from stepscope.contract.step_line import Region, named_region
@@ -36,7 +37,6 @@ from stepscope.trace.table import Int64s
 # the
 # device it is as good as a stall.
 
-_MIN_COMPUTING_NS = 1_000_000
 # python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls
 _MIN_HOLE_NS = 1_000_000
 # a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms
@@ -88,7 +88,7 @@ def computing_operators(rank: Rank) -> Rows:
     if not rank.has_device:
         return np.empty(0, np.int64)
     trace = rank.trace
-    rows = np.flatnonzero(trace["dur_ns"] >= _MIN_COMPUTING_NS)
+    rows = np.flatnonzero(trace["dur_ns"] >= 1_000_000)
     rows = rows[rank.kinds[rows] == EventKind.HOST_OP]
     if not len(rows):
         return rows
@@ -126,15 +126,12 @@ class HostParts(ArrayRecord):
 
     @property
     def total_ns(self) -> Int64s:
-        """Return the host's time without blocking."""
         return self.own_ns + self.data_ns + self.allocator_ns + self.stall_ns
 
     def part(self, which: slice) -> "HostParts":
-        """Return some of the spans."""
         return HostParts(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def plus_own(self, more_ns: Int64s) -> "HostParts":
-        """Return the parts with more of the host's own time."""
         return replace(self, own_ns=self.own_ns + more_ns)
 
 
@@ -148,13 +145,11 @@ class Activities:
     stall: Intervals
 
     def parts(self, start: Int64s, end: Int64s) -> HostParts:
-        """Return what the host did in each span `[start, end)`."""
         data, allocator, stall = (covered_ns(x, start, end) for x in (self.data, self.allocator, self.stall))
         own = end - start - covered_ns(self.blocked, start, end) - data - allocator - stall
         return HostParts(np.maximum(own, 0), data, allocator, stall)
 
     def parts_within(self, within: Intervals, start: Int64s, end: Int64s) -> HostParts:
-        """Return the same of the time `within`."""
         inside = Activities(*(intersect(x, within) for x in (self.blocked, self.data, self.allocator, self.stall)))
         parts = inside.parts(start, end)
         return replace(parts, own_ns=parts.own_ns - (end - start - covered_ns(within, start, end)))
@@ -165,7 +160,7 @@ def activities(rank: Rank) -> Activities:
     """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
     taken = blocked = union(*blocked_host(rank))
     parts = []
-    for activity in (data_loading(rank), _allocating(rank), stalling(rank)):
+    for activity in (data_loading(rank), spans(rank, allocations(rank)), stalling(rank)):
         fresh = subtract(activity, taken)
         taken = union_of(taken, fresh)
         parts.append(fresh)
@@ -199,7 +194,7 @@ Calls = tuple[Int64s, Int64s, Int64s]
 
 @once_per_record
 def _synchronisations(rank: Rank) -> Calls:
-    return _by_start(rank, union_of_values(synchronisations(rank), _pageable_copies(rank)))
+    return _by_start(rank, union_of_values(synchronisations(rank), pageable_copies(rank)))
 
 
 @once_per_record
@@ -239,7 +234,8 @@ def _sorted(moments: Int64s) -> Int64s:
     return np.sort(moments, kind="stable")
 
 
-def _pageable_copies(rank: Rank) -> Int64s:
+def pageable_copies(rank: Rank) -> Int64s:
+    """Return the calls that copy from or to pageable memory."""
     work = rank.work
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
     pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
@@ -250,11 +246,7 @@ def _pageable_copies(rank: Rank) -> Int64s:
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
-    return _spans(rank, asks)
-
-
-def _allocating(rank: Rank) -> Intervals:
-    return _spans(rank, allocations(rank))
+    return spans(rank, asks)
 
 
 def stalling(rank: Rank) -> Intervals:
@@ -284,8 +276,3 @@ def _before(moments: Int64s, edges: Int64s) -> Int64s:
     cuts = np.flatnonzero(moments[1:] < moments[:-1]) + 1
     runs = np.split(moments, cuts) if len(cuts) <= _FEW_RUNS else [_sorted(moments)]
     return np.sum([np.searchsorted(run, edges) for run in runs], axis=0)
-
-
-def _spans(rank: Rank, rows: np.ndarray) -> Intervals:
-    start = rank.trace["ts_ns"][rows]
-    return union(start, start + rank.trace["dur_ns"][rows])

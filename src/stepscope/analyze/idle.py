@@ -22,18 +22,18 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import allocations, synchronisations
-from stepscope.analyze.host_time import STALL_NS, launching_spans
+from stepscope.analyze.host_calls import allocations, spans, synchronisations
+from stepscope.analyze.host_time import STALL_NS, launching_spans, pageable_copies
 from stepscope.analyze.layers import NOTHING, Timeline, painted
 from stepscope.analyze.phases import Marks
 from stepscope.contract.step_line import Region
 from stepscope.dataclass import dataclass
-from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect, union, union_of
+from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect, union_of
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, of_kinds, rows_named
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import Int64s
 
 # When was the host kept from launching work, and by what?
@@ -69,31 +69,8 @@ class BlockCause(IntEnum):
     STALL = 5
 
 
-def _host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
-    threads = _launching_threads(rank, marks)
-    data = marks.rows_of(Region.DATA)
-    layers = {
-        BlockCause.PROFILER: _spans(rank, _profilers_own(rank), None),
-        BlockCause.GC: _collector_spans(rank, threads),
-        BlockCause.DATA: _spans(rank, data, threads),
-        BlockCause.ALLOCATOR: _spans(rank, allocations(rank), threads),
-        BlockCause.SYNC: _sync_spans(rank, threads),
-        BlockCause.STALL: _holes(rank, threads, data),
-    }
-    return painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
-
-
-def _launching_threads(rank: Rank, marks: Marks) -> Int64s:
-    work = rank.work
-    kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
-    return distinct(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
-
-
 def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
-    trace = rank.trace
-    rows = rows if threads is None else rows[among(trace["tid"][rows], threads)]
-    start = trace["ts_ns"][rows]
-    return union(start, start + trace["dur_ns"][rows])
+    return spans(rank, rows if threads is None else rows[among(rank.trace["tid"][rows], threads)])
 
 
 def _profilers_own(rank: Rank) -> Rows:
@@ -126,11 +103,8 @@ def _without_profilers_own(rank: Rank, calls: Rows) -> Rows:
 
 
 def _blocking_copies(rank: Rank) -> Rows:
-    work, trace = rank.work, rank.trace
-    copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
-    pageable = rows_named(trace, work.row[copies], lambda s: "Pageable" in s)
-    calls = distinct(work.launch_row[copies[among(work.row[copies], pageable)]])
-    return calls[trace["dur_ns"][calls] >= _BLOCKING_COPY_NS]
+    calls = pageable_copies(rank)
+    return calls[rank.trace["dur_ns"][calls] >= _BLOCKING_COPY_NS]
 
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
@@ -219,17 +193,25 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     """
     next_work = np.searchsorted(rank.work.start_ns, idle.end)
     next_work = np.where(next_work < len(rank.work), next_work, -1)
-    launched = _launched_ns(rank, next_work)
+    row = np.where(next_work >= 0, rank.work.launch_row[next_work], -1)
+    launched = np.where(row >= 0, rank.trace["ts_ns"][row], np.iinfo(np.int64).max)
     decided = _by_launch(rank, idle, next_work, launched)
-    blocked = _host_blocked(rank, marks, cuts)
+    work = rank.work
+    kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
+    threads = distinct(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
+    data = marks.rows_of(Region.DATA)
+    layers = {
+        BlockCause.PROFILER: _spans(rank, _profilers_own(rank), None),
+        BlockCause.GC: _collector_spans(rank, threads),
+        BlockCause.DATA: _spans(rank, data, threads),
+        BlockCause.ALLOCATOR: _spans(rank, allocations(rank), threads),
+        BlockCause.SYNC: _sync_spans(rank, threads),
+        BlockCause.STALL: _holes(rank, threads, data),
+    }
+    blocked = painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
     slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
     slices = _with_lost_lead(slices, blocked, _ran_dry(idle, slices, blocked))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
-
-
-def _launched_ns(rank: Rank, next_work: Int64s) -> Int64s:
-    row = np.where(next_work >= 0, rank.work.launch_row[next_work], -1)
-    return np.where(row >= 0, rank.trace["ts_ns"][row], np.iinfo(np.int64).max)
 
 
 def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s) -> npt.NDArray[np.uint8]:
@@ -285,26 +267,18 @@ def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np
     if not len(slices.start) or not len(taken):
         return slices
     dur = slices.end - slices.start
-    hosts = ~among(slices.label, _DEVICES_OWN) & ~ran_dry
-    given = np.cumsum(np.where(hosts, dur, 0))
+    given = np.cumsum(np.where(~among(slices.label, _DEVICES_OWN) & ~ran_dry, dur, 0))
     lost = covered_ns(taken, blocked.start[:1], slices.end)
     remains = np.maximum.accumulate(np.maximum(given - lost, 0))  # idle time that no earlier launch would spare
     spared = np.where(slices.label == Cause.LAUNCH, dur - np.diff(remains, prepend=0), 0)
     spared = np.where(ran_dry, dur, np.clip(spared, 0, dur))
-    return _split(slices, spared, _cause_before(blocked, slices.start))
-
-
-def _cause_before(blocked: Timeline, moment: Int64s) -> npt.NDArray[np.uint8]:
     at = np.flatnonzero(blocked.label != NOTHING)
-    i = np.searchsorted(blocked.start[at], moment, side="right") - 1
+    i = np.searchsorted(blocked.start[at], slices.start, side="right") - 1
     cause_of = np.array([_OF_BLOCKED[kind] for kind in BlockCause], np.uint8)
-    return np.where(i >= 0, cause_of[blocked.label[at[np.maximum(i, 0)]]], Cause.LAUNCH).astype(np.uint8)
-
-
-def _split(slices: Timeline, first_ns: Int64s, cause: npt.NDArray[np.uint8]) -> Timeline:
-    middle = slices.start + first_ns
+    cause = np.where(i >= 0, cause_of[blocked.label[at[np.maximum(i, 0)]]], Cause.LAUNCH).astype(np.uint8)
+    middle = slices.start + spared
     label = np.where(middle >= slices.end, cause, slices.label)
-    cut = np.flatnonzero((first_ns > 0) & (middle < slices.end))
+    cut = np.flatnonzero((spared > 0) & (middle < slices.end))
     return Timeline(
         np.insert(slices.start, cut + 1, middle[cut]),
         np.insert(slices.end, cut, middle[cut]),

@@ -67,41 +67,33 @@ class CallCosts(ArrayRecord):
 
     @property
     def counted(self) -> Mask:
-        """Return which calls have work that counts."""
         return self.variant > 0
 
     @property
     def flops(self) -> Floats:
-        """Return the FLOPs of each call."""
         return self._of_calls(0.0, lambda cost: cost.flops)
 
     @property
     def bytes(self) -> Floats:
-        """Return the least that each call must move."""
         return self._of_calls(0.0, lambda cost: cost.total_bytes)
 
     @property
     def family(self) -> npt.NDArray[np.uint8]:
-        """Return the code in FAMILIES of each call."""
         return self._of_calls(np.uint8(FAMILY_CODE[Family.OTHER]), lambda cost: FAMILY_CODE[cost.family])
 
     @property
     def operand(self) -> npt.NDArray[np.uint8]:
-        """Return the element type of each matrix product, code in PRECISIONS."""
         return self._of_calls(np.uint8(0), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0))
 
     @property
     def lower_bound(self) -> Mask:
-        """Return which calls may have done more."""
         return self._of_calls(False, lambda cost: cost.lower_bound)
 
     def _of_calls(self, otherwise: Any, number: Callable[[OpCost], float]) -> npt.NDArray[Any]:
-        dtype = np.asarray(otherwise).dtype
-        return np.array([otherwise, *map(number, self.costs)], dtype).take(self.variant)
+        return np.array([otherwise, *map(number, self.costs)], np.asarray(otherwise).dtype).take(self.variant)
 
     @cached_property
     def step(self) -> npt.NDArray[np.int32]:
-        """Return the step that made each call, -1 for none."""
         return self.rank.steps.of(self.calls.start_ns)
 
 
@@ -283,12 +275,10 @@ class KernelCosts(ArrayRecord):
 
     @property
     def rank(self) -> Rank:
-        """Return the rank whose work this is."""
         return self.calls.rank
 
     @cached_property
     def duration_ns(self) -> Int64s:
-        """Return how long each row of the work took."""
         return self.rank.work.end_ns - self.rank.work.start_ns
 
     @cached_property
@@ -303,7 +293,10 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
     launcher = calls.calls.at_rows(work.op_row)
     call = calls.calls.nearest_to(launcher, calls.counted)
     named, tensor_core, operand, serves = _classes(calls.rank)
-    family = _family(named, call, calls)
+    ask = (named == FAMILY_CODE[Family.OTHER]) & (call >= 0) & (calls.rank.work.kind == EventKind.KERNEL)
+    out = named.copy()
+    out[ask] = calls.family[call[ask]]
+    family = out
     multiplies = _IS_MATMUL.take(family) & ~serves
     tensor_core[multiplies & (named != family)] = _UNKNOWN
     mine = np.flatnonzero(call >= 0)
@@ -335,13 +328,6 @@ def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], n
     # A product's kernel that is known to be off the tensor cores and has no operand type does not multiply.
     serves = _IS_MATMUL[family] & (tensor_core == 0) & (operand == 0)
     return family[at], tensor_core[at], operand[at], serves[at]
-
-
-def _family(named: npt.NDArray[np.uint8], call: Int64s, calls: CallCosts) -> npt.NDArray[np.uint8]:
-    ask = (named == FAMILY_CODE[Family.OTHER]) & (call >= 0) & (calls.rank.work.kind == EventKind.KERNEL)
-    out = named.copy()
-    out[ask] = calls.family[call[ask]]
-    return out
 
 
 def _precision(
@@ -403,12 +389,13 @@ def abilities(ranks: Sequence[Rank], chip: Chip | None) -> Abilities:
     for rank in ranks:
         compute = _device_facts(rank).compute or _by_kernels(name)
         if compute is not None:
-            return _by_capability(compute, nvidia=_is_nvidia(rank, name), graphs=graphs)
+            return _by_capability(
+                compute,
+                nvidia=rank.device.properties.get("warpSize", _NVIDIA_WARP) == _NVIDIA_WARP
+                and not name.startswith("AMD"),
+                graphs=graphs,
+            )
     return Abilities(graphs=graphs)
-
-
-def _is_nvidia(rank: Rank, name: str) -> bool:
-    return rank.device.properties.get("warpSize", _NVIDIA_WARP) == _NVIDIA_WARP and not name.startswith("AMD")
 
 
 def _by_kernels(name: str) -> str | None:

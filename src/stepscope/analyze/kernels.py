@@ -1,16 +1,17 @@
 """Which kernels took the device's time, how fast were they, and what held them back?"""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import Floats as calls_Floats
-from stepscope.analyze.host_calls import Mask, sum_by
+from stepscope.analyze.host_calls import Floats, Mask, sum_by
 from stepscope.analyze.kernel_costs import FAMILIES, PRECISIONS, KernelCosts
 from stepscope.cost.chips import Chip
 from stepscope.cost.kernel_names import kernel_class
@@ -18,16 +19,169 @@ from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows, numbered
 from stepscope.run.formats import MeasuredLaunches
-from stepscope.run.load import side_by_side
+from stepscope.run.load import Run, side_by_side
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import median
 from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.ncu import KernelMetrics
-from stepscope.trace.table import Int64s
+from stepscope.trace.table import NO_STRING, Int64s
 
-if TYPE_CHECKING:
-    from stepscope.analyze.ncu_kernels import MeasuredRows
+# Kernels measured by Nsight Compute.
+
+# Which kernel of a trace is the one that Nsight Compute calls by another spelling of its name?
+#
+#     trace   void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>(int, ...)
+#     ncu     void at::vectorized_elementwise_kernel<(int)4, at::CUDAFunctor_add<float>, ...>(int, T2, T3)
+#
+# Equal functions are candidates. Where several differ only in what is in their brackets, the one with the most words
+# in
+# common is meant; where two have as many, none is.
+
+_CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|short|char|bool|long long)\)(?=[-\w])")
+_NO_NAME = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
+_WORD = re.compile(r"[A-Za-z_]\w+|\d+")
+# words that one spelling has and another leaves out
+_FILLERS = frozenset(
+    {
+        *("void", "int", "char", "unsigned", "long", "const", "operator", "lambda", "instance"),
+        *("at", "native", "std", "array"),
+    }
+)
+_TYPE_NUMBER = re.compile(r"^T\d+$|^\d+ul$|^ul$")
+
+
+def kernels_named(names: Iterable[str], kernels: Iterable[str]) -> dict[str, str]:
+    """Return for each name the kernel of a trace that it stands for; a name that could be two is left out."""
+    by_function: dict[str, list[str]] = {}
+    for kernel in sorted(set(kernels)):
+        by_function.setdefault(function_of(kernel), []).append(kernel)
+    words = {kernel: _words(kernel) for kernels in by_function.values() for kernel in kernels}
+    out = {}
+    for name in set(names):
+        found = _meant(name, by_function.get(function_of(name), []), words)
+        if found is not None:
+            out[name] = found
+    return out
+
+
+def function_of(name: str) -> str:
+    """Return the name of the function alone, without return type, namespaces, brackets and parameters.
+
+    >>> function_of("void at::native::(anonymous namespace)::softmax_warp_forward<float, 11>(float*)")
+    'softmax_warp_forward'
+    """
+    head = re.split(r"[<(]", _NO_NAME.sub("anonymous", name), maxsplit=1)[0].strip()
+    return head.rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
+
+
+def _meant(name: str, candidates: list[str], words: dict[str, frozenset[str]]) -> str | None:
+    if name in candidates:
+        return name
+    if "<" not in name:  # the function alone was written, or it has no arguments
+        return candidates[0] if len(candidates) == 1 else None
+    mine = _words(name)
+    alike = sorted(((_share(mine, words[kernel]), kernel) for kernel in candidates), reverse=True)
+    best, kernel = alike[0] if alike else (0.0, "")
+    is_clear = len(alike) < 2 or best > alike[1][0]
+    return kernel if is_clear and best >= 0.3 else None
+
+
+def _share(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / max(len(one | other), 1)
+
+
+def _words(name: str) -> frozenset[str]:
+    plain = _CAST.sub("", _NO_NAME.sub("", name))
+    return frozenset(w for w in _WORD.findall(plain) if w not in _FILLERS and not _TYPE_NUMBER.match(w))
+
+
+# name, grid and block
+_Class = tuple[str, str | None, str | None]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MeasuredRows(ArrayRecord):
+    """The launch of Nsight Compute that stands for each row of a rank's work."""
+
+    #: index into `launches`, -1 where none was measured
+    launch: Int64s
+    launches: tuple[KernelMetrics, ...]
+    #: measured launches that no kernel of the rank is
+    unjoined: int
+
+    def values(self, metric: str) -> Floats:
+        by_launch = [getattr(launch, metric) for launch in self.launches]
+        known = np.array([np.nan if value is None else value for value in by_launch] + [np.nan], np.float64)
+        return known[self.launch]
+
+    @cached_property
+    def dram_gb_per_s(self) -> Floats:
+        return self.values("dram_bytes") / self.values("duration_ns")
+
+
+def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredRows | None:
+    """Return what was measured of a rank's kernels, None where nothing was."""
+    launches = [launch for one in measured if one.rank in (None, rank.rank) for launch in one.launches]
+    if not launches:
+        return None
+    work = rank.work
+    classes = _classes(rank, np.flatnonzero(np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))))
+    meant = kernels_named((launch.name for launch in launches), (name for name, _, _ in classes))
+    of_class: dict[_Class, list[int]] = {}
+    for i, launch in enumerate(launches):
+        if launch.name in meant:
+            found = _class_of(meant[launch.name], launch, classes)
+            if found is not None:
+                of_class.setdefault(found, []).append(i)
+    out = np.full(len(work), -1, np.int64)
+    for kind, mine in of_class.items():
+        at = classes[kind]
+        out[at] = np.array(mine, np.int64)[np.arange(len(at)) % len(mine)]
+    return MeasuredRows(out, tuple(launches), len(launches) - sum(map(len, of_class.values())))
+
+
+def measured_warnings(run: Run) -> list[str]:
+    """Return a line where Nsight Compute measured launches that are no kernels of the run."""
+    found = [rows for rank in run.ranks if (rows := measured_rows(rank, run.measured)) is not None]
+    total = sum(len(one.launches) for one in run.measured)
+    lost = min((rows.unjoined for rows in found), default=total)
+    if not lost:
+        return []
+    return [
+        f"{lost:,} of {total:,} launches that Nsight Compute measured are no kernels of this run (name, grid, block): "
+        "they were of another job, other sizes or steps that are not in the traces"
+    ]
+
+
+def _classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
+    trace, work = rank.trace, rank.work
+    grid, block = (trace.arg(name).at(work.row[rows], missing=NO_STRING) for name in ("grid", "block"))
+    keys = np.stack((work.name[rows].astype(np.int64), grid, block), axis=1)
+    unique, back = np.unique(keys, axis=0, return_inverse=True)
+    back = back.reshape(-1)
+    order = np.argsort(back, kind="stable")
+    cuts = np.searchsorted(back[order], np.arange(len(unique) + 1))
+    return {
+        (trace.text(name) or "", trace.text(g), trace.text(b)): rows[order[cuts[i] : cuts[i + 1]]]
+        for i, (name, g, b) in enumerate(unique.tolist())
+    }
+
+
+def _class_of(name: str, launch: KernelMetrics, classes: dict[_Class, Int64s]) -> _Class | None:
+    exact = name, _text(launch.grid), _text(launch.block)
+    if exact in classes:
+        return exact
+    unknown = name, None, None
+    if unknown in classes:
+        return unknown
+    named = [kind for kind in classes if kind[0] == name] if launch.grid is None else []
+    return named[0] if len(named) == 1 else None
+
+
+def _text(sizes: tuple[int, ...] | None) -> str | None:
+    return None if sizes is None else str(list(sizes))
+
 
 # What holds each kernel back: arithmetic, memory bandwidth, or the time it takes to start and drain?
 #
@@ -38,12 +192,10 @@ if TYPE_CHECKING:
 # chip, matrix products are taken as compute-bound and all others as memory-bound.
 #
 # Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
-# larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight Compute's own rule (Speed of Light).
+# larger of the two, and latency where both are below 60 %, as in Nsight Compute's own rule (Speed of Light).
 
 # Kernels below this are short: about what it takes a host to launch the next one.
 SHORT_NS = 10_000
-_LATENCY_FACTOR = 2.0
-_MIN_BUSY_PCT = 60.0
 
 
 class Bound(IntEnum):
@@ -57,7 +209,6 @@ class Bound(IntEnum):
 
     @property
     def text(self) -> str | None:
-        """Return the name in reports."""
         return (None, "compute-bound", "memory-bound", "latency")[self]
 
 
@@ -72,37 +223,33 @@ class KernelBounds(ArrayRecord):
     measured: Mask
 
 
-def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredRows | None" = None) -> KernelBounds:
+def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredRows | None = None) -> KernelBounds:
     duration = costs.duration_ns
     compute_ns, memory_ns = _least_ns(costs, chip)
     known = ~np.isnan(compute_ns + memory_ns)
     computes = np.where(known, compute_ns >= memory_ns, costs.is_matmul)
     bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
-    np.putmask(bound, (duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns), Bound.LATENCY)
+    np.putmask(bound, (duration < SHORT_NS) & (duration > 2.0 * least_ns), Bound.LATENCY)
     metered = np.zeros(len(bound), bool)
     if measured is not None:
-        by_meter = _measured_bounds(measured)
+        compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
+        memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
+        by_meter = _bounds_of_use(compute, memory)
         metered = by_meter != Bound.NONE
         bound[metered] = by_meter[metered]
     np.putmask(bound, costs.rank.work.kind != int(EventKind.KERNEL), Bound.NONE)
     return KernelBounds(bound, known & ~metered, metered)
 
 
-def _bounds_of_use(compute_pct: calls_Floats, memory_pct: calls_Floats) -> npt.NDArray[np.int64]:
+def _bounds_of_use(compute_pct: Floats, memory_pct: Floats) -> npt.NDArray[np.int64]:
     bound = np.where(compute_pct >= memory_pct, Bound.COMPUTE, Bound.MEMORY)
-    bound[np.fmax(compute_pct, memory_pct) < _MIN_BUSY_PCT] = Bound.LATENCY
+    bound[np.fmax(compute_pct, memory_pct) < 60.0] = Bound.LATENCY
     bound[np.isnan(compute_pct + memory_pct)] = Bound.NONE
     return bound.astype(np.int64)
 
 
-def _measured_bounds(measured: "MeasuredRows") -> npt.NDArray[np.int64]:
-    compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
-    memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
-    return _bounds_of_use(compute, memory)
-
-
-def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[calls_Floats, calls_Floats]:
+def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:
     peaks = np.array([(chip.peak_flops(precision) if chip else None) or np.nan for precision in PRECISIONS])
     bandwidth = (chip.memory_gb_per_s if chip else None) or np.nan
     compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks.take(costs.precision) * 1e9)
@@ -115,7 +262,6 @@ def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[calls_Floats, call
 # launched
 # and the device has not begun: at 0 the device waits for the host.
 
-Floats = npt.NDArray[np.float64]
 FIRST_BIN_NS = 2_000
 NUM_BINS = 16
 # the least length of each bin
@@ -176,8 +322,7 @@ def _duration_bins(duration_ns: Int64s) -> Int64s:
     >>> duration_bins(np.array([900, 2_000, 5_000])).tolist()
     [0, 1, 2]
     """
-    edges = FIRST_BIN_NS * 2 ** np.arange(NUM_BINS - 1)
-    return np.searchsorted(edges, duration_ns, side="right")
+    return np.searchsorted(FIRST_BIN_NS * 2 ** np.arange(NUM_BINS - 1), duration_ns, side="right")
 
 
 def _queue(rank: Rank) -> tuple[Floats, float | None]:
@@ -270,7 +415,6 @@ class KernelTable:
     memory_bound_share: float | None
 
     def top(self, count: int) -> tuple[Kernel, ...]:
-        """Return the kernels that took the most time."""
         return self.kernels[:count]
 
 
@@ -302,8 +446,7 @@ def kernel_table(
     )
 
 
-def _measured_rows(costs: KernelCosts, measured: Sequence[MeasuredLaunches]) -> "MeasuredRows | None":
-    from stepscope.analyze.ncu_kernels import measured_rows  # only where kernels were measured
+def _measured_rows(costs: KernelCosts, measured: Sequence[MeasuredLaunches]) -> MeasuredRows | None:
 
     return measured_rows(costs.rank, measured)
 
@@ -369,7 +512,7 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
 NamedKernels = list[tuple[int, int, dict[str, float]]]
 
 
-def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> NamedKernels:
+def _of_rank(costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> NamedKernels:
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
     group = numbered(work.name[kernels].astype(np.int64))
@@ -389,12 +532,18 @@ def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | No
     return list(zip(kernels[example].tolist(), longest.tolist(), rows, strict=True))
 
 
-def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measured: "MeasuredRows | None") -> None:
+def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measured: MeasuredRows | None) -> None:
     work = costs.rank.work
     for i, longest_ns, numbers in named:
         text = costs.rank.trace.strings[work.name[i]]
         if text not in sums:
-            sums[text] = _empty(costs, i)
+            communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
+            tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
+            sums[text] = _Sums(
+                family=_COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
+                tensor_core=bool(costs.tensor_core[i] == 1) if tells else None,
+                precision=PRECISIONS[costs.precision[i]] if costs.precision[i] else None,
+            )
         mine = sums[text]
         mine.max_ns = max(mine.max_ns, longest_ns)
         known = mine.numbers.get
@@ -403,7 +552,7 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measur
         _add_stalls(sums, costs, measured)
 
 
-def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredRows") -> None:
+def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: MeasuredRows) -> None:
     kernels = np.flatnonzero(of_kinds(costs.rank.work.kind, _KERNELS))
     launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
     both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
@@ -414,18 +563,8 @@ def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredR
             stalls[reason] = stalls.get(reason, 0.0) + share * time_ns
 
 
-def _empty(costs: KernelCosts, i: int) -> _Sums:
-    communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
-    tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
-    return _Sums(
-        family=_COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
-        tensor_core=bool(costs.tensor_core[i] == 1) if tells else None,
-        precision=PRECISIONS[costs.precision[i]] if costs.precision[i] else None,
-    )
-
-
 def _weights(
-    costs: KernelCosts, kernels: Rows, duration: calls_Floats, bounds: KernelBounds, measured: "MeasuredRows | None"
+    costs: KernelCosts, kernels: Rows, duration: Floats, bounds: KernelBounds, measured: MeasuredRows | None
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     yield "count", np.ones(len(kernels))
     yield "total_ns", duration
@@ -448,7 +587,7 @@ def _weights(
         yield from _measured_weights(measured, kernels, duration).items()
 
 
-def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: calls_Floats) -> dict[str, calls_Floats]:
+def _measured_weights(measured: MeasuredRows, kernels: Rows, duration: Floats) -> dict[str, Floats]:
     columns = {name: measured.values(name)[kernels] for name in ("sm_pct", "dram_pct", "tensor_pct")}
     columns["measured_occupancy"] = measured.values("occupancy_pct")[kernels]
     columns["dram_gb_per_s"] = measured.dram_gb_per_s[kernels]
@@ -459,7 +598,7 @@ def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: calls_F
     return out
 
 
-def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[calls_Floats, calls_Floats]:
+def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[Floats, Floats]:
     """Return the recorded occupancy in percent, and 1 where there is one.
 
     CUPTI's estimate does not know that a kernel may ask for more shared memory than the default, finds that no block

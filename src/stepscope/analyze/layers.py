@@ -31,7 +31,6 @@ class Timeline(NamedTuple):
     label: Labels
 
     def of(self, *labels: int) -> Intervals:
-        """Return the time that carries one of these labels."""
         keep = among(self.label, labels)
         return union(self.start[keep], self.end[keep])
 

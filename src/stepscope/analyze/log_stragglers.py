@@ -23,20 +23,15 @@ from stepscope.contract.live import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOIS
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.dataclass import dataclass
 from stepscope.run.step_log import StepLog
-from stepscope.stats.intervals import t_quantile
+from stepscope.stats.bootstrap import t_quantile
 from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_without_each, slow_start
 
 Floats = npt.NDArray[np.float64]
 
 WAITING = "regions.gradient_sync.ns"
-_MIN_STEPS = 5
-_FEW_STEPS = 10
 # in which share of runs with equal ranks any may be named late by chance
 _FALSE_ALARMS = 0.0125
-_MIN_INDEPENDENT = 2.0
-_LASTING = 0.4
 _CLIP_SIGMAS = 3.0
-_MAX_CORRELATION = 0.95
 _MAX_WAIT_NS = 2.0**63
 
 
@@ -63,8 +58,7 @@ class LateRank:
     others_ns: int = 0
 
     def is_late(self, slowdown: float = DEFAULT_SLOWDOWN) -> bool:
-        """Return whether that is lateness and not chance."""
-        enough = self.num_steps >= _FEW_STEPS or self.steps_late == self.num_steps
+        enough = self.num_steps >= 10 or self.steps_late == self.num_steps
         return enough and self.low_ns > 0 and self.lasts and self.slowdown >= slowdown
 
 
@@ -79,7 +73,7 @@ def late_ranks(
 def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
     """Return how late each rank is with its interval, by rank; none where too few steps tell."""
     own = own_ns(logs, window_steps=window_steps)
-    if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < _MIN_STEPS:
+    if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < 5:
         return []
     typical = np.nanmedian(own, axis=1)
     # Against the others in the same step, or as they usually are where unknown.
@@ -92,7 +86,7 @@ def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
 
 
 def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: float) -> LateRank:
-    middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
+    middle, tells = _sharper(by_step), max(independent_samples(by_step), 2.0)
     late = middle.value
     error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * others / sqrt(len(by_step)))
     # Two-sided intervals of which only the lower end counts, for each rank of the job.
@@ -107,7 +101,7 @@ def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: f
         high_ns=round(late + reach),
         steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
         num_steps=len(by_step),
-        lasts=all(_sharper(half).value >= _LASTING * late for half in np.array_split(by_step, 2)),
+        lasts=all(_sharper(half).value >= 0.4 * late for half in np.array_split(by_step, 2)),
         own_ns=round(float(typical[i])),
         others_ns=round(others),
     )
@@ -129,7 +123,7 @@ def independent_samples(x: Floats) -> float:
         return float(len(x))
     # A short series shows less correlation than there is (Kendall: by (1 + 4 r) / n).
     r = float((clipped[1:] * clipped[:-1]).sum()) / power
-    r = min(max(r + (1 + 4 * max(r, 0.0)) / len(x), 0.0), _MAX_CORRELATION)
+    r = min(max(r + (1 + 4 * max(r, 0.0)) / len(x), 0.0), 0.95)
     return float(len(x) * (1 - r) / (1 + r))
 
 
@@ -167,8 +161,6 @@ def _own_ns(log: StepLog) -> Floats:
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
-# of the steps lack it
-_RARE = 0.5
 
 
 def region_names(logs: Sequence[StepLog]) -> list[str]:
@@ -180,7 +172,7 @@ def region_names(logs: Sequence[StepLog]) -> list[str]:
 
 def is_rare(logs: Sequence[StepLog], name: str) -> bool:
     """Return whether a region is in few of the steps, so that a median says nothing of what it costs."""
-    return name not in _FIRST and all(np.isnan(region_ns(log, name)).mean() > _RARE for log in logs)
+    return name not in _FIRST and all(np.isnan(region_ns(log, name)).mean() > 0.5 for log in logs)
 
 
 def region_ns(log: StepLog, name: str) -> Floats:

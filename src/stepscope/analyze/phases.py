@@ -8,23 +8,24 @@ the optimizer is neither. So no annotation by the user is needed.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import host_calls
+from stepscope.analyze.host_calls import HostCalls, Mask, host_calls, spans
 from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region
 from stepscope.dataclass import dataclass
-from stepscope.intervals import EMPTY, Intervals, union, union_of
+from stepscope.intervals import EMPTY, Intervals, union_of
 from stepscope.records import ArrayRecord, once_per_record
-from stepscope.run.device_work import Rows, enclosing
+from stepscope.run.device_work import Rows, enclosing, lookup
 from stepscope.run.rank import Rank
 from stepscope.run.steps import SERVING
 from stepscope.stats.distinct import among, distinct, distinct_places
-from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
-from stepscope.trace.table import Int64s
+from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds, rows_named
+from stepscope.trace.scanner.call_stack import call_stack_parents
+from stepscope.trace.table import Int64s, Trace
 
 # To which part of training does each device operation belong: forward, backward, optimizer, data or other?
 #
@@ -42,7 +43,6 @@ from stepscope.trace.table import Int64s
 # are themselves differentiated.
 
 Codes = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
 
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
 _NO_MARK, _EVALUATE_MARK = 0, 100
@@ -73,11 +73,9 @@ class Marks(ArrayRecord):
 
     @property
     def autograd_nodes(self) -> Rows:
-        """Return the rows of autograd nodes."""
         return self.rows[self.code == _EVALUATE_MARK]
 
     def rows_of(self, region: Region) -> Rows:
-        """Return the ranges that name this part."""
         return self.rows[self.code == region + 1]
 
 
@@ -124,8 +122,7 @@ def loop_in(rank: Rank, *chosen: Region) -> Intervals:
     """Return when the thread of the training loop was in ranges that name one of these regions."""
     marks, trace = marks_of(rank), rank.trace
     rows = np.concatenate([marks.rows_of(region) for region in chosen])
-    rows = rows[trace["tid"][rows] == marks.main_thread]
-    return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])
+    return spans(rank, rows[trace["tid"][rows] == marks.main_thread])
 
 
 def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
@@ -256,7 +253,6 @@ class Passes:
     known: bool
 
     def at(self, moment_ns: Int64s, thread: Int64s) -> Phases:
-        """Return the phase of each moment on a host thread."""
         if not self.known:
             return np.full(len(moment_ns), Phase.UNKNOWN, np.uint8)
         to_backward, to_optimizer = (_until_next(x, moment_ns) for x in (self.backward, self.optimizer))
@@ -265,8 +261,7 @@ class Passes:
         after_last = _since_last(self.backward, moment_ns) < _since_last(self.optimizer, moment_ns)
         out[none_follows] = Phase.FORWARD
         out[none_follows & after_last] = Phase.AFTER_BACKWARD
-        on_engine = among(thread, list(self.autograd_threads))
-        out[on_engine & (out == Phase.FORWARD)] = Phase.BACKWARD
+        out[among(thread, list(self.autograd_threads)) & (out == Phase.FORWARD)] = Phase.BACKWARD
         out[_inside(self.optimizer, moment_ns)] = Phase.OPTIMIZER
         out[_inside(self.backward, moment_ns)] = Phase.BACKWARD
         return out
@@ -278,12 +273,12 @@ _NEVER = np.iinfo(np.int64).max
 def passes(rank: Rank) -> Passes:
     """Return the backward passes and optimizer steps that the host ran."""
     trace, marks, ops = rank.trace, marks_of(rank), host_calls(rank)
-    engine = union_of(_spans(rank, marks.autograd_nodes), _spans(rank, marks.rows_of(Region.BACKWARD)))
+    engine = union_of(spans(rank, marks.autograd_nodes), spans(rank, marks.rows_of(Region.BACKWARD)))
     backward = _joined(engine, ops.start_ns[ops.of_thread(marks.main_thread)])
     optimizer = rows_named(trace, marks.rows_of(Region.OPTIMIZER), lambda s: "zero_grad" not in s)
     return Passes(
         backward=backward,
-        optimizer=_after_inner(_spans(rank, optimizer), backward),
+        optimizer=_after_inner(spans(rank, optimizer), backward),
         autograd_threads=frozenset(marks.autograd_threads.tolist()),
         known=bool(len(ops)),
     )
@@ -294,8 +289,7 @@ def trains(found: Iterable[Passes]) -> bool:
 
     True where no trace tells: most jobs train.
     """
-    ranks = list(found)
-    known = [p for p in ranks if p.known]
+    known = [p for p in list(found) if p.known]
     return not known or any(len(p.backward) or len(p.optimizer) for p in known)
 
 
@@ -325,19 +319,12 @@ def work_phases(rank: Rank, found: Passes) -> Phases:
     return out
 
 
-def _spans(rank: Rank, rows: npt.NDArray[np.intp]) -> Intervals:
-    start = rank.trace["ts_ns"][rows]
-    return union(start, start + rank.trace["dur_ns"][rows])
-
-
 def _joined(engine: Intervals, begun: Int64s) -> Intervals:
     if not len(engine):
         return EMPTY
     before = np.searchsorted(begun, engine.end[:-1], side="left")
-    after = np.searchsorted(begun, engine.start[1:], side="left")
-    first = np.concatenate(([True], after > before))
-    last = np.append(np.flatnonzero(first)[1:] - 1, len(engine) - 1)
-    return Intervals(engine.start[first], engine.end[last])
+    first = np.concatenate(([True], np.searchsorted(begun, engine.start[1:], side="left") > before))
+    return Intervals(engine.start[first], engine.end[np.append(np.flatnonzero(first)[1:] - 1, len(engine) - 1)])
 
 
 def _after_inner(optimizer: Intervals, backward: Intervals) -> Intervals:
@@ -357,11 +344,135 @@ def _inside(x: Intervals, moment: Int64s) -> npt.NDArray[np.bool_]:
 
 def _until_next(x: Intervals, moment: Int64s) -> Int64s:
     i = np.searchsorted(x.start, moment, side="left")
-    padded = np.append(x.start, 0)
-    return np.where(i < len(x), padded[i] - moment, _NEVER)
+    return np.where(i < len(x), np.append(x.start, 0)[i] - moment, _NEVER)
 
 
 def _since_last(x: Intervals, moment: Int64s) -> Int64s:
     i = np.searchsorted(x.end, moment, side="right") - 1
-    padded = np.append(x.end, 0)
-    return np.where(i >= 0, moment - padded[np.maximum(i, 0)], _NEVER)
+    return np.where(i >= 0, moment - np.append(x.end, 0)[np.maximum(i, 0)], _NEVER)
+
+
+# Calls of the backward pass.
+
+# a node that computes, adding a gradient, the node around that, copying a bucket back into gradients
+NODE, ADDING, GRADIENT, BACK = 1, 2, 3, 4
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+# calls one above the other that are looked at for a launch
+_MAX_CLIMB = 64
+_STORES = "AccumulateGrad"
+# in the names of a normalisation's kernels for the gradients of its scale and offset
+_OF_PARAMETERS = "GammaBeta"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BackwardCalls(ArrayRecord):
+    """The calls of a rank's backward passes, each with what it does."""
+
+    calls: HostCalls
+    part: Kinds
+
+    def only(self, *parts: int) -> Int64s:
+        return np.flatnonzero(np.logical_or.reduce([self.part == one for one in parts]))
+
+
+@once_per_record
+def backward_calls(rank: Rank) -> BackwardCalls:
+    """Return the calls of a rank's backward passes."""
+    calls = host_calls(rank)
+    part = by_string(rank.trace, calls.name, part_of_backward)
+    found = np.flatnonzero(part != 0)
+    return BackwardCalls(_calls_among(calls, found), part.take(found))
+
+
+def part_of_backward(name: str) -> int:
+    """Return what a call of this name does in a backward pass, 0 for nothing."""
+    if name.startswith(EVALUATE):
+        return GRADIENT if name.endswith(_ACCUMULATE) else NODE
+    return ADDING if name == _ACCUMULATE else BACK if name == _COPY_BACK else 0
+
+
+def _calls_among(calls: HostCalls, chosen: Int64s) -> HostCalls:
+    thread, start, end = (column.take(chosen) for column in (calls.thread, calls.start_ns, calls.end_ns))
+    return HostCalls(
+        row=calls.row.take(chosen),
+        name=calls.name.take(chosen),
+        thread=thread,
+        start_ns=start,
+        end_ns=end,
+        parent=call_stack_parents(thread, start, end).astype(np.int32),
+    )
+
+
+def launched_within(rank: Rank, calls: HostCalls, work: Int64s) -> Int64s:
+    """Return the innermost of the calls around the launch of each piece of work, given by its index and launched, as an
+    index into `calls`; -1 where there is none. As `enclosing` tells it, from the calls alone where that is possible.
+    """
+    launch, row = rank.work.launch_row.take(work), calls.row.astype(np.int64)
+    found = _climbed(rank.trace, calls, launch)
+    return lookup(row, np.arange(len(row)), enclosing(rank.trace, row, launch)) if found is None else found
+
+
+def _climbed(trace: Trace, calls: HostCalls, launch: Int64s) -> Int64s | None:
+    """Return the innermost call around each launch: up from the last that began before it to one that is still open.
+
+    None where a launch outlasts a call that it began in, or where there are too many threads, or calls one above the
+    other, to look at one by one.
+    """
+    threads = distinct(calls.thread).tolist()
+    if len(threads) > 32:
+        return None
+    start = trace["ts_ns"].take(launch)
+    end = start + trace["dur_ns"].take(launch)
+    out = _last_begun(calls, threads, trace["tid"].take(launch), start)
+    inside = np.flatnonzero(out >= 0)
+    for _ in range(_MAX_CLIMB):
+        if not len(inside):
+            return out
+        call, begun, ended = out.take(inside), start.take(inside), end.take(inside)
+        until = calls.end_ns.take(call)
+        left = np.flatnonzero((ended > until) | (begun >= until))
+        inside, call, begun, ended, until = (values.take(left) for values in (inside, call, begun, ended, until))
+        if (begun < until).any():
+            return None
+        stays = (ended <= until) & (begun == calls.start_ns.take(call))  # both take no time
+        above = np.where(stays, call, calls.parent.take(call))
+        out[inside] = above
+        inside = inside[(above >= 0) & ~stays]
+    return None
+
+
+def _last_begun(calls: HostCalls, threads: Sequence[int], thread: Int64s, moment_ns: Int64s) -> Int64s:
+    out = np.full(len(thread), -1, np.int64)
+    for one in threads:
+        mine, there = np.flatnonzero(thread == one), calls.of_thread(one)
+        begun = np.searchsorted(calls.start_ns[there], moment_ns.take(mine), side="right")
+        out[mine] = np.where(begun > 0, there.start + begun - 1, -1)
+    return out
+
+
+@once_per_record
+def parameter_gradients(rank: Rank) -> Mask:
+    """Return which of a rank's device work makes nothing but the gradient of a parameter."""
+    work, trace = rank.work, rank.trace
+    found = by_string(trace, work.name, lambda s: _OF_PARAMETERS in s).astype(bool)
+    backward, launched = backward_calls(rank), np.flatnonzero(work.launch_row >= 0)
+    evaluated = backward.only(NODE, GRADIENT)
+    if not len(evaluated) or not len(launched):
+        return found
+    nodes = _calls_among(backward.calls, evaluated)
+    node = launched_within(rank, nodes, launched)
+    inside = np.flatnonzero(node >= 0)
+    node = node.take(inside)
+    alone = _before_a_store(trace, nodes) & (np.bincount(node, minlength=len(nodes)) == 1)
+    found[launched.take(inside)] |= alone.take(node)
+    return found
+
+
+def _before_a_store(trace: Trace, nodes: HostCalls) -> Mask:
+    order = np.lexsort((nodes.row, nodes.start_ns, nodes.thread))
+    stores = by_string(trace, nodes.name, lambda s: _STORES in s).astype(bool)
+    node, following = order[:-1], order[1:]
+    out = np.zeros(len(nodes), bool)
+    out[node] = stores[following] & ~stores[node] & (nodes.thread[following] == nodes.thread[node])
+    return out

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analyze.host_calls import running_operators
+from stepscope.analyze.host_calls import running_operators, spans
 from stepscope.analyze.step_periods import StepPeriods, step_periods
 from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, clip, covered_ns, intersect, intersect_each, subtract, union, union_of
@@ -40,7 +40,6 @@ class RankAccount:
 
     @property
     def window_ns(self) -> int:
-        """Return the length of the window."""
         return self.end_ns - self.start_ns
 
     @property
@@ -99,9 +98,7 @@ def device_busy(rank: Rank) -> Intervals:
 
 def host_compute(rank: Rank) -> Intervals:
     """Return the time in which any thread ran an operator that computes: no communication call, and none around one."""
-    trace, ops = rank.trace, running_operators(rank)
-    start = trace["ts_ns"][ops]
-    return union(start, start + trace["dur_ns"][ops])
+    return spans(rank, running_operators(rank))
 
 
 def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
@@ -151,12 +148,10 @@ class Overlap(ArrayRecord):
 
     @cached_property
     def compute_ns(self) -> Int64s:
-        """Return the compute of each period."""
         return _per_period(self.compute, self.periods)
 
     @cached_property
     def comm_ns(self) -> Int64s:
-        """Return the communication of each period."""
         return _per_period(self.comm, self.periods)
 
     @cached_property
@@ -169,17 +164,14 @@ class Overlap(ArrayRecord):
 
     @cached_property
     def exposed_ns(self) -> Int64s:
-        """Return communication hidden neither behind compute nor behind copies."""
         return _per_period(subtract(subtract(self.comm, self.compute), self.memory), self.periods)
 
     @property
     def hidden_ns(self) -> Int64s:
-        """Return communication behind compute or copies."""
         return self.comm_ns - self.exposed_ns
 
     @property
     def efficiency(self) -> float | None:
-        """Return together / min(compute, comm) over the rank's steps, None where either is nothing."""
         return overlap_efficiency([self])
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from stepscope.analyze.collective_costs import waited_for_ns
-from stepscope.analyze.lateness import late_ranks
 from stepscope.analyze.outlined_rank import OutlinedRank, outlined, window_of
+from stepscope.analyze.stragglers import late_ranks
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError
 from stepscope.run.aligned import AlignedRun, aligned

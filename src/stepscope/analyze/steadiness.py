@@ -22,10 +22,6 @@ from stepscope.units import NS_PER_S
 
 # a drift is one where chance alone gives as much in fewer than one series of a hundred
 SIGNIFICANT = 0.01
-_SPIKE_SIGMAS = 5.0
-_SPIKE_SHARE = 0.20
-_NEIGHBOURS = 25
-_MAX_SPIKES = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,7 +122,11 @@ def steadiness_of(
     usual = median(settled)
     mean, std = float(settled.mean()), float(settled.std())
     p10, p90, p99 = quantiles(settled, (0.1, 0.9, 0.99)).tolist()
-    extra = _spike_extra(settled)
+    x = settled.astype(float)
+    near = _running_median(x)
+    above = x - near
+    is_spike = above > np.maximum(5.0 * mad_sigma(above), 0.20 * near)
+    extra = np.where(is_spike, above, 0.0)
     at = np.flatnonzero(extra)
     # Throughput by the mean: spikes are part of what the job takes.
     per_s = NS_PER_S / mean
@@ -197,17 +197,8 @@ def _drift(settled: Int64s, usual: float) -> Drift | None:
     return Drift(change, low, high, found.p_value, found.p_value < SIGNIFICANT)
 
 
-def _spike_extra(settled: Int64s) -> npt.NDArray[np.float64]:
-    x = settled.astype(float)
-    near = _running_median(x)
-    above = x - near
-    sigma = mad_sigma(above)
-    is_spike = above > np.maximum(_SPIKE_SIGMAS * sigma, _SPIKE_SHARE * near)
-    return np.where(is_spike, above, 0.0)
-
-
 def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    half = min(_NEIGHBOURS, len(x)) // 2
+    half = min(25, len(x)) // 2
     padded = np.pad(x, half, mode="reflect") if half and len(x) > half else x
     if len(padded) == len(x):
         return np.full(len(x), median(x))
@@ -216,7 +207,7 @@ def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
     at = np.flatnonzero(extra)
-    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:_MAX_SPIKES]])
+    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:20]])
     return tuple(Spike(int(step[i]), int(settled[i]), round(extra[i])) for i in at)
 
 
@@ -240,8 +231,6 @@ def _interval(steps: Int64s) -> int | None:
 
 # regions that make a step special; of several in one step the first counts
 MARKED = (EVALUATION, CHECKPOINT, COMPILATION, LOADER_START, GARBAGE_COLLECTION)
-# of its step: a region that takes less changes nothing one could see
-_MIN_MARKED_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -278,7 +267,7 @@ def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
         profiled[at] |= log.profiled
         for name in MARKED:
             inside = np.nan_to_num(log.column(f"regions.{name}.ns"))
-            for k in np.flatnonzero(inside > _MIN_MARKED_SHARE * log.dur_ns).tolist():
+            for k in np.flatnonzero(inside > 0.05 * log.dur_ns).tolist():
                 marks.setdefault(int(log.step[k]), name)
     return RunSteps("step logs", step, tuple(log.rank for log in logs), dur, profiled, marks)
 

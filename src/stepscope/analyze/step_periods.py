@@ -20,11 +20,14 @@ import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord, once_per_record
+from stepscope.run.load import Run
 from stepscope.run.rank import Rank
+from stepscope.run.steps import DECODE, MIXED, PREFILL, SERVING, ServingStep, serving_step
 from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import median, recurring_long
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
+from stepscope.units import NS_PER_S
 
 NO_STEP = -1
 
@@ -45,16 +48,13 @@ class StepPeriods(ArrayRecord):
 
     @cached_property
     def cuts(self) -> Int64s:
-        """Return all beginnings and ends, ascending."""
         return distinct(np.concatenate((self.start_ns, self.end_ns)))
 
     @property
     def dur_ns(self) -> Int64s:
-        """Return how long each period is."""
         return self.end_ns - self.start_ns
 
     def of(self, kept: npt.NDArray[np.bool_]) -> "StepPeriods":
-        """Return some of the periods alone."""
         return StepPeriods(self.step[kept], self.start_ns[kept], self.end_ns[kept], self.complete[kept])
 
     @property
@@ -72,12 +72,10 @@ class StepPeriods(ArrayRecord):
 
     @property
     def median_ns(self) -> float:
-        """Return the median length, of complete periods if there are any."""
         return median(self.dur_ns[self._known])
 
     @property
     def mean_ns(self) -> float:
-        """Return the mean length, of complete periods if there are any."""
         return float(self.dur_ns[self._known].mean())
 
     @property
@@ -125,8 +123,7 @@ def _device_periods(rank: Rank) -> StepPeriods | None:
     end = np.maximum.accumulate(ends[step])
     begin, known = _beginning(rank, int(end[0]))
     start = np.concatenate(([begin], end[:-1]))
-    complete = np.concatenate(([known], np.diff(rank.steps.number[step]) == 1))
-    return _periods(step, start, end, complete)
+    return _periods(step, start, end, np.concatenate(([known], np.diff(rank.steps.number[step]) == 1)))
 
 
 def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:
@@ -156,3 +153,99 @@ def _host_ends(rank: Rank) -> Int64s:
     follows = np.append(np.diff(steps.number) == 1, False)
     following = np.append(steps.start_ns[1:], max(steps.end_ns[-1], steps.start_ns[-1]))
     return np.where(follows, following, np.minimum(steps.end_ns, following))
+
+
+# Steps of a serving engine.
+
+
+@dataclass(frozen=True)
+class ServedSteps:
+    """All steps of one kind on the rank that was looked at. None: the ranges do not say."""
+
+    #: prefill, decode or mixed
+    kind: str
+    steps: int
+    #: median period
+    step_ns: int
+    requests_per_step: float | None
+    tokens_per_step: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the engine served in the recorded steps."""
+
+    rank: int
+    kinds: tuple[ServedSteps, ...]
+    #: prompt and generated tokens together
+    tokens_per_s: float | None
+    #: tokens of decode alone
+    generated_per_s: float | None
+
+
+def serving_of(run: Run) -> Serving | None:
+    """Return what a serving engine did on the first rank with its ranges, None for any other job."""
+    for rank in run.ranks:
+        if rank.steps.told_by == SERVING:
+            periods = step_periods(rank)
+            return None if periods is None else _serving(rank, periods)
+    return None
+
+
+def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
+    named = _named_steps(rank)
+    in_steps = periods.step != NO_STEP
+    starts = rank.steps.start_ns[periods.step[in_steps]].tolist()
+    known = [(named.get(start), dur) for start, dur in zip(starts, periods.dur_ns[in_steps].tolist(), strict=True)]
+    steps = [(step, dur) for step, dur in known if step is not None]
+    if not steps:
+        return None
+    kinds = [_of_kind(kind, [s for s in steps if s[0].kind == kind]) for kind in (PREFILL, DECODE, MIXED)]
+    total_ns = sum(dur for _, dur in steps)
+    return Serving(
+        rank=rank.rank,
+        kinds=tuple(kind for kind in kinds if kind is not None),
+        tokens_per_s=_rate([step.tokens for step, _ in steps], total_ns),
+        generated_per_s=_rate([step.decode_tokens for step, _ in steps], total_ns),
+    )
+
+
+def _named_steps(rank: Rank) -> dict[int, ServingStep]:
+    trace = rank.trace
+    rows = rank.rows_named(lambda name: serving_step(name) is not None, EventKind.ANNOTATION)
+    named = {}
+    for row in rows.tolist():
+        step = serving_step(trace.strings[trace["name"][row]])
+        if step is not None:
+            named[int(trace["ts_ns"][row])] = step
+    return named
+
+
+def _of_kind(kind: str, steps: list[tuple[ServingStep, int]]) -> ServedSteps | None:
+    if not steps:
+        return None
+    requests = [_sum(step.prefill_requests, step.decode_requests) for step, _ in steps]
+    tokens = [step.tokens for step, _ in steps]
+    return ServedSteps(
+        kind=kind,
+        steps=len(steps),
+        step_ns=round(median([dur for _, dur in steps])),
+        requests_per_step=_mean(requests),
+        tokens_per_step=_mean(tokens),
+        tokens_per_s=_rate(tokens, sum(dur for _, dur in steps)),
+    )
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
+
+
+def _mean(values: list[int | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def _rate(tokens: list[int | None], time_ns: int) -> float | None:
+    known = [t for t in tokens if t is not None]
+    return sum(known) * NS_PER_S / time_ns if len(known) == len(tokens) and time_ns else None

@@ -7,7 +7,7 @@ others do not.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod, sqrt
 from typing import Any
 
@@ -15,24 +15,189 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_time import data_loading, recorded_events
-from stepscope.analyze.lateness import Lateness, common_steps, late_ranks, own_times
 from stepscope.analyze.log_stragglers import WAITING, LateRank, lateness
+from stepscope.analyze.outlined_rank import own_ns, own_time_of
+from stepscope.analyze.phases import Passes, Phase
+from stepscope.analyze.rank_windows import host_compute
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
-from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
+from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.dataclass import dataclass
-from stepscope.intervals import covered_ns, union
+from stepscope.intervals import Intervals, clip, covered_ns, subtract, union, union_of
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import AlignedRun
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.load import Run
+from stepscope.run.matching import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
-from stepscope.stats.distinct import among, distinct
-from stepscope.stats.robust import median, num_stretches
+from stepscope.stats.distinct import among, common, distinct
+from stepscope.stats.robust import mad_sigma, median, num_stretches
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
 Floats = npt.NDArray[np.float64]
+
+# a late rank waits less than this share of what the others wait
+_WAITS_LESS = 0.5
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """A rank that is late, before it is known why."""
+
+    rank: int
+    late_ns: float
+    steps_late: int
+    num_steps: int
+    score: float
+    slowdown: float
+    #: the ranks whose own times are known
+    compared: tuple[int, ...]
+
+
+def late_ranks(
+    shared: AlignedRun,
+    *,
+    window_steps: int = DEFAULT_WINDOW_STEPS,
+    threshold: float = DEFAULT_SCORE,
+    slowdown: float = DEFAULT_SLOWDOWN,
+    overhead_ns_per_step: float = 0.0,
+) -> list[Lateness]:
+    """Return which ranks are late and by how much, the latest first; by their own times and waits alone."""
+    own = own_times(shared)
+    compared = np.flatnonzero(~np.isnan(own).any(axis=1)) if own is not None else np.empty(0, int)
+    if own is None or len(compared) < 2:
+        return []
+    waited = _waited_in_steps(shared)[:, -window_steps:]
+    own = own[:, -window_steps:]
+    numbers = tuple(shared.run.ranks[index].rank for index in compared.tolist())
+    found = []
+    for index in _slower(own, compared, slowdown):
+        peers = compared[compared != index]
+        others = own[peers]
+        mine, theirs = float(own[index].mean()), others.mean(axis=1)
+        late_ns = mine - median(theirs)
+        noise = max(mad_sigma(theirs), NOISE_SHARE * median(theirs))
+        score = late_ns / noise if noise else 0.0
+        late_in = own[index] >= slowdown * others.mean(axis=0)
+        if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
+            continue
+        # Ranks that are late in turn wait for each other: what counts is who waits in the steps in which it is late.
+        then = late_in if late_in.any() else np.ones_like(late_in)
+        if waited[index, then].sum() >= _WAITS_LESS * median(waited[peers][:, then].sum(axis=1)):
+            continue
+        found.append(
+            Lateness(
+                rank=shared.run.ranks[index].rank,
+                late_ns=late_ns,
+                steps_late=int(late_in.sum()),
+                num_steps=own.shape[1],
+                score=round(score, 2),
+                slowdown=float(mine / theirs.mean()),
+                compared=numbers,
+            )
+        )
+    return sorted(found, key=lambda one: -one.late_ns)
+
+
+def _slower(own: Floats, compared: npt.NDArray[np.int64], slowdown: float) -> list[int]:
+    mean = own[compared].mean(axis=1)
+    others = (mean.sum() - mean) / (len(mean) - 1)
+    return [int(index) for index in compared[mean >= (1 - 1e-9) * slowdown * others]]
+
+
+def own_times(shared: AlignedRun) -> Floats | None:
+    """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
+
+    Windows that no step divides begin and end anywhere, so nobody's time in them can be held against another's.
+
+    NaN for ranks that recorded no step, or took part in nothing that could be matched: nobody is known to wait for
+    them.
+    """
+    numbers = common_steps(shared.run.ranks)
+    if not len(numbers) or not len(shared.matches) or any(rank.steps.is_window for rank in shared.run.ranks):
+        return None
+    own = np.full((len(shared.run.ranks), len(numbers)), np.nan)
+    for index in distinct(shared.matches.rank_index).tolist():
+        rank = shared.run.ranks[index]
+        if not len(rank.steps):
+            continue
+        waits = _waiting(shared, index)
+        by_number = np.argsort(rank.steps.number)
+        at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
+        if rank.has_device:
+            # How much of an unmatched collective is waiting is unknown: being in one is nobody's own time.
+            waits = union_of(waits, _unmatched(shared, index))
+        own[index] = own_ns(own_time_of(rank), rank.steps, waits)[at]
+    return own
+
+
+def _waiting(shared: AlignedRun, index: int) -> Intervals:
+    """Return when a rank did nothing but wait for others inside collectives.
+
+    Point-to-point waits do not count: in a pipeline they are the schedule's, not a late rank's.
+    """
+    c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
+    counts = (wait > 0) & ~among(c.op, POINT_TO_POINT)
+    return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
+
+
+def _waited_in_steps(shared: AlignedRun) -> Floats:
+    ranks, numbers = shared.run.ranks, common_steps(shared.run.ranks)
+    out = np.zeros((len(ranks), len(numbers)))
+    for index, rank in enumerate(ranks):
+        c, wait = rank.collectives, shared.wait_ns[index]
+        counts = np.flatnonzero((wait > 0) & ~among(c.op, POINT_TO_POINT) & (c.step >= 0))
+        number = rank.steps.number[c.step[counts]]
+        common = among(number, numbers)
+        np.add.at(out[index], np.searchsorted(numbers, number[common]), wait[counts][common])
+    return out
+
+
+def _unmatched(shared: AlignedRun, index: int) -> Intervals:
+    c = shared.run.ranks[index].collectives
+    lost = shared.wait_ns[index] == UNMATCHED
+    return union(c.start_ns[lost], c.end_ns[lost])
+
+
+def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
+    """Return the step numbers that every rank recorded; ranks that recorded none have no say."""
+    recorded = [rank.steps.number for rank in ranks if len(rank.steps)]
+    return np.sort(reduce(common, recorded)) if recorded else np.empty(0, np.int64)
+
+
+# How long does a rank compute in each phase of a step: its device, or the host where there is none?
+
+
+def phase_compute_ns(rank: Rank, found: Passes) -> dict[Phase, float] | None:
+    """Return the mean per recorded step of the time with compute of each phase, None where phases are unknown.
+
+    A kernel belongs to the phase in which the host launched it. Communication is no compute.
+    """
+    if not found.known or not len(rank.steps) or not len(found.backward):
+        return None
+    spans = _device_spans(rank, found) if rank.has_device else _host_spans(rank, found)
+    return {phase: span.total_ns / len(rank.steps) for phase, span in spans.items()}
+
+
+def _device_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
+    work, trace = rank.work, rank.trace
+    mine = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0) & (work.launch_row >= 0))
+    launch = work.launch_row[mine]
+    phase = found.at(trace["ts_ns"][launch], trace["tid"][launch])
+    return {p: union(work.start_ns[mine[phase == p]], work.end_ns[mine[phase == p]]) for p in Phase}
+
+
+def _host_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
+    computed = clip(host_compute(rank), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
+    outside = subtract(computed, found.backward)
+    between = subtract(outside, found.optimizer)
+    phase = found.at(between.start, np.full(len(between), -1, np.int64))
+    spans = {p: union(between.start[phase == p], between.end[phase == p]) for p in Phase}
+    spans[Phase.BACKWARD] = subtract(computed, outside)
+    spans[Phase.OPTIMIZER] = subtract(outside, between)
+    return spans
+
 
 _SAME_OPERATORS = 0.02
 # a part that explains at least half of the lateness names the cause
@@ -58,7 +223,6 @@ class Straggler:
 
     @property
     def persistent(self) -> bool:
-        """Return whether it was late in most of the steps."""
         return self.steps_late > self.num_steps / 2
 
 
@@ -169,8 +333,7 @@ def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
     for (name, _), n in peer.items():
         peer_names[name] += n
     same_operators = sum((names - peer_names).values()) <= _SAME_OPERATORS * sum(names.values())
-    other = sum(n for key, n in mine.items() if key not in peer)
-    return same_operators and other > 0.2 * sum(mine.values())
+    return same_operators and sum(n for key, n in mine.items() if key not in peer) > 0.2 * sum(mine.values())
 
 
 def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
@@ -223,9 +386,7 @@ class UnevenCompute(ArrayRecord):
     @property
     def is_load(self) -> bool:
         """Return whether the rank with most compute launches more threads than others, in over half of the steps."""
-        steps = np.arange(self.compute_ns.shape[1])
-        first = self.compute_ns.argmax(axis=0)
-        mine = self.threads[first, steps]
+        mine = self.threads[self.compute_ns.argmax(axis=0), np.arange(self.compute_ns.shape[1])]
         others = (self.threads.sum(axis=0) - mine) / (len(self.ranks) - 1)
         return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MIN_SHARE_OF_STEPS)
 
@@ -241,8 +402,7 @@ def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
         return None
     if any(r.steps.is_window for r in ranks):
         return None
-    kernels = [_kernels(rank, numbers) for rank in ranks]
-    each = list(zip(ranks, kernels, strict=True))
+    each = list(zip(ranks, [_kernels(rank, numbers) for rank in ranks], strict=True))
     compute_ns = np.array([_sums(at, (r.work.end_ns - r.work.start_ns)[rows], len(numbers)) for r, (rows, at) in each])
     if not _imbalance_ns(compute_ns) >= _MIN_IMBALANCE * float(compute_ns.mean()) > 0:
         return None
@@ -301,12 +461,8 @@ def _product(text: str) -> float:
 # only (it alone saves checkpoints) shows in what recurs (`recurring.py`).
 
 _ALL_STEPS = 1 << 40
-_MIN_STEPS_TO_CLEAR = 10
 # of the lateness: own times by the log that are longer by more hold waits
 _HIDDEN_WAIT = 0.5
-_MIN_RECURRING_SHARE = 0.05
-_MIN_EVENTS = 3
-_MIN_RECURRING_SCORE = 3.0
 
 
 @dataclass(frozen=True)
@@ -377,8 +533,7 @@ def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, flo
     numbers = common_steps(shared.run.ranks)
     found = {}
     for log in logs:
-        inside = np.isin(log.step, numbers)
-        own = (log.dur_ns - log.column(WAITING))[inside]
+        own = (log.dur_ns - log.column(WAITING))[np.isin(log.step, numbers)]
         if len(own) < len(numbers) or np.isnan(own).any():
             return {}
         found[log.rank] = float(own.mean())
@@ -426,7 +581,7 @@ def _typical_ns(log: StepLog, region: str) -> float:
 
 def _cleared(s: Straggler, log: LateRank) -> str:
     interval = f"{ms(log.low_ns):.1f} to {ms(log.high_ns):.1f}"
-    tells = log.num_steps >= _MIN_STEPS_TO_CLEAR or log.high_ns < s.late_ns_per_step
+    tells = log.num_steps >= 10 or log.high_ns < s.late_ns_per_step
     so = "it is no straggler" if tells else "too few to call it late; a longer recording would tell"
     return (
         f"rank {s.rank} was {ms(s.late_ns_per_step):.1f} ms late per step in the {s.num_steps} profiled steps, but "
@@ -438,7 +593,7 @@ def _recurring_late(training: TrainingStep | None) -> dict[int, Straggler]:
     if training is None or len(training.recurring.ranks) < 2:
         return {}
     r = training.recurring
-    late = {rank: ns for rank, ns in r.late_ns().items() if ns >= _MIN_RECURRING_SHARE * training.mean_ns}
+    late = {rank: ns for rank, ns in r.late_ns().items() if ns >= 0.05 * training.mean_ns}
     return {rank: _recurring_straggler(r, rank, ns, training.mean_ns) for rank, ns in late.items() if _certain(r, rank)}
 
 
@@ -450,12 +605,11 @@ def _beyond_others(r: Recurring, rank: int) -> npt.NDArray[np.float64]:
 def _certain(r: Recurring, rank: int) -> bool:
     x = _beyond_others(r, rank)
     events = num_stretches(x > 0)
-    if events < _MIN_EVENTS:
+    if events < 3:
         return False
     # Steps of one stretch (another job for a while) tell as much as one.
     steps_each = int((x > 0).sum()) / events
-    error = float(x.std(ddof=1)) / sqrt(len(x) / steps_each)
-    return float(x.mean()) >= _MIN_RECURRING_SCORE * error > 0
+    return float(x.mean()) >= 3.0 * (float(x.std(ddof=1)) / sqrt(len(x) / steps_each)) > 0
 
 
 def _recurring_straggler(r: Recurring, rank: int, late_ns: float, mean_ns: float) -> Straggler:

@@ -32,7 +32,6 @@ from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
 from stepscope.stats.distinct import common
 from stepscope.stats.robust import FAR_LONGER, mad_sigma, median, num_stretches, slow_start
-from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
 # What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.
@@ -69,7 +68,6 @@ class Recurring(ArrayRecord):
 
     @property
     def total_ns(self) -> float:
-        """Return what it adds to the mean step."""
         return self.scale * self._modelled_ns + self.other_ns
 
     @property
@@ -77,7 +75,6 @@ class Recurring(ArrayRecord):
         return float(self.excess_ns.sum(axis=0).max(axis=0).mean()) if self.excess_ns.size else 0.0
 
     def rank_ns(self, cause: str) -> Floats:
-        """Return per rank what a cause adds to its mean step."""
         if cause not in self.causes or not self.excess_ns.size:
             return np.zeros(len(self.ranks))
         return np.asarray(self.scale * self.excess_ns[self.causes.index(cause)].mean(axis=1))
@@ -97,7 +94,6 @@ class Recurring(ArrayRecord):
         return int(shown.sum()), len(shown)
 
     def without(self, causes: Sequence[str]) -> "Recurring":
-        """Return the same with some causes gone from every rank."""
         kept = np.array([c not in causes for c in self.causes], float)
         return replace(self, excess_ns=self.excess_ns * kept[:, None, None])
 
@@ -130,14 +126,9 @@ Mask = npt.NDArray[np.bool_]
 WORK_REGIONS = (FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING)
 # causes that no region names
 _UNNAMED = (OUTSIDE, COMMUNICATION)
-_MIN_STEPS = 8
 # of the median step: a cause that takes less longer than usual is noise
 _MIN_EXCESS_SHARE = 0.1
 _EXCESS_SIGMAS = 5.0
-_LONG_STEP_SHARE = 0.25
-_MIN_ORDINARY = 3
-_MIN_SHARE_KNOWN = 0.8
-_NEARLY_ALL = 0.9
 # stretches of steps: host time outside every region that comes less often is not known to recur
 _MIN_UNNAMED = 3
 
@@ -157,17 +148,14 @@ class LoggedSteps(ArrayRecord):
 
     @property
     def ordinary(self) -> Mask:
-        """Return the steps that count and in which nothing stands out."""
         return np.asarray(self.counts & ~self.event)
 
     @property
     def mean_ns(self) -> float:
-        """Return the mean step, without what happened once."""
         return float(self.step_ns[self.counts & ~self.hiccup].mean())
 
     @property
     def ordinary_mean_ns(self) -> float:
-        """Return the mean of the ordinary steps."""
         return float(self.step_ns[self.ordinary].mean())
 
 
@@ -176,7 +164,7 @@ def _logged_steps(log: StepLog) -> LoggedSteps | None:
     usable = np.flatnonzero(log.unprofiled & (step_ns > 0))
     counts = np.zeros(len(log), bool)
     counts[usable[slow_start(step_ns[usable]) :]] = True
-    if counts.sum() < _MIN_STEPS:
+    if counts.sum() < 8:
         return None
     causes, long = _standing_out(log, step_ns, counts)
     if num_stretches(causes[OUTSIDE][counts] > 0) < _MIN_UNNAMED:
@@ -187,7 +175,7 @@ def _logged_steps(log: StepLog) -> LoggedSteps | None:
     event = _any(list(causes.values()), len(log)) | long
     unnamed = counts & (step_ns > FAR_LONGER * median(step_ns[counts])) & ~named
     hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
-    if (counts & ~event).sum() < _MIN_ORDINARY:  # no two steps are alike: all of them are what the job is like
+    if (counts & ~event).sum() < 3:  # no two steps are alike: all of them are what the job is like
         return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
     window = _in_window(log)
     if window.any():
@@ -209,7 +197,7 @@ def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str,
     usual = median(step_ns[among])
     causes = {name: _beyond_usual(time, among, usual) for name, time in _cause_times(log).items()}
     spread = mad_sigma(step_ns[among])
-    return causes, among & (step_ns > usual + max(_LONG_STEP_SHARE * usual, _EXCESS_SIGMAS * spread))
+    return causes, among & (step_ns > usual + max(0.25 * usual, _EXCESS_SIGMAS * spread))
 
 
 def _in_window(log: StepLog) -> Mask:
@@ -234,18 +222,17 @@ def _is_work(name: str, time: Floats) -> bool:
     """Return whether passes without gradients are the work of the loop itself: there are some in nearly every step, as
     where a policy writes what it is trained on.
     """
-    return name == EVALUATION and bool(len(time)) and bool((time > 0).mean() >= _NEARLY_ALL)
+    return name == EVALUATION and bool(len(time)) and bool((time > 0).mean() >= 0.9)
 
 
 def _step_ns(log: StepLog) -> Floats:
     known = log.device_ns > 0
-    on_device = len(log) > 0 and known.mean() >= _MIN_SHARE_KNOWN
+    on_device = len(log) > 0 and known.mean() >= 0.8
     return np.where(known, log.device_ns, log.dur_ns).astype(float) if on_device else log.dur_ns.astype(float)
 
 
 def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:
-    usual = median(time[among])
-    beyond = time - usual
+    beyond = time - median(time[among])
     least = max(_MIN_EXCESS_SHARE * median_step, _EXCESS_SIGMAS * mad_sigma(time[among]))
     return np.where(among & (beyond > least), beyond, 0.0)
 
@@ -254,13 +241,8 @@ def _any(times: Sequence[Floats], length: int) -> Mask:
     return np.asarray(reduce(np.logical_or, [x > 0 for x in times], np.zeros(length, bool)))
 
 
-_MOSTLY_EXPLAINED = 0.5
-_MIN_BEFORE = 10
-_BEFORE_AND_AFTER = 0.05
 _MIN_TO_TELL = 0.02
 _LOADING_FACTORS = (0.2, 5.0)
-_MIN_TOGETHER = 3
-_ALWAYS_TOGETHER = 0.9
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -330,7 +312,7 @@ def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
     if any(x is None for x in (*before, *after)):
         return every, []
     first, last = (float(np.mean([x for x in xs if x is not None])) for xs in (before, after))
-    if abs(last / first - 1) <= _BEFORE_AND_AFTER:
+    if abs(last / first - 1) <= 0.05:
         return every, []
     return first, [
         f"ordinary steps took {ms(first):.2f} ms before the window and {ms(last):.2f} ms after it "
@@ -340,7 +322,7 @@ def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
 
 def _phase_mean(rank: LoggedSteps, phase: str) -> float | None:
     mine = rank.ordinary & (np.array(rank.log.phase, str) == phase)
-    return float(rank.step_ns[mine].mean()) if mine.sum() >= _MIN_BEFORE else None
+    return float(rank.step_ns[mine].mean()) if mine.sum() >= 10 else None
 
 
 def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
@@ -350,7 +332,8 @@ def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
         return NOTHING_RECURS
     excess = np.zeros((len(causes), len(ranks), len(steps)))
     for i, rank in enumerate(ranks):
-        at = _at(rank.log.step, steps)
+        order = np.argsort(rank.log.step, kind="stable")
+        at = np.asarray(order[np.searchsorted(rank.log.step, steps, sorter=order)])
         for j, cause in enumerate(causes):
             if cause in rank.causes:
                 excess[j, i] = rank.causes[cause][at]
@@ -360,7 +343,7 @@ def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
         tuple(c for c, s in zip(causes, shown, strict=True) if s), tuple(r.log.rank for r in ranks), excess[shown]
     )
     modelled = found.total_ns
-    if modelled < _MOSTLY_EXPLAINED * total_ns:
+    if modelled < 0.5 * total_ns:
         return Recurring(found.causes, found.ranks, found.excess_ns, 1.0, total_ns - modelled)
     return Recurring(found.causes, found.ranks, found.excess_ns, total_ns / modelled, 0.0)
 
@@ -390,17 +373,12 @@ def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
         return excess
     outside, data = (excess[causes.index(name)] for name in (OUTSIDE, DATA_LOADING))
     together = (outside > 0) & (data > 0)
-    if together.sum() < _MIN_TOGETHER or together.sum() < _ALWAYS_TOGETHER * max((outside > 0).sum(), (data > 0).sum()):
+    if together.sum() < 3 or together.sum() < 0.9 * max((outside > 0).sum(), (data > 0).sum()):
         return excess
     out = excess.copy()
     out[causes.index(DATA_LOADING)] += np.where(together, outside, 0.0)
     out[causes.index(OUTSIDE)] = np.where(together, 0.0, outside)
     return out
-
-
-def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
-    order = np.argsort(numbers, kind="stable")
-    return np.asarray(order[np.searchsorted(numbers, wanted, sorter=order)])
 
 
 def _region_gain(rank: LoggedSteps) -> dict[int, dict[str, float]]:

@@ -88,7 +88,7 @@ def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
         return measure_points(args)
     if args.from_run:
         from stepscope.analyze.sampled import load_run
-        from stepscope.cost.recorded_collectives import points_from_run
+        from stepscope.cost.calibration import points_from_run
         from stepscope.run.aligned import aligned
 
         with reading_progress() as progress:

@@ -36,8 +36,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.side_file import read_side_json
 
 if TYPE_CHECKING:
-    from stepscope.tune.candidates import Candidate, Choice, Job
-    from stepscope.tune.experiment import Experiment, Trial
+    from stepscope.tune.experiment import Candidate, Choice, Experiment, Job, Trial
 
 RESULT, TEXT = "tune.json", "tune.txt"
 
@@ -63,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, also if nothing is to be kept, 3 if it was stopped; with --apply the job's own exit code."""
     from stepscope.report.text.tune import tune_lines
-    from stepscope.tune.candidates import candidates
-    from stepscope.tune.experiment import MIN_ROUNDS, experiment
+    from stepscope.tune.experiment import MIN_ROUNDS, candidates, experiment
 
     if not args.command:
         raise UsageError("the job's command is missing; give it after --, e.g. stepscope tune -- torchrun train.py")
@@ -159,7 +157,7 @@ def first_run(command: Sequence[str], folder: Path) -> FirstRun:
 
 
 def _job(folder: Path) -> "Job":
-    from stepscope.tune.candidates import job_in
+    from stepscope.tune.experiment import job_in
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return job_in(folder, cores=cores, mimalloc=platform.machine() not in ("x86_64", "AMD64"))

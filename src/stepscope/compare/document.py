@@ -14,8 +14,7 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.dataclass import dataclass
 from stepscope.document.values import ms_or_none, plain
 from stepscope.results.folder import BenchResults, BenchSeries, joined_series
-from stepscope.stats.bootstrap import Difference, difference, difference_of_numbers, same
-from stepscope.stats.intervals import CONFIDENCE
+from stepscope.stats.bootstrap import CONFIDENCE, Difference, difference, difference_of_numbers, same
 from stepscope.stats.robust import slow_start
 from stepscope.units import NS_PER_MS, ms
 

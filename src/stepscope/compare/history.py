@@ -33,8 +33,7 @@ from stepscope.json_text import json_text
 from stepscope.run.sources import holds_traces
 from stepscope.run.step_log import StepLog, readable_step_logs, unprofiled_step
 from stepscope.side_file import is_number
-from stepscope.stats.bootstrap import holm
-from stepscope.stats.intervals import t_quantile
+from stepscope.stats.bootstrap import holm, t_quantile
 from stepscope.trace.cache_place import content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import ms

@@ -14,8 +14,18 @@ from stepscope.compare.samples import PerStepTimes, RunSamples, StepSamples, Ste
 from stepscope.dataclass import dataclass
 from stepscope.document.values import ms_or_none
 from stepscope.records import ArrayRecord
-from stepscope.stats.bootstrap import Difference, difference, holm, same
-from stepscope.stats.intervals import CONFIDENCE, MIN_SAMPLES, detectable, mean_errors, t_quantile, t_two_sided
+from stepscope.stats.bootstrap import (
+    CONFIDENCE,
+    MIN_SAMPLES,
+    Difference,
+    detectable,
+    difference,
+    holm,
+    mean_errors,
+    same,
+    t_quantile,
+    t_two_sided,
+)
 from stepscope.units import ms
 
 # Which of many named times differ between two sides: parts of the budget, kernels, operators?

@@ -22,8 +22,6 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_LATENCY_NS = 20_000.0
 # ... but never more than this share of the measured time.
 _MAX_LATENCY_SHARE = 0.5
-_MAX_SIZES = 64
-_COVERAGE = 0.9
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Fit:
     num_sizes: int
 
     def time_ns(self, size_bytes: npt.ArrayLike) -> Floats:
-        """Return the predicted times."""
         return self.alpha_ns + self.ns_per_byte * np.asarray(size_bytes, float)
 
     @property
@@ -59,14 +56,14 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
     (20000, 2.0)
     """
     sizes, times = _checked_points(sizes_bytes, times_ns)
-    x, y, weight = _by_size(sizes, times, most=_MAX_SIZES)
+    x, y, weight = _by_size(sizes, times, most=64)
     alpha, slope = _only_size(x[0], y[0]) if len(x) == 1 else _best_line(x, y, weight)
     ratio = (alpha + slope * sizes) / times
     return Fit(
         alpha_ns=alpha,
         ns_per_byte=slope,
         relative_error=float(np.abs(ratio - 1).mean()),
-        spread=float(quantiles(np.abs(np.log(ratio)), _COVERAGE)),
+        spread=float(quantiles(np.abs(np.log(ratio)), 0.9)),
         num_sizes=len(distinct(sizes)),
     )
 
@@ -122,10 +119,8 @@ def _best_line(x: Floats, y: Floats, weight: Floats) -> tuple[float, float]:
 # leaving out each size in turn.
 
 _MAX_PIECES = 4
-_ALPHA_BETA_PIECES_MAX_SIZES = 32
 # relative errors beyond this count by their size, not by their square
 _HUBER = 0.2
-_ITERATIONS = 20
 # with fewer sizes, one left out, there would be no place for the joints
 _MIN_SIZES_FOR_PIECES = _MAX_PIECES + 2
 
@@ -150,11 +145,9 @@ class Pieces:
         """Return predicted times; beyond the last joint the last line goes on."""
         x, knots, times = np.asarray(size_bytes, float), np.array(self.knot_bytes), np.array(self.knot_ns)
         piece = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
-        slope = np.diff(times) / np.diff(knots)
-        return times[piece] + slope[piece] * (x - knots[piece])
+        return times[piece] + (np.diff(times) / np.diff(knots))[piece] * (x - knots[piece])
 
     def lines(self) -> list[Piece]:
-        """Return the lines one by one."""
         out = []
         for k in range(len(self.knot_bytes) - 1):
             left, right = self.knot_bytes[k : k + 2]
@@ -177,24 +170,19 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
 
     Sizes may repeat (their median counts). Few sizes get one line, a single size the usual latency (see `alpha_beta`).
     """
-    x, y, _ = _by_size(*_checked_points(sizes_bytes, times_ns), most=_ALPHA_BETA_PIECES_MAX_SIZES)
+    x, y, _ = _by_size(*_checked_points(sizes_bytes, times_ns), most=32)
     if len(x) == 1:
         latency = fit(x, y).alpha_ns
         return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOutErrors(x, np.full(1, np.nan))
     most = _MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
-    errors = _left_out(x, y, most)
-    inner = slice(1, -1) if len(x) > 2 else slice(None)
-    best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
-    return _fits(x, y, best + 1)[-1], LeftOutErrors(x, errors[best])
-
-
-def _left_out(x: Floats, y: Floats, most: int) -> Floats:
     out = np.empty((most, len(x)))
     for i in range(len(x)):
         others = np.arange(len(x)) != i
-        fits = _fits(x[others], y[others], most)
-        out[:, i] = [np.log(y[i] / pieces.time_ns(x[i])) for pieces in fits]
-    return out
+        out[:, i] = [np.log(y[i] / pieces.time_ns(x[i])) for pieces in _fits(x[others], y[others], most)]
+    errors = out
+    inner = slice(1, -1) if len(x) > 2 else slice(None)
+    best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
+    return _fits(x, y, best + 1)[-1], LeftOutErrors(x, errors[best])
 
 
 def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
@@ -202,8 +190,7 @@ def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
     coefficients, _ = _coefficients(x, y, joints)
     fits = [_pieces(x, joints[0], coefficients[0])]
     for _ in range(most - 1):
-        free = np.setdiff1d(x[1:-1], joints)
-        tried = np.array([np.sort(np.append(joints, size)) for size in free])
+        tried = np.array([np.sort(np.append(joints, size)) for size in np.setdiff1d(x[1:-1], joints)])
         coefficients, loss = _coefficients(x, y, tried)
         best = int(loss.argmin())
         joints = tried[[best]]
@@ -218,18 +205,16 @@ def _pieces(x: Floats, joints: Floats, coefficients: Floats) -> Pieces:
 def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]:
     ramps, knots = _ramps(x, joints)
     start = np.interp(knots, x, y)
-    steps = np.maximum(np.diff(start, axis=1), 0.02 * y.min())
-    logs = np.log(np.concatenate((start[:, :1], steps), axis=1))
+    logs = np.log(np.concatenate((start[:, :1], np.maximum(np.diff(start, axis=1), 0.02 * y.min())), axis=1))
     damping = 1e-3 * np.eye(logs.shape[1])
-    for _ in range(_ITERATIONS):
+    for _ in range(20):
         residual, jacobian = _residuals(ramps, logs, y)
         weighted = jacobian * np.minimum(1, _HUBER / np.maximum(np.abs(residual), 1e-12))[..., None]
         curvature = np.swapaxes(weighted, 1, 2) @ jacobian + damping
         gradient = np.swapaxes(weighted, 1, 2) @ residual[..., None]
         logs = logs - np.clip(np.linalg.solve(curvature, gradient)[..., 0], -1, 1)
     error = np.abs(_residuals(ramps, logs, y)[0])
-    loss = np.where(error < _HUBER, 0.5 * error**2, _HUBER * (error - 0.5 * _HUBER)).sum(axis=1)
-    return np.exp(logs), loss
+    return np.exp(logs), np.where(error < _HUBER, 0.5 * error**2, _HUBER * (error - 0.5 * _HUBER)).sum(axis=1)
 
 
 def _ramps(x: Floats, joints: Floats) -> tuple[Floats, Floats]:
@@ -249,7 +234,6 @@ def _residuals(ramps: Floats, logs: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 # Time against size of one operation among so many ranks, as fitted to measurements.
 
-_MIN_R2 = 0.8
 # a prediction off by its own size says little
 _MAX_ERROR = 1.0
 
@@ -282,7 +266,7 @@ class Curve(ArrayRecord):
         error = max(self.max_error, self.left_out_error or 0.0)
         if error > _MAX_ERROR:
             why = f"off by up to {100 * error:.0f} %"
-        elif self.r2 < _MIN_R2:
+        elif self.r2 < 0.8:
             why = f"R2 is {self.r2:.2f}"
         else:
             return None

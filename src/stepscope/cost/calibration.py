@@ -13,11 +13,11 @@ from dataclasses import field
 from functools import cached_property
 from math import ceil, log, log2, sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.contract.collectives import bus_factor
+from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.cost.alpha_beta import Curve, Floats, LeftOutErrors, Pieces, fit_pieces
 from stepscope.cost.closed_form import ring_steps
@@ -28,6 +28,9 @@ from stepscope.records import ArrayRecord
 from stepscope.side_file import is_number, read_side_json
 from stepscope.stats.robust import median, quantiles
 from stepscope.units import NS_PER_US, readable_bytes
+
+if TYPE_CHECKING:
+    from stepscope.run.aligned import AlignedRun
 
 # Collective times at a world size that was not measured, from those that were.
 #
@@ -47,7 +50,6 @@ from stepscope.units import NS_PER_US, readable_bytes
 
 # log error at twice the world size, where a single one was measured; it grows with the root of the doublings
 _TYPICAL_DOUBT = 0.25
-_MIN_DOUBT = 0.1
 # of the latency, where no other measurement tells
 _HOP_SHARE = 0.5
 _CHUNKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -65,7 +67,6 @@ class WorldSizes:
         self._latencies = latencies
 
     def nearest(self, world_size: int) -> Curve:
-        """Return the curve whose world size is nearest, by ratio."""
         return min(self._curves, key=lambda c: abs(log(c.world_size / world_size)))
 
     def time_ns(self, size_bytes: float, world_size: int) -> tuple[float, float, str]:
@@ -90,7 +91,7 @@ class WorldSizes:
         missed = np.log(times / self._carried(other, sizes, near.world_size))
         power = float(np.clip(median(missed) / distance, -1, 1))
         rest = float(quantiles(np.abs(missed - power * distance), 0.9)) / sqrt(abs(distance / log(2)))
-        return power, max(rest, _MIN_DOUBT, 0.5 * abs(power) * log(2))
+        return power, max(rest, 0.1, 0.5 * abs(power) * log(2))
 
     def _carried(self, curve: Curve, sizes: Floats, world_size: int) -> Floats:
         op, measured = curve.op, curve.world_size
@@ -133,7 +134,6 @@ class WorldSizes:
         return max(double - sum(single) / len(single), 0.0) / (world - 1)
 
 
-_COVERAGE = 0.9
 # 90 % bound / mean of |error| of a normal distribution, for calibrations too small to measure it
 _TYPICAL_FACTOR = 2.1
 # mean |log error| where nothing could be left out
@@ -203,7 +203,7 @@ class Calibration(ArrayRecord):
         shares = np.concatenate([_share_of_local(c.left_out, self._mean_error) for c in self.curves])
         if len(shares) < _MIN_ERRORS:
             return _TYPICAL_FACTOR
-        level = min(1.0, np.ceil((len(shares) + 1) * _COVERAGE) / len(shares))
+        level = min(1.0, np.ceil((len(shares) + 1) * 0.9) / len(shares))
         return float(quantiles(shares, level))
 
 
@@ -298,8 +298,7 @@ def load_calibration(path: str | Path) -> Calibration:
         curves = tuple(_curve(c) for c in document["curves"])
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise InputError(f"{path}: a curve is incomplete ({error!r}); calibrate again") from error
-    about = {k: v for k, v in document.items() if k not in ("schema", "kind", "curves")}
-    return Calibration(curves, about)
+    return Calibration(curves, {k: v for k, v in document.items() if k not in ("schema", "kind", "curves")})
 
 
 def _curve_json(curve: Curve) -> dict[str, Any]:
@@ -367,3 +366,47 @@ def _pieces(knots: list[list[float]]) -> Pieces:
     if len(knots) < 2 or not sound or not rising:
         raise ValueError("knots should be two or more pairs of rising bytes and times in us")
     return Pieces(tuple(map(float, sizes)), tuple(float(t) * NS_PER_US for t in times))
+
+
+# Points from a recorded run.
+
+
+def points_from_run(shared: "AlignedRun") -> list[Point]:
+    """Return one point per matched collective: its shortest transfer over the ranks, waiting removed.
+
+    All ranks share one transfer; the one that arrived last saw nothing but it.
+    """
+    matches, ranks = shared.matches, shared.run.ranks
+    points = []
+    for m in range(len(matches)):
+        size, op = int(matches.size_bytes[m]), _calibrated(OPS[matches.op[m]])
+        members = range(int(matches.first[m]), int(matches.first[m + 1]))
+        world = 2 if op == "send_recv" else matches.groups[matches.group[m]].size or len(members)
+        if op is None or size <= 0 or world < 2:
+            continue
+        transfers = []
+        for j in members:
+            index, row = int(matches.rank_index[j]), int(matches.row[j])
+            c = ranks[index].collectives
+            transfers.append(int(c.end_ns[row] - c.start_ns[row] - max(shared.wait_ns[index][row], 0)))
+        shortest = min(transfers)
+        if shortest > 0:
+            points.append(Point(op, world, size, float(shortest)))
+    if not points:
+        raise InputError(
+            f"{shared.run.name}: no collective could be matched across ranks with its size; record two ranks or more, "
+            "with --shapes on gloo"
+        )
+    return _usual(points)
+
+
+def _calibrated(op: str) -> str | None:
+    op = "send_recv" if op in ("send", "recv") else op
+    return op if op in OPERATIONS else None
+
+
+def _usual(points: list[Point]) -> list[Point]:
+    groups: dict[tuple[str, int, int], list[float]] = {}
+    for p in points:
+        groups.setdefault((p.op, p.world_size, p.size_bytes), []).append(p.time_ns)
+    return [Point(*key, median(times)) for key, times in groups.items()]

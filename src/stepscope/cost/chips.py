@@ -55,7 +55,6 @@ class Chip:
         return None if tflops is None else tflops * 1e12
 
     def matches(self, device_name: str) -> bool:
-        """Return whether the driver's name is one of this chip's."""
         return any(matches_whole(pattern, device_name) for pattern in self.match)
 
 
@@ -67,7 +66,6 @@ class SharedName:
     reason: str
 
     def matches(self, device_name: str) -> bool:
-        """Return whether the driver's name is one of these."""
         return any(matches_whole(pattern, device_name) for pattern in self.match)
 
 

@@ -33,7 +33,6 @@ class Link:
             raise UsageError(f"a latency has to be 0 or more and a bandwidth above 0, not {self}")
 
     def message_ns(self, size_bytes: float) -> float:
-        """Return the time of one message."""
         return self.alpha_ns + size_bytes * self.ns_per_byte
 
 
@@ -52,8 +51,7 @@ class Fabric:
         """
         if self.outer is None or world_size <= self.per_node:
             return self.inner
-        through = max(self.inner.ns_per_byte, self.outer.ns_per_byte / self.per_node)
-        return Link(self.outer.alpha_ns, through)
+        return Link(self.outer.alpha_ns, max(self.inner.ns_per_byte, self.outer.ns_per_byte / self.per_node))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ class OpCost:
 
     @property
     def total_bytes(self) -> int:
-        """Return read and written bytes together."""
         return self.read_bytes + self.write_bytes
 
     @property
@@ -246,14 +245,13 @@ def kernel_class(name: str) -> KernelClass:
     """
     name = name[:_MAX_NAME_LENGTH]
     text = name.lower()
-    family = _family(text, _INDUCTOR_RULES if _INDUCTOR.match(text) else _RULES)
+    family = next(
+        (family for family, rule in (_INDUCTOR_RULES if _INDUCTOR.match(text) else _RULES) if holds(text, rule)),
+        Family.OTHER,
+    )
     if family not in MATMUL_FAMILIES or holds(text, _SERVES_A_PRODUCT):
         return KernelClass(family, tensor_core=False, dtype=None)
     return KernelClass(family, _uses_tensor_cores(name), _operand_type(name))
-
-
-def _family(name: str, rules: tuple[tuple[Family, Fragments], ...]) -> Family:
-    return next((family for family, rule in rules if holds(name, rule)), Family.OTHER)
 
 
 # Kernels that serve a product without multiplying: sums of partial products, layout changes, row sums.

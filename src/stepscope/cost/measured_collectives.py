@@ -36,8 +36,7 @@ def points_from_csv(path: str | Path) -> list[Point]:
     """Return the rows of a CSV with at least the columns op, world_size, bytes and median_us."""
     try:
         reader = csv.DictReader(line.decode("utf-8") for line in side_file_lines(path, max_bytes=MAX_BYTES))
-        missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
-        if missing:
+        if [c for c in _COLUMNS if c not in (reader.fieldnames or ())]:
             found = ", ".join(reader.fieldnames or ())[:_MAX_SHOWN] or "nothing"
             raise InputError(
                 f"{path}: the columns have to be {', '.join(_COLUMNS)}, not {found}; see docs/commands/calibrate.md"
@@ -57,9 +56,7 @@ def points_from_nccl_tests(path: str | Path, *, op: str | None = None) -> list[P
         text = read_side_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as output of nccl-tests: {error}") from error
-    if text.lstrip().startswith("{"):
-        return _from_json(text, path, op)
-    return _from_text(text, path, op)
+    return _from_json(text, path, op) if text.lstrip().startswith("{") else _from_text(text, path, op)
 
 
 def points_from_bench(path: str | Path) -> tuple[list[Point], dict[str, Any]]:

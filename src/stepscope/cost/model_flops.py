@@ -84,12 +84,10 @@ class ForwardFlops:
 
     @property
     def blocks(self) -> int:
-        """Return everything but the output head."""
         return self.projections + self.attention + self.mlp + self.router
 
     @property
     def total(self) -> int:
-        """Return the whole forward pass."""
         return self.blocks + self.head
 
 
@@ -103,7 +101,6 @@ class TrainingFlops:
 
     @property
     def hardware(self) -> int:
-        """Return what the device really computes: what HFU counts."""
         return self.model + self.recomputed
 
 
@@ -158,8 +155,7 @@ def _grouped(model: Transformer, seq_len: int) -> tuple[int, int]:
     width = model.head_width or model.d_model // model.heads
     kv_heads = model.kv_heads or model.heads
     query_and_output = 2 * model.d_model * model.heads * width
-    key_and_value = 2 * model.d_model * kv_heads * width
-    return 2 * (query_and_output + key_and_value), 4 * seq_len * model.heads * width
+    return 2 * (query_and_output + (2 * model.d_model * kv_heads * width)), 4 * seq_len * model.heads * width
 
 
 def _latent(model: Transformer, latent: LatentAttention, seq_len: int) -> tuple[int, int]:
@@ -172,8 +168,7 @@ def _latent(model: Transformer, latent: LatentAttention, seq_len: int) -> tuple[
     down = model.d_model * (latent.kv_rank + latent.rope_width)
     up = latent.kv_rank * model.heads * (latent.nope_width + latent.value_width)
     output = model.heads * latent.value_width * model.d_model
-    attention = 2 * seq_len * model.heads * (width + latent.value_width)
-    return 2 * (query + down + up + output), attention
+    return 2 * (query + down + up + output), 2 * seq_len * model.heads * (width + latent.value_width)
 
 
 def _mlp(model: Transformer) -> tuple[int, int]:

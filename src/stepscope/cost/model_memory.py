@@ -34,7 +34,6 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Return tokens of one forward pass of one rank."""
         return self.micro_batch * self.seq_len
 
 
@@ -110,8 +109,7 @@ def _scores(model: Transformer, batch: Batch) -> float:
 
     Autocast computes the softmax in fp32 and casts: 4 + 2, and the scaled scores in 16 bits.
     """
-    c = batch.precision.compute_bytes
-    per_score = 2 * c + (1 if batch.dropout else 0)
+    per_score = 2 * batch.precision.compute_bytes + (1 if batch.dropout else 0)
     if batch.precision is Precision.AMP:
         per_score += 2
     return per_score * model.heads * batch.seq_len
@@ -124,8 +122,7 @@ def _mlp(model: Transformer, batch: Batch, layer: int) -> float:
     if experts is None or layer < experts.dense_layers:
         return c * wide * model.mlp_width
     met = experts.per_token + experts.shared
-    sent_and_back = 2 * experts.per_token * model.d_model
-    return c * (met * wide * experts.width + sent_and_back) + 4 * experts.count
+    return c * (met * wide * experts.width + (2 * experts.per_token * model.d_model)) + 4 * experts.count
 
 
 # what CUDA and NCCL take outside the allocator on a rank, about; not in `peak_bytes`
@@ -149,7 +146,6 @@ class Moment:
 
     @property
     def total(self) -> float:
-        """Return everything held."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.temporary
 
 
@@ -162,7 +158,6 @@ class Memory:
 
     @property
     def peak_bytes(self) -> float:
-        """Return what the allocator holds at the peak."""
         return self.peak.total
 
     def fits(self, device_bytes: float, *, reserve: float = 0.05) -> bool:
@@ -238,8 +233,7 @@ def _states(precision: Precision, optimizer: Optimizer, layout: Layout) -> _Stat
     if level < 2:
         return _States(weight, weight, kept / spread, _moment(precision) / spread)
     shard = max(weight, float(precision.master_bytes)) / n  # FSDP's shards are what the optimizer updates
-    moments = (kept - precision.master_bytes) / n
-    return _States(shard, shard, moments, _moment(precision) / n, weight, weight)
+    return _States(shard, shard, (kept - precision.master_bytes) / n, _moment(precision) / n, weight, weight)
 
 
 class _Step:

@@ -40,12 +40,10 @@ class Precision(Enum):
 
     @property
     def weight_bytes(self) -> int:
-        """Return bytes of a weight as it is computed with or stored."""
         return 4 if self in (Precision.FP32, Precision.AMP) else 2
 
     @property
     def compute_bytes(self) -> int:
-        """Return bytes of an activation inside a layer."""
         return 4 if self is Precision.FP32 else 2
 
     @property
@@ -55,7 +53,6 @@ class Precision(Enum):
 
     @property
     def master_bytes(self) -> int:
-        """Return bytes of the optimizer's own copy of a weight."""
         return 4 if self is Precision.MIXED else 0
 
 
@@ -68,7 +65,6 @@ class Optimizer(Enum):
 
     @property
     def moments(self) -> int:
-        """Return how many."""
         return {Optimizer.ADAM: 2, Optimizer.SGD: 0, Optimizer.MOMENTUM: 1}[self]
 
 
@@ -93,7 +89,6 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Return the number of devices."""
         return self.data * self.tensor * self.pipeline
 
     def __str__(self) -> str:
@@ -105,7 +100,6 @@ class Layout:
         return [("dp", self.data), ("tp", self.tensor), ("pp", self.pipeline), ("ep", self.expert)]
 
 
-_MAX_LAYERS = 100_000
 _MAX_SIZE = 1 << 40
 _AT_LEAST_ONE = frozenset(("layers", "d_model", "heads", "vocab"))
 _MAY_BE_UNKNOWN = frozenset(("kv_heads", "head_width", "latent", "experts", "query_rank"))
@@ -127,7 +121,6 @@ class Weight:
 
     @property
     def count(self) -> int:
-        """Return its parameters."""
         return self.rows * self.columns * self.routed
 
 
@@ -145,7 +138,6 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """Return all parameters."""
         return self.embedding + sum(self.layers) + self.final_norm + self.head
 
 
@@ -168,7 +160,7 @@ def _check_size(name: str, size: Any) -> None:
         return
     if not isinstance(size, int):
         raise UsageError(f"{name} has to be a whole number, not {printable(repr(size), width=60)}")
-    least, most = int(name in _AT_LEAST_ONE), _MAX_LAYERS if name == "layers" else _MAX_SIZE
+    least, most = int(name in _AT_LEAST_ONE), 100_000 if name == "layers" else _MAX_SIZE
     if size < least:
         raise UsageError(f"{name} has to be at least {least}, not {size}")
     if size > most:
@@ -224,8 +216,7 @@ def on_rank(listed: Iterable[Weight], layout: Layout, *, layers: int) -> list[We
             continue
         rows = -(-w.rows // layout.tensor) if w.split == "rows" else w.rows
         columns = -(-w.columns // layout.tensor) if w.split == "columns" else w.columns
-        routed = -(-w.routed // layout.expert)
-        held.append(Weight(w.name, w.layer, rows, columns, w.split, routed))
+        held.append(Weight(w.name, w.layer, rows, columns, w.split, -(-w.routed // layout.expert)))
     return held
 
 

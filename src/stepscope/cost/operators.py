@@ -53,7 +53,6 @@ from stepscope.side_file import parsed_json
 Shape = tuple[int, ...]
 
 # How the profiler writes the type of a list of tensors.
-_LIST = "TensorList"
 
 _TYPES = {
     "double": ("fp64", 8),
@@ -78,7 +77,6 @@ _TYPES = {
     "c10::complex<float>": ("complex64", 8),
     "c10::complex<double>": ("complex128", 16),
 }
-_MAX_DIMS = 64
 # a tensor of more than a petabyte is no tensor
 _MAX_ELEMENTS = 1 << 50
 _FP8 = "c10::Float8_"
@@ -101,24 +99,7 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the data."""
         return self.elements * self.element_bytes
-
-
-@dataclass(frozen=True)
-class TensorList:
-    """One input that is a list of tensors; `shapes` is None where the profiler left them out."""
-
-    shapes: tuple[Shape, ...] | None
-
-    @property
-    def elements(self) -> int | None:
-        """Return the number of elements in the whole list, None where unrecorded."""
-        return None if self.shapes is None else sum(math.prod(shape) for shape in self.shapes)
-
-
-# None is anything that is no tensor: a number, a list of numbers, an absent optional.
-Input = Tensor | TensorList | None
 
 
 @dataclass(frozen=True)
@@ -126,24 +107,16 @@ class Call:
     """One recorded call of an operator."""
 
     name: str
-    inputs: tuple[Input, ...]
+    #: None is anything that is no tensor: a number, a list, an absent optional
+    inputs: tuple[Tensor | None, ...]
     #: The values of the inputs that are no tensors, as text; empty where the profiler did not record them.
     concrete: tuple[str, ...] = ()
-    list_elements: int | None = None
-    list_element_bytes: int | None = None
 
     def tensor(self, index: int) -> Tensor | None:
-        """Return the input at `index` if it is a tensor."""
-        value = self.inputs[index] if index < len(self.inputs) else None
-        return value if isinstance(value, Tensor) else None
+        return self.inputs[index] if index < len(self.inputs) else None
 
     def tensors(self, first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:
-        """Return the tensors among inputs `first` to `last` (exclusive)."""
-        return tuple(value for value in self.inputs[first:last] if isinstance(value, Tensor))
-
-    def lists(self) -> tuple[TensorList, ...]:
-        """Return the inputs that are lists of tensors."""
-        return tuple(value for value in self.inputs if isinstance(value, TensorList))
+        return tuple(value for value in self.inputs[first:last] if value is not None)
 
     def integers(self, index: int) -> Shape | None:
         """Return the recorded value at `index` as integers: `"[1, 1]"` is (1, 1), `"2"` is (2,)."""
@@ -161,33 +134,16 @@ class Call:
         return _SCALAR_TYPE_BYTES.get(code[0]) if code else None
 
 
-def _read_call(
-    name: str,
-    *,
-    dims: str | None,
-    types: str | None,
-    concrete: str | None = None,
-    list_elements: int | None = None,
-    list_element_bytes: int | None = None,
-) -> Call | None:
+def _read_call(name: str, dims: str | None, types: str | None, concrete: str | None) -> Call | None:
     shapes, names = _json_list(dims), _json_list(types)
     if shapes is None or names is None or len(shapes) != len(names):
         return None
     inputs = tuple(_input(shape, kind) for shape, kind in zip(shapes, names, strict=True))
-    values = tuple(value if isinstance(value, str) else "" for value in _json_list(concrete) or ())
-    return Call(name, inputs, values, list_elements, list_element_bytes)
+    return Call(name, inputs, tuple(value if isinstance(value, str) else "" for value in _json_list(concrete) or ()))
 
 
-def _element_type(name: str) -> tuple[str, int] | None:
-    if name.startswith(_FP8):
-        return ("fp8", 1)
-    return _TYPES.get(name)
-
-
-def _input(shape: object, kind: object) -> Input:
-    if kind == _LIST:
-        return TensorList(_shapes(shape))
-    known = _element_type(kind) if isinstance(kind, str) else None
+def _input(shape: object, kind: object) -> Tensor | None:
+    known = (("fp8", 1) if kind.startswith(_FP8) else _TYPES.get(kind)) if isinstance(kind, str) else None
     dims = _shape(shape)
     return Tensor(dims, *known) if known is not None and dims is not None else None
 
@@ -195,14 +151,7 @@ def _input(shape: object, kind: object) -> Input:
 def _shape(value: object) -> Shape | None:
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         return None
-    return tuple(value) if len(value) <= _MAX_DIMS and math.prod(value) <= _MAX_ELEMENTS else None
-
-
-def _shapes(value: object) -> tuple[Shape, ...] | None:
-    if not isinstance(value, list) or not value:
-        return None
-    shapes = [_shape(item) for item in value]
-    return tuple(shape for shape in shapes if shape is not None) if None not in shapes else None
+    return tuple(value) if len(value) <= 64 and math.prod(value) <= _MAX_ELEMENTS else None
 
 
 def _json_list(text: str | None) -> list[object] | None:
@@ -294,13 +243,9 @@ def _sequences(call: Call, *, first: int) -> int | None:
     They are the first integer tensor with one dimension at or after input `first`.
     """
     for tensor in call.tensors(first):
-        if _is_offsets(tensor):
+        if tensor.dtype in ("int32", "int64") and len(tensor.shape) == 1 and tensor.shape[0] > 1:
             return tensor.shape[0] - 1
     return None
-
-
-def _is_offsets(tensor: Tensor) -> bool:
-    return tensor.dtype in ("int32", "int64") and len(tensor.shape) == 1 and tensor.shape[0] > 1
 
 
 COSTS: dict[str, Callable[[Call], OpCost | None]] = {
@@ -434,8 +379,7 @@ _MATRIX_PRODUCTS_COSTS: dict[str, Callable[[Call], OpCost | None]] = {
 
 # Bytes of operators that are judged by memory bandwidth: all that are no matrix product.
 #
-# Three shapes of operator cover them. *Streams* read some inputs and write outputs shaped like inputs. *Elementwise*
-# operators broadcast theirs. *Lists* (fused and foreach optimizers) do the same for many tensors at once.
+# *Streams* read some inputs and write outputs shaped like inputs; *elementwise* operators broadcast theirs.
 
 CostFunction = Callable[[Call], OpCost | None]
 
@@ -550,28 +494,6 @@ def _nll_loss(call: Call) -> OpCost | None:
     return OpCost(Family.LOSS, flops=0, read_bytes=target.size_bytes + picked, write_bytes=scores.element_bytes)
 
 
-@dataclass(frozen=True)
-class _Lists:
-    family: Family
-    reads: int | None = None
-    writes: int = 1
-
-    def __call__(self, call: Call) -> OpCost | None:
-        lists = call.lists()
-        if not lists or call.list_element_bytes is None:
-            return None
-        elements = call.list_elements if lists[0].elements is None else lists[0].elements
-        if elements is None:
-            return None
-        size = elements * call.list_element_bytes
-        reads = len(lists) if self.reads is None else self.reads
-        return OpCost(self.family, flops=0, read_bytes=size * reads, write_bytes=size * self.writes)
-
-
-def _foreach(call: Call) -> OpCost | None:
-    return _Lists(Family.OPTIMIZER)(call)
-
-
 def _named(names: str, cost: CostFunction) -> dict[str, CostFunction]:
     return {f"aten::{name}": cost for name in names.split()}
 
@@ -635,56 +557,27 @@ _MEMORY_TRAFFIC_COSTS: dict[str, CostFunction] = {
     **_named("index_select", _rows(Family.EMBEDDING, data_at=0)),
     **_named("gather", _gather),
     **_named("embedding_dense_backward", _embedding_backward),
-    **_named("_fused_adam_ _fused_adamw_", _Lists(Family.OPTIMIZER, reads=4, writes=3)),
-    **_named("_fused_sgd_ _fused_adagrad_", _Lists(Family.OPTIMIZER, reads=3, writes=2)),
-    **_named("_amp_foreach_non_finite_check_and_unscale_", _Lists(Family.OPTIMIZER, reads=1)),
-    **_named("_foreach_copy_", _Lists(Family.COPY, reads=1)),
-    **_named("_foreach_zero_", _Lists(Family.OPTIMIZER, reads=0)),
-    **_named("_foreach_norm", _Lists(Family.OPTIMIZER, reads=1, writes=0)),
-    **_named("cat", _Lists(Family.COPY, reads=1)),
 }
 
 
 _COSTS = {**_MEMORY_TRAFFIC_COSTS, **_MATRIX_PRODUCTS_COSTS, **_CONVOLUTION_COSTS, **COSTS}
-_FOREACH = "aten::_foreach_"
 _COMPILED = ("triton_poi_", "triton_red_", "triton_per_")
-
-# Operators that have a cost, beside `aten::_foreach_*` and compiled `triton_*` kernels.
-COSTED = frozenset(_COSTS)
 
 
 @lru_cache(maxsize=1024)
-def operator_cost(
-    name: str,
-    *,
-    dims: str | None,
-    types: str | None,
-    concrete: str | None = None,
-    list_elements: int | None = None,
-    list_element_bytes: int | None = None,
-) -> OpCost | None:
+def operator_cost(name: str, *, dims: str | None, types: str | None, concrete: str | None = None) -> OpCost | None:
     """Return the work of one call, None where the operator has none of its own or its inputs do not tell.
 
-    `dims`, `types` and `concrete` are the JSON texts of `Input Dims`, `Input type` and `Concrete Inputs`. Of a list
-    of tensors the profiler records no element type, and of a long one no shapes: give `list_element_bytes`, and
-    `list_elements` (for an optimizer: the number of parameters), to cost operators on lists.
+    `dims`, `types` and `concrete` are the JSON texts of `Input Dims`, `Input type` and `Concrete Inputs`. Operators on
+    lists of tensors (fused and foreach optimizers) have none: the profiler records no element type of a list.
 
     >>> cost = operator_cost("aten::mm", dims="[[8, 4], [4, 2]]", types='["float", "float"]')
     >>> (cost.flops, cost.read_bytes, cost.write_bytes, cost.dtype)
     (128, 160, 64, 'fp32')
     """
     cost = _cost_function(name)
-    if cost is None:
-        return None
-    call = _read_call(
-        name,
-        dims=dims,
-        types=types,
-        concrete=concrete,
-        list_elements=list_elements,
-        list_element_bytes=list_element_bytes,
-    )
-    return None if call is None else cost(call)
+    call = _read_call(name, dims, types, concrete) if cost else None
+    return None if cost is None or call is None else cost(call)
 
 
 def may_cost(name: str) -> bool:
@@ -709,11 +602,7 @@ def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.integ
 
 
 def _cost_function(name: str) -> CostFunction | None:
-    if name in _COSTS:
-        return _COSTS[name]
-    if name.startswith(_FOREACH):
-        return _foreach
-    return _compiled if name.startswith(_COMPILED) else None
+    return _COSTS.get(name) or (_compiled if name.startswith(_COMPILED) else None)
 
 
 def _compiled(call: Call) -> OpCost | None:

@@ -10,12 +10,14 @@ Bytes are the full buffer of the operation. With weights of W bytes and gradient
     expert        all-to-all to the experts and back, in forward and in backward
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stepscope.contract.collectives import bus_factor
-from stepscope.cost.calibration import Calibration
+from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.model_flops import Recompute, Transformer
 from stepscope.cost.model_memory import Batch
@@ -23,6 +25,7 @@ from stepscope.cost.model_shape import Layout, Sharding, Weight, checked, on_ran
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.side_file import read_side_json
+from stepscope.units import NS_PER_MS
 
 BUCKET_BYTES = 25 * 2**20
 # DDP's defaults; the first bucket is small so that communication starts early
@@ -44,7 +47,6 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> float:
-        """Return what this rank puts on its link."""
         return self.count * self.size_bytes * bus_factor(self.op, self.ranks)
 
 
@@ -130,8 +132,7 @@ def _data_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traf
 def _synchronised(held: Sequence[Weight], batch: Batch, layout: Layout, ranks: int) -> list[Traffic]:
     each = batch.precision.weight_bytes
     if layout.sharding is Sharding.DDP:
-        sizes = [w.rows * w.columns * each for w in held for _ in range(w.routed)]
-        return ddp_traffic(sizes, ranks=ranks)
+        return ddp_traffic([w.rows * w.columns * each for w in held for _ in range(w.routed)], ranks=ranks)
     if layout.sharding is Sharding.ZERO1:
         total = sum(w.count for w in held) * each
         return _zero_traffic(total, total, ranks=ranks)
@@ -172,8 +173,7 @@ def _expert_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Tr
     if layout.expert == 1 or model.experts is None:
         return []
     size = batch.tokens * model.experts.per_token * model.d_model * batch.precision.compute_bytes
-    layers = -(-(model.layers - model.experts.dense_layers) // layout.pipeline)
-    count = 2 * layers * layout.micro_batches
+    count = 2 * (-(-(model.layers - model.experts.dense_layers) // layout.pipeline)) * layout.micro_batches
     return [Traffic("all_to_all", "ep", layout.expert, count, size, when) for when in ("forward", "backward")]
 
 
@@ -282,3 +282,102 @@ def load_simulated(path: str | Path) -> SimulatedStep:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{path}: is not a step written by stepscope.bench.simulate: {error!r}") from error
+
+
+# Estimates for a model at hand.
+
+# of a parameter's name: `layers.3` of `layers.3.mlp.weight`, and `3` of `3.weight` in a Sequential
+_LAYER = re.compile(r"^((?:.*?\.)?\d+)\.")
+_NO_SOURCE = "no calibration and no links were given; make one with `stepscope calibrate`"
+_DISABLED = "the profiler is disabled"
+
+
+@dataclass(frozen=True)
+class CommCost:
+    """Communication of one rank per step."""
+
+    world_size: int
+    traffic: tuple[Traffic, ...]
+    estimate: CommTime | None
+    #: why there is no estimate
+    reason: str | None = None
+
+    @property
+    def time_ms(self) -> float | None:
+        """Return the time of all collectives one after another, before any overlap; None without measured links."""
+        return None if self.estimate is None else self.estimate.time_ns / NS_PER_MS
+
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """Return the bounds of that time, None where the links were given and not measured."""
+        if self.estimate is None:
+            return None
+        low, high = self.estimate.low_ns, self.estimate.high_ns
+        return None if low is None or high is None else (low / NS_PER_MS, high / NS_PER_MS)
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(t.sent_bytes for t in self.traffic)
+
+    @property
+    def collectives(self) -> int:
+        return sum(t.count for t in self.traffic)
+
+
+class CommunicationProfiler:
+    """Estimates communication from a calibration (or its file) or from a fabric's links.
+
+    Without either it counts bytes and collectives, and times are unknown. With `enabled=False` it estimates nothing, so
+    that a training loop can hold one always.
+    """
+
+    def __init__(self, source: Calibration | Fabric | str | Path | None = None, *, enabled: bool = True) -> None:
+        known = load_calibration(source) if isinstance(source, str | Path) else source
+        self._times = None if known is None else times_of(known)
+        self.enabled = enabled
+
+    def estimate_ddp_comm_cost(self, model: Any, world_size: int, *, bucket_bytes: int = BUCKET_BYTES) -> CommCost:
+        """Return the cost of DDP's all-reduces, one per bucket of gradients."""
+        sizes = [size for _, size in _trained(model)]
+        return self._cost(world_size, ddp_traffic(sizes, ranks=world_size, bucket_bytes=bucket_bytes))
+
+    def estimate_fsdp_comm_cost(
+        self, model: Any, world_size: int, *, reshard_after_forward: bool = True, units: Sequence[int] | None = None
+    ) -> CommCost:
+        """Return the cost of FSDP's gathers and scatters, each layer one unit and the rest another.
+
+        Layers are told by numbers in the names (`layers.3.mlp...`); `units` gives their bytes instead, the root first.
+        """
+        listed = list(units) if units is not None else _units(model)
+        return self._cost(world_size, fsdp_traffic(listed, ranks=world_size, reshard=reshard_after_forward))
+
+    def _cost(self, world_size: int, traffic: list[Traffic]) -> CommCost:
+        if not self.enabled:
+            return CommCost(world_size, (), None, _DISABLED)
+        if self._times is None:
+            return CommCost(world_size, tuple(traffic), None, _NO_SOURCE)
+        return CommCost(world_size, tuple(traffic), total_time(traffic, self._times))
+
+
+def _trained(model: Any) -> list[tuple[str, int]]:
+    if hasattr(model, "named_parameters"):
+        named = list(model.named_parameters())
+    elif hasattr(model, "parameters"):
+        named = [("", p) for p in model.parameters()]
+    else:
+        raise UsageError(f"the model has to have parameters(); {type(model).__name__} has none")
+    found = [(n, int(p.numel()) * int(p.element_size())) for n, p in named if getattr(p, "requires_grad", True)]
+    if not found:
+        raise UsageError("the model has no parameters that are trained")
+    return found
+
+
+def _units(model: Any) -> list[int]:
+    root, layers = 0, dict[str, int]()
+    for name, size in _trained(model):
+        layer = _LAYER.match(name)
+        if layer is None:
+            root += size
+        else:
+            layers[layer[1]] = layers.get(layer[1], 0) + size
+    return [root, *layers.values()] if root else list(layers.values())

@@ -19,11 +19,11 @@ A number that is not known is `None` and the check `not measured`.
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import Floats
 from stepscope.analyze.host_time import data_loading as loading_spans
 from stepscope.analyze.layers import PART_CODE
 from stepscope.analyze.memory import MemoryView
 from stepscope.analyze.steadiness import log_series, steadiness_of
-from stepscope.analyze.unprofiled_budget import Floats
 from stepscope.contract.collectives import OP_CODE
 from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns, union

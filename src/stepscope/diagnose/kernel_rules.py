@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.backward_work import parameter_gradients
 from stepscope.analyze.host_calls import Mask
 from stepscope.analyze.kernel_costs import FAMILY_CODE, PRECISION_CODE, Abilities, KernelCosts, abilities
 from stepscope.analyze.memory import RankMemory
 from stepscope.analyze.owner_lines import LineWork, RankLines, stands_after_optimizer
 from stepscope.analyze.ownership import Ownership
-from stepscope.analyze.phases import trains
+from stepscope.analyze.phases import parameter_gradients, trains
 from stepscope.analyze.replay.changes import (
     Change,
     fused_chains,

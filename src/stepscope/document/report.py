@@ -12,8 +12,8 @@ from stepscope.analyze.kernels import Kernel
 from stepscope.analyze.memory import MemoryView, RankMemory
 from stepscope.analyze.operators import Operator
 from stepscope.analyze.rank_windows import RankAccount
-from stepscope.analyze.serving import Serving
 from stepscope.analyze.steadiness import Steadiness
+from stepscope.analyze.step_periods import Serving
 from stepscope.analyze.stragglers import Straggler
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of

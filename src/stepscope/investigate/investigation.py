@@ -24,10 +24,6 @@ from stepscope.units import NS_PER_MS, printable, readable_bytes
 _TOP = 5
 
 
-def _detail_facts(account: Account, bound: str | None) -> list[Evidence]:
-    return _FACTS[bound](account) if bound in _FACTS else []
-
-
 def _compute(account: Account) -> list[Evidence]:
     kernels = account.kernels
     facts = [
@@ -143,7 +139,6 @@ _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
 WITHIN_CHANCE = "the change is within what chance gives: record more steps, or several runs, to tell"
-_UNKNOWN_DOUBT = 0.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -255,7 +250,7 @@ def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, fl
     """
     found = step_difference([step_samples(before.account)], [step_samples(after.account)]).difference
     if found.p_value is None:
-        return float(np.hypot(*times_ns)) * _UNKNOWN_DOUBT, True
+        return float(np.hypot(*times_ns)) * 0.05, True
     return (found.high - found.low) / 2 * NS_PER_MS, found.significant
 
 
@@ -273,10 +268,6 @@ def _notes(before: Account, after: Account, both_unprofiled: bool, *, told: bool
         if one != other:
             notes.append(f"the runs differ in their {what} ({one} and {other}): the fix is not all that changed")
     return notes
-
-
-_WORTH_TELLING_PCT = 1.0
-_MAX_FINDINGS = 5
 
 
 @dataclass(frozen=True)
@@ -335,7 +326,7 @@ def _category(run: Measurement) -> Step:
     step = run.account.step
     if step is None:
         return Step(2, "Category", question, "Unknown: no step was recorded.")
-    parts = sorted((p for p in step.parts if p.pct >= _WORTH_TELLING_PCT), key=lambda p: -p.ns_per_step)
+    parts = sorted((p for p in step.parts if p.pct >= 1.0), key=lambda p: -p.ns_per_step)
     facts = tuple(
         Evidence(p.part, round(p.pct, 1), f"% of the {run.account.whole}", f"{_ms(p.ns_per_step):g} ms") for p in parts
     )
@@ -345,7 +336,8 @@ def _category(run: Measurement) -> Step:
 
 
 def _detail(run: Measurement) -> Step:
-    facts = _detail_facts(run.account, conclude(run.account, run.diagnosis).verdict)
+    bound = conclude(run.account, run.diagnosis).verdict
+    facts = _FACTS[bound](run.account) if bound in _FACTS else []
     failed = [c for c in checks_of(run.account) if c.status == FAIL]
     facts += [
         Evidence(f"check {c.id}", "fail" if c.value is None else round(c.value, 1), "", f"good {c.good}")
@@ -364,14 +356,14 @@ def _detail(run: Measurement) -> Step:
 
 def _root_cause(run: Measurement) -> Step:
     question = "What causes it, and what would fixing it save?"
-    worth = run.diagnosis.worth[:_MAX_FINDINGS]
+    worth = run.diagnosis.worth[:5]
     if not worth:
         none = "No fault was found whose repair saves anything worth the name."
         return Step(4, "Root cause", question, f"{none}{_unseen(run)}")
     first = worth[0]
     saves = f"Fixing it saves {_ms(first.alone_ns):g} ms per {run.account.whole} ({first.saving_pct:.0f} %)."
     said = f"{first.title}. Cause: {first.cause}. {saves}"
-    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", _range(f)) for f in worth]
+    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", f"{_ms(f.low_ns):g} to {_ms(f.high_ns):g}") for f in worth]
     return Step(4, "Root cause", question, said, (*facts, *first.evidence), (first.remedy,))
 
 
@@ -425,10 +417,6 @@ def _validation_facts(found: Validation) -> tuple[Evidence, ...]:
     facts += [Evidence("still there", id_) for id_ in found.remaining]
     facts += [Evidence("new", id_) for id_ in found.fresh]
     return tuple(facts)
-
-
-def _range(finding: Finding) -> str:
-    return f"{_ms(finding.low_ns):g} to {_ms(finding.high_ns):g}"
 
 
 def _ms(time_ns: float) -> float:

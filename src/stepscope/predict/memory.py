@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.lateness import phase_compute_ns
 from stepscope.analyze.memory_events import Moments, rank_moments
 from stepscope.analyze.phases import Phase
+from stepscope.analyze.stragglers import phase_compute_ns
 from stepscope.cost.model_memory import block_input_shares
 from stepscope.cost.model_shape import Optimizer
 from stepscope.dataclass import dataclass
@@ -182,8 +182,6 @@ def _share_of_weights(description: Mapping[str, Any], of: str) -> int | None:
 
 
 _WHAT_IFS = "checkpointing, checkpointing=LAYERS, zero=1, zero=2, zero=3, offload=optimizer, batch=N, batch=2x"
-# that ZeRO-3 holds whole at a time: the one computed and the next
-_GATHERED_LAYERS = 2
 _STATES = ("optimizer_state", "gradients", "weights")
 _FACTOR = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?)x$")
 _MAX_FACTOR = 1e6
@@ -324,7 +322,7 @@ def _gathered(moments: Moments, job: MemoryJob) -> Range:
     whole = float(moments.most("weights") or 0)
     if job.layers is None:
         return 0.0, whole
-    size = whole * min(_GATHERED_LAYERS / job.layers, 1.0)
+    size = whole * min(2 / job.layers, 1.0)
     return size, size
 
 

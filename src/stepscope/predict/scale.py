@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.lateness import own_times
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.stragglers import own_times
 from stepscope.contract.collectives import OPS
-from stepscope.cost.calibration import Calibration, Estimate, calibrate
+from stepscope.cost.calibration import Calibration, Estimate, calibrate, points_from_run
 from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.measured_collectives import OPERATIONS
-from stepscope.cost.recorded_collectives import points_from_run
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.records import ArrayRecord
@@ -131,7 +130,6 @@ class ScaledStep:
 
     @property
     def comm_share(self) -> float:
-        """Return the share of the step that communication adds."""
         return self.comm_ns / self.step_ns
 
 
@@ -167,7 +165,11 @@ def scaled(
         raise InputError(f"{account.run.name} has no collectives of data-parallel ranks")
     base = source if source is not None else calibrate(points_from_run(account.shared))
     recorded = account.step.step_ns if account.step else replay.period_ns
-    computing = _slower_compute(replay, compute_factor)
+    if compute_factor <= 0:
+        raise UsageError(f"the compute factor has to be above 0, not {compute_factor:g}")
+    computing = (
+        replay if compute_factor == 1 else rebuilt(replay, [_slower(p, compute_factor) for p in replay.programs])
+    )
     without = recorded + _with_transfers(computing, _no_time(account, rows)).period_ns - replay.period_ns
     job = _Job(account, computing, recorded, recorded - replay.period_ns, without, _spread_ns(account))
     curve = []
@@ -203,8 +205,7 @@ def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]
 
 
 def _step(job: _Job, world: int, recorded_world: int, transfers: list[Transfers]) -> ScaledStep:
-    later = _expected_largest(world) - _expected_largest(recorded_world)
-    straggler = job.spread_ns * later
+    straggler = job.spread_ns * (_expected_largest(world) - _expected_largest(recorded_world))
     periods = [
         _with_transfers(job.replay, [getattr(t, name) for t in transfers]).period_ns + job.offset_ns
         for name in ("time_ns", "low_ns", "high_ns")
@@ -244,12 +245,6 @@ def _no_time(account: Account, rows: Sequence[np.ndarray]) -> list[Floats]:
     return out
 
 
-def _slower_compute(replay: Replay, factor: float) -> Replay:
-    if factor <= 0:
-        raise UsageError(f"the compute factor has to be above 0, not {factor:g}")
-    return replay if factor == 1 else rebuilt(replay, [_slower(p, factor) for p in replay.programs])
-
-
 def _slower(program: Program, factor: float) -> Program:
     is_compute = program.collective == NOTHING
     duration = np.where(is_compute, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
@@ -266,9 +261,7 @@ def _spread_ns(account: Account) -> float:
     late = {s.rank for s in account.stragglers}
     usual = own[[r.rank not in late for r in account.run.ranks]]
     usual = usual[np.isfinite(usual).all(axis=1)] if len(usual) else usual
-    if len(usual) < 2:
-        return 0.0
-    return float(np.sqrt(usual.var(axis=0, ddof=1).mean()))
+    return 0.0 if len(usual) < 2 else float(np.sqrt(usual.var(axis=0, ddof=1).mean()))
 
 
 def _expected_largest(count: int) -> float:

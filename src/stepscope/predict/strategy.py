@@ -36,7 +36,6 @@ class Speed:
 
     @property
     def flops_per_s(self) -> float:
-        """Return what it computes in a training step."""
         return self.peak_flops_per_s * self.share_reached
 
 
@@ -55,7 +54,6 @@ class StepTime:
 
     @property
     def total_ns(self) -> float:
-        """Return the step."""
         compute = self.forward_ns + self.backward_ns + self.recompute_ns
         return compute + self.exposed_comm_ns + self.bubble_ns + self.optimizer_ns
 
@@ -118,7 +116,6 @@ def _optimizer_ns(model: Transformer, batch: Batch, layout: Layout, optimizer: O
 _CLOSE = 1.1
 # shares of the peak that the compute of training usually reaches
 TYPICAL_RANGE = (0.35, 0.65)
-_MAX_CLOSE_CANDIDATES = 3
 _TENSOR = (1, 2, 4, 8)
 _PIPELINE = (1, 2, 4, 8, 16)
 
@@ -187,9 +184,7 @@ def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, f
         raise UsageError(_nothing_fits(question, failing))
     rule = _by_rule(fitting)
     best = fitting[0]
-    close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= _CLOSE * best.time.total_ns)[
-        :_MAX_CLOSE_CANDIDATES
-    ]
+    close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= _CLOSE * best.time.total_ns)[:3]
     same = [c for c in fitting if c.time.total_ns <= _CLOSE * best.time.total_ns]
     bands = [time_band(question, c, shares=shares, times=times) for c in same]
     chosen = min((c for c, (low, _) in zip(same, bands, strict=True) if low <= bands[0][1]), key=_effort)

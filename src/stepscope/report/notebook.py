@@ -24,7 +24,7 @@ from stepscope.report.step_pictures import (
     what_if_drawing,
 )
 from stepscope.units import NS_PER_MS, printable
-from stepscope.whatif.switches import switches
+from stepscope.whatif.settings import switches
 
 _MAX_FINDINGS = 5
 

@@ -42,7 +42,7 @@ from stepscope.report.drawing import (
 from stepscope.report.drawing import time_tick as axes_time_text
 from stepscope.report.step_pictures import pipeline_drawing
 from stepscope.units import NS_PER_MS, ms
-from stepscope.whatif.switches import Switches, switches
+from stepscope.whatif.settings import Switches, switches
 
 # What bandwidth did each group's collectives reach, and what does this machine's calibration say they could?
 

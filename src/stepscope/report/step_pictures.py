@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import StepBudget
+from stepscope.analyze.efficiency import Waterfall
 from stepscope.analyze.owner_costs import CodeNode
 from stepscope.analyze.pipeline import Action, ideal_schedule, pipeline_actions
-from stepscope.analyze.unprofiled_budget import StepBudget
-from stepscope.analyze.waterfall import Waterfall
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.report.drawing import (
     Drawing,
@@ -24,7 +24,7 @@ from stepscope.report.drawing import (
 )
 from stepscope.report.html.page_data import KINDS, LANE_OF_KIND, NO_MATCH, Slices
 from stepscope.units import NS_PER_MS
-from stepscope.whatif.switches import Switches
+from stepscope.whatif.settings import Switches
 
 WIDTH, LEFT, LINE = 760, 210, 24
 PART_COLOUR = {

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.efficiency import ACHIEVED, LOSSES, step_losses_ns
 from stepscope.analyze.layers import PARTS
-from stepscope.analyze.waterfall import ACHIEVED, LOSSES, step_losses_ns
 from stepscope.contract.tensorboard import scalars_record, version_record
 from stepscope.dataclass import dataclass
 from stepscope.run.load import Run, is_nsight

@@ -10,8 +10,6 @@ _Kind = TypeVar("_Kind", bound=np.generic)
 
 # slots for each value up to which a table of all possible values is quicker than sorting them
 _MAX_SPREAD = 32
-# values that are quicker compared with one by one
-_FEW = 8
 
 
 def distinct(values: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:
@@ -88,7 +86,7 @@ def among(values: npt.NDArray[np.integer], wanted: npt.NDArray[np.integer] | Seq
     """
     if not len(wanted) or not len(values):
         return np.zeros(len(values), bool)
-    if len(wanted) <= _FEW:
+    if len(wanted) <= 8:
         first, *others = (int(one) for one in wanted)  # numbers of Python's own: others widen the values to 64 bits
         out = values == first
         for one in others:
@@ -98,8 +96,7 @@ def among(values: npt.NDArray[np.integer], wanted: npt.NDArray[np.integer] | Seq
     low, high = int(wanted.min()), int(wanted.max())
     if high - low > _MAX_SPREAD * (len(values) + len(wanted)):
         once = distinct(wanted)
-        at = np.minimum(np.searchsorted(once, values), len(once) - 1)
-        return once[at] == values
+        return once[np.minimum(np.searchsorted(once, values), len(once) - 1)] == values
     there = np.zeros(high - low + 2, bool)  # in the last place: what lies outside
     there[np.subtract(wanted, low, dtype=np.int64)] = True
     return there[np.where((values >= low) & (values <= high), np.subtract(values, low, dtype=np.int64), -1)]

@@ -77,7 +77,6 @@ Floats = npt.NDArray[np.float64]
 
 MAD_TO_SIGMA = 1.4826
 _MAX_POINTS = 400
-_MIN_POINTS_FOR_TREND = 8
 FAR_LONGER = 1.5
 OFTEN = 0.1
 
@@ -203,7 +202,7 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
     """
     xs, ys = _chunk_medians(np.asarray(x, float), np.asarray(y, float), chunks)
     n = len(xs)
-    if n < _MIN_POINTS_FOR_TREND or not (np.diff(xs) > 0).all():
+    if n < 8 or not (np.diff(xs) > 0).all():
         return None
     i, j = np.triu_indices(n, 1)
     slopes = np.sort((ys[j] - ys[i]) / (xs[j] - xs[i]))

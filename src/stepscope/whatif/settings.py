@@ -8,6 +8,7 @@ A setting that a finding proposes (`optimizer=fused`) saves what the finding say
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +37,16 @@ from stepscope.analyze.replay.communication_changes import (
     overlapped,
     perfectly_overlapped,
 )
+from stepscope.analyze.replay.critical_path import critical_path
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.removal import NO_PART, Part, claimed_ns, part_of, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.saving import Fix, Prediction, predict, together
+from stepscope.analyze.replay.saving import Fix, Prediction, bounded, predict, to_step, together
 from stepscope.contract.step_line import Region
 from stepscope.cost.kernel_names import Family
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import FINDING_OF_SETTING
+from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.errors import InputError, UsageError
 from stepscope.records import ArrayRecord
@@ -73,11 +76,9 @@ class SettingRequest(ArrayRecord):
         return f"{self.key}={self.value}"
 
     def error(self, why: str) -> UsageError:
-        """Return the error for a value that cannot be used: why not, and what can."""
         return UsageError(f"--set {self}: {why}")
 
     def check_value(self, word: str) -> None:
-        """Refuse any value but the one that the setting has."""
         if self.value != word:
             raise self.error(f"the only value is {self.key}={word}")
 
@@ -286,7 +287,6 @@ NOT_RECORDED = (
     "who owns the time was not recorded; record again with stepscope record (without --no-owners or --light), or "
     "profile with with_stack=True"
 )
-_DOUBT = 0.15
 _MAX_FACTOR = 100.0
 _SCALE = re.compile(r"^(?P<owner>.+)=(?P<factor>\d+\.?\d*|\.\d+)$")
 
@@ -335,7 +335,7 @@ def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int]
         return taken_out(replay, parts, factor=change.factor, collectives=all_ranks)
 
     limit_ns = _limit_ns(account, name, wanted) * (1 - change.factor) if change.factor <= 1 else None
-    return SettingChange(changed, _DOUBT, note=_note(account, change, parts, all_ranks), limit_ns=limit_ns)
+    return SettingChange(changed, 0.15, note=_note(account, change, parts, all_ranks), limit_ns=limit_ns)
 
 
 def _limit_ns(account: Account, name: OwnerName, ranks: set[int]) -> float:
@@ -352,9 +352,6 @@ def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_rank
     if missing:
         lines.append(f"unchanged on rank {rank_ranges(missing)}, whose owners were not recorded")
     return "; ".join(lines)
-
-
-_FAR_OFF = 0.15
 
 
 # the change that each key of `SETTINGS` stands for
@@ -436,9 +433,7 @@ def _setting_of(account: Account, text: str) -> SettingChange:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set {text}: there is no such setting; use one of {known}")
     finding = FINDING_OF_SETTING.get(text)
-    found = None
-    if finding is not None:
-        found = fix_of(account, finding)
+    found = fix_of(account, finding) if finding is not None else None
     return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else _made_of(found)
 
 
@@ -449,7 +444,92 @@ def _not_replayed(account: Account, found: Prediction) -> list[str]:
 
 def _far_off(replay: Replay, step_ns: float | None) -> list[str]:
     off = replay.period_ns / step_ns - 1 if step_ns else 0.0
-    if abs(off) < _FAR_OFF:
+    if abs(off) < 0.15:
         return []
     scaled = " (savings are scaled to it)" if off > 0 else ""
     return [f"the replay is {100 * off:+.0f} % off the measured step{scaled}: trust the direction, not the number"]
+
+
+# Switches: the step with any one or two of the first fixes, precomputed.
+
+# of all replays together: pairs are left out where they would take minutes
+_MAX_NODES = 1_500_000
+
+
+@dataclass(frozen=True)
+class SwitchedStep:
+    """The step with some fixes made."""
+
+    #: indices into the findings
+    fixes: tuple[int, ...]
+    saving_ns: float
+    #: what the step consists of along its critical path, in order; sums to the predicted step
+    path_ns: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The step as it is, with each fix, and with each pair of them."""
+
+    step_ns: float
+    #: which findings have a switch
+    findings: tuple[int, ...]
+    #: nothing made, then one fix each, then pairs
+    states: tuple[SwitchedStep, ...]
+    has_pairs: bool
+
+
+def switches(account: Account, diagnosis: Diagnosis) -> Switches | None:
+    """Return what the first fixes and their pairs leave of the step, None where nothing can be replayed or fixed."""
+    replay = account.owned_replay
+    if replay is None or account.step is None or not account.step.step_ns:
+        return None
+    step_ns = account.step.step_ns
+    saves = [i for i, f in enumerate(diagnosis.findings) if f.alone_ns > 0 and _can(diagnosis.fixes[i])][:8]
+    if not saves:
+        return None
+    pairs = list(combinations(saves, 2))
+    fits = len(replay.graph) * (len(saves) + len(pairs)) <= _MAX_NODES
+    made = [_Made(replay, diagnosis.fixes[i], diagnosis.findings[i].alone_ns, step_ns) for i in saves]
+    states = [SwitchedStep((), 0.0, _path(replay, step_ns))]
+    states += [SwitchedStep((i,), one.alone_ns, one.path()) for i, one in zip(saves, made, strict=True)]
+    if fits:
+        by_finding = dict(zip(saves, made, strict=True))
+        states += [by_finding[i].with_second(i, j, by_finding[j]) for i, j in pairs]
+    return Switches(step_ns, tuple(saves), tuple(states), has_pairs=fits)
+
+
+def _can(fix: Fix) -> bool:
+    return fix.change is not None or fix.formula_ns > 0
+
+
+class _Made:
+    def __init__(self, recorded: Replay, fix: Fix, alone_ns: float, step_ns: float) -> None:
+        self.alone_ns = alone_ns
+        self._recorded, self._fix, self._step_ns = recorded, fix, step_ns
+        self._replay = _changed(recorded, fix)
+
+    def path(self) -> dict[str, float]:
+        return _path(self._replay, self._step_ns - self.alone_ns)
+
+    def with_second(self, first: int, second: int, other: "_Made") -> SwitchedStep:
+        fix, both = other._fix, _changed(self._replay, other._fix)
+        replayed = (self._replay.period_ns - both.period_ns) * to_step(self._recorded, self._step_ns)
+        adds = max(0.0, bounded(replayed + fix.formula_ns, fix, step_ns=self._step_ns))
+        saving = self.alone_ns + min(adds, self._step_ns - self.alone_ns)
+        return SwitchedStep((first, second), saving, _path(both, self._step_ns - saving))
+
+
+def _changed(replay: Replay, fix: Fix) -> Replay:
+    if fix.change is None:
+        return replay
+    try:
+        return fix.change(replay)
+    except CircularWaits:
+        return replay
+
+
+def _path(replay: Replay, step_ns: float) -> dict[str, float]:
+    found = critical_path(replay)
+    scale = step_ns / found.ns_per_step if found.ns_per_step else 0.0
+    return {what: ns * scale for what, ns in sorted(found.what_ns.items(), key=lambda one: -one[1])}

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.budget import RankBudget, budgets, is_pipeline
+from stepscope.analyze.budget import RankBudget, budgets, step_budget
 from stepscope.analyze.layers import PARTS
-from stepscope.analyze.unprofiled_budget import step_budget
 from stepscope.run.aligned import aligned
 from stepscope.units import ns_of_ms
 
@@ -98,17 +97,6 @@ def test_waiting_between_stages_is_pipeline_bubble(tmp_path: Path) -> None:
     assert parts(second) == [{**BASE, "pipeline_bubble": 500, "exposed_transfer": 100, "unknown": 599}] * NUM_STEPS
 
 
-def test_ring_is_no_pipeline(tmp_path: Path) -> None:
-    ranks = [training(RankTrace(n, world_size=3)) for n in range(3)]
-    for n, r in enumerate(ranks):
-        for op, peer in (("send", (n + 1) % 3), ("recv", (n - 1) % 3)):
-            record = r._record(op, 64, None, "Float", "0", peer)
-            r.ran("record_param_comms", 900 + (op == "recv"), 900.5 + (op == "recv"), **record)
-        r.annotation("nccl:coalesced", 902, 906)
-        r._comm_kernel("send", 1000, 1100, 903, 100, 20, 2.0)
-    assert not is_pipeline(built_run(tmp_path, ranks).ranks)
-
-
 PLANTED = {
     "data_loading": lambda r, t: r.annotation("data_loading", t + 700, t + 1100),
     "host_sync": lambda r, t: r.call("cudaStreamSynchronize", t + 700, t + 1100),
@@ -151,15 +139,6 @@ def test_window_without_steps_is_one_period(tmp_path: Path) -> None:
     r.kernel("k", at=191, start=200, end=300)
     (budget,) = found(tmp_path, r)
     assert parts(budget) == [{"forward": 200, "launch_gap": 80}]
-
-
-def test_window_of_a_rank_without_steps_is_no_step_of_the_others(tmp_path: Path) -> None:
-    stepless = RankTrace(1, world_size=2)
-    with stepless.op("aten::mm", 0, 10):
-        stepless.kernel("k", at=5, start=20, end=5 * STEP)
-    first, second = found(tmp_path, training(RankTrace(0, world_size=2)), stepless)
-    assert second is None
-    assert parts(first) == [BASE] * NUM_STEPS
 
 
 times = st.integers(0, 8000)

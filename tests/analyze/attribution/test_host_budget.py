@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.budget import RankBudget, budgets, step_budget
 from stepscope.analyze.layers import PARTS
-from stepscope.analyze.unprofiled_budget import step_budget
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS
 

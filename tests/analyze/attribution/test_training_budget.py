@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.budget import budgets
+from stepscope.analyze.budget import beyond_window, budgets, step_budget
 from stepscope.analyze.training_step import training_step
-from stepscope.analyze.unprofiled_budget import beyond_window, step_budget
 from stepscope.run.aligned import aligned
 
 MS = 1000

@@ -13,20 +13,17 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
-from stepscope.analyze.budget import budgets
-from stepscope.analyze.efficiency import Efficiency, GivenValues, efficiency
-from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
-from stepscope.analyze.unprofiled_budget import step_budget
-from stepscope.analyze.waterfall import (
+from stepscope.analyze.budget import budgets, step_budget
+from stepscope.analyze.efficiency import (
     ACHIEVED,
-    COMPUTE_PARTS,
     LOSSES,
-    OTHER,
-    RECOMPUTED,
+    Efficiency,
+    GivenValues,
     Waterfall,
-    compute_kinds_ns,
+    efficiency,
     waterfall,
 )
+from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
@@ -83,15 +80,6 @@ def test_every_loss_is_what_was_put_in(tmp_path: Path) -> None:
     assert used.hfu == pytest.approx(0.205)
 
 
-def test_the_rows_sum_to_all_and_the_last_is_mfu(tmp_path: Path) -> None:
-    used, found = analysed(built_run(tmp_path, [known_step(jitter_us=(3, 17, 29, 1))]))
-    assert found.rows
-    assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
-    assert found.rows[-1].loss == ACHIEVED
-    assert found.rows[-1].pct_of_peak == pytest.approx(100 * (used.mfu or 0), abs=1e-9)
-    assert sum(row.ns_per_step or 0 for row in found.rows) == pytest.approx(1e6, rel=1e-3)
-
-
 def test_without_the_profiler_the_idle_time_shrinks_and_the_rest_grows(tmp_path: Path) -> None:
     _, found = analysed(built_run(tmp_path, [known_step()]), unprofiled_ms=0.8)
     rows = pct(found)
@@ -99,21 +87,6 @@ def test_without_the_profiler_the_idle_time_shrinks_and_the_rest_grows(tmp_path:
     assert sum(rows[loss] for loss in IDLE) == pytest.approx(25)
     assert rows["non_matmul_kernels"] == pytest.approx(15 / 0.8)
     assert rows[ACHIEVED] == pytest.approx(10.5 / 0.8)
-
-
-def test_losses_are_means_over_ranks(tmp_path: Path) -> None:
-    """Rank 1 comes 100 us late to an all-reduce of which 50 us are transfer."""
-    ranks = []
-    for rank, arrival in ((0, 600.0), (1, 700.0)):
-        r = known_step(rank, world_size=2)
-        for n in range(4):
-            t = 1000.0 * n
-            r.collective("allreduce", at=t + 200 + arrival - 600, start=t + arrival, end=t + 750)
-        ranks.append(r)
-    rows = pct(analysed(built_run(tmp_path, ranks))[1])
-    assert rows["wait_for_stragglers"] == pytest.approx(5, abs=0.1)
-    assert rows["exposed_transfer"] == pytest.approx(5, abs=0.1)
-    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
 
 
 def test_equal_steps_have_no_spread_and_unequal_ones_have(tmp_path: Path) -> None:
@@ -125,12 +98,6 @@ def test_equal_steps_have_no_spread_and_unequal_ones_have(tmp_path: Path) -> Non
     assert equal[other].plus_minus == pytest.approx(0, abs=1e-9)
     jitter = np.std([4.0, 0.0, 8.0], ddof=1)
     assert unequal[other].plus_minus == pytest.approx(2 * jitter / 3**0.5, rel=0.01)
-
-
-def test_a_single_complete_step_has_no_error_bar(tmp_path: Path) -> None:
-    found = analysed(built_run(tmp_path, [known_step(steps=2)]))[1]
-    assert found.rows and all(row.plus_minus is None for row in found.rows)
-    assert any("error bars" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("chip", "reason"), [(None, "no such chip"), (CHIP, "FLOPs unknown")])
@@ -157,15 +124,6 @@ def test_more_flops_than_the_products_had_time_for_are_called_out(tmp_path: Path
     assert pct(found)["matmul_below_peak"] < 0
     assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
     assert any("FLOPs per step are too many" in note for note in found.notes)
-
-
-def test_kinds_sum_to_the_compute_of_the_budget(tmp_path: Path) -> None:
-    run = built_run(tmp_path, [known_step()])
-    (budget,) = budgets(aligned(run))
-    assert budget
-    kinds = compute_kinds_ns(budget, kernel_costs(call_costs(run.ranks[0])))
-    assert kinds.sum(axis=1).tolist() == budget.part_ns[:, COMPUTE_PARTS].sum(axis=1).tolist()
-    assert kinds[1, [RECOMPUTED, OTHER]].tolist() == [100_000, 150_000]
 
 
 @pytest.mark.parametrize("folder", ["h200-python-stacks", "h200-cuda-graphs"])

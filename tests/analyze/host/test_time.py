@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze import host_time as time
-from stepscope.analyze.host_calls import is_allocation, is_synchronisation
-from stepscope.analyze.host_time import blocked_host, computing_operators, host_parts, recorded_events, stalling
+from stepscope.analyze.host_time import blocked_host, computing_operators, host_parts, stalling
 from stepscope.run.rank import Rank
 
 MS = 1000.0
@@ -54,16 +52,6 @@ def test_every_moment_is_one_part(mixed: Rank) -> None:
     assert parts_ms(mixed, 12 * MS, 16 * MS) == {"own": 0, "data": 0, "allocator": 1, "stall": 3}
 
 
-def test_parts_of_successive_spans_add_up(mixed: Rank) -> None:
-    edges = mixed.steps.start_ns[0] + np.arange(0, 20_000_001, 370_000)
-    found = host_parts(mixed, edges[:-1], edges[1:])
-    whole = host_parts(mixed, edges[:1], edges[-1:])
-    assert found.total_ns.sum() == whole.total_ns.sum()
-    assert found.stall_ns.sum() == whole.stall_ns.sum()
-    assert found.part(slice(3)).own_ns.tolist() == found.own_ns[:3].tolist()
-    assert found.plus_own(np.ones_like(found.own_ns)).total_ns.sum() == found.total_ns.sum() + len(found.own_ns)
-
-
 def test_long_calls_wait_for_room_in_the_queue(tmp_path: Path) -> None:
     trace = RankTrace(0)
     trace.step(0, 0, 10 * MS)
@@ -75,15 +63,6 @@ def test_long_calls_wait_for_room_in_the_queue(tmp_path: Path) -> None:
     start, end = blocked_host(rank)
     assert ((end - start) / 1000).tolist() == [700]
     assert [len(x) for x in blocked_host(rank, synchronisations_only=True)] == [0, 0]
-
-
-def test_long_call_beside_an_idle_device_is_the_hosts_own(tmp_path: Path) -> None:
-    """Launching a large graph, or loading a kernel for the first time, waits for nothing."""
-    trace = RankTrace(0)
-    trace.step(0, 0, 10 * MS)
-    trace.kernel("gemm", at=0.1 * MS, start=0.2 * MS, end=0.9 * MS, call_us=5)
-    trace.kernel("gemm", at=1 * MS, start=1.7 * MS, end=2 * MS, call_us=700)
-    assert [len(x) for x in blocked_host(rank_of(tmp_path, trace))] == [0, 0]
 
 
 def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
@@ -117,70 +96,6 @@ def test_hole_of_a_millisecond_is_a_stall(tmp_path: Path, hole_ms: float, stalle
     assert stalling(rank_of(tmp_path, trace)).total_ns == (hole_ms * 1e6 if stalled else 0)
 
 
-def test_hole_that_is_little_of_a_long_step_is_none(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    trace.step(0, 0, 200 * MS)
-    busy(trace, 0, 5 * MS)
-    busy(trace, 7 * MS, 200 * MS)
-    assert stalling(rank_of(tmp_path, trace)).total_ns == 0
-
-
-def test_without_steps_the_window_stalls_and_without_operators_nothing_is_known(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    busy(trace, 0, 5 * MS)
-    busy(trace, 15 * MS, 20 * MS)
-    rank = rank_of(tmp_path, trace)
-    assert rank.steps.is_window and stalling(rank).total_ns == 10 * MS * 1000
-    bare = RankTrace(0)
-    bare.call("cudaMalloc", 0, 5 * MS)
-    bare.call("cudaMalloc", 15 * MS, 20 * MS)
-    (tmp_path / "bare").mkdir()
-    assert len(stalling(rank_of(tmp_path / "bare", bare))) == 0
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_recorded_events_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool) -> None:
-    monkeypatch.setattr(time, "_FEW_RUNS", 2)
-    trace = RankTrace(0)
-    for step, events in enumerate((3, 0, 5)):
-        trace.step(step, 100 * step, 100 * step + 90)
-        for k in range(events) if in_order else reversed(range(events)):
-            trace.ran("aten::add", 100 * step + k, 100 * step + k + 0.5)
-    trace.call("cudaDeviceSynchronize", 400, 450)  # the profiler's own, after the last step
-    assert recorded_events(rank_of(tmp_path, trace)).tolist() == [3, 0, 5]
-
-
-def test_names_of_blocking_calls() -> None:
-    blocking = (
-        "cudaDeviceSynchronize",
-        "hipStreamSynchronize",
-        "cuEventSynchronize",
-        "cudaMemcpy",
-        "hipMemcpyWithStream",
-        "cuMemcpyDtoH_v2",
-    )
-    others = ("cudaMemcpyAsync", "cudaLaunchKernel", "hipMemcpyDtoHAsync", "cudaEventRecord", "cudaStreamWaitEvent")
-    assert all(map(is_synchronisation, blocking))
-    assert not any(map(is_synchronisation, others))
-
-
-def test_names_of_allocating_calls() -> None:
-    allocating = (
-        "cudaMalloc",
-        "cudaFree",
-        "cudaMallocAsync",
-        "cudaHostAlloc",
-        "hipMalloc",
-        "hipExtMallocWithFlags",
-        "cuMemCreate",
-        "cuMemMap",
-        "cudaFreeHost",
-    )
-    others = ("cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchKernel", "cuLaunchKernel", "cudaStreamSynchronize")
-    assert all(map(is_allocation, allocating))
-    assert not any(map(is_allocation, others))
-
-
 def test_an_operator_that_computes_on_the_host_stalls_the_device(tmp_path: Path) -> None:
     trace = RankTrace(0)
     trace.step(0, 0, 20 * MS)
@@ -193,24 +108,3 @@ def test_an_operator_that_computes_on_the_host_stalls_the_device(tmp_path: Path)
     rank = rank_of(tmp_path, trace)
     assert [rank.trace.text(rank.trace["name"][row]) for row in computing_operators(rank)] == ["aten::tril"]
     assert parts_ms(rank, 0, 20 * MS)["stall"] == 7
-
-
-def test_what_runs_inside_an_operator_that_computes_still_counts(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    trace.step(0, 0, 20 * MS)
-    busy(trace, 0, 5 * MS)
-    trace.kernel("gemm", at=1 * MS, start=1.1 * MS, end=3 * MS)
-    trace.ran("aten::nonzero", 5 * MS, 15 * MS)
-    trace.ran("aten::empty", 9 * MS, 9.5 * MS)
-    trace.ran("aten::view", 9.1 * MS, 9.2 * MS)
-    busy(trace, 15 * MS, 20 * MS)
-    rank = rank_of(tmp_path, trace)
-    assert len(computing_operators(rank)) == 1
-    assert parts_ms(rank, 0, 20 * MS)["stall"] == 9.5
-
-
-def test_operators_of_a_rank_without_device_are_its_work(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    trace.step(0, 0, 20 * MS)
-    trace.ran("aten::mm", 1 * MS, 19 * MS)
-    assert not len(computing_operators(rank_of(tmp_path, trace)))

@@ -44,21 +44,10 @@ def test_model_and_recomputed_flops_are_told_apart(tmp_path: Path) -> None:
     assert (found.coverage, found.reason, found.notes) == (1.0, None, ())
 
 
-def test_the_jobs_flops_are_the_sum_over_ranks(tmp_path: Path) -> None:
-    ranks = [trained(0, world_size=2), trained(1, world_size=2, products=4)]
-    assert flops_of(built_run(tmp_path, ranks)).model == 18 * MM
-
-
 def test_ranks_that_were_not_recorded_are_taken_as_the_mean_and_said_so(tmp_path: Path) -> None:
     found = flops_of(built_run(tmp_path, [trained(0, world_size=8)]))
     assert found.model == 8 * 6 * MM
     assert "not recorded" in found.notes[0]
-
-
-def test_products_on_the_host_are_no_work_of_the_device(tmp_path: Path) -> None:
-    r = trained()
-    r.ran("aten::mm", 300, 310, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]})  # type: ignore[arg-type]
-    assert flops_of(built_run(tmp_path, [r])).model == 6 * MM
 
 
 def test_on_a_rank_without_a_device_the_hosts_products_count(tmp_path: Path) -> None:
@@ -85,14 +74,6 @@ def test_a_trace_without_any_shapes_says_how_to_record_them(tmp_path: Path) -> N
     found = flops_of(built_run(tmp_path, [r]))
     assert found.model is None
     assert found.reason and "record_shapes=True" in found.reason
-
-
-def test_a_trace_without_steps_has_no_flops_per_step(tmp_path: Path) -> None:
-    r = RankTrace()
-    matmul(r, 0, start=20, end=90)
-    found = flops_of(built_run(tmp_path, [r]))
-    assert found.model is None
-    assert found.reason and "no recorded steps" in found.reason
 
 
 def test_cuda_graphs_are_named_as_the_reason() -> None:
@@ -127,16 +108,3 @@ def test_precisions_share_the_products_by_flops(
     shares = precision_shares(costs_of(built_run(tmp_path, [r])))
     first = next(iter(shares))
     assert {first: pytest.approx(shares[first])} == expected
-
-
-def test_without_shapes_precisions_share_by_time(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.kernel(BF16_KERNEL, at=0, start=10, end=40)
-    r.kernel(FP32_KERNEL, at=0, start=50, end=60)
-    assert precision_shares(costs_of(built_run(tmp_path, [r]))) == {"bf16": 0.75, "fp32": 0.25}
-
-
-def test_no_products_have_no_precision(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.ran("aten::add", 0, 5)
-    assert precision_shares(costs_of(built_run(tmp_path, [r]))) == {}

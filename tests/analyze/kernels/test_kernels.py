@@ -1,11 +1,10 @@
 """Kernels held against a chip with round numbers: 1000 TFLOP/s in bf16, 100 in fp32, 1000 GB/s."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
-from tests.analyze.products import ADD_KERNEL, BF16_KERNEL, FP32_KERNEL, add, matmul
+from tests.analyze.products import FP32_KERNEL, add, matmul
 
 from stepscope.analyze.kernel_costs import call_costs, kernel_costs
 from stepscope.analyze.kernels import SHORT_NS, Kernel, KernelTable, kernel_table
@@ -50,34 +49,10 @@ def test_a_thin_product_is_memory_bound(tmp_path: Path) -> None:
     assert only(tmp_path, r).bound == "memory-bound"
 
 
-def test_the_same_product_turns_compute_bound_off_the_tensor_cores(tmp_path: Path) -> None:
-    """400 FLOPs per byte need 400 TFLOP/s to keep up with 1000 GB/s: below bf16's peak, above fp32's."""
-    for name, kernel, kind, size in (("a", BF16_KERNEL, "c10::BFloat16", 1200), ("b", FP32_KERNEL, "float", 2400)):
-        r = RankTrace()
-        matmul(r, 0, m=size, n=size, k=size, start=100, end=2000, kernel=kernel, kind=kind)
-        (tmp_path / name).mkdir()
-        expected = "memory-bound" if name == "a" else "compute-bound"
-        assert only(tmp_path / name, r).bound == expected
-
-
 def test_a_short_kernel_far_from_its_roof_is_bound_by_latency(tmp_path: Path) -> None:
     r = RankTrace()
     add(r, 0, elements=1000, start=100, end=105)
     assert only(tmp_path, r).bound == "latency"
-
-
-def test_a_short_kernel_near_its_roof_is_not(tmp_path: Path) -> None:
-    r = RankTrace()
-    add(r, 0, elements=500_000, start=100, end=108)  # 6 MB need 6 us
-    assert only(tmp_path, r).bound == "memory-bound"
-
-
-@pytest.mark.parametrize(("name", "bound"), [(BF16_KERNEL, "compute-bound"), (ADD_KERNEL, "memory-bound")])
-def test_without_shapes_the_family_decides(tmp_path: Path, name: str, bound: str) -> None:
-    r = RankTrace()
-    r.kernel(name, at=0, start=100, end=200)
-    kernel = only(tmp_path, r)
-    assert (kernel.bound, kernel.bound_from, kernel.tflops, kernel.gb_per_s) == (bound, "family", None, None)
 
 
 def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: Path) -> None:
@@ -86,17 +61,6 @@ def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: P
     kernel = only(tmp_path, r, chip=None)
     assert kernel.gb_per_s is not None
     assert (kernel.bound, kernel.bound_from) == ("compute-bound", "family")
-
-
-def test_a_name_that_does_not_tell_is_explained_by_its_operator(tmp_path: Path) -> None:
-    r = RankTrace()
-    name = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
-    r.kernel(name, at=None, start=0, end=50)
-    query: dict[str, Any] = {"Input Dims": [[1, 8, 64, 64]] * 3, "Input type": ["c10::BFloat16"] * 3}
-    with r.op("aten::_scaled_dot_product_cudnn_attention", 0, 50, **query):
-        r.kernel(name, at=10, start=100, end=150)
-    kernel = only(tmp_path, r)
-    assert (kernel.family, kernel.precision, kernel.count) == ("attention", "bf16", 2)
 
 
 def test_counts_times_and_shares(tmp_path: Path) -> None:
@@ -132,12 +96,6 @@ def test_occupancy_of_0_with_much_shared_memory_is_unknown(tmp_path: Path, share
     assert (found.occupancy_pct, found.occupancy_from) == (expected, None if expected is None else "estimated")
 
 
-def test_occupancy_that_was_not_recorded_is_unknown(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.kernel("a", at=10, start=100, end=130)
-    assert only(tmp_path, r).occupancy_pct is None
-
-
 def test_communication_has_no_bound(tmp_path: Path) -> None:
     ranks = [RankTrace(0, world_size=2), RankTrace(1, world_size=2, clock_offset_us=100)]
     for r in ranks:
@@ -156,12 +114,6 @@ def test_shares_of_tensor_cores_and_of_memory_bound_time(tmp_path: Path) -> None
     table = table_of(built_run(tmp_path, [r]))
     assert table.tensor_core_share == pytest.approx(0.75)
     assert table.memory_bound_share == pytest.approx(120 / 160)
-
-
-def test_a_graph_launches_many_kernels_by_one_call() -> None:
-    table = table_of(load(DATA / "h200-cuda-graphs", cache=False))
-    assert table.kernels_per_step and table.launches_per_step
-    assert table.kernels_per_step > 10 * table.launches_per_step
 
 
 def test_no_product_of_a_real_run_beats_the_chip() -> None:

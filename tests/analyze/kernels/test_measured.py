@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.ncu_kernels import kernels_named, measured_rows
+from stepscope.analyze.kernels import kernels_named, measured_rows
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import Run
@@ -93,11 +93,6 @@ def test_metrics_reach_the_report(tmp_path: Path) -> None:
     assert (kernel["bound"], kernel["bound_from"], kernel["sm_pct"]) == ("compute-bound", "measured", 90)
 
 
-def test_kernel_that_uses_neither_is_bound_by_latency(tmp_path: Path) -> None:
-    run = job(tmp_path, [launch("gemm", sm=20, memory=30)], ("gemm", [64, 1, 1]))
-    assert kernels_of(run)["gemm"].bound == "latency"
-
-
 def test_launches_are_taken_in_their_order(tmp_path: Path) -> None:
     run = job(tmp_path, [launch("k", occupancy=10), launch("k", occupancy=30)], *[("k", [64, 1, 1])] * 3)
     rows = measured_rows(run.ranks[0], run.measured)
@@ -149,12 +144,3 @@ def test_names_of_a_real_table_meet_those_of_a_real_trace() -> None:
     (clamp,) = measured - found.keys()
     assert "launch_clamp_scalar" in clamp
     assert kernels_named([clamp], [gelu]) == {}, "the only kernel of that function does something else"
-
-
-def test_function_alone_is_enough_where_it_is_the_only_one() -> None:
-    assert kernels_named([_VECTORIZED], [ADD]) == {_VECTORIZED: ADD}
-    assert kernels_named([_VECTORIZED], [ADD, RELU]) == {}
-
-
-def test_name_that_could_be_two_is_none() -> None:
-    assert kernels_named(["k<float>"], ["a::k<int>", "b::k<int>"]) == {}

@@ -6,7 +6,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.backward_work import parameter_gradients
+from stepscope.analyze.phases import parameter_gradients
 from stepscope.diagnose.kernel_rules import memory_bound_kernels
 
 NODE = "autograd::engine::evaluate_function: "

@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.lateness import common_steps, own_times
 from stepscope.analyze.stragglers import Straggler, find_stragglers
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
@@ -81,11 +79,6 @@ def test_late_rank_is_named_with_its_cause(tmp_path: Path, slow: Slow, cause: st
     assert straggler.slowdown == pytest.approx((8 + 5) / 8, rel=0.01)
 
 
-def test_evidence_says_which_part_is_longer(tmp_path: Path) -> None:
-    (straggler,) = found(tmp_path, job({1: device_slow(4)}))
-    assert straggler.evidence == {"data": 0.0, "device": pytest.approx(4e6, rel=0.01)}
-
-
 def test_host_that_runs_ahead_of_a_busy_device_is_no_straggler(tmp_path: Path) -> None:
     """Without synchronisation the device decides the step: 3 ms more of the host hide behind its 7 ms."""
     traces = job({1: host_slow(3)})
@@ -133,26 +126,6 @@ def test_rank_late_in_few_steps_is_intermittent(tmp_path: Path) -> None:
     assert not straggler.persistent
 
 
-def test_thresholds_are_settable(tmp_path: Path) -> None:
-    traces = job({1: device_slow(1)})
-    (straggler,) = found(tmp_path, traces)
-    assert found(tmp_path, traces, slowdown=1.5) == []
-    assert found(tmp_path, traces, threshold=straggler.score + 1) == []
-    assert found(tmp_path, traces, overhead_ns_per_step=2e6) == []
-
-
-def test_window_looks_at_the_last_steps_only(tmp_path: Path) -> None:
-    begins: list[float] = []
-
-    def early(trace: RankTrace, begin: float) -> tuple[float, float]:
-        begins.append(begin)
-        return (0.0, 20 * MS) if len(begins) <= 3 else (0.0, 0.0)
-
-    traces = job({1: early})
-    assert [s.rank for s in found(tmp_path, traces)] == [1]
-    assert found(tmp_path, traces, window_steps=3) == []
-
-
 def test_most_ranks_slow_is_no_straggler(tmp_path: Path) -> None:
     """Three of four need longer: none of them is an outlier, and the quick one is late for nobody."""
     assert found(tmp_path, job({1: device_slow(6), 2: device_slow(6), 3: device_slow(6)})) == []
@@ -166,48 +139,6 @@ def test_longer_work_that_nobody_waits_for_is_no_straggler(tmp_path: Path) -> No
         trace.collective("allreduce", at=10, start=20, end=1 * MS)
         trace.kernel("gemm", at=50, start=1 * MS, end=(12 if trace.rank == 1 else 3) * MS)
     assert found(tmp_path, traces) == []
-
-
-def test_rank_whose_steps_are_unknown_is_not_compared(tmp_path: Path) -> None:
-    traces = job({1: device_slow(5)}, ranks=2)
-    traces[1].events = [e for e in traces[1].events if "ProfilerStep" not in e["name"]]
-    shared = aligned(built_run(tmp_path, traces))
-    own = own_times(shared)
-    assert own is not None
-    assert np.isnan(own[1]).all()
-    assert find_stragglers(shared) == []
-
-
-def test_no_device_no_steps_no_matches(tmp_path: Path) -> None:
-    alone = RankTrace(0)
-    alone.step(0, 0, 100)
-    alone.kernel("gemm", at=5, start=10, end=50)
-    (tmp_path / "one").mkdir()
-    assert found(tmp_path / "one", [alone]) == []
-    traces = job({1: device_slow(6)}, ranks=2)
-    for trace in traces:
-        trace.events = [e for e in trace.events if "ProfilerStep" not in e["name"]]
-    (tmp_path / "two").mkdir()
-    assert found(tmp_path / "two", traces) == []
-
-
-def test_rank_without_steps_or_matches_does_not_end_the_comparison(tmp_path: Path) -> None:
-    traces = job({1: device_slow(5)}, ranks=5)
-    traces[4].events = [e for e in traces[4].events if "ProfilerStep" not in e["name"]]
-    traces[3].events = [e for e in traces[3].events if "nccl" not in e["name"]]
-    shared = aligned(built_run(tmp_path, traces))
-    own = own_times(shared)
-    assert own is not None
-    assert np.isnan(own).all(axis=1).tolist() == [False, False, False, True, True]
-    assert [s.rank for s in find_stragglers(shared)] == [1]
-
-
-def test_common_steps_are_those_of_all_that_have_any(tmp_path: Path) -> None:
-    traces = job({}, ranks=3)
-    for rank, dropped in ((0, "ProfilerStep#0"), (1, "ProfilerStep#5"), (2, "ProfilerStep#")):
-        traces[rank].events = [e for e in traces[rank].events if not e["name"].startswith(dropped)]
-    assert common_steps(built_run(tmp_path, traces).ranks).tolist() == [1, 2, 3, 4]
-    assert common_steps(()).tolist() == []
 
 
 def test_recorded_gloo_rank_that_slept_is_named() -> None:

@@ -8,9 +8,9 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, Op, backward, collective, kernel, simulate
 
 from stepscope.analyze.collective_costs import waited_for_ns
-from stepscope.analyze.lateness import late_ranks, own_times
 from stepscope.analyze.outlined_rank import outlined
 from stepscope.analyze.sampled import chosen_indices
+from stepscope.analyze.stragglers import late_ranks, own_times
 from stepscope.run.aligned import AlignedRun, aligned, chosen_ranks
 
 RANKS, MOST = 16, 8

@@ -42,12 +42,6 @@ def test_backward_on_the_main_thread_is_told_apart_too(tmp_path: Path) -> None:
     assert phases_at(tmp_path, r, [50, 150, 185, 350, 450, 650, 750]) == [F, B, B, F, B, A, O]
 
 
-def test_callbacks_on_the_engines_thread_are_not_forward(tmp_path: Path) -> None:
-    r = RankTrace()
-    accumulating_step(r)
-    assert phases_at(tmp_path, r, [305, 650], thread=AUTOGRAD) == [B, A]
-
-
 def test_closure_inside_the_optimizer_keeps_its_phases(tmp_path: Path) -> None:
     r = RankTrace()
     r.step(0, 0, 1000)
@@ -56,13 +50,6 @@ def test_closure_inside_the_optimizer_keeps_its_phases(tmp_path: Path) -> None:
     r.backward("MmBackward0", 200, 400)
     r.ran("aten::add_", 500, 600)
     assert phases_at(tmp_path, r, [50, 300, 550]) == [F, B, O]
-
-
-def test_trace_without_host_operators_has_no_phases(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 1000)
-    r.kernel("gemm", at=10, start=20, end=30)
-    assert phases_at(tmp_path, r, [50]) == [Phase.UNKNOWN]
 
 
 def test_work_and_collectives_take_the_phase_of_their_launch(tmp_path: Path) -> None:
@@ -77,11 +64,3 @@ def test_work_and_collectives_take_the_phase_of_their_launch(tmp_path: Path) -> 
     by_name = dict(zip(rank.work.start_ns.tolist(), work_phases(rank, found).tolist(), strict=True))
     assert by_name == {true_ns(500): F, true_ns(0): Phase.UNKNOWN, true_ns(700): B, true_ns(10): Phase.UNKNOWN}
     assert sorted(collective_phases(rank, found).tolist()) == [Phase.UNKNOWN, B]
-
-
-def test_collectives_in_a_graph_have_no_phase(tmp_path: Path) -> None:
-    r = RankTrace(world_size=2)
-    accumulating_step(r)
-    r.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at=50, start=100, end=200, call="cudaGraphLaunch")
-    rank = built_run(tmp_path, [r]).ranks[0]
-    assert collective_phases(rank, passes(rank)).tolist() == [Phase.UNKNOWN]

@@ -97,22 +97,6 @@ def test_closure_inside_the_optimizer_is_forward_and_backward(tmp_path: Path) ->
     assert parts["update"][0] is Region.OPTIMIZER
 
 
-def test_optimizer_inside_backward_is_optimizer(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 500)
-    with r.op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 100, 200, thread=AUTOGRAD):
-        r.annotation("Optimizer.step#SGD.step", 120, 180, thread=AUTOGRAD)
-        r.kernel("update", at=130, start=150, end=160, thread=AUTOGRAD)
-    assert found(tmp_path, r)["update"][0] is Region.OPTIMIZER
-
-
-def test_trace_without_backward_is_all_forward(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 100)
-    r.kernel("inference", at=10, start=20, end=30)
-    assert found(tmp_path, r)["inference"][0] is Region.FORWARD
-
-
 def test_graph_goes_by_device_annotation_else_other(tmp_path: Path, trace: RankTrace) -> None:
     trace.kernel("graph a", at=50, start=60, end=65, call="cudaGraphLaunch")
     trace.kernel("graph b", at=51, start=66, end=70, call="cudaGraphLaunch")

@@ -66,16 +66,6 @@ def test_regular_spikes_are_found_with_their_interval_and_cost() -> None:
     assert found.drift is not None and not found.drift.significant
 
 
-def test_a_drift_makes_no_spikes() -> None:
-    assert steadiness_of(series(np.linspace(100, 300, 400) + noise(400))).num_spikes == 0
-
-
-def test_throughput_counts_spikes_and_the_whole_job() -> None:
-    found = steadiness_of(series([100] * 9 + [200]), samples_per_step=8, tokens_per_step=4096)
-    assert found.samples_per_s == pytest.approx(8 / 0.110)
-    assert found.tokens_per_s == pytest.approx(4096 / 0.110)
-
-
 def two_rank_run(tmp_path: Path) -> Run:
     ranks = []
     for rank in (0, 1):

@@ -72,13 +72,6 @@ def test_region_that_some_steps_have_is_named_with_what_it_adds(cause: str) -> N
     assert found.recurring.without((cause,)).total_ns == 0
 
 
-def test_epoch_start_that_comes_every_thirty_steps_counts() -> None:
-    found = training_step([log(extra=every(30, loader_start=900.0, data_loading=100.0))])
-    assert found is not None and set(found.recurring.causes) == {"loader_start", "data_loading"}
-    num_events, num_steps = found.recurring.num_steps_with("loader_start")
-    assert num_events == 2 and found.recurring.total_ns == pytest.approx(1000e6 * num_events / num_steps, rel=0.02)
-
-
 def test_log_without_a_region_for_it_knows_the_restarted_loader_by_its_first_batch() -> None:
     found = training_step([log(extra=every(6, data_loading=120.0, outside=140.0))])
     assert found is not None and found.recurring.causes == ("data_loading",)
@@ -133,15 +126,3 @@ def test_steps_that_are_slower_after_the_window_are_said_and_do_not_count_as_ord
     found = training_step([log(slower_after=1.3)])
     assert found is not None and found.ordinary_ns == pytest.approx(50e6, rel=0.01)
     assert any("before the window" in line and "+2" in line for line in found.notes)
-
-
-def test_too_few_steps_tell_nothing() -> None:
-    lines = [{"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1} for i in range(5)]
-    assert training_step([step_log_of(lines, rank=0)]) is None and training_step([]) is None
-
-
-def test_passes_without_gradients_in_every_step_are_the_work_of_the_loop() -> None:
-    """A policy writes in every step what it is trained on: that a few of them are longer is no evaluation."""
-    found = training_step([log(extra=lambda step: {"evaluation": 160.0 if step % 6 == 5 else 80.0})])
-    assert found is not None and "evaluation" not in found.recurring.causes
-    assert found.mean_ns == pytest.approx(143e6, rel=0.02)

@@ -44,17 +44,6 @@ def test_change_of_protocol_is_found_where_it_is():
     assert np.abs(left_out.log_ratio[1:-1]).mean() < 0.05
 
 
-def test_plain_line_stays_one_piece_and_goes_on_beyond_the_data():
-    pieces, _ = fit_pieces(SIZES, 20_000 + 0.5 * SIZES)
-    assert pieces.time_ns(1e9) == pytest.approx(20_000 + 0.5e9, rel=0.02)
-    assert pieces.time_ns(1) == pytest.approx(20_000, rel=0.02)
-
-
-def test_few_sizes_still_give_a_curve():
-    assert fit_pieces([1e6], [1e6])[0].time_ns(1e6) == pytest.approx(1e6, rel=0.02)
-    assert fit_pieces([1e3, 1e6], [1e4, 1e6])[0].time_ns(1e6) == pytest.approx(1e6, rel=0.05)
-
-
 def test_left_out_sizes_are_predicted_better_than_by_a_line(two_ranks):
     sizes = sorted({p.size_bytes for p in two_ranks})
     known = [p for p in two_ranks if p.size_bytes in sizes[::2]]
@@ -170,17 +159,6 @@ def test_nonsense_questions_are_refused(four_ranks, asked):
     op, size, world = asked
     with pytest.raises(UsageError):
         calibrate(four_ranks[:12]).predict(op, size_bytes=size, world_size=world)
-
-
-def test_a_size_beyond_the_measured_ones_is_not_called_measured():
-    points = [Point("all_reduce", 2, int(size), 20_000 + 0.5 * size) for size in SIZES]
-    found = calibrate(points)
-    at = {
-        size: found.predict("all_reduce", size_bytes=size, world_size=2).how for size in (SIZES[0], SIZES[-1], 1e9, 8)
-    }
-    assert at[SIZES[0]] == at[SIZES[-1]] == "measured at world size 2"
-    assert at[1e9] == "extrapolated from 134.2 MB, measured at world size 2"
-    assert at[8] == "extrapolated from 1.0 kB, measured at world size 2"
 
 
 def test_a_curve_that_does_not_fit_is_called_so(capsys):

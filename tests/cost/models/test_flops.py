@@ -17,7 +17,6 @@ from stepscope.cost.model_flops import (
     Transformer,
     forward_flops_per_token,
     training_flops_per_token,
-    utilisation,
 )
 from stepscope.cost.model_shape import transformer_from_config
 from stepscope.errors import StepscopeError
@@ -183,33 +182,6 @@ def test_checkpointed_blocks_equal_the_counter():
 def _block(attention, mlp, x):
     x = x + attention(x)
     return x + mlp(x)
-
-
-def test_dense_transformer_follows_the_well_known_formula():
-    layers, width, vocab, seq = 12, 1024, 32768, 1024
-    shape = Transformer(layers=layers, d_model=width, heads=16, vocab=vocab, mlp_width=4 * width)
-    forward = layers * (24 * width**2 + 4 * seq * width) + 2 * vocab * width
-    assert forward_flops_per_token(shape, seq_len=seq).total == forward
-    assert training_flops_per_token(shape, seq_len=seq).model == 3 * forward
-
-
-def test_six_n_per_token_has_the_two_and_the_three_in_it():
-    shape = Transformer(layers=24, d_model=2048, heads=16, vocab=1, mlp_width=8192)
-    parameters = 24 * 12 * 2048**2
-    assert training_flops_per_token(shape, seq_len=0).model == pytest.approx(6 * parameters, rel=1e-4)
-
-
-def test_full_recomputation_is_four_thirds():
-    full = training_flops_per_token(SHAPES["gpt"], seq_len=SEQ, recompute=Recompute.FULL)
-    assert full.hardware * 3 == full.model * 4
-    attention = training_flops_per_token(SHAPES["gpt"], seq_len=SEQ, recompute=Recompute.ATTENTION)
-    assert 0 < attention.recomputed < full.recomputed
-
-
-def test_utilisation_of_the_peak():
-    assert utilisation(flops_per_step=450e12, step_s=1.0, peak_flops_per_s=989e12) == pytest.approx(0.455, abs=0.001)
-    assert utilisation(flops_per_step=8e12, step_s=0.5, peak_flops_per_s=4e12, devices=8) == 0.5
-    assert utilisation(flops_per_step=1e12, step_s=1.0, peak_flops_per_s=None) is None
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stepscope.cost.kernel_names import Family
-from stepscope.cost.operators import COSTED, counted_once, operator_cost
+from stepscope.cost.operators import operator_cost
 
 RECORDED = json.loads(gzip.decompress((Path(__file__).parents[2] / "data/cost/recorded_steps.json.gz").read_bytes()))
 
@@ -42,16 +41,6 @@ def test_eight_bit_product_writes_sixteen_bits_unless_its_output_type_is_recorde
     assert cost("aten::_scaled_mm", *inputs).dtype == "fp8"
 
 
-def test_grouped_product_counts_each_row_once():
-    rows = cost("aten::_grouped_mm", ([16, 32], BF16), ([4, 32, 8], BF16), ([4], "int"))
-    assert rows.flops == 2 * 16 * 32 * 8
-
-
-def test_products_of_shapes_that_do_not_fit_are_unknown():
-    assert cost("aten::mm", ([8, 4], BF16), ([5, 2], BF16)) is None
-    assert cost("aten::mm", ([8, 4], "mystery"), ([4, 2], BF16)) is None
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -73,11 +62,6 @@ def test_attention_backward_is_twice_forward_and_repeats_the_scores():
     found = cost("aten::_scaled_dot_product_cudnn_attention_backward", *[shape] * 4)
     forward = 2 * 2 * 4 * 16 * 16 * 16
     assert (found.flops, found.recomputed_flops, found.hardware_flops) == (2 * forward, forward // 2, 2.5 * forward)
-
-
-def test_attention_with_shared_keys_counts_query_heads():
-    query, key = ([2, 8, 16, 8], BF16), ([2, 2, 16, 8], BF16)
-    assert cost("aten::_scaled_dot_product_flash_attention", query, key, key).flops == 2 * 2 * 8 * 16 * 16 * 16
 
 
 def test_packed_sequences_give_a_lower_bound():
@@ -128,45 +112,18 @@ def test_traffic_of_operators_without_products():
     )
 
 
-def test_lists_are_unknown_until_the_caller_tells_what_was_not_recorded():
-    lists: Any = [([], "TensorList")] * 6
-    assert cost("aten::_fused_adamw_", *lists) is None
-    found = cost("aten::_fused_adamw_", *lists, list_elements=1000, list_element_bytes=4)
-    assert work(found) == (Family.OPTIMIZER, 0, 16_000, 12_000)
-    recorded = cost("aten::_foreach_add_", ([[3, 2], [4]], "TensorList"), ([[3, 2], [4]], "TensorList"))
-    assert recorded is None
-    short = ([[3, 2], [4]], "TensorList")
-    assert work(cost("aten::_foreach_add_", short, short, list_element_bytes=2)) == (Family.OPTIMIZER, 0, 40, 20)
+def test_lists_of_tensors_have_no_cost():
+    assert cost("aten::_fused_adamw_", *[([], "TensorList")] * 6) is None
 
 
 @pytest.mark.parametrize("name", ["aten::linear", "aten::matmul", "aten::scaled_dot_product_attention", "aten::to"])
 def test_composites_have_no_cost(name):
-    assert name not in COSTED
     assert cost(name, ([8, 4], FLOAT), ([4, 4], FLOAT)) is None
 
 
 @pytest.mark.parametrize("dims", [None, "", "null", "{}", "[[8, 4]", "[[8, -4], [4, 2]]", "[[8, 4]]", '[["a"], [1]]'])
 def test_bad_texts_are_unknown(dims):
     assert operator_cost("aten::mm", dims=dims, types='["float", "float"]') is None
-
-
-def test_deeply_nested_text_is_unknown():
-    assert operator_cost("aten::mm", dims="[" * 100_000, types='["float", "float"]') is None
-
-
-def test_only_the_outermost_costed_operator_counts():
-    #            linear  addmm  sdpa_flash  flash_fwd  fill_
-    costed = np.array([False, True, True, True, True])
-    parents = np.array([-1, 0, -1, 2, 3])
-    assert counted_once(costed, parents=parents).tolist() == [False, True, True, False, False]
-
-
-def test_counting_once_reaches_through_any_depth():
-    depth = 1000
-    parents = np.arange(-1, depth - 1)
-    costed = np.zeros(depth, bool)
-    costed[[10, 500, 999]] = True
-    assert np.flatnonzero(counted_once(costed, parents=parents)).tolist() == [10]
 
 
 @pytest.mark.parametrize("case", sorted(RECORDED))

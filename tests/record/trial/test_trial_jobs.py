@@ -7,8 +7,7 @@ import pytest
 
 from stepscope.cli.tune import FirstRun, Trials, first_run
 from stepscope.record.launch.launch import BoundedRun, processes_of
-from stepscope.tune.candidates import candidates
-from stepscope.tune.experiment import Trial
+from stepscope.tune.experiment import Trial, candidates
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.job, pytest.mark.slow]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.tune import Trials
-from stepscope.tune.candidates import ROUNDING, Candidate
+from stepscope.tune.experiment import ROUNDING, Candidate
 
 SCRIPT = str(Path(__file__).parent / "ddp_job.py")
 

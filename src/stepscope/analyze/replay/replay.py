@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_time import RECORDING_COST_NS, Activities, activities, recorded_events
-from stepscope.analyze.lateness import common_steps
 from stepscope.analyze.replay.graph import (
     CircularWaits,
     Graph,
@@ -25,6 +24,7 @@ from stepscope.analyze.replay.graph import (
     with_durations,
 )
 from stepscope.analyze.replay.program import Program, device_program, host_part_ns, host_part_scaled, host_program
+from stepscope.analyze.stragglers import common_steps
 from stepscope.analyze.training_step import NOTHING_RECURS, WORK_REGIONS, Floats, Recurring, TrainingStep, region_times
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord

@@ -8,8 +8,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owner_costs import CodeNode
 from stepscope.cost.alpha_beta import Curve
-from stepscope.cost.calibration import Calibration
-from stepscope.cost.recorded_collectives import points_from_run
+from stepscope.cost.calibration import Calibration, points_from_run
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import report_json
 from stepscope.document.values import plain

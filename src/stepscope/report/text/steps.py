@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from rich.console import Console
 
-from stepscope.analyze.kernels import measured_kernels
+from stepscope.analyze.kernels import function_of, measured_kernels
 from stepscope.analyze.log_stragglers import Floats, LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
-from stepscope.analyze.ncu_kernels import function_of
 from stepscope.report.terminal import name_text, plain_table, print_fitting, print_table, row_name
 from stepscope.run.light import LightRun
 from stepscope.run.step_log import StepLog, unprofiled_step

@@ -9,7 +9,7 @@ from rich.text import Text
 from stepscope.analyze.account import Account
 from stepscope.analyze.collective_costs import RankWindow
 from stepscope.analyze.layers import PARTS
-from stepscope.analyze.serving import Serving
+from stepscope.analyze.step_periods import Serving
 from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.finding import Finding, setting_of_finding
 from stepscope.diagnose.findings import Diagnosis, by_need
