@@ -12,14 +12,14 @@ from stepscope.cli.main import main
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 
 LAZY = {
-    "memory": "memory.usage.memory_view",
-    "steadiness": "step.steadiness.steadiness",
-    "kernels": "kernels.kernels.kernel_table",
-    "operators": "kernels.operators.operator_table",
+    "memory": "memory.memory_view",
+    "steadiness": "steadiness.steadiness",
+    "kernels": "kernels.kernel_table",
+    "operators": "operators.operator_table",
     "critical path": "replay.critical_path.critical_path",
-    "overlap": "ranks.overlap.overlap_efficiency",
-    "parallel strategies": "parallel.by_strategy.by_strategy",
-    "source lines": "owners.of_run.ownership_of",
+    "overlap": "account.overlap_efficiency",
+    "parallel strategies": "account.by_strategy",
+    "source lines": "frame_owners.ownership_of",
 }
 EAGER = {
     "waterfall": "waterfall",
