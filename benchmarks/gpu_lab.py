@@ -269,7 +269,7 @@ def step_cells(row: dict[str, Any], reference: dict[str, Any]) -> list[str]:
 
 
 def data_parallel_table(part: str, folder: Path) -> str:
-    from stepscope.cli.bench.overlap import overlap_summary
+    from stepscope.cli.bench import overlap_summary
 
     found = json.loads((folder / f"{part}.json").read_text())
     reference = next(row for row in found["series"] if row["name"] == "pytorch_ddp")

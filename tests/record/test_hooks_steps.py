@@ -158,6 +158,6 @@ def test_an_optimizer_made_again_or_joining_later_is_the_same_unit() -> None:
 
 
 def test_reset_gradients_reveal_an_update_by_hand_a_little_late() -> None:
-    found = Found(parameters_changed=lambda: False, gradients_reset=lambda: found.changed)
+    found: Found = Found(parameters_changed=lambda: False, gradients_reset=lambda: found.changed)
     log = found.play(*["load", "fwd", "by hand", "bwd"] * 3, "finish")
     assert len([e for e in log if e.startswith("E")]) == 3

@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def ask(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return a function that gives what `stepscope sql` prints, and whether it had to read the run."""
     read: list[object] = []
-    run_from = command.run_from
+    run_from = command.run_from  # type: ignore[attr-defined]
 
     def counted(args: object) -> Run:
         read.append(args)

@@ -286,14 +286,15 @@ def _with_overlap(document: Document, records: Records, folder: Path) -> Documen
     with work_progress("reading traces", unit="series") as progress:
         for i, row in enumerate(document["series"]):
             traces = every(records, what="trace", series=row["name"])
-            overlap = _overlap_summary(*(folder / trace["path"] for trace in traces))
+            overlap = overlap_summary(*(folder / trace["path"] for trace in traces))
             found.append({**row, "summary": {**row["summary"], **overlap}})
             if progress:
                 progress(i + 1, len(document["series"]))
     return {**document, "series": found}
 
 
-def _overlap_summary(*traces: Path) -> dict[str, Any]:
+def overlap_summary(*traces: Path) -> dict[str, Any]:
+    """Return communication and overlap per step, from the traces of all ranks."""
     nothing = dict.fromkeys(("comm_ms_per_step", "exposed_comm_ms_per_step", "overlap_pct", "overlap_efficiency"))
     if not any(path.exists() for path in traces):
         return {**nothing, "overlap_reason": "no trace was recorded"}
