@@ -44,8 +44,15 @@ def holds_array(kind: Any, holders: set[type]) -> bool:
     return inspect.isclass(kind) and (issubclass(kind, np.ndarray) or kind in holders)
 
 
+def resolved_hints(one: type) -> list[Any]:
+    try:
+        return list(typing.get_type_hints(one).values())
+    except NameError:  # a command's record, whose types are imported for the checker only
+        return []
+
+
 def array_holders(classes: list[type]) -> set[type]:
-    hints = {one: list(typing.get_type_hints(one).values()) for one in classes}
+    hints = {one: resolved_hints(one) for one in classes}
     holders: set[type] = set()
     while True:
         more = {c for c in classes if any(holds_array(kind, holders) for kind in hints[c])}

@@ -306,7 +306,7 @@ class _BootstrapRun(ArrayRecord):
     df: float
 
 
-def _side(runs: Sequence[npt.ArrayLike], statistic: Statistic, rng: np.random.Generator) -> list[_BootstrapRun]:
+def _side(runs: Sequence[npt.ArrayLike], statistic: Statistic, rng: "np.random.Generator") -> list[_BootstrapRun]:
     return [_drawn(np.asarray(run, float), statistic, rng) for run in runs]
 
 
@@ -329,7 +329,7 @@ def _centred(draws: Floats) -> Floats:
     return np.sort(draws - median(draws))
 
 
-def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _BootstrapRun:
+def _drawn(series: Floats, statistic: Statistic, rng: "np.random.Generator") -> _BootstrapRun:
     value = float(statistic(series)) if len(series) else nan
     n = len(series)
     if n < MIN_SAMPLES:
@@ -348,14 +348,14 @@ def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _B
     return _BootstrapRun(value, draws, float(draws.std()) * missed * widened, float(df[0]))
 
 
-def _blocks(n: int, length: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def _blocks(n: int, length: int, rng: "np.random.Generator") -> npt.NDArray[np.int64]:
     most = min(n, _MAX_STEPS)
     count = int(np.clip(2_000_000 // most, 199, _DRAWS))
     starts = rng.integers(0, n, (count, -(-most // length)))
     return np.asarray((starts[:, :, None] + np.arange(length)).reshape(count, -1)[:, :most] % n)
 
 
-def _over_runs(runs: Sequence[_BootstrapRun], rng: np.random.Generator) -> Floats:
+def _over_runs(runs: Sequence[_BootstrapRun], rng: "np.random.Generator") -> Floats:
     count = min(len(run.draws) for run in runs)
     if len(runs) == 1:
         return runs[0].draws[:count]

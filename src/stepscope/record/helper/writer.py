@@ -220,6 +220,9 @@ def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) ->
 # disk is taken back.
 
 
+MAX_WAITING_BYTES = 64 << 20
+
+
 class GrowingLog:
     """One process's log; the file must not exist yet."""
 
@@ -232,7 +235,7 @@ class GrowingLog:
 
     def add(self, line: bytes) -> bool:
         """Take in a line, to be written by the next `flush`; return False where there is no room to keep it."""
-        if len(self._waiting) + len(line) >= (64 << 20):
+        if len(self._waiting) + len(line) >= MAX_WAITING_BYTES:
             self._refused += 1
             return False
         self._waiting += line + b"\n"

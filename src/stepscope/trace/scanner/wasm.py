@@ -13,15 +13,17 @@ from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import wasmtime
 
 from stepscope.digest import digest_of
 from stepscope.errors import InputError
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
+
+if TYPE_CHECKING:
+    import wasmtime  # at run time with the first instance: a cached run needs none
 
 _WASM = Path(__file__).with_name("scanner.wasm")
 
@@ -45,13 +47,15 @@ class MemoryLimitError(InputError):
     """A file needs more memory than an instance may have."""
 
 
-def _module(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
+def _module(*, frugal: bool) -> "tuple[wasmtime.Engine, wasmtime.Module]":
     with _compiling:
         return _compiled(frugal=frugal)
 
 
 @cache
-def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
+def _compiled(*, frugal: bool) -> "tuple[wasmtime.Engine, wasmtime.Module]":
+    import wasmtime
+
     config = wasmtime.Config()
     config.parallel_compilation = False  # one small module: threads cost more than they save
     config.memory_may_move = frugal  # else it may be filled while code runs
@@ -65,8 +69,10 @@ def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
 _DIGEST_CHARACTERS = 32
 
 
-def module_of(engine: wasmtime.Engine, code: bytes) -> wasmtime.Module:
+def module_of(engine: "wasmtime.Engine", code: bytes) -> "wasmtime.Module":
     """Return the compiled module of some WebAssembly, from an earlier process where one left it."""
+    import wasmtime
+
     place = machine_code_file()
     cached = _cached(place, code)
     if cached is not None:
@@ -101,6 +107,8 @@ class Instance:
     """One instance of the module and a view of its memory."""
 
     def __init__(self) -> None:
+        import wasmtime
+
         # the memory, when it grows
         self.may_move = False
         try:
@@ -111,6 +119,8 @@ class Instance:
         self._memory: npt.NDArray[np.uint8] | None = None
 
     def _start(self, *, frugal: bool) -> None:
+        import wasmtime
+
         engine, module = _module(frugal=frugal)
         self._store = wasmtime.Store(engine)
         self._exports = wasmtime.Instance(self._store, module, []).exports(self._store)
