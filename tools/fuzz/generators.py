@@ -584,4 +584,6 @@ def _below(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> list[tuple
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return [one for name, sub in action.choices.items() for one in _below(sub, (*path, name))]
-    return [(path, tuple(o for action in parser._actions for o in action.option_strings if o not in ("-h", "--help")))]
+    # --verbose prints the traceback of an error on purpose
+    left_out = ("-h", "--help", "-v", "--verbose")
+    return [(path, tuple(o for action in parser._actions for o in action.option_strings if o not in left_out))]

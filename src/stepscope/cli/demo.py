@@ -23,6 +23,7 @@ from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 
 SLOW_MS = 60.0
+STEPS = 70
 # a busy machine disturbs single steps: with this many it hardly shows
 _RECORDED_STEPS = 20
 
@@ -82,7 +83,7 @@ def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
     from stepscope.record.launch.launch import launch
 
     script = Path(__file__).parents[1] / "bench" / "demo_train.py"
-    words = ["--steps", "70", "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
+    words = ["--steps", str(STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
     first = WAIT_STEPS + WARMUP_STEPS
     print_line(

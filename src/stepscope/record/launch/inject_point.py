@@ -2,20 +2,21 @@
 
 import os
 import re
-import sys
 from typing import Any
 
 import torch
 
 from stepscope.record.config import RecordConfig, set_kineto_settings
 from stepscope.record.failsafe import leave_word, say
-from stepscope.record.session import current
 
 _MIN_TORCH = (2, 4)
+_has_begun = False
 
 
 def begin() -> None:
     """Put the hooks in, as the environment asks."""
+    global _has_begun
+    _has_begun = True
     config = RecordConfig.from_env()
     if config is None:
         return
@@ -47,7 +48,7 @@ def begin() -> None:
 
 def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
     from stepscope.record.rank import place_of_process
-    from stepscope.record.session import Recorder
+    from stepscope.record.session import Recorder, current
 
     if torch.utils.data.get_worker_info() is not None or current() is not None:
         return None
@@ -72,10 +73,12 @@ def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
 
 def already_recorded() -> bool:
     """Return whether there is a recorder, or will be: `stepscope record` starts its own when training begins."""
+    from stepscope.record.session import current
+
     return current() is not None or followed_from_outside()
 
 
 def followed_from_outside() -> bool:
     """Return whether the hooks of `stepscope record` are in this process and mark steps and regions by themselves."""
-    config = RecordConfig.from_env() if "stepscope.record.launch.inject_point" in sys.modules else None
+    config = RecordConfig.from_env() if _has_begun else None
     return config is not None and not config.only_set
