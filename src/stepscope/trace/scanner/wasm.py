@@ -7,6 +7,7 @@ module and of all that follows, against damage; wasmtime refuses code of another
 compiled again and replaced; where nothing can be written, nothing is cached.
 """
 
+import atexit
 import ctypes
 from contextlib import suppress
 from functools import cache
@@ -62,6 +63,7 @@ def _compiled(*, frugal: bool) -> "tuple[wasmtime.Engine, wasmtime.Module]":
     if frugal:
         config.memory_reservation = config.memory_guard_size = 0
         config.memory_reservation_for_growth = 1 << 24
+    atexit.register(_compiled.cache_clear)  # before wasmtime, which frees them, is torn down
     engine, code = wasmtime.Engine(config), module_code()
     return engine, wasmtime.Module(engine, code) if frugal else module_of(engine, code)
 
