@@ -172,6 +172,14 @@ class RankLines(ArrayRecord):
         """Return which stacks hold a line, one entry more for nobody."""
         return self.sets.mask(self.lines[line].number)
 
+    def holding_any(self, lines: Sequence[Line]) -> Mask:
+        """Return which stacks hold any of some lines; those that the rank does not have hold none."""
+        found = np.zeros(len(self.owned.stacks) + 1, bool)
+        for line in lines:
+            if line in self.lines:
+                found |= self.holding(line)
+        return found
+
 
 def rank_lines(owned: Ownership) -> RankLines:
     """Return what the user's lines did on a rank."""

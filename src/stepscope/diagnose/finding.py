@@ -1,13 +1,116 @@
-"""What a rule says: one cause of lost time, what fixing it would save, how that is known and what to do."""
+"""What a finding is, and everything the product knows of each finding id.
 
-from dataclasses import field
+A `Fault` is one id of the contract with all its facts: what it means, how a headline names it, what a run is bound by
+where it comes first, which what-if setting is its fix, where the page shows it. A `Kind` is one way to find it: which
+owners or which part of the account it matches, the change to the replay that stands for its fix, and its words. Every
+list of findings elsewhere derives from these two.
+"""
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
 from stepscope.dataclass import dataclass
+from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing
 
-# share of a finding's cost from which a line is what it is mostly about
-MIN_MOSTLY = 0.5
+# What is worth saying: the few policies that all kinds share, as shares of the step.
+#
+# NEGLIGIBLE     less is not looked at
+# WORTH_A_LINE   a fix that saves less is no finding
+# NOTABLE        a cost from which a kind that could be ordinary work speaks up
+# MOSTLY         a part from which something is mostly about one line, cause or rank
+NEGLIGIBLE, WORTH_A_LINE, NOTABLE, MOSTLY = 0.01, 0.02, 0.05, 0.5
+MORE_MICROBATCHES = 4
+MICROBATCHES = "micro-batches"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One finding id of the contract."""
+
+    id: str
+    meaning: str
+    #: what costs the time, in a headline
+    subject: str
+    #: what a run is bound by where this comes first; None for those without a saving
+    category: str | None
+    #: of `stepscope whatif --set`; None where no setting is its fix
+    setting: str | None = None
+    plural: bool = False
+    #: it costs the device's time, or that of the host which launches it or waits for it, whichever is larger
+    or_host: bool = False
+    #: where the page shows it: a metric of the heat map, slices of the timeline, rows of a table, a section
+    shows: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _shows(metric: str = "", slices: tuple[str, ...] = (), rows: tuple[str, ...] = (), section: str = "") -> Any:
+    places = {"metric": metric, "slices": list(slices), "rows": list(rows), "section": section}
+    return {name: place for name, place in places.items() if place}
+
+
+_HOST = _shows("host", rows=("idle", ""))
+_SENT = ("transfer", "unmatched")
+_TRANSFER = _shows("transfer", _SENT, ("collectives", ""))
+
+# fmt: off
+FAULTS = {fault.id: fault for fault in (
+    Fault("data-loading", "the step waits for input", "waiting for input", "data-bound", "data=instant",
+          shows=_shows("input", rows=("idle", ""))),
+    Fault("launch-overhead", "the host launches kernels more slowly than the device runs them",
+          "launching kernels one by one", "host-bound", "launch=graph", shows=_HOST),
+    Fault("host-device-sync", "`.item()`, `.cpu()`, synchronize and the like block the host in the step",
+          "the host waiting for the device", "host-bound", "sync=off", shows=_HOST),
+    Fault("host-to-device-copy", "pageable or unoverlapped copies", "copying between host and device", "copy-bound",
+          "copies=hidden", or_host=True, shows=_shows("copy", ("copy",))),
+    Fault("host-stall", "the host does something else: garbage collection, logging, checkpointing, lock",
+          "the host doing something else", "host-bound", "stalls=off", shows=_HOST),
+    Fault("allocator", "cudaMalloc/cudaFree/retries inside steps", "allocating device memory", "host-bound",
+          "allocator=off", shows=_HOST),
+    Fault("precision", "matmuls off the tensor cores, or wider than needed", "matrix products wider than 16 bit",
+          "compute-bound", "precision=16bit", plural=True, shows=_shows(rows=("kernels", "gemm"))),
+    Fault("mixed-precision-overhead", "loss scaling, casts", "loss scaling", "compute-bound", "scaler=off", or_host=True,
+          shows=_shows(rows=("kernels", ""))),
+    Fault("memory-bound-attention", "unfused attention", "unfused attention", "compute-bound", "attention=fused",
+          shows=_shows(rows=("kernels", "attention"))),
+    Fault("memory-bound-kernels", "other elementwise or normalisation kernels worth fusing",
+          "unfused elementwise kernels", "compute-bound", "kernels=fused", plural=True,
+          shows=_shows(rows=("kernels", "elementwise"))),
+    Fault("optimizer", "unfused or oversized optimizer step", "an unfused optimizer", "compute-bound", "optimizer=fused",
+          or_host=True, shows=_shows(slices=("optimizer",), rows=("kernels", "optimizer"))),
+    Fault("recomputation", "activation checkpointing costs more than it must", "recomputation", "compute-bound",
+          "recompute=off", or_host=True, shows=_shows("compute", rows=("operators", ""))),
+    Fault("small-batch", "too little work per kernel", "small batches", None, shows=_shows(rows=("kernels", ""))),
+    Fault("communication-bound", "transfer time that no overlap could hide", "waiting for transfers",
+          "communication-bound", "bytes=0.5x", shows=_TRANSFER),
+    Fault("no-overlap", "communication that could have been hidden and is not",
+          "sending gradients after backward instead of during it", "communication-bound", "overlap=perfect",
+          shows={**_TRANSFER, "section": "strategy"}),
+    Fault("too-many-small-collectives", "latency-bound communication: tiny buckets, per-parameter calls",
+          "communication in many small messages", "communication-bound", "bucket_mb=4",
+          shows={**_TRANSFER, "section": "strategy"}),
+    Fault("redundant-communication", "gradients synchronised in every micro-batch, repeated gathers",
+          "synchronising gradients more than once", "communication-bound", "accumulation=no_sync", shows=_TRANSFER),
+    Fault("straggler", "one rank is late; `ranks` names it, `cause` says host, device or data", "", "straggler-bound",
+          "straggler=off", shows=_shows("own")),
+    Fault("load-imbalance", "ranks have different amounts of work", "uneven work", "straggler-bound", "load=even",
+          shows=_shows("compute")),
+    Fault("expert-imbalance", "uneven token routing", "uneven routing of tokens", "straggler-bound", "experts=even",
+          shows=_shows("compute", section="strategy")),
+    Fault("pipeline-bubble", "too few micro-batches for the stages", "too few micro-batches", "pipeline-bound",
+          "microbatches={more}", plural=True, shows=_shows("wait", _SENT, section="strategy")),
+    Fault("slow-link", "a collective far below what the link or the other groups reach", "a slow link",
+          "communication-bound", "links=even", shows=_TRANSFER),
+    Fault("memory-pressure", "near the limit, fragmented, or growing", "memory", None, shows=_shows(section="memory")),
+    Fault("profiler-overhead", "the trace itself is distorted; says how far to trust it", "the profiler", None,
+          shows=_shows(section="trust")),
+)}
+# fmt: on
+FINDING_IDS = {fault.id: fault.meaning for fault in FAULTS.values()}
+FINDING_OF_SETTING = {fault.setting: fault.id for fault in FAULTS.values() if fault.setting}
 
 
 @dataclass(frozen=True)
@@ -19,6 +122,11 @@ class Evidence:
     unit: str = ""
     #: rank, step, kernel or operator it was seen at
     where: str = ""
+
+
+def evidence_ms(what: str, time_ns: float, where: str = "") -> Evidence:
+    """Return a time as evidence."""
+    return Evidence(what, round(time_ns / 1e6, 3), "ms", where)
 
 
 @dataclass(frozen=True)
@@ -42,52 +150,135 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A fault that a rule sees in the account, with the change that stands for its fix.
+class Match:
+    """One place in a run that a kind matches; what is not given is the kind's."""
 
-    The saving is found by replaying the run with `change`; `fixed_saving_ns` stands in where no replay can tell
-    (another schedule of a pipeline).
-    """
-
-    id: str
-    title: str
-    cause: str
-    remedy: str
+    #: stands for the fix; None where no replay can tell
     change: Change | None = None
-    fixed_saving_ns: float | None = None
+    #: fill the `{names}` in the kind's words
+    facts: Mapping[str, object] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
     #: time per step that shows the fault, whether or not it is on the critical path
     cost_ns: float | None = None
     evidence: tuple[Evidence, ...] = ()
-    #: how sure the rule is of the cause itself, 0 to 1
+    #: the lines it is about; empty: those of the time that the fix takes out
+    where: tuple[Where, ...] = ()
+    #: the time per step that the fix claims to remove: it saves no more
+    limit_ns: float | None = None
+    #: which time that is, by name: fixes that claim the same time cannot both remove it
+    claim: str = ""
+    #: what a formula says it saves per step, where no replay can tell
+    formula_ns: float = 0.0
+    #: options of `stepscope whatif` that give the same saving, none where no option does; None: the setting of its id
+    what_if: tuple[str, ...] | None = None
+    #: its time is mostly the device's, whatever the id says
+    on_device: bool = False
+    #: the next replace the kind's
+    title: str = ""
+    cause: str = ""
+    remedy: str = ""
+    sureness: float | None = None
+    doubt: float | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of finding: what it matches, the words for it, and how sure it can be."""
+
+    id: str
+    match: Callable[[Account], Iterable[Match]]
+    title: str
+    cause: str
+    #: ends with the counterfactual that the saving is of
+    remedy: str
+    scope: Scope = Scope.ANY
+    #: without these its silence proves nothing
+    needs: tuple[Need, ...] = ()
+    #: the time per step that its fix can remove, where a match does not say so itself
+    limit: Callable[[Account], float | None] | None = None
+    #: its advice needs gradients and an optimizer: a serving job gets none of it
+    training_only: bool = False
+    #: what is left when specific causes are fixed: its remedy would cover up any of them
+    general: bool = False
+    #: said even where nothing is saved
+    always: bool = False
+    #: how sure the cause itself is, 0 to 1
     sureness: float = 0.9
     #: relative error of the modelled fix
     doubt: float = 0.15
-    #: said even where nothing is saved (how far to trust the trace)
-    always: bool = False
-    #: the time per step that the fix claims to remove: it saves no more; None where only the step is a limit
-    limit_ns: float | None = None
-    #: which time that is, by name; the finding's own where nothing is said
-    claim: str = ""
-    #: the lines it is about, where the rule knows them; else those of the time that the fix takes out
-    where: tuple[Where, ...] = ()
-    #: options of `stepscope whatif` that give the same saving, none where no option does; None: its id's setting
-    what_if: tuple[str, ...] | None = None
-    #: what costs the time, in a headline; its id's words where nothing is said
+    #: what costs the time, in a headline, where that is not its id's
     subject: str = ""
-    #: a line's time is mostly the device's, whatever the id says
-    on_device: bool = False
+
+    def candidates(self, account: Account) -> "list[Candidate]":
+        """Return what it matches in a run, none where the run has made the fix already."""
+        if self.training_only and not trains(account.strategy.passes):
+            return []
+        if Need.STEPS in self.needs and not account.num_steps:
+            return []
+        if made_already(account, self.id) is not None:
+            return []
+        return [self._candidate(account, match) for match in self.match(account)]
+
+    def _candidate(self, account: Account, match: Match) -> "Candidate":
+        facts = {**words(account), **match.facts}
+        evidence = tuple(replace(e, what=filled(e.what, facts), unit=filled(e.unit, facts)) for e in match.evidence)
+        if match.limit_ns is None and self.limit is not None:
+            match = replace(match, limit_ns=self.limit(account), claim=self.limit.__name__)
+        texts = (match.title or self.title, match.cause or self.cause, match.remedy or self.remedy, self.subject)
+        title, cause, remedy, subject = (filled(text, facts) for text in texts)
+        return Candidate(self, replace(match, evidence=evidence), title, cause, remedy, subject)
+
+    def lacks(self, account: Account) -> list[str]:
+        """Return what it would need to say that the fault is not there; nothing where it has it all."""
+        if not applies(account, self.scope) or (self.training_only and not trains(account.strategy.passes)):
+            return []
+        return [said for said in (missing(account, need) for need in self.needs) if said is not None]
+
+
+def words(account: Account) -> dict[str, str]:
+    """Return the words that differ where no step was recorded and what is said holds for the window."""
+    if account.num_steps:
+        return {"per_step": "per step", "step": "step", "every_step": "every step", "waiter": "step"}
+    return {"per_step": "over the window", "step": "window", "every_step": "the job", "waiter": "job"}
+
+
+def filled(text: str, facts: Mapping[str, object]) -> str:
+    """Return a text with the facts in place of their names in braces; other braces stay.
+
+    >>> filled("{place} takes {ms} ms {per_step}", {"place": "a.py:{1}", "ms": 2, "per_step": "per step"})
+    'a.py:{1} takes 2 ms per step'
+    """
+    for name, value in facts.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A match of a kind in its words, before it is known what fixing it saves."""
+
+    kind: Kind
+    match: Match
+    title: str
+    cause: str
+    remedy: str
+    subject: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.kind.id
 
     @property
     def fix(self) -> Fix:
         """Return what to change, with what is known of it."""
-        formula_ns = self.fixed_saving_ns or 0.0 if self.change is None else 0.0
-        return Fix(self.change, self.doubt, formula_ns, self.limit_ns, self.claim or self.id)
+        match, kind = self.match, self.kind
+        doubt = kind.doubt if match.doubt is None else match.doubt
+        return Fix(match.change, doubt, match.formula_ns, match.limit_ns, match.claim or kind.id)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A candidate with what fixing it saves: alone, and on top of those above it."""
+    """One cause of lost time with what fixing it saves: alone, and on top of those above it."""
 
     id: str
     title: str
@@ -106,89 +297,19 @@ class Finding:
     evidence: tuple[Evidence, ...] = field(default_factory=tuple)
     cause: str = ""
     remedy: str = ""
-    #: as the candidate's
-    what_if: tuple[str, ...] | None = None
+    #: options of `stepscope whatif` that give `alone_ns`; empty where none do
+    what_if: tuple[str, ...] = ()
     #: lines and modules that hold its cost, the largest share first; empty where no owner was recorded
     where: tuple[Where, ...] = ()
     subject: str = ""
-    #: both as the candidate's
+    #: its time is mostly the device's, whatever the id says
     on_device: bool = False
 
     @property
     def mostly(self) -> str | None:
         """Return where most of it is, in one phrase; None where that is not known or spread over many lines."""
-        if not self.where or self.where[0].share < MIN_MOSTLY:
+        if not self.where or self.where[0].share < MOSTLY:
             return None
         first = self.where[0]
         inside = f" in {first.module}" if first.module and first.file is not None else ""
         return f"mostly {first.text}{inside} ({100 * first.share:.0f} % of it)"
-
-
-# Every id that a finding can have, and the fault it stands for. Ids are part of the contract.
-
-FINDING_IDS = {
-    "data-loading": "the step waits for input",
-    "launch-overhead": "the host launches kernels more slowly than the device runs them",
-    "host-device-sync": "`.item()`, `.cpu()`, synchronize and the like block the host in the step",
-    "host-to-device-copy": "pageable or unoverlapped copies",
-    "host-stall": "the host does something else: garbage collection, logging, checkpointing, lock",
-    "allocator": "cudaMalloc/cudaFree/retries inside steps",
-    "precision": "matmuls off the tensor cores, or wider than needed",
-    "mixed-precision-overhead": "loss scaling, casts",
-    "memory-bound-attention": "unfused attention",
-    "memory-bound-kernels": "other elementwise or normalisation kernels worth fusing",
-    "optimizer": "unfused or oversized optimizer step",
-    "recomputation": "activation checkpointing costs more than it must",
-    "small-batch": "too little work per kernel",
-    "communication-bound": "transfer time that no overlap could hide",
-    "no-overlap": "communication that could have been hidden and is not",
-    "too-many-small-collectives": "latency-bound communication: tiny buckets, per-parameter calls",
-    "redundant-communication": "gradients synchronised in every micro-batch, repeated gathers",
-    "straggler": "one rank is late; `ranks` names it, `cause` says host, device or data",
-    "load-imbalance": "ranks have different amounts of work",
-    "expert-imbalance": "uneven token routing",
-    "pipeline-bubble": "too few micro-batches for the stages",
-    "slow-link": "a collective far below what the link or the other groups reach",
-    "memory-pressure": "near the limit, fragmented, or growing",
-    "profiler-overhead": "the trace itself is distorted; says how far to trust it",
-}
-
-
-# Which setting of a what-if is the fix that a finding proposes?
-
-SETTING_OF_FINDING = {
-    "straggler": "straggler=off",
-    "load-imbalance": "load=even",
-    "no-overlap": "overlap=perfect",
-    "communication-bound": "bytes=0.5x",
-    "too-many-small-collectives": "bucket_mb=4",
-    "data-loading": "data=instant",
-    "host-device-sync": "sync=off",
-    "launch-overhead": "launch=graph",
-    "host-stall": "stalls=off",
-    "allocator": "allocator=off",
-    "host-to-device-copy": "copies=hidden",
-    "recomputation": "recompute=off",
-    "redundant-communication": "accumulation=no_sync",
-    "optimizer": "optimizer=fused",
-    "precision": "precision=16bit",
-    "memory-bound-attention": "attention=fused",
-    "memory-bound-kernels": "kernels=fused",
-    "mixed-precision-overhead": "scaler=off",
-    "expert-imbalance": "experts=even",
-    "slow-link": "links=even",
-}
-FINDING_OF_SETTING = {setting: finding for finding, setting in SETTING_OF_FINDING.items()}
-
-
-def setting_of_finding(finding: str, *, microbatches: int | None = None) -> str | None:
-    """Return the setting, None where a finding has none (a batch, memory, the profiler).
-
-    The fix of a pipeline's bubble is four times its micro-batches, so the setting needs their number.
-    """
-    if finding == "pipeline-bubble":
-        return None if not microbatches else f"microbatches={MORE_MICROBATCHES * microbatches}"
-    return SETTING_OF_FINDING.get(finding)
-
-
-MORE_MICROBATCHES = 4

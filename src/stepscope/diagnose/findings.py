@@ -1,11 +1,10 @@
-"""Which fixes save how much? Rules propose, the replay decides.
+"""Which fixes save how much? Kinds propose, the replay decides.
 
 saving alone   the run replayed with this fix and no other: what is shown first, and the order of the findings
-what it adds   the same on top of all findings above it, so that no millisecond is promised twice
+what it adds   the same after all findings above it, so that no millisecond is promised twice
 worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -17,14 +16,14 @@ from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.examined import Need, Scope, applies
-from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Finding, Where
-from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC, Rule
+from stepscope.diagnose import communication, device, host, lines, ranks
+from stepscope.diagnose.finding import FAULTS, MOSTLY, NEGLIGIBLE, WORTH_A_LINE, Candidate, Finding, Kind, Where
+from stepscope.diagnose.recording import Scope, applies
 from stepscope.diagnose.where import where_of
 from stepscope.records import once_per_record
 from stepscope.units import ms
 
-# Which faults has nobody looked for? All clear is a claim: it holds only for rules that had what they need.
+KINDS: tuple[Kind, ...] = (*ranks.KINDS, *host.KINDS, *communication.KINDS, *device.KINDS, *lines.KINDS)
 
 
 @dataclass(frozen=True)
@@ -33,113 +32,20 @@ class UnexaminedFault:
 
     #: the id its finding would have
     rule: str
-    #: what the rule lacks, and how to get it
+    #: what is missing in the recording, and how to get it
     needs: str
-
-
-def _not_examined(account: Account, findings: Iterable[Finding], *, replayed: bool) -> tuple[UnexaminedFault, ...]:
-    """Return the faults that were not found and could not be ruled out, in the order of the rules.
-
-    Where nothing could be `replayed`, no rule can tell what its fix saves.
-    """
-    found = {f.id for f in findings}
-    needs: dict[str, list[str]] = {}
-    for rule in (*SPECIFIC, *GENERAL, *(rule for rule in BY_OWNER if rule.needs)):
-        lacks = rule.lacks(account)
-        if (
-            not replayed
-            and applies(account, rule.scope)
-            and rule.finds[0] not in ("small-batch", "memory-pressure", "profiler-overhead")
-        ):
-            lacks.append("steps that all ranks recorded and that launch work")
-        for id_ in rule.finds if lacks else ():
-            needs.setdefault(id_, []).extend(lacks)
-    return tuple(
-        UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items() if id_ not in found
-    )
-
-
-def by_need(rules: Iterable[UnexaminedFault]) -> dict[str, list[str]]:
-    """Return the rules under what they lack, for one line each."""
-    out: dict[str, list[str]] = {}
-    for rule in rules:
-        out.setdefault(rule.needs, []).append(rule.rule)
-    return out
-
-
-# What does no rule judge, however complete the recording? An all-clear says it: silence about it proves nothing.
-
-_WORTH_TELLING = 0.02
-_COSTS = "stepscope code shows what each line costs"
-
-
-def _not_judged(account: Account) -> tuple[str, ...]:
-    if not any(one is not None for one in account.ownership):
-        return (
-            "No rule judges work that only this job does, and its lines were not recorded: stepscope record without "
-            "--light and --no-owners, or with_stack=True.",
-        )
-    if applies(account, Scope.HOST):
-        return (
-            *_stopped_by_others(account),
-            "No rule judges work inside forward or backward that only this job does (but for hooks of gradients), what "
-            f"changes weights or gradients in place, or what loader processes run: {_COSTS}.",
-        )
-    return (
-        "No rule judges work inside forward or backward that only this job does, what prepares its input, or what "
-        f"changes weights or gradients in place: {_COSTS}.",
-    )
-
-
-def _stopped_by_others(account: Account) -> tuple[str, ...]:
-    step, known = account.step, [one for one in account.line_work if one is not None]
-    stalled = step.ns("host_stall") if step is not None else 0.0
-    steady = np.mean([sum(steady_stalls(one).values()) for one in known])
-    if step is None or stalled < _WORTH_TELLING * step.step_ns or steady >= MIN_MOSTLY * stalled:
-        return ()
-    return (
-        f"The host stalls for {ms(stalled):.1f} ms per step, mostly in other lines every time: as far as can be told, "
-        "other programs had the cores.",
-    )
-
-
-# A finding in the words of a run without steps: what rules say of a step then holds for the whole window.
-
-_WORDS = (
-    (re.compile(r"\b(each|every) step waits\b"), "the job waits"),
-    (re.compile(r"\bThe step waits\b"), "The job waits"),
-    (re.compile(r",? (per|in each|in every) step\b"), " over the window"),
-    (re.compile(r"\b([Tt])he step\b"), r"\1he window"),
-)
-
-
-def told_of_the_window(candidate: Candidate) -> Candidate:
-    """Return the same finding without a word of steps in title, cause and evidence."""
-    evidence = tuple(replace(e, what=_of_window(e.what), unit=_of_window(e.unit)) for e in candidate.evidence)
-    return replace(candidate, title=_of_window(candidate.title), cause=_of_window(candidate.cause), evidence=evidence)
-
-
-def _of_window(text: str) -> str:
-    for pattern, words in _WORDS:
-        text = pattern.sub(words, text)
-    return text
-
-
-_MIN_SAVING_ALONE = 0.01
-# of the replay is the step: then the replay is of another job than the one without the profiler
-_FAR_OFF = 0.85
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of a run, the one that saves most by itself first."""
+    """The findings of a run, the one that saves most alone first."""
 
     findings: tuple[Finding, ...]
     #: `(ids of the first k, ns per step they save together)` for k = 1, 2, ...
     combined: tuple[tuple[tuple[str, ...], float], ...]
     #: faults that were not found and could not be ruled out
     not_examined: tuple[UnexaminedFault, ...] = ()
-    #: what no rule asks about, in sentences: silence about it proves nothing
+    #: known blind spots, in sentences
     not_judged: tuple[str, ...] = ()
     #: the change that stands for each finding's fix, in their order
     fixes: tuple[Fix, ...] = ()
@@ -155,44 +61,44 @@ def diagnose(account: Account) -> Diagnosis:
     step_ns = account.step.step_ns if account.step else None
     none = Diagnosis((), ())
     found = attempt(account.failures, "findings", lambda: _found(account, step_ns), lambda: none) if step_ns else none
-    unseen = _not_examined(account, found.findings, replayed=account.replay is not None)
+    unseen = _not_examined(account, found.findings)
     return replace(found, not_examined=unseen, not_judged=_not_judged(account))
 
 
+def by_need(faults: Iterable[UnexaminedFault]) -> dict[str, list[str]]:
+    """Return the faults under what is missing for them, for one line each."""
+    out: dict[str, list[str]] = {}
+    for fault in faults:
+        out.setdefault(fault.needs, []).append(fault.rule)
+    return out
+
+
 def _found(account: Account, step_ns: float) -> Diagnosis:
-    in_steps = account.num_steps > 0
     replays = _Replays(account.owned_replay, step_ns)
-    chosen = _Selection(replays)
-    found = []
-    for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):  # all before any fix is replayed: both take memory for a while
-        usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
-        found.append([_replayed_once(c) for rule in usable for c in _candidates(account, rule)])
-    for candidates in found:
-        chosen.add(candidates if in_steps else _told_of_the_window(candidates))
-    return _diagnosis(account, chosen.candidates, replays)
+    found: dict[bool, list[Candidate]] = {False: [], True: []}
+    for kind in KINDS:  # all before any fix is replayed: both take memory for a while
+        found[kind.general] += [
+            _memoised(c)
+            for c in attempt(account.failures, f"finding {kind.id}", lambda kind=kind: kind.candidates(account), list)  # type: ignore[misc]
+        ]
+    return _diagnosis(account, _chosen(replays, found), replays)
 
 
-def _candidates(account: Account, rule: Rule) -> list[Candidate]:
-    return attempt(account.failures, f"finding {rule.finds[0]}", lambda: rule(account), list)
-
-
-def _told_of_the_window(candidates: list[Candidate]) -> list[Candidate]:
-
-    return [told_of_the_window(c) for c in candidates]
-
-
-def _replayed_once(candidate: Candidate) -> Candidate:
-    change = candidate.change
-    return candidate if change is None else replace(candidate, change=once_per_record(change))
+def _memoised(candidate: Candidate) -> Candidate:
+    change = candidate.match.change
+    return (
+        candidate
+        if change is None
+        else replace(candidate, match=replace(candidate.match, change=once_per_record(change)))
+    )
 
 
 class _Replays:
+    """The recorded run, and what it takes with fixes made."""
+
     def __init__(self, replay: Replay | None, step_ns: float) -> None:
         self.recorded = replay
         self.step_ns = step_ns
-
-    def can_save(self, candidate: Candidate, share: float) -> bool:
-        return candidate.limit_ns is None or max(0.0, candidate.limit_ns) >= share * self.step_ns
 
     def saving_ns(self, start: Replay | None, candidate: Candidate) -> float:
         fix, saved = candidate.fix, 0.0
@@ -201,10 +107,9 @@ class _Replays:
         return max(0.0, bounded(saved + fix.formula_ns, fix, step_ns=self.step_ns))
 
     def applied(self, start: Replay, candidate: Candidate) -> Replay:
-        if candidate.change is None:
-            return start
+        change = candidate.match.change
         try:
-            return candidate.change(start)
+            return start if change is None else change(start)
         except CircularWaits:
             return start
 
@@ -218,42 +123,44 @@ class _Replays:
         return Saving(0.0, *saving_range(self.recorded, candidate.fix, 0.0, step_ns=self.step_ns))
 
 
-class _Selection:
-    def __init__(self, replays: _Replays) -> None:
-        self._replays = replays
-        self._fixed = replays.recorded
-        self.candidates: list[Candidate] = []
+def _chosen(replays: _Replays, found: dict[bool, list[Candidate]]) -> list[Candidate]:
+    """Return the candidates worth a line, greedily by what each saves of the run with those before it fixed; general
+    ones after all specific ones.
+    """
+    fixed, step_ns, chosen = replays.recorded, replays.step_ns, list[Candidate]()
+    for candidates in (found[False], found[True]):
+        able = [
+            c
+            for c in candidates
+            if c.kind.always or c.match.limit_ns is None or c.match.limit_ns >= NEGLIGIBLE * step_ns
+        ]
+        alone = {id(c): replays.saving_ns(replays.recorded, c) for c in able}
+        left = [c for c in able if c.kind.always or alone[id(c)] >= NEGLIGIBLE * step_ns]
+        while left:
+            fresh = fixed is replays.recorded
+            still = {id(c): alone[id(c)] if fresh else replays.saving_ns(fixed, c) for c in left}
+            best = _first(left, still)
+            left.remove(best)
+            if best.kind.always or still[id(best)] >= WORTH_A_LINE * step_ns:
+                chosen.append(best)
+                fixed = replays.applied(fixed, best) if fixed is not None else None
+    return chosen
 
-    def add(self, candidates: list[Candidate]) -> None:
-        step_ns = self._replays.step_ns
-        candidates = [c for c in candidates if c.always or self._replays.can_save(c, _MIN_SAVING_ALONE)]
-        alone = [self._replays.saving_ns(self._replays.recorded, c) for c in candidates]
-        open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _MIN_SAVING_ALONE * step_ns]
-        while open_:
-            fresh = self._fixed is self._replays.recorded
-            still = {i: alone[i] if fresh else self._replays.saving_ns(self._fixed, candidates[i]) for i in open_}
-            best = _first(open_, still, candidates)
-            open_.remove(best)
-            # a fix that saves a smaller share of the step is not worth a line
-            if candidates[best].always or still[best] >= 0.02 * step_ns:
-                self.candidates.append(candidates[best])
-                if self._fixed is not None:
-                    self._fixed = self._replays.applied(self._fixed, candidates[best])
 
-
-def _first(open_: list[int], saving: dict[int, float], candidates: list[Candidate]) -> int:
+def _first(candidates: list[Candidate], saving: dict[int, float]) -> Candidate:
     """Return the candidate that saves most; of several that save about the same, the one that the account blames.
 
     Without its synchronisation a step hides the loader behind the device: as good as a fast loader, but the device
     idles for data. So among equals the larger cost comes first, as far as the fix gets it back.
     """
-    most = max(saving[i] for i in open_)
-    equals = [i for i in open_ if saving[i] >= 0.9 * most]
-    return max(equals, key=lambda i: (_blamed(candidates[i], saving[i]), saving[i]))
+    most = max(saving[id(c)] for c in candidates)
+    equals = [c for c in candidates if saving[id(c)] >= 0.9 * most]
 
+    def blamed(c: Candidate) -> tuple[float, float]:
+        saved = saving[id(c)]
+        return saved if c.match.cost_ns is None else min(saved, c.match.cost_ns), saved
 
-def _blamed(candidate: Candidate, saving: float) -> float:
-    return saving if candidate.cost_ns is None else min(saving, candidate.cost_ns)
+    return max(equals, key=blamed)
 
 
 def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays) -> Diagnosis:
@@ -263,9 +170,9 @@ def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays)
     combined: list[tuple[tuple[str, ...], float]] = []
     saved, fixed = 0.0, replays.recorded
     for candidate in ordered:
-        adds = min(replays.saving_ns(fixed, candidate), replays.step_ns - saved)
-        if not findings:
-            adds = alone[id(candidate)].ns
+        adds = (
+            min(replays.saving_ns(fixed, candidate), replays.step_ns - saved) if findings else alone[id(candidate)].ns
+        )
         saved += adds
         findings.append(_finding(account, candidate, alone[id(candidate)], adds, replays))
         combined.append((tuple(f.id for f in findings), saved))
@@ -274,11 +181,12 @@ def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays)
 
 
 def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float, replays: _Replays) -> Finding:
-    cost_ns = candidate.cost_ns
+    match, setting = candidate.match, FAULTS[candidate.id].setting
+    cost_ns = match.cost_ns
     return Finding(
         id=candidate.id,
         title=candidate.title,
-        ranks=candidate.ranks,
+        ranks=match.ranks,
         # What is saved was lost: a cost counted on the device alone leaves out the host's time behind it.
         cost_ns=None if cost_ns is None else min(max(cost_ns, alone.ns), replays.step_ns),
         saving_ns=adds,
@@ -287,30 +195,83 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         saving_pct=100 * alone.ns / replays.step_ns,
         alone_ns=alone.ns,
         confidence=_confidence(account, candidate),
-        evidence=candidate.evidence,
+        evidence=match.evidence,
         cause=candidate.cause,
         remedy=candidate.remedy,
-        what_if=candidate.what_if,
-        where=candidate.where or _places(account, candidate, replays),
+        what_if=match.what_if if match.what_if is not None else ("--set", setting) if setting else (),
+        where=match.where or _places(account, candidate, replays),
         subject=candidate.subject,
-        on_device=candidate.on_device,
+        on_device=match.on_device,
     )
 
 
 def _places(account: Account, candidate: Candidate, replays: _Replays) -> tuple[Where, ...]:
     recorded = replays.recorded
-    if recorded is None or candidate.change is None or not any(account.ownership):
+    if recorded is None or candidate.match.change is None or not any(account.ownership):
         return ()
-    return where_of(account, recorded, replays.applied(recorded, candidate), ranks=candidate.ranks)
+    return where_of(account, recorded, replays.applied(recorded, candidate), ranks=candidate.match.ranks)
 
 
 def _confidence(account: Account, candidate: Candidate) -> float:
-    sure = candidate.sureness
-    world = account.run.world_size
+    sure = candidate.kind.sureness if candidate.match.sureness is None else candidate.match.sureness
+    world, step = account.run.world_size, account.step
     if world and len(account.run.ranks_read) < world:
         sure *= 0.8
-    if account.step and account.step.unprofiled_ns is None:
+    if step and step.unprofiled_ns is None:
         sure *= 0.8
-    if account.step and account.step.step_ns and to_step(account.replay, account.step.step_ns) < _FAR_OFF:
+    if step and step.step_ns and to_step(account.replay, step.step_ns) < 0.85:  # the replay is of another job
         sure *= 0.7
     return round(sure, 2)
+
+
+# All clear is a claim: it holds only for kinds that had what they need.
+
+
+def _not_examined(account: Account, findings: Iterable[Finding]) -> tuple[UnexaminedFault, ...]:
+    """Return the faults that were not found and could not be ruled out, in the order of the kinds.
+
+    Where nothing could be replayed, no kind that saves anything can give its saving.
+    """
+    found = {f.id for f in findings}
+    needs: dict[str, list[str]] = {}
+    for kind in KINDS:
+        if kind.id in found or not (kind.needs or kind.general):
+            continue
+        lacks = kind.lacks(account)
+        if account.replay is None and applies(account, kind.scope) and not kind.always:
+            lacks.append("steps that all ranks recorded and that launch work")
+        if lacks:
+            needs.setdefault(kind.id, []).extend(lacks)
+    return tuple(UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items())
+
+
+def _not_judged(account: Account) -> tuple[str, ...]:
+    """Return the known blind spots, however complete the recording."""
+    costs = "stepscope code shows what each line costs"
+    if not any(one is not None for one in account.ownership):
+        return (
+            "Work that only this job does is not judged, because its lines were not recorded: stepscope record without "
+            "--light and --no-owners, or with_stack=True.",
+        )
+    if applies(account, Scope.HOST):
+        return (
+            *_stopped_by_others(account),
+            "Not judged: work inside forward or backward that only this job does (except gradient hooks), in-place changes "
+            f"of weights or gradients, and the code of loader processes: {costs}.",
+        )
+    return (
+        "Not judged: work inside forward or backward that only this job does, preparation of its input, and in-place changes "
+        f"of weights or gradients: {costs}.",
+    )
+
+
+def _stopped_by_others(account: Account) -> tuple[str, ...]:
+    step, known = account.step, [one for one in account.line_work if one is not None]
+    stalled = step.ns("host_stall") if step is not None else 0.0
+    steady = np.mean([sum(steady_stalls(one).values()) for one in known])
+    if step is None or stalled < WORTH_A_LINE * step.step_ns or steady >= MOSTLY * stalled:
+        return ()
+    return (
+        f"The host stalls for {ms(stalled):.1f} ms per step, mostly in a different line each time: other programs probably "
+        "used the cores.",
+    )

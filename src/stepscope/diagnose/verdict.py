@@ -8,8 +8,6 @@
 Every rendering shows this one conclusion.
 """
 
-from collections.abc import Sequence
-
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.replay.changes import (
@@ -26,9 +24,10 @@ from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import to_step
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.examined import applied
-from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.finding import FAULTS, Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.ranks import ranks_text
+from stepscope.diagnose.recording import applied
 from stepscope.run.rank import CPU, rank_ranges
 
 # What a run can be bound by: which parts of the budget, and which findings, stand for each category.
@@ -60,34 +59,6 @@ _NOUN_OF = {
     UNCLEAR: "what has no known cause",
 }
 
-# what a run is bound by when this finding comes first; findings without a saving of their own never do
-CATEGORY_OF_FINDING = {
-    "data-loading": "data-bound",
-    "launch-overhead": "host-bound",
-    "host-device-sync": "host-bound",
-    "host-stall": "host-bound",
-    "allocator": "host-bound",
-    "host-to-device-copy": "copy-bound",
-    "precision": "compute-bound",
-    "memory-bound-attention": "compute-bound",
-    "memory-bound-kernels": "compute-bound",
-    "mixed-precision-overhead": "compute-bound",
-    "optimizer": "compute-bound",
-    "recomputation": "compute-bound",
-    "communication-bound": "communication-bound",
-    "no-overlap": "communication-bound",
-    "too-many-small-collectives": "communication-bound",
-    "redundant-communication": "communication-bound",
-    "slow-link": "communication-bound",
-    "straggler": "straggler-bound",
-    "load-imbalance": "straggler-bound",
-    "expert-imbalance": "straggler-bound",
-    "pipeline-bubble": "pipeline-bound",
-}
-
-# they cost their own time, or the host's that launches them or waits for them
-_OR_THE_HOST = ("mixed-precision-overhead", "optimizer", "recomputation", "host-to-device-copy")
-
 
 def category_times_ns(account: Account) -> dict[str, float]:
     """Return what each category takes of the step; communication that no rank matches is communication."""
@@ -106,55 +77,21 @@ def category_of_finding(account: Account, finding: Finding) -> str | None:
     Work that need not be done costs the device's time, or the host's that launches it or waits for it: whichever is the
     larger here.
     """
-    if finding.on_device:
-        return "compute-bound"
-    category = CATEGORY_OF_FINDING.get(finding.id)
-    if category is None or finding.id not in _OR_THE_HOST:
-        return category
+    fault = FAULTS[finding.id]
+    if finding.on_device or fault.category is None or not fault.or_host:
+        return "compute-bound" if finding.on_device else fault.category
     times = category_times_ns(account)
-    return max((category, "host-bound"), key=lambda name: times[name])
-
-
-# A finding in the words of a headline: `rank 1 costs 28 %`.
-
-_SUBJECT = {
-    "data-loading": "waiting for input",
-    "launch-overhead": "launching kernels one by one",
-    "host-device-sync": "waiting of the host for the device",
-    "host-to-device-copy": "copying to the device",
-    "host-stall": "a host that does something else",
-    "allocator": "allocating device memory",
-    "precision": "matrix products wider than 16 bit",
-    "mixed-precision-overhead": "loss scaling",
-    "memory-bound-attention": "unfused attention",
-    "memory-bound-kernels": "unfused elementwise kernels",
-    "optimizer": "an unfused optimizer",
-    "recomputation": "recomputation",
-    "communication-bound": "waiting for transfers",
-    "no-overlap": "communication after backward instead of beside it",
-    "too-many-small-collectives": "communication in many small messages",
-    "redundant-communication": "synchronising gradients more than once",
-    "load-imbalance": "uneven work",
-    "expert-imbalance": "uneven routing of tokens",
-    "pipeline-bubble": "too few micro-batches",
-    "slow-link": "a slow link",
-}
+    return max((fault.category, "host-bound"), key=lambda name: times[name])
 
 
 def _cost_in_words(finding: Finding) -> str:
+    """Return a finding in the words of a headline: `rank 1 costs 28 %`."""
+    fault, named = FAULTS[finding.id], ranks_text(finding.ranks) if finding.ranks else ""
     if finding.id == "straggler":
-        return f"{_ranks(finding.ranks)} {'costs' if len(finding.ranks) == 1 else 'cost'} {finding.saving_pct:.0f} %"
-    subject = finding.subject or _SUBJECT.get(finding.id, finding.title)
-    on = f" ({_ranks(finding.ranks)})" if finding.ranks else ""
-    plural = finding.id in ("precision", "memory-bound-kernels", "pipeline-bubble") and not finding.subject
-    return f"{subject}{on} {'cost' if plural else 'costs'} {finding.saving_pct:.0f} %"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(r) for r in ranks[:4]]
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if len(ranks) <= 4 else f"ranks {', '.join(shown)}, ..."
+        return f"{named} {'costs' if len(finding.ranks) == 1 else 'cost'} {finding.saving_pct:.0f} %"
+    plural = fault.plural and not finding.subject
+    on = f" ({named})" if named else ""
+    return f"{finding.subject or fault.subject}{on} {'cost' if plural else 'costs'} {finding.saving_pct:.0f} %"
 
 
 # How much shorter would the step be without a whole category of its budget? The replay's answer, as a cross-check.
@@ -251,7 +188,7 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
 
 
 def _made_already(account: Account, category: str) -> str:
-    done = [why for finding, why in applied(account).items() if CATEGORY_OF_FINDING.get(finding) == category]
+    done = [why for finding, why in applied(account).items() if FAULTS[finding].category == category]
     return "".join(f"; {why}" for why in done)
 
 

@@ -27,7 +27,7 @@ from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.stacks import Line
-from stepscope.diagnose.finding import MIN_MOSTLY, Where
+from stepscope.diagnose.finding import MOSTLY, Where
 from stepscope.intervals import covered_ns
 from stepscope.run.matching import POINT_TO_POINT
 from stepscope.stats.distinct import among
@@ -84,10 +84,10 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
         for (stack, _, _), ns in cost.items():
             if line := owned.stacks.user_line(stack):
                 at_work[line] += ns
-    mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
+    mostly = [line for line, ns in held.items() if ns >= MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
     whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
-    if first in whole and at_work[first] < MIN_MOSTLY * total:  # it calls the step: lines below it share the cost
+    if first in whole and at_work[first] < MOSTLY * total:  # it calls the step: lines below it share the cost
         first = None
     calls_it = [line for line in mostly if line not in whole and first is not None and depth[line] < depth[first]]
     found = [] if first is None else [(first, held[first])]
@@ -137,7 +137,7 @@ def user_lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:
 
 def _one_module(of_line: dict[str, float], held: float) -> str | None:
     path, ns = max(of_line.items(), key=lambda item: item[1], default=("", 0.0))
-    return path if path and ns >= MIN_MOSTLY * held else None
+    return path if path and ns >= MOSTLY * held else None
 
 
 def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs:

@@ -25,6 +25,26 @@ def code_of(line: str) -> str:
     return _TEXT.sub('"', line[:1000])
 
 
+def code_text_has_comprehension(text: str) -> bool:
+    """Return whether a line of source holds a comprehension as a whole.
+
+    >>> lines = ("y = [f(x) for x in xs]", "for x in f(xs):", "g('[for x in')", "[f(x) for x")
+    >>> [code_text_has_comprehension(s) for s in lines]
+    [True, False, False, False]
+    """
+    depth, inside = 0, 0
+    for token in re.findall(r"\w+|[\[\](){}]", code_of(text)):
+        if token in "([{":
+            depth += 1
+        elif token in ")]}":
+            depth -= 1
+            if 0 < inside > depth:
+                return True
+        elif token == "for" and depth > 0:
+            inside = depth
+    return False
+
+
 @dataclass(frozen=True)
 class SourceText:
     """The kept source files of a run; each is read when it is first asked for."""

@@ -46,8 +46,7 @@ from stepscope.contract.step_line import Region
 from stepscope.cost.kernel_names import Family
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import FINDING_OF_SETTING
-from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.rules import GENERAL, SPECIFIC
+from stepscope.diagnose.findings import KINDS, Diagnosis
 from stepscope.errors import InputError, UsageError
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import rank_ranges
@@ -262,14 +261,14 @@ def fix_of(account: Account, finding: str) -> Fix | None:
     """Return the fix of all faults with this finding id, made together; None where the run shows none that has a fix,
     or only those that say that another option gives it, or none.
 
-    Only rules that can find it are asked: all of them take longer than the replay.
+    Only kinds with this id are matched: all of them take longer than the replay.
     """
     found = [
         candidate.fix
-        for rule in (*SPECIFIC, *GENERAL)
-        if finding in rule.finds
-        for candidate in rule(account)
-        if candidate.id == finding and candidate.what_if is None
+        for kind in KINDS
+        if kind.id == finding
+        for candidate in kind.candidates(account)
+        if candidate.match.what_if is None
     ]
     fixes = [fix for fix in found if fix.change is not None or fix.formula_ns]
     return together(fixes) if fixes else None

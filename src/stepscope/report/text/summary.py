@@ -11,9 +11,8 @@ from stepscope.analyze.collective_costs import RankWindow
 from stepscope.analyze.layers import PARTS
 from stepscope.analyze.step_periods import Serving
 from stepscope.analyze.stragglers import Straggler
-from stepscope.diagnose.finding import Finding, setting_of_finding
+from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, by_need
-from stepscope.diagnose.rank_rules import MICROBATCHES
 from stepscope.diagnose.verdict import UNCLEAR, Conclusion, conclude
 from stepscope.document.code import CodeRow, code_view
 from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, speaks_unicode
@@ -196,21 +195,13 @@ def next_commands(
         (f"stepscope report {run} --html {_PAGE}{' --force' * has_page}", "the whole report as one file"),
     ]
     first = diagnosis.worth[0] if diagnosis.worth else None
-    options = () if first is None else _what_if(first)
+    options = () if first is None else first.what_if
     if options:
         words = " ".join(shlex.quote(printable(word)) for word in options)
         lines.insert(0, (f"stepscope whatif {run} {words}", "the first fix, alone or with others"))
     elif has_lines if first is None else first.where:
         lines.insert(0, (f"stepscope code {run}", "source lines with what they cost"))
     return lines
-
-
-def _what_if(finding: Finding) -> tuple[str, ...]:
-    if finding.what_if is not None:
-        return finding.what_if
-    known = [e.value for e in finding.evidence if e.what == MICROBATCHES and isinstance(e.value, int)]
-    setting = setting_of_finding(finding.id, microbatches=known[0] if known else None)
-    return () if setting is None else ("--set", setting)
 
 
 _MAX_FINDINGS = 5

@@ -1,0 +1,647 @@
+"""Kinds of findings in what the device computes: precision, attention, fusion, layout, optimizer, recomputation, memory."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.kernel_costs import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
+from stepscope.analyze.memory import RankMemory
+from stepscope.analyze.ownership import Ownership
+from stepscope.analyze.phases import parameter_gradients, trains
+from stepscope.analyze.replay.changes import (
+    Change,
+    fused_chains,
+    fused_work,
+    with_work_times,
+    without_syncs,
+    without_work,
+)
+from stepscope.analyze.replay.removal import NO_PART, Part
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.stacks import Line
+from stepscope.contract.step_line import Region
+from stepscope.cost.chips import Chip, mfu_peak
+from stepscope.cost.kernel_names import Family
+from stepscope.diagnose.finding import MOSTLY, NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, Where, evidence_ms
+from stepscope.diagnose.measures import Mask, at, device_ns, has_device, per_step, place_of, with_work_ns, without_parts
+from stepscope.diagnose.recording import Need, Scope
+from stepscope.diagnose.where import MAX_PLACES, recorded_event_places, short_kernel_places, user_lines
+from stepscope.intervals import EMPTY, union
+from stepscope.records import once_per_record
+from stepscope.run.load import each_rank
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
+from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.table import NO_STRING
+
+Floats = npt.NDArray[np.float64]
+
+# Layout: libraries compute convolutions on matrix cores with channels last. Tensors with channels first, torch's default,
+# are converted before each of them and after it, by kernels whose names give it away.
+
+
+@once_per_record
+def _conversions(rank: Rank) -> Mask:
+    names = ("nchwtonhwc", "nhwctonchw", "ncdhwtondhwc", "ndhwctoncdhw")
+    named = by_string(rank.trace, rank.work.name, lambda s: any(name in s.lower() for name in names))
+    return named.astype(bool) & (rank.work.kind == EventKind.KERNEL)
+
+
+def _convolution_layout(account: Account) -> Iterator[Match]:
+    chosen = [_conversions(rank) & (rank.work.step >= 0) for rank in account.run.ranks]
+    spent = device_ns(account, chosen)
+    if account.step is not None and spent >= WORTH_A_LINE * account.step.step_ns:
+        yield Match(
+            lambda replay: without_work(replay, chosen),
+            limit_ns=with_work_ns(account, spent),
+            claim="layout of convolutions",
+            cost_ns=spent,
+            evidence=(
+                Evidence("conversions {per_step}", round(per_step(account, chosen)), "launches", "mean rank"),
+                evidence_ms("their device time {per_step}", spent, "mean rank"),
+            ),
+            what_if=(),
+        )
+
+
+def _layout_copies(account: Account) -> Iterator[Match]:
+    """Yield the copies that `contiguous()` in the user's lines makes, all together: fusing does not remove such a copy where
+    products or convolutions surround it; one memory order throughout does.
+    """
+    owned = account.ownership
+    chosen = [
+        _contiguous(o)[0] if o else np.zeros(len(r.work), bool) for r, o in zip(account.run.ranks, owned, strict=True)
+    ]
+    total = device_ns(account, chosen)
+    if account.step is None or not total or total < NOTABLE * account.step.step_ns:
+        return
+    took: Counter[Line] = Counter()
+    for one, mask in zip(owned, chosen, strict=True):
+        for row in np.flatnonzero(mask).tolist() if one is not None else ():
+            assert one is not None
+            if stack := user_lines(one, int(one.by_work.stack[row])):
+                took[stack[-1]] += int(one.rank.work.end_ns[row] - one.rank.work.start_ns[row])
+    lines = took.most_common(MAX_PLACES)
+    steps = sum(max(len(rank.steps), 1) for rank in account.run.ranks)
+    named = ", ".join(place_of(line) for line, _ in lines)
+    yield Match(
+        without_parts([_contiguous(one)[1] if one else NO_PART for one in owned]),
+        facts={"place": named, "puts": "puts" if len(lines) == 1 else "put"},
+        cost_ns=total,
+        evidence=(
+            evidence_ms("copies into another memory order {per_step}", total, "mean rank"),
+            *(evidence_ms("copies of the line {per_step}", ns / steps, place_of(line)) for line, ns in lines),
+        ),
+        where=tuple(at(line, share=ns / sum(took.values())) for line, ns in lines),
+        what_if=(),
+    )
+
+
+def _contiguous(owned: Ownership) -> tuple[Mask, Part]:
+    """Return the copies below `contiguous()` calls of the user's in forward, and the part that removes them."""
+    calls, by, work = owned.calls, owned.by_call, owned.rank.work
+    named = by_string(owned.rank.trace, calls.name, lambda s: s == "aten::contiguous").astype(bool)
+    innermost = owned.stacks.innermost
+    users = (innermost >= 0) & (innermost == owned.stacks.innermost_user)
+    around = calls.nearest(named & users[by.stack] & ~by.backward)
+    copies = np.append(around >= 0, False)[calls.at_rows(work.op_row)] & (work.step >= 0)
+    rows = distinct(around[calls.at_rows(work.op_row[copies])])
+    host = union(calls.start_ns[rows], calls.end_ns[rows])
+    return copies, Part(host, EMPTY, copies, np.zeros(len(owned.rank.collectives), bool), np.empty(0, np.int64))
+
+
+# Attention written out: scores, mask, softmax and dropout are separate kernels over matrices of sequence x sequence.
+
+
+def _attention(account: Account) -> Iterator[Match]:
+    peak = mfu_peak(account.chip.chip) if account.chip.chip else None
+    if peak is None:
+        return
+    by_rank = [view.costs for view in account.ranks]
+    chosen = [_on_square_scores(costs) for costs in by_rank]
+    spent = device_ns(account, chosen)
+    if not spent or not any(_has_softmax(c, mask) for c, mask in zip(by_rank, chosen, strict=True)):
+        return
+    times = []
+    for costs, mask in zip(by_rank, chosen, strict=True):
+        flops = float(np.nansum(costs.flops[mask & costs.is_matmul]))
+        # fused attention computes the scores again in backward, and reaches 40 % of the peak over both passes
+        fused_ns = 1.2 * flops / (peak.flops_per_s * 0.4) * 1e9
+        total = float(costs.duration_ns[mask].sum())
+        times.append(costs.duration_ns.astype(float) * min(1.0, fused_ns / total if total else 1.0))
+    yield Match(
+        lambda replay: with_work_times(replay, chosen, times),
+        cost_ns=spent,
+        evidence=(evidence_ms("device work on score matrices {per_step}", spent, "mean rank"),),
+    )
+
+
+def _on_square_scores(costs: KernelCosts) -> Mask:
+    trace, work = costs.rank.trace, costs.rank.work
+    rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
+    op = work.op_row[rows]
+    dims = trace.arg("input_dims").at(op, missing=NO_STRING).astype(np.int32)
+    shapes = by_string(trace, dims, _square_shapes)
+    multiplies = by_string(trace, trace["name"][op], lambda name: "bmm" in name).astype(bool)
+    found = np.zeros(len(work), bool)
+    found[rows] = (shapes == 1) | ((shapes == 2) & multiplies)
+    return found
+
+
+@lru_cache(maxsize=256)  # texts may have 64 kB each
+def _square_shapes(dims: str) -> int:
+    """Return 1 where an input is square, 2 where the product of the first two inputs is, as scores are: (S, d) by (d, S)
+    with d < S; else 0.
+    """
+    try:
+        found = json.loads(dims)
+    except (ValueError, RecursionError):
+        return 0
+    listed = found if isinstance(found, list) else []
+    shapes = [s for s in listed if isinstance(s, list) and len(s) >= 3 and all(isinstance(n, int) for n in s)]
+    shortest = 128  # sequences below it have scores that fit any cache
+    if any(s[-1] == s[-2] >= shortest for s in shapes):
+        return 1
+    return 2 if len(shapes) > 1 and shapes[0][-2] == shapes[1][-1] >= shortest and shapes[0][-1] < shapes[0][-2] else 0
+
+
+def _has_softmax(costs: KernelCosts, mask: Mask) -> bool:
+    trace, work = costs.rank.trace, costs.rank.work
+    return bool(by_string(trace, trace["name"][work.op_row[mask]], lambda name: "softmax" in name).any())
+
+
+# Precision: matrix products off the tensor cores, or wider than they need to be.
+
+_WIDE = tuple(PRECISION_CODE[name] for name in ("fp64", "fp32", "tf32"))
+_NARROW = tuple(PRECISION_CODE[name] for name in ("fp16", "bf16"))
+# of the peak: what 16-bit products of a size worth the name reach
+_REACHED = 0.6
+
+
+def _precision(account: Account) -> Iterator[Match]:
+    chip = account.chip.chip
+    peak = mfu_peak(chip) if chip else None
+    if chip is None or peak is None or account.step is None:
+        return
+    costs = [view.costs for view in account.ranks]
+    products = [c.is_matmul & (c.rank.work.step >= 0) for c in costs]
+    chosen = [mask & among(c.precision, _WIDE) for c, mask in zip(costs, products, strict=True)]
+    narrow = [mask & among(c.precision, _NARROW) for c, mask in zip(costs, products, strict=True)]
+    spent = device_ns(account, chosen)
+    mixed = device_ns(account, narrow) > spent / 2
+    # Another precision is no small change: proposed where such products are most of the step, or where the job computes in
+    # 16 bit already and these were forgotten.
+    if not spent or spent < (NOTABLE if mixed else MOSTLY) * account.step.step_ns:
+        return
+    times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(costs, chosen, strict=True)]
+    off = device_ns(account, [mask & (c.tensor_core == 0) for c, mask in zip(costs, chosen, strict=True)])
+    can, training = abilities(account.run.ranks, chip), bool(trains(account.strategy.passes))
+    scaler = " with torch.amp.GradScaler, because its range is small" if can.narrow == "float16" and training else ""
+    least = "; at least torch.set_float32_matmul_precision('high') for TF32" if can.tf32 is not False else ""
+    how = (
+        f"Use torch.autocast('cuda', torch.{can.narrow}) around {'forward and loss' if training else 'the forward pass'}{scaler} "
+        f"(or load the model in {can.narrow}){least}."
+    )
+    if mixed:
+        how = (
+            f"Bring these layers under the autocast region as well (or cast their inputs and weights to torch.{can.narrow}): "
+            "the rest of the job computes in 16 bit. Compute the loss and the statistics that need it in 32 bit, after the "
+            "product."
+        )
+    yield Match(
+        lambda replay: with_work_times(replay, chosen, times),
+        facts={
+            "how": how,
+            "which": "Some matrix products run in 32 bit, others in 16" if mixed else "Matrix products run in 32 bit",
+            "why": "off the tensor cores"
+            if off > spent / 2
+            else f"in {'TF32 or FP32' if can.tf32 is not False else 'FP32'}",
+        },
+        cost_ns=spent,
+        evidence=(
+            evidence_ms("32-bit matrix products {per_step}", spent, "mean rank"),
+            evidence_ms("of it off the tensor cores", off, "mean rank"),
+        ),
+    )
+
+
+def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip, peak_flops: float) -> Floats:
+    by_flops = costs.flops / (peak_flops * _REACHED) * 1e9
+    by_bytes = costs.bytes / 2 / chip.memory_gb_per_s if chip.memory_gb_per_s else np.zeros(len(mask))
+    # Without shapes the ratio of the units' peaks stands in.
+    own = chip.peak_flops("fp32") or peak_flops
+    unknown = costs.duration_ns * min(1.0, own / (peak_flops * _REACHED))
+    best = np.where(np.isnan(by_flops), unknown, np.fmax(by_flops, by_bytes))
+    return np.minimum(np.maximum(best, 3_000.0), costs.duration_ns)  # no kernel is shorter than 3 us
+
+
+def _loss_scaling(account: Account) -> Iterator[Match]:
+    """Yield the work of a gradient scaler; on a chip without bfloat16 nothing can replace it."""
+    if abilities(account.run.ranks, account.chip.chip).bf16 is False:
+        return
+    chosen = [
+        (rank.work.step >= 0) & among(rank.work.op_row, rank.rows_named(lambda s: "_amp_" in s, EventKind.HOST_OP))
+        for rank in account.run.ranks
+    ]
+    if any(mask.any() for mask in chosen):
+        spent = device_ns(account, chosen)
+        launches = round(per_step(account, chosen))
+        yield Match(
+            lambda replay: without_syncs(without_work(replay, chosen)),
+            limit_ns=with_work_ns(account, spent),
+            cost_ns=spent,
+            evidence=(Evidence("scaler operations {per_step}", launches, "launches", "mean rank"),),
+        )
+
+
+# Optimizer.
+
+_FUSED_LAUNCHES = 8
+
+
+def _optimizer(account: Account) -> Iterator[Match]:
+    """Yield optimizer work launched as many kernels: of no fused implementation, or of one called for each group."""
+    calls = [_fused_calls(rank) / max(len(rank.steps), 1) for rank in account.run.ranks]
+    by_group = min(calls, default=0.0) > _FUSED_LAUNCHES
+    chosen = []
+    for view in account.ranks:
+        work, regions = view.rank.work, view.budget.regions if view.budget is not None else None
+        if regions is None:
+            return
+        mine = (regions.region == Region.OPTIMIZER) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
+        if not by_group:
+            fused = by_string(view.rank.trace, work.name, lambda s: "Fused" in s or "fused_adam" in s)
+            mine &= ~fused.astype(bool)
+        chosen.append(mine)
+    launches, spent = per_step(account, chosen), device_ns(account, chosen)
+    if launches <= _FUSED_LAUNCHES:
+        return
+    # a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
+    device_share = 1.0 if by_group else 0.4
+    yield Match(
+        lambda replay: fused_work(replay, chosen, launches=_FUSED_LAUNCHES, device_share=device_share),
+        limit_ns=with_work_ns(account, spent),
+        cost_ns=spent,
+        evidence=(
+            Evidence("optimizer operations {per_step}", round(launches), "launches", "mean rank"),
+            evidence_ms("optimizer device time {per_step}", spent, "mean rank"),
+        ),
+        facts={"launches": f"{launches:.0f}"},
+        title="The optimizer is called for each group of parameters" if by_group else "",
+        cause=f"{np.mean(calls):.0f} fused calls and {launches:.0f} device operations per optimizer step, one call for each group"
+        if by_group
+        else "",
+        remedy="Put parameters with the same settings into one group: a fused call changes all of them. The saving is of a "
+        "few calls, with the device's time unchanged."
+        if by_group
+        else "",
+    )
+
+
+def _fused_calls(rank: Rank) -> int:
+    names = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
+    rows = rank.rows_named(lambda name: name.startswith(names), EventKind.HOST_OP)
+    return int((rank.steps.of(rank.trace["ts_ns"][rows]) >= 0).sum())
+
+
+# Recomputation: activation checkpointing repeats forward work in the backward pass.
+
+# what torch.utils.checkpoint runs first in a checkpointed block, after it has stored the state of the random numbers
+_ENTRIES = ("_NoopSaveInputs", "CheckpointFunction")
+
+
+def _recomputation(account: Account) -> Iterator[Match]:
+    chosen = [view.costs.recomputed & (view.rank.work.step >= 0) for view in account.ranks]
+    repeated = device_ns(account, chosen)
+    if repeated:
+        entered = [_first_launches(rank) for rank in account.run.ranks]
+        yield Match(
+            lambda replay: without_work(replay, chosen, entered=entered),
+            limit_ns=with_work_ns(account, repeated),
+            cost_ns=repeated,
+            evidence=(evidence_ms("recomputed device work {per_step}", repeated, "mean rank"),),
+            where=_checkpointing_lines(account),
+        )
+
+
+def _checkpointing_lines(account: Account) -> tuple[Where, ...]:
+    """Return the lines that call checkpointed blocks, by how many they call: what is repeated stands in the blocks'
+    own lines and in that of backward, and none of those is what to change.
+    """
+    found: Counter[Line] = Counter()
+    for owned in account.ownership:
+        if owned is None:
+            continue
+        entries = by_string(owned.rank.trace, owned.calls.name, lambda s: s in _ENTRIES).astype(bool)
+        for stack in owned.by_call.stack[entries & ~owned.by_call.backward].tolist():
+            if lines := user_lines(owned, stack):
+                found[lines[-1]] += 1
+    total = sum(found.values())
+    return tuple(at(line, share=calls / total) for line, calls in found.most_common(MAX_PLACES))
+
+
+def _first_launches(rank: Rank) -> Mask:
+    entries = np.sort(rank.trace["ts_ns"][rank.rows_named(lambda name: name in _ENTRIES, EventKind.HOST_OP)])
+    first = np.zeros(len(rank.work), bool)
+    launched = np.flatnonzero(rank.work.launch_row >= 0)
+    when = rank.trace["ts_ns"][rank.work.launch_row[launched]]
+    order = np.argsort(when, kind="stable")
+    place = np.searchsorted(when[order], entries, side="right")
+    first[launched[order[place[place < len(order)]]]] = True
+    return first
+
+
+# Fusion: consecutive elementwise and normalisation kernels, each of which reads and writes memory.
+
+_FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
+
+
+def _fusible(account: Account) -> Iterator[Match]:
+    """Yield runs of fusible kernels, fused into one pass each."""
+    fusible = [
+        among(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
+        & ~_conversions(v.rank)  # parts of a library's convolution
+        for v in account.ranks
+    ]  # fmt: skip
+    gradients = each_rank(account.run, lambda _, rank: parameter_gradients(rank))
+    next_to = [mask & leaf for mask, leaf in zip(fusible, gradients, strict=True)]
+    chosen = [mask & ~leaf for mask, leaf in zip(fusible, next_to, strict=True)]
+    spent = device_ns(account, chosen)
+    if not spent:
+        return
+    fused = [_fused_ns(v.costs, mask, leaf) for v, mask, leaf in zip(account.ranks, chosen, next_to, strict=True)]
+    times, leads = [f[0] for f in fused], [f[1] for f in fused]
+
+    @once_per_record
+    def fuse(replay: Replay) -> Replay:
+        return fused_chains(replay, chosen, times, leads)
+
+    @once_per_record
+    def fuse_on_device(replay: Replay) -> Replay:
+        return with_work_times(replay, chosen, times)
+
+    host_limits = _host_limits(account, fuse, fuse_on_device)
+    removed = [
+        (view.costs.duration_ns - after)[mask].sum() / max(len(view.rank.steps), 1)
+        for view, mask, after in zip(account.ranks, chosen, times, strict=True)
+    ]
+    removed_ns = float(np.mean(removed))
+    if not host_limits and account.step:
+        removed_ns += account.step.ns("launch_gap")  # there are fewer launches
+    limits = (
+        "; the host limits the step, and only the device's time is counted: compiled code launches less, but how fast is "
+        "not known"
+    )
+    yield Match(
+        fuse_on_device if host_limits else fuse,
+        limit_ns=min(spent, removed_ns),
+        claim="fused kernels",
+        cost_ns=spent,
+        evidence=(evidence_ms("elementwise and normalisation kernels {per_step}", spent, "mean rank"),),
+        facts={"limits": limits if host_limits else ""},
+        doubt=1.0 if host_limits else None,
+        sureness=0.5 if host_limits else None,
+    )
+
+
+def _host_limits(account: Account, fuse: Change, fuse_on_device: Change) -> bool:
+    """Return whether fusing would mostly save launches: what it does to the host's time no trace shows."""
+    replay, step = account.owned_replay, account.step
+    if replay is None or step is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
+        return False
+    saves = replay.period_ns - fuse(replay).period_ns
+    return saves > 0 and replay.period_ns - fuse_on_device(replay).period_ns < MOSTLY * saves
+
+
+def _fused_ns(costs: KernelCosts, mask: Mask, next_to: Mask) -> tuple[Floats, Mask]:
+    """Return times in which each run of consecutive chosen kernels takes what its longest one takes, and which
+    kernels are the first of their run: the fused one is launched there.
+
+    What is `next_to` a run, gradients of parameters that no other kernel reads, neither joins nor ends it.
+    """
+    work = costs.rank.work
+    order = np.lexsort((work.stream, work.device))  # and by start, as it is
+    order = order[~next_to[order]]
+    joins = mask[order]
+    begins = joins.copy()
+    begins[1:] &= ~joins[:-1]
+    out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
+    first[order[np.flatnonzero(begins)]] = True
+    joined = order[np.flatnonzero(joins)]
+    starts, duration = np.flatnonzero(first[joined]), out[joined]
+    longest, total = np.maximum.reduceat(duration, starts), np.add.reduceat(duration, starts)
+    share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
+    out[joined] = duration * np.repeat(share, np.diff(starts, append=len(joined)))
+    return out, first
+
+
+# What is said without a saving: too little work, too little memory, a trace that distorts.
+
+
+def _small_batch(account: Account) -> Iterator[Match]:
+    short = account.kernels.short_count_share
+    windows = [v.window for v in account.ranks if v.window is not None and v.window.window_ns]
+    busy = sum(a.compute.total_ns for a in windows) / max(sum(a.window_ns for a in windows), 1)
+    if short >= MOSTLY and busy <= MOSTLY and has_device(account):
+        yield Match(
+            evidence=(
+                Evidence("kernels shorter than a launch", round(100 * short, 1), "% of launches"),
+                Evidence("device busy with compute", round(100 * busy, 1), "% of the window"),
+            ),
+            where=short_kernel_places(account),
+        )
+
+
+def _memory_pressure(account: Account) -> Iterator[Match]:
+    """Yield ranks within 5 % of their device's memory, whose cache is emptied in between, or that grow."""
+    ranks: Sequence[RankMemory] = account.memory.ranks if account.memory is not None else ()
+    full = [r for r in ranks if (r.peak_pct_of_total or 0.0) >= 95.0]
+    flushed = [r for r in ranks if r.allocator_retries]
+    growing = [r for r in ranks if r.growth is not None and r.growth.leaks]
+    pressed = {r.rank: r for r in (*full, *flushed, *growing)}
+    if pressed:
+        why = (
+            "the allocator has to empty its cache"
+            if flushed
+            else "near the limit"
+            if full
+            else "tensors are never freed"
+        )
+        yield Match(
+            facts={"why": why, "how": "is nearly full" if full or flushed else "grows from step to step"},
+            ranks=tuple(sorted(pressed)),
+            evidence=tuple(e for r in pressed.values() for e in _memory_evidence(r)),
+        )
+
+
+def _memory_evidence(r: RankMemory) -> Iterator[Evidence]:
+    where = f"rank {r.rank}"
+    if r.peak_pct_of_total is not None:
+        yield Evidence("peak of the device's memory", round(r.peak_pct_of_total, 1), "%", where)
+    if r.allocator_retries:
+        yield Evidence("times the cache was emptied", r.allocator_retries, "", where)
+    if r.growth is not None and r.growth.leaks:
+        yield Evidence("growth per step", round(r.growth.bytes_per_step), "bytes", where)
+        for leak in r.leaks[:3]:
+            held = f"of each of {leak.steps} steps held by {leak.name}"
+            yield Evidence(held, round(leak.bytes_per_step), "bytes", where)
+
+
+def _profiler_overhead(account: Account) -> Iterator[Match]:
+    step = account.step
+    if step is None or step.overhead_pct is None or step.overhead_pct < 20.0:
+        return
+    factor = account.replay.host_factor if account.replay else None
+    yield Match(
+        facts={"pct": f"{step.overhead_pct:.0f}"},
+        cost_ns=step.profiled_ns - (step.ordinary_ns or step.profiled_ns),
+        evidence=(
+            evidence_ms("step while profiled", step.profiled_ns),
+            evidence_ms("step without the profiler", step.ordinary_ns or 0.0),
+            Evidence("host time left without the profiler", round(factor, 2) if factor else "unknown", "share"),
+        ),
+        where=recorded_event_places(account),
+    )
+
+
+_DEVICE = Scope.DEVICE
+_WITH_HOST = (Need.DEVICE, Need.HOST)
+
+KINDS = (
+    Kind(
+        "mixed-precision-overhead",
+        _loss_scaling,
+        "Loss scaling costs time",
+        "GradScaler unscales every gradient, checks it for infinities and waits for the answer",
+        "Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
+        "The saving is of the same step without scaling and its synchronisation.",
+        scope=_DEVICE,
+        needs=_WITH_HOST,
+        training_only=True,
+        doubt=0.4,
+        sureness=0.8,
+    ),
+    Kind(
+        "recomputation",
+        _recomputation,
+        "Forward work is computed a second time in backward",
+        "activation checkpointing discards activations and recomputes them",
+        "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "
+        "far as memory allows. The saving is of no recomputation at all.",
+        scope=_DEVICE,
+        needs=_WITH_HOST,
+        training_only=True,
+    ),
+    Kind(
+        "memory-bound-kernels",
+        _convolution_layout,
+        "Convolutions convert the layout of their tensors",
+        "they are computed with channels last, and their inputs have channels first: inputs are converted before each of "
+        "them, and the results back",
+        "model.to(memory_format=torch.channels_last), and each batch too. The saving is of the step without these kernels "
+        "alone; normalisation often gets faster as well.",
+        scope=_DEVICE,
+        needs=(Need.DEVICE,),
+        doubt=0.3,
+        subject="converting the layout of tensors",
+    ),
+    Kind(
+        "memory-bound-attention",
+        _attention,
+        "Attention writes its score matrices to memory",
+        "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
+        "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention), with is_causal=True instead of a causal "
+        "mask. The saving is of fused attention.",
+        scope=_DEVICE,
+        needs=(Need.DEVICE, Need.SHAPES, Need.PEAK),
+        doubt=0.2,
+    ),
+    Kind(
+        "precision",
+        _precision,
+        "{which}",
+        "products {why}",
+        "{how} The saving is of 16-bit products at the rate such shapes reach.",
+        scope=_DEVICE,
+        needs=(Need.DEVICE, Need.PEAK),
+        doubt=0.2,
+    ),
+    Kind(
+        "optimizer",
+        _optimizer,
+        "The optimizer step is not fused",
+        "{launches} device operations per optimizer step",
+        "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
+        "The saving is of a fused optimizer.",
+        scope=_DEVICE,
+        needs=_WITH_HOST,
+        training_only=True,
+        doubt=0.3,
+    ),
+    Kind(
+        "memory-bound-kernels",
+        _layout_copies,
+        "{place} {puts} tensors into another memory order",
+        "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
+        "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
+        "contiguous() out where the next operator takes strides. The saving is of the step without these copies in forward.",
+        scope=_DEVICE,
+        doubt=0.3,
+        sureness=0.7,
+    ),
+    Kind(
+        "memory-bound-kernels",
+        _fusible,
+        "Consecutive elementwise kernels are not fused",
+        "each reads its inputs from memory and writes its result back for the next{limits}",
+        "torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
+        "kernels as one launch and one pass over its largest one.",
+        scope=_DEVICE,
+        needs=(Need.DEVICE,),
+        general=True,
+        doubt=0.5,
+        sureness=0.7,
+    ),
+    Kind(
+        "small-batch",
+        _small_batch,
+        "Too little work per kernel",
+        "most kernels end before the host can launch the next one",
+        "Raise the batch (or sequence) per device until the device is busy; the step hardly grows until then, so throughput "
+        "does. No saving per step is claimed: the step has more samples.",
+        scope=_DEVICE,
+        needs=(Need.DEVICE,),
+        general=True,
+        always=True,
+        sureness=0.7,
+    ),
+    Kind(
+        "memory-pressure",
+        _memory_pressure,
+        "Device memory {how}",
+        "{why}",
+        "Free what is not needed (detach losses that are stored for logging, zero_grad(set_to_none=True)), checkpoint "
+        "activations, shard optimizer state, or lower the batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against "
+        "fragments.",
+        scope=_DEVICE,
+        needs=(Need.MEMORY,),
+        general=True,
+        always=True,
+    ),
+    Kind(
+        "profiler-overhead",
+        _profiler_overhead,
+        "Recording made the step {pct} % longer",
+        "the profiler slows the host; launch gaps in the trace are partly its overhead",
+        "All numbers here have it subtracted; record fewer steps without shapes and stacks to reduce it.",
+        needs=(Need.UNPROFILED,),
+        general=True,
+        always=True,
+        sureness=0.95,
+    ),
+)

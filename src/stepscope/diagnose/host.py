@@ -1,0 +1,593 @@
+"""Kinds of findings in which the host is busy with something else, waits, or moves data."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.budget import host_device_copies
+from stepscope.analyze.host_calls import host_calls
+from stepscope.analyze.host_time import computing_operators
+from stepscope.analyze.kernel_costs import abilities
+from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
+from stepscope.analyze.phases import loop_in, trains
+from stepscope.analyze.replay.changes import (
+    as_graph,
+    at_any_factor,
+    hidden_copies,
+    save_ns,
+    without_allocator,
+    without_data_wait,
+    without_recurring,
+    without_state_saves,
+    without_syncs,
+    without_window_stalls,
+)
+from stepscope.analyze.replay.removal import Part, taken_out
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
+from stepscope.contract.step_line import (
+    ANOMALY_DETECTION,
+    CHECKPOINT,
+    COMPILATION,
+    EVALUATE,
+    EVALUATION,
+    GARBAGE_COLLECTION,
+    Region,
+)
+from stepscope.diagnose.finding import MOSTLY, NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.measures import (
+    COMPUTE,
+    Mask,
+    device_ns,
+    has_device,
+    host_part_ns,
+    host_waits,
+    launching_ns,
+    ms_text,
+    not_busy_ns,
+    not_busy_or_copying_ns,
+    per_step,
+    transfers_to_device,
+    typical_host_ns,
+)
+from stepscope.diagnose.recording import Need, Scope
+from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
+from stepscope.run.rank import Rank
+from stepscope.run.step_log import StepLog
+from stepscope.stats.robust import OFTEN, median
+from stepscope.trace.classify import EventKind, by_string
+
+# What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
+RECURRING = {
+    CHECKPOINT: (
+        "Training stops for checkpoints",
+        "the model is saved inside the training loop, and no step runs meanwhile",
+        "Save less often, or in the background: torch.distributed.checkpoint.async_save, or copy the state to pinned "
+        "memory and write it in a thread.",
+    ),
+    EVALUATION: (
+        "Training stops for evaluations",
+        "forward passes without gradients run between training steps",
+        "Evaluate less often or on fewer batches, in larger batches under torch.inference_mode(), or in a separate job.",
+    ),
+    GARBAGE_COLLECTION: (
+        "Python collects garbage inside steps",
+        "the interpreter's collector stops the training thread",
+        "gc.freeze() after the model is built, gc.disable() in the loop and gc.collect() every N steps on all ranks at once.",
+    ),
+    COMPILATION: (
+        "The model is compiled again during training",
+        "torch.compile meets new shapes or values and compiles again",
+        "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why each one happened.",
+    ),
+}
+_OFTEN_EVALUATED = (
+    "Passes without gradients run between training steps",
+    "every few steps forward passes without gradients run, and no training step meanwhile: an evaluation, or data that "
+    "the job generates itself",
+    "An evaluation: run it less often or in a separate job. Data that training needs (a policy's rollouts): generate it "
+    "faster with larger batches, a cache of keys and values, or as a graph.",
+)
+
+
+def _recurring(account: Account) -> Recurring | None:
+    replay = account.replay
+    return replay.recurring if replay is not None and replay.recurring.causes else None
+
+
+def common_ns(account: Account, causes: tuple[str, ...]) -> float:
+    """Return what causes take per step on the median rank; 0 where most ranks do not have them (one late rank is a
+    straggler).
+    """
+    recurring = _recurring(account)
+    by_rank = [recurring.rank_ns(c) for c in causes if c in recurring.causes] if recurring else []
+    if not np.any(by_rank):
+        return 0.0
+    total = np.sum(by_rank, axis=0)
+    have = total >= total.max() / 3  # a rank that has less of a cause does not have it
+    return median(total) if have.sum() * 2 > len(total) else 0.0
+
+
+def _recurring_evidence(account: Account, causes: tuple[str, ...]) -> list[Evidence]:
+    found, recurring = [], _recurring(account)
+    for cause in causes if recurring else ():
+        assert recurring is not None
+        if cause in recurring.causes and recurring.rank_ns(cause).any():
+            where = "in {} of {} logged steps".format(*recurring.num_steps_with(cause))
+            found.append(
+                evidence_ms(f"{cause} beyond the ordinary step, per step", median(recurring.rank_ns(cause)), where)
+            )
+    return found
+
+
+def _named_stalls(account: Account) -> Iterator[Match]:
+    recurring = _recurring(account)
+    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION)
+    for cause in recurring.causes if recurring else ():
+        spent = 0.0 if cause in others else common_ns(account, (cause,))
+        if not spent or recurring is None:
+            continue
+        steps, of = recurring.num_steps_with(cause)
+        needed = cause == EVALUATION and steps >= OFTEN * of
+        title, why, remedy = (
+            _OFTEN_EVALUATED
+            if needed
+            else RECURRING.get(cause)
+            or (
+                f"Training stops for {cause}",
+                "the region of that name takes long in some steps",
+                "Do it less often, or in a thread or a separate job.",
+            )
+        )
+        yield Match(
+            lambda replay, cause=cause: without_recurring(replay, (cause,)),  # type: ignore[misc]
+            cost_ns=spent,
+            limit_ns=host_part_ns(account, "host_stall"),
+            evidence=tuple(_recurring_evidence(account, (cause,))),
+            title=title,
+            cause=f"{cause}: {why}",
+            remedy=f"{remedy} The saving is this time gone.",
+            sureness=0.5 if needed else None,
+        )
+
+
+def _stalls(account: Account) -> Iterator[Match]:
+    """Yield long stretches in which the host ran no operator and loaded no data, with what recurs outside every region
+    of the step log and the copies with which training saves its state.
+    """
+    stalled, outside = _stalled_ns(account), common_ns(account, (OUTSIDE,))
+    saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
+    if not stalled + outside + saving:
+        return
+
+    def without(replay: Replay) -> Replay:
+        changed = without_recurring(replay, (OUTSIDE,)) if outside else replay
+        changed = without_window_stalls(changed) if stalled else changed
+        return without_state_saves(changed) if saving else changed
+
+    evidence = [evidence_ms("stalled host time {per_step}", stalled, "median rank, ordinary steps")]
+    evidence += [*_computed(account), *_recurring_evidence(account, (OUTSIDE,))]
+    title, cause, remedy = "", "", ""
+    if saving:
+        evidence.insert(0, evidence_ms("copies of state and the host between them, {per_step}", saving))
+        title = "State is saved inside the {step}"
+        cause = "many tensors in a row are copied to the host, and nothing is computed meanwhile: a checkpoint"
+        remedy = f"{RECURRING[CHECKPOINT][2]} The saving is this time gone."
+    elif outside > stalled:
+        title = "The host stops in some steps"
+        cause = (
+            "in some steps the host does something else for long, outside data loading, forward, backward and "
+            "optimizer: checkpoints, evaluation, logging"
+        )
+    yield Match(
+        without,
+        cost_ns=stalled + outside + saving,
+        limit_ns=host_part_ns(account, "host_stall"),
+        evidence=tuple(evidence),
+        title=title,
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def _stalled_ns(account: Account) -> float:
+    """Return how long the usual rank's host stalls per step without a cause of its own.
+
+    On ranks without a device whose lines are known, stalls in lines outside training are reported by line, and those
+    that no line has in most steps, or that lie between the operators of the passes themselves, are of other programs
+    on the same cores: nothing is left where these are most.
+    """
+    stalled = typical_host_ns(account, "stall_ns")
+    known = [one for one in account.line_work if one is not None] if stalled and not has_device(account) else []
+    if not known or len(known) < len(account.run.ranks):
+        return stalled
+    left = np.quantile([_unexplained_ns(one) for one in known], 0.5, method="lower")
+    return stalled if left >= MOSTLY * stalled else 0.0
+
+
+def _unexplained_ns(known: RankLines) -> float:
+    outside = known.holding_any(list(loop_lines(known)))
+    others = known.sets.sums((~outside[:-1]).astype(np.int64))
+    return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
+
+
+def _computed(account: Account) -> list[Evidence]:
+    found: dict[str, int] = {}
+    for rank in account.run.ranks:
+        for row in computing_operators(rank).tolist():
+            name = rank.trace.strings[rank.trace["name"][row]]
+            found[name] = found.get(name, 0) + int(rank.trace["dur_ns"][row])
+    steps = max(account.num_steps, 1) * max(len(account.run.ranks), 1)
+    longest = sorted(found.items(), key=lambda item: -item[1])[:2]
+    return [evidence_ms("computed on the host {per_step}", ns / steps, name) for name, ns in longest]
+
+
+# Autograd's anomaly detection stores a Python stack for every node of the graph, inside the operators of forward, which
+# only the step log shows, and looks for NaN in whatever a node returns, which the trace shows: operators directly inside
+# the nodes that autograd evaluates.
+
+_LOOKS = "aten::isnan"
+_CHECK = frozenset((_LOOKS, "aten::_is_any_true", "aten::any", "aten::item", "aten::is_nonzero"))
+_PIECE_NS = 100_000
+
+
+def _anomaly_detection(account: Account) -> Iterator[Match]:
+    ranks, step = account.run.ranks, account.step
+    if step is None or not ranks:
+        return
+    logged = {log.rank: _stacks_ns(log) for log in account.run.logs}
+    looks = [_looks(rank) for rank in ranks]
+    stacks_ns = float(np.mean([logged.get(rank.rank, 0.0) for rank in ranks]))
+    looks_ns = float(
+        np.mean([host.total_ns / max(len(rank.steps), 1) for rank, host in zip(ranks, looks, strict=True)])
+    )
+    if stacks_ns + looks_ns < NEGLIGIBLE * step.step_ns:
+        return
+
+    def without(replay: Replay) -> Replay:
+        forward = [loop_in(rank, Region.FORWARD) for rank in ranks]
+        steps = max(sum(len(rank.steps) for rank in ranks), 1)
+        took_ns = replay.host_factor * sum(int((spans.end - spans.start).sum()) for spans in forward) / steps
+        share = min(stacks_ns / took_ns, 0.95) if took_ns else 0.0
+        gone = [union_of(host, _part_of_each(spans, share)) for host, spans in zip(looks, forward, strict=True)]
+        return taken_out(replay, [_host_part(rank, host) for rank, host in zip(ranks, gone, strict=True)])
+
+    yield Match(
+        without,
+        facts={"stacks": ms_text(stacks_ns), "looks": ms_text(looks_ns)},
+        cost_ns=stacks_ns + looks_ns,
+        claim=ANOMALY_DETECTION,
+        evidence=(
+            evidence_ms("stacks stored {per_step}, by the step log", stacks_ns, "in forward"),
+            evidence_ms("checks for NaN {per_step}", looks_ns, "in backward"),
+        ),
+        what_if=(),
+    )
+
+
+def _stacks_ns(log: StepLog) -> float:
+    stacks = np.nan_to_num(log.column(f"regions.{ANOMALY_DETECTION}.ns"))[log.unprofiled]
+    return float(stacks.mean()) if len(stacks) else 0.0
+
+
+def _looks(rank: Rank) -> Intervals:
+    """Return when a rank looked for NaN in what nodes returned, in its steps; a job's own hooks may look in some nodes."""
+    trace = rank.trace
+    if not len(rank.rows_named(lambda name: name == _LOOKS, EventKind.HOST_OP)):
+        return EMPTY
+    calls = host_calls(rank)
+    look, node, check = (
+        by_string(trace, calls.name, fits).astype(bool)
+        for fits in (lambda s: s == _LOOKS, lambda s: s.startswith(EVALUATE), lambda s: s in _CHECK)
+    )
+    direct = check & (calls.parent >= 0) & node[calls.parent]
+    looked = np.zeros(len(calls), bool)
+    looked[calls.parent[direct & look]] = True
+    if looked.sum() < MOSTLY * node.sum():
+        return EMPTY
+    chosen = direct & looked[calls.parent] & (rank.steps.of(calls.start_ns) >= 0)
+    return union(calls.start_ns[chosen], calls.end_ns[chosen])
+
+
+def _part_of_each(spans: Intervals, share: float) -> Intervals:
+    starts = [np.arange(start, end, _PIECE_NS) for start, end in zip(spans.start, spans.end, strict=True)]
+    start = np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64)
+    end = np.minimum(start + _PIECE_NS, np.repeat(spans.end, [len(one) for one in starts]))
+    return union(start, start + np.rint(share * (end - start)).astype(np.int64))
+
+
+def _host_part(rank: Rank, host: Intervals) -> Part:
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    start = rank.trace["ts_ns"][calls]
+    inside = covered_ns(host, start, start + 1) > 0
+    return Part(host, EMPTY, np.zeros(len(rank.work), bool), np.zeros(len(rank.collectives), bool), calls[inside])
+
+
+# Waiting for the device, and for its memory.
+
+
+def _syncs(account: Account) -> Iterator[Match]:
+    replay, step = account.replay, account.step
+    if replay is None or step is None or not all(r.has_device for r in account.run.ranks):
+        return
+    each = median(host_waits(account)[1]) / max(len(replay.steps), 1)
+    if each:
+        yield Match(
+            at_any_factor(without_syncs),
+            cost_ns=step.ns("host_sync"),
+            evidence=(
+                Evidence("synchronisations {per_step}", round(each, 1), "calls", "median rank"),
+                evidence_ms("device idle after them {per_step}", step.ns("host_sync")),
+            ),
+        )
+
+
+def _allocator(account: Account) -> Iterator[Match]:
+    spent = typical_host_ns(account, "allocator_ns")
+    if spent:
+        evidence = (evidence_ms("time in allocation calls {per_step}", spent, "median rank"),)
+        yield Match(without_allocator, cost_ns=spent, evidence=evidence)
+
+
+# Input: the wait for it, and its way to the device.
+
+
+def _data_loading(account: Account) -> Iterator[Match]:
+    """Yield the wait for input, where the usual rank has one: in the window's steps, or in others of the log."""
+    waited, restarts = typical_host_ns(account, "data_ns"), common_ns(account, DATA_CAUSES)
+    if not waited + restarts:
+        return
+    cause = "in some steps the loader is started again or has no batch ready, and training waits meanwhile"
+    yield Match(
+        without_data_wait,
+        cost_ns=waited + restarts,
+        limit_ns=host_part_ns(account, "data_loading"),
+        evidence=(
+            evidence_ms("host time in the data loader {per_step}", waited, "median rank, ordinary steps"),
+            *_recurring_evidence(account, DATA_CAUSES),
+            *_dataset_lines(account),
+        ),
+        cause=cause if restarts > waited else "",
+    )
+
+
+def _dataset_lines(account: Account) -> list[Evidence]:
+    sampled = [owners.loader for owners in account.run.owners if owners.loader]
+    shares: dict[str, float] = {}
+    for lines in sampled:
+        for place, share in lines:
+            shares[place] = shares.get(place, 0.0) + share / len(sampled)
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    unit = "% of the time of the loader's workers in the user's code"
+    return [Evidence(f"in {place}", round(100 * share, 1), unit) for place, share in largest if share >= 0.1]
+
+
+def _copies(account: Account) -> Iterator[Match]:
+    """Yield the copies to the device as a cost, with the host's waiting for them."""
+    chosen = transfers_to_device(account)
+    spent, step = device_ns(account, chosen), account.step
+    if not spent or step is None or _offloads(account):
+        return
+    pageable = _mostly_pageable(account, chosen)
+    waits = median(host_waits(account)[0]) / max(len(account.replay.steps), 1) if account.replay else 0.0
+    evidence = [evidence_ms("host-to-device copies {per_step}", spent, "mean rank")]
+    if waits:
+        evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
+    together = "Bring what belongs together in one copy. " if waits >= 4 else ""
+    pin = "pin_memory=True in the DataLoader and " if pageable or waits else ""
+    yield Match(
+        at_any_factor(lambda replay: hidden_copies(replay, chosen)),
+        facts={
+            "why": "the source is pageable memory, so the copy blocks the host"
+            if pageable
+            else "the host waits for each until all that was launched before it is done"
+            if waits
+            else "copies run alone, not beside compute",
+            "how": f"{together}{pin}tensor.to(device, non_blocking=True), one batch ahead on a separate stream; send smaller "
+            f"types{'; make what does not change once, on the device' if waits else ''}",
+        },
+        cost_ns=spent,
+        limit_ns=step.step_ns - sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
+        evidence=tuple(evidence),
+    )
+
+
+def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
+    pageable = [
+        mask & by_string(rank.trace, rank.work.name, lambda s: "Pageable" in s).astype(bool)
+        for rank, mask in zip(account.run.ranks, chosen, strict=True)
+    ]
+    return device_ns(account, pageable) > MOSTLY * device_ns(account, chosen)
+
+
+def _offloads(account: Account) -> list[Mask]:
+    """Return the copies in both directions of a job that keeps parameters, optimizer state or activations on the host:
+    inside forward, backward and optimizer, about as much to the host as back; empty where it does not.
+    """
+    chosen = []
+    for view in account.ranks:
+        regions = view.budget.regions if view.budget is not None else None
+        if regions is None:
+            return []
+        inside = np.isin(regions.region, (Region.FORWARD, Region.BACKWARD, Region.OPTIMIZER))
+        chosen.append(host_device_copies(view.rank) & inside & (view.rank.work.step >= 0))
+    down = [c & ~to for c, to in zip(chosen, transfers_to_device(account), strict=True)]
+    both, back = device_ns(account, chosen), device_ns(account, down)
+    many = per_step(account, down) >= 8
+    return chosen if account.step and both >= NEGLIGIBLE * account.step.step_ns and many and back >= both / 10 else []
+
+
+def _offload(account: Account) -> Iterator[Match]:
+    chosen = _offloads(account)
+    if not chosen or not trains(account.strategy.passes):
+        return
+    spent = device_ns(account, chosen)
+    parts = [_offload_part(view.rank, mask) for view, mask in zip(account.ranks, chosen, strict=True)]
+    yield Match(
+        lambda replay: taken_out(replay, parts, collectives=False),
+        cost_ns=spent,
+        facts={"spent": ms_text(spent)},
+        evidence=(
+            evidence_ms("copies between host and device inside the passes, {per_step}", spent, "mean rank"),
+            Evidence("of them {per_step}", round(per_step(account, chosen)), "copies", "mean rank"),
+        ),
+        what_if=(),
+    )
+
+
+def _offload_part(rank: Rank, copies: Mask) -> Part:
+    """Return the copies with the host's time for them: from the launch before each of them to the end of its operator;
+    and the optimizer's where that runs on the host.
+    """
+    trace, work = rank.trace, rank.work
+    launched = np.flatnonzero(work.launch_row >= 0)
+    launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
+    launch, mine = work.launch_row[launched], copies[launched]
+    ends = trace["ts_ns"][launch] + trace["dur_ns"][launch]
+    operator = np.where(work.op_row[launched] >= 0, work.op_row[launched], launch)
+    last = np.maximum(ends, trace["ts_ns"][operator] + trace["dur_ns"][operator])
+    host = union(np.append(ends[:1], ends[:-1])[mine], last[mine])
+    optimizer = loop_in(rank, Region.OPTIMIZER)
+    own = (covered_ns(optimizer, ends, ends + 1) > 0) & ~mine
+    if not own.any():
+        host = union_of(host, optimizer)
+    part = _host_part(rank, host)
+    return Part(host, EMPTY, copies, part.collectives, part.calls)
+
+
+# Launching: what is left of the host's time when everything above is gone.
+
+
+def _launches(account: Account) -> Iterator[Match]:
+    replay, step = account.replay, account.step
+    if replay is None or step is None or not has_device(account):
+        return
+    more = (
+        "larger batches and fused optimizers help too" if trains(account.strategy.passes) else "larger batches help too"
+    )
+    how = "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graphs.make_graphed_callables"
+    if abilities(account.run.ranks, account.chip.chip).graphs is False:
+        how = "with what the device's vendor has for it"
+    launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
+    yield Match(
+        as_graph,
+        facts={"how": f"{how}; {more}"},
+        cost_ns=step.ns("launch_gap"),
+        evidence=(
+            evidence_ms("idle device while the host prepares launches, {per_step}", step.ns("launch_gap")),
+            Evidence("device operations {per_step}", round(launches), "launches"),
+        ),
+    )
+
+
+_ON_HOST = (Need.HOST,)
+
+KINDS = (
+    Kind(
+        "data-loading",
+        _data_loading,
+        "The {waiter} waits for its input",
+        "the host asks for the next batch and the batch is not ready",
+        "Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
+        "move decoding and augmentation out of the loop, or cache them. The saving is this wait gone from the step.",
+        needs=_ON_HOST,
+        limit=not_busy_ns,
+        sureness=0.95,
+    ),
+    Kind(
+        "host-stall",
+        _named_stalls,
+        "Training stops for something else",
+        "",
+        "",
+        needs=_ON_HOST,
+        limit=not_busy_or_copying_ns,
+        sureness=0.95,
+    ),
+    Kind(
+        "host-stall",
+        _stalls,
+        "The host stalls inside the {step}",
+        "for at least a millisecond at a time the host launches nothing and loads no data",
+        "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
+        "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
+        "The saving is these stretches gone.",
+        needs=_ON_HOST,
+        limit=not_busy_or_copying_ns,
+        sureness=0.85,
+    ),
+    Kind(
+        "host-stall",
+        _anomaly_detection,
+        "Autograd's anomaly detection is on",
+        "it stores a stack for every node of the graph ({stacks} ms {per_step}, inside the operators of forward) and looks "
+        "for NaN in what every node of backward returns ({looks} ms)",
+        "torch.autograd.set_detect_anomaly(False), or take detect_anomaly() out of the loop: it is there to find a NaN, not "
+        "to train with. The saving is of the step without it.",
+        needs=_ON_HOST,
+        training_only=True,
+        sureness=0.95,
+        doubt=0.3,  # what torch does around each stack is not recorded
+        subject="anomaly detection",
+    ),
+    Kind(
+        "allocator",
+        _allocator,
+        "Device memory is allocated and freed inside the {step}",
+        "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
+        "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
+        "shapes constant or pad them; lower the peak so that the cache is not flushed. The saving is these calls gone.",
+        scope=Scope.DEVICE,
+        needs=_ON_HOST,
+        limit=not_busy_ns,
+    ),
+    Kind(
+        "host-to-device-copy",
+        _copies,
+        "The {waiter} waits for copies to the device",
+        "{why}",
+        "Use {how}. The saving is of the step without these copies and without waiting for them.",
+        scope=Scope.DEVICE,
+        needs=(Need.DEVICE,),
+    ),
+    Kind(
+        "host-to-device-copy",
+        _offload,
+        "State is moved between host and device in every step (offloading)",
+        "parameters, gradients, optimizer state or activations live on the host: {spent} ms of copies {per_step} in forward, "
+        "backward and optimizer, with the host waiting for them",
+        "Keep them on the device while they fit: no CPUOffloadPolicy or offload_to_cpu (FSDP), no save_on_cpu; shard over "
+        "more ranks or checkpoint activations to save memory instead. The saving is of the step without these copies "
+        "and the waiting for them.",
+        scope=Scope.DEVICE,
+        needs=(Need.DEVICE,),
+        training_only=True,
+        doubt=0.25,
+        subject="offloading to the host",
+    ),
+    Kind(
+        "host-device-sync",
+        _syncs,
+        "The host waits for the device inside the {step}",
+        "a synchronisation empties the queue, and the device idles until the host has launched again",
+        "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
+        "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
+        scope=Scope.DEVICE,
+        needs=(Need.DEVICE, Need.LAUNCHES),
+        limit=not_busy_ns,
+        doubt=0.3,
+    ),
+    Kind(
+        "launch-overhead",
+        _launches,
+        "The device waits for the host to launch",
+        "python and operator dispatch take longer than the kernels they launch",
+        "Launch the step as a graph: {how}. The saving is of the step replayed as one graph.",
+        scope=Scope.DEVICE,
+        needs=(Need.DEVICE, Need.LAUNCHES),
+        limit=launching_ns,
+        general=True,
+        doubt=0.2,
+    ),
+)

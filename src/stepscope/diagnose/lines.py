@@ -1,0 +1,549 @@
+"""Kinds of findings that are lines of the user's code: what a line does that training could do without, do less often,
+do at once for many, or do elsewhere.
+
+A line is described by what can be read off the recording (`LineWork`): whether autograd ran anything back through it,
+whether it runs modules, communicates, copies to the host or to the device, changes tensors in place, when it runs in the
+step, and by the source text whether what it computes flows into training. The first kind that fits names it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.kernels import SHORT_NS
+from stepscope.analyze.owner_lines import LineWork, LoopLine, RankLines, loop_lines, loops, stands_after_optimizer
+from stepscope.analyze.replay.changes import Change
+from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
+from stepscope.analyze.replay.program import Program
+from stepscope.analyze.replay.removal import part_for, recorded_host
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.source_flow import feeds_training
+from stepscope.analyze.stacks import Line
+from stepscope.diagnose.finding import MOSTLY, NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.measures import (
+    Mask,
+    at,
+    device_ns,
+    gradient_groups_only,
+    has_device,
+    lines_on_all,
+    ms_text,
+    parts_of_lines,
+    place_of,
+    ranks_with,
+    transfers_to_device,
+    without_lines,
+    without_parts,
+)
+from stepscope.diagnose.recording import Need, Scope
+from stepscope.diagnose.where import MAX_PLACES
+from stepscope.records import once_per_record
+from stepscope.run.source_text import code_text_has_comprehension
+from stepscope.stats.distinct import among
+
+_NEVER = np.iinfo(np.int64).max
+# calls of the same thing from one line in one pass that make it a loop, and elements of a comprehension that do
+_LOOP, _ELEMENTS = 16, 4
+
+
+def line_match(account: Account, line: Line, change: Change, **more: object) -> Match:
+    """Return a line as a match: its place, its costs as evidence, and `--without` as its what-if."""
+    place, known = place_of(line), ranks_with(account, line)
+    steps = sum(max(len(one.owned.rank.steps), 1) for one in known)
+    total = {name: sum(getattr(one.lines[line], name) for one in known) / steps for name in ("to_host", "collectives")}
+    sent = sum(_sent_bytes(one, one.holding(line)[one.owned.by_collective.stack]) for one in known) / steps
+    cost = (
+        next((one.inclusive for one in account.code.lines if (one.file, one.line) == line), None)
+        if account.code
+        else None
+    )
+    evidence = []
+    if cost is not None:
+        times = {"host": cost.host_ns + cost.blocked_ns, "device": cost.device_ns, "communication": cost.comm_ns}
+        evidence = [evidence_ms(f"{what} time of the line {{per_step}}", ns, place) for what, ns in times.items() if ns]
+    counted = (("copies to the host", total["to_host"], "copies"), ("collectives", total["collectives"], "calls"))
+    evidence += [Evidence(f"{what} {{per_step}}", round(n, 1), unit, place) for what, n, unit in counted if n]
+    if sent:
+        evidence.append(Evidence("bytes sent {per_step}", round(sent), "bytes", place))
+    facts = {"place": place, "copies": f"{total['to_host']:.0f}", "collectives": f"{total['collectives']:.0f}"}
+    found = Match(
+        change, facts=facts, evidence=tuple(evidence), where=(at(line),), what_if=("--without", place), claim=place
+    )
+    return replace(found, **more) if more else found  # type: ignore[arg-type]
+
+
+def _removed(wanted: Callable[[RankLines, LineWork], bool]) -> Callable[[Account], Iterator[Match]]:
+    """Return what matches the lines of a condition, with the step without them as the counterfactual."""
+
+    def match(account: Account) -> Iterator[Match]:
+        for line in lines_on_all(account, wanted):
+            yield line_match(account, line, without_lines(account, [line]))
+
+    return match
+
+
+def _ran(work: LineWork) -> Mask:
+    return work.last_ns > -_NEVER
+
+
+# Communication that a training wrapper does not need.
+
+
+def _sent_bytes(rank: RankLines, chosen: Mask) -> int:
+    c = rank.owned.rank.collectives
+    return int(np.maximum(c.full_bytes[chosen & (c.step >= 0)], 0).sum())
+
+
+def _gradient_bytes(rank: RankLines, chosen: Mask) -> int:
+    return _sent_bytes(rank, chosen & among(rank.owned.rank.collectives.op, GRADIENT_OPS))
+
+
+def _sends_again(rank: RankLines, work: LineWork) -> bool:
+    """Return whether a line between backward and optimizer sends as much as the wrapper sent in backward: the gradients
+    once more. A norm or a flag is next to nothing compared with it.
+    """
+    ran = _ran(work)
+    if not work.collectives or work.modules or work.has_backward or work.optimizes or not ran.any():
+        return False
+    between = (work.first_ns > rank.backward_ns) & (work.last_ns < rank.optimizer_ns)
+    owner = rank.owned.by_collective
+    wrapper = _gradient_bytes(rank, owner.backward)
+    mine = _gradient_bytes(rank, among(owner.stack, work.stacks) & ~owner.backward)
+    return bool(between[ran].all()) and mine >= 0.9 * wrapper > 0
+
+
+@once_per_record
+def _lines_sending_again(account: Account) -> list[Line]:
+    return lines_on_all(account, _sends_again) if gradient_groups_only(account) else []
+
+
+def rows_sent_again(account: Account) -> list[Mask]:
+    """Return which collectives of each rank send gradients that the wrapper has sent already."""
+    lines = _lines_sending_again(account)
+    return [
+        np.zeros(len(rank.collectives), bool)
+        if known is None or not lines
+        else known.holding_any(lines)[known.owned.by_collective.stack]
+        for rank, known in zip(account.run.ranks, account.line_work, strict=True)
+    ]
+
+
+def _gradients_again(account: Account) -> Iterator[Match]:
+    for line in _lines_sending_again(account):
+        yield line_match(account, line, without_lines(account, [line]))
+
+
+def _own_collectives(account: Account) -> Iterator[Match]:
+    """Yield lines that communicate outside forward, backward and optimizer, where a wrapper synchronises gradients."""
+    known = [one for one in account.ownership if one is not None]
+    wrapped = [bool((one.by_collective.backward & (one.rank.collectives.step >= 0)).any()) for one in known]
+    if known and all(wrapped) and gradient_groups_only(account):
+        yield from _removed(_is_extra)(account)
+
+
+def _is_extra(rank: RankLines, work: LineWork) -> bool:
+    ran = _ran(work)
+    if not work.apart or not work.collectives or work.modules or not ran.any():
+        return False
+    after = (work.first_ns > rank.backward_ns) & (work.first_ns > rank.optimizer_ns)
+    return bool(((work.last_ns < rank.forward_ns) | after)[ran].all())
+
+
+# A forward pass of the trained model through which nothing goes back.
+
+
+def _second_forward(account: Account) -> Iterator[Match]:
+    """Yield lines that run the trained modules once more: after the last backward or below the optimizer's line, where no
+    loss of the step can have it, or elsewhere where the source shows that no loss has it.
+    """
+
+    def unused(rank: RankLines, work: LineWork) -> bool:
+        if not work.apart or not work.modules or work.in_place:
+            return False
+        # the model, not a frozen one beside it
+        if len(work.modules & rank.trained) < MOSTLY * len(work.modules):
+            return False
+        ran = work.last_ns > work.first_ns
+        after = (work.first_ns[ran] > rank.backward_ns[ran]).all() or stands_after_optimizer(rank, work)
+        return bool(ran.any()) and bool(after or feeds_training(account.run.source, rank, work.line) is False)
+
+    for line in lines_on_all(account, unused):
+        modules = max(len(known.lines[line].modules) for known in ranks_with(account, line))
+        found = line_match(account, line, without_lines(account, [line]), on_device=has_device(account))
+        yield replace(found, facts={**found.facts, "modules": modules})
+
+
+# Copies between host and device in the loop.
+
+
+def _is_statistic(_: RankLines, work: LineWork) -> bool:
+    return work.apart and work.to_host > 0 and not work.in_place and not work.collectives
+
+
+def _copying_lines(account: Account) -> Iterator[Match]:
+    """Yield lines that copy to the device for other reasons than the batch: made on the host inside a module's forward,
+    or with stalls of the host next to the copies.
+    """
+    replay, step = account.replay, account.step
+    if replay is None or step is None or not step.step_ns:
+        return
+
+    def only_copies(_: RankLines, work: LineWork) -> bool:
+        return work.to_device > 0 and not (work.has_backward or work.optimizes or work.collectives)
+
+    for line in lines_on_all(account, only_copies):
+        known = ranks_with(account, line)
+        if all(_inside_module(one, one.lines[line]) for one in known):
+            found = line_match(account, line, without_lines(account, [line]), sureness=0.7)
+            yield replace(found, cause="{place} makes tensors on the host inside forward and copies them to the device in "
+                          "{every_step}", remedy="Make them once, on the device (register_buffer, or device=x.device), and "
+                          "reuse them. The saving is of the step without this line.",
+                          title="{place} makes tensors on the host and copies them to the device in {every_step}")  # fmt: skip
+            continue
+        share, copied = _copied(account, line)
+        pairs = zip(account.line_work, replay.programs, strict=True)
+        stalled, stalls = np.mean([_stalled_ns(k, p, replay, line) for k, p in pairs], axis=0).tolist()
+        mostly = share >= MOSTLY and stalled >= MOSTLY * stalls and copied >= MOSTLY * stalled
+        if mostly and min(copied, stalled) >= NOTABLE * step.step_ns:
+            found = line_match(account, line, without_lines(account, [line]))
+            yield replace(found, evidence=(*found.evidence, evidence_ms("stalled in the line {per_step}", stalled)))
+
+
+def _inside_module(rank: RankLines, work: LineWork) -> bool:
+    by = rank.owned.by_call
+    return bool((by.module[among(by.stack, work.stacks)] >= 0).all())
+
+
+def _copied(account: Account, line: Line) -> tuple[float, float]:
+    """Return a line's share of the copies to the device, and their time."""
+    whole = transfers_to_device(account)
+    mine = [
+        mask & known.holding(line)[known.owned.by_work.stack]
+        if known is not None and line in known.lines
+        else np.zeros_like(mask)
+        for known, mask in zip(account.line_work, whole, strict=True)
+    ]
+    copied, every = device_ns(account, mine), device_ns(account, whole)
+    return copied / every if every else 0.0, copied
+
+
+def _stalled_ns(known: RankLines | None, program: Program, replay: Replay, line: Line) -> tuple[float, float]:
+    if known is None or not len(program):
+        return 0.0, 0.0
+    edges, did = recorded_host(known.owned.rank, program, replay.steps)
+    whole, steps = float(did.parts(edges[:-1], edges[1:]).stall_ns.sum()), len(replay.steps)
+    if line not in known.lines:
+        return 0.0, whole / steps
+    holds = known.holding(line)
+    part = part_for(known.owned, lambda _, things: holds[things.stack])
+    return float(did.parts_within(part.host, edges[:-1], edges[1:]).stall_ns.sum()) / steps, whole / steps
+
+
+# Many calls where one would do.
+
+
+def _one_by_one(account: Account) -> Iterator[Match]:
+    """Yield lines that change many tensors one by one, with their host time gone as the counterfactual."""
+
+    def is_loop(rank: RankLines, work: LineWork) -> bool:
+        if not work.apart or work.modules or work.collectives or work.to_host:
+            return False
+        steps = max(len(rank.owned.rank.steps), 1)
+        launched = rank.holding(work.line)[rank.owned.by_work.stack] & (rank.owned.rank.work.step >= 0)
+        return work.in_place >= max(2 * _LOOP * steps, 0.3 * launched.sum())
+
+    if has_device(account):
+        for line in lines_on_all(account, is_loop):
+            known = ranks_with(account, line)
+            calls = np.mean([one.lines[line].in_place / max(len(one.owned.rank.steps), 1) for one in known])
+            found = line_match(account, line, without_lines(account, [line], device=False), what_if=())
+            yield replace(found, facts={**found.facts, "calls": f"{calls:.0f}"})
+
+
+def _repeated(account: Account) -> Iterator[Match]:
+    """Yield lines of forward that call the same module over and over, or the same operators for each element of a
+    comprehension. What one element does not wait for can be done for all at once.
+    """
+    if not has_device(account) or account.strategy.has("pp"):
+        return
+    for line in lines_on_all(account, lambda rank, work: _module_calls(rank, work) >= _LOOP):
+        known = ranks_with(account, line)
+        parts = [
+            replace(part, work=part.work & ~view.costs.is_matmul) if len(part.work) else part
+            for part, view in zip(parts_of_lines(account, [line]), account.ranks, strict=True)
+        ]
+        what = next(iter(known[0].lines[line].modules))
+        times = max(_module_calls(one, one.lines[line]) for one in known)
+        yield _repeated_match(account, line, without_parts(parts), what, times, where=(at(line, what),))
+    source = account.run.source
+    for line in lines_on_all(
+        account, lambda rank, work: _elements(source.line(*work.line), rank, work)[0] >= _ELEMENTS
+    ):
+        each = [_elements(source.line(*line), one, one.lines[line]) for one in ranks_with(account, line)]
+        times, what = max(each)
+        parts = [
+            replace(part, work=part.work & (rank.work.end_ns - rank.work.start_ns < SHORT_NS))
+            if len(part.work)
+            else part
+            for part, rank in zip(parts_of_lines(account, [line]), account.run.ranks, strict=True)
+        ]
+        change = without_parts(parts, factor=1 / times, collectives=False)
+        yield _repeated_match(account, line, change, what, times, sureness=0.7, doubt=0.5)
+
+
+def _repeated_match(account: Account, line: Line, change: Change, what: str, times: float, **more: object) -> Match:
+    found = line_match(account, line, change, what_if=(), **more)
+    evidence = (*found.evidence, Evidence("calls of the same {per_step}", round(times), "calls", place_of(line)))
+    return replace(found, facts={**found.facts, "what": what, "times": f"{times:.0f}"}, evidence=evidence)
+
+
+def _module_calls(rank: RankLines, work: LineWork) -> float:
+    """Return how often a line calls its one module per step in one forward pass, with a backward for each; else 0."""
+    if len(work.modules) != 1 or not work.has_backward or work.optimizes:
+        return 0.0
+    owned, steps = rank.owned, max(len(rank.owned.rank.steps), 1)
+    calls, by = owned.calls, owned.by_call
+    step = owned.rank.steps.of(calls.start_ns)
+    inside = step >= 0
+    first, last = (np.append(ns, 0)[step] for ns in (work.first_ns, work.last_ns))
+    between = by.backward & inside & (calls.start_ns > first) & (calls.start_ns < last)
+    if not (work.last_ns <= rank.backward_ns).all() or between.any():
+        return 0.0
+    module = owned.modules.index(next(iter(work.modules)))
+    mine = np.isin(by.stack, work.stacks) & ~by.backward & (by.module == module) & inside
+    _, count = np.unique(calls.name[mine], return_counts=True)
+    often = count[count >= _LOOP * steps]
+    return float(often.min()) / steps if 2 * len(often) > len(count) else 0.0
+
+
+def _elements(text: str | None, rank: RankLines, work: LineWork) -> tuple[float, str]:
+    """Return for how many elements a comprehension makes the same calls, and which operator takes longest; else 0."""
+    if text is None or work.apart or work.optimizes or work.collectives or work.to_host:
+        return 0.0, ""
+    if not code_text_has_comprehension(text):
+        return 0.0, ""
+    owned = rank.owned
+    calls, by = owned.calls, owned.by_call
+    mine = among(by.stack, work.stacks) & ~by.backward & (owned.rank.steps.of(calls.start_ns) >= 0)
+    around = np.append(mine, False)[calls.parent]
+    tops = mine & ~around
+    if not tops.any():
+        return 0.0, ""
+    longest = int(np.argmax(np.bincount(calls.name[tops], weights=(calls.end_ns - calls.start_ns)[tops])))
+    turn = mine[~around]  # in the order of calls, without what a call of the line calls itself
+    executed = int((turn & ~np.append(False, turn[:-1])).sum())
+    return float((calls.name[tops] == longest).sum()) / max(executed, 1), owned.rank.trace.strings[longest]
+
+
+# Everything else that the loop does in every step and that is no pass of the model.
+
+
+def _outside_training(account: Account) -> Iterator[Match]:
+    """Yield the lines, or loops of lines, that most ranks run outside training."""
+    known = [one for one in account.line_work if one is not None]
+    if account.step is None or not known:
+        return
+    found: dict[Line, list[tuple[Line, ...]]] = defaultdict(list)
+    for one in known:
+        steady = [line for line in loop_lines(one).values() if line.typical_ns > 0]
+        for group in loops(steady, [line for line, work in one.lines.items() if not work.apart]):
+            if sum(line.longer_ns for line in group) >= NEGLIGIBLE * account.step.step_ns:
+                largest = max(group, key=lambda line: line.longer_ns)
+                found[largest.line].append(tuple(line.line for line in group))
+    for groups in found.values():
+        if 2 * len(groups) > len(known):
+            yield _outside_match(account, groups[0])
+
+
+def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
+    ranks = [known for known in account.line_work if known is not None and any(line in known.lines for line in lines)]
+    each = [[loop_lines(one)[line] for line in lines if line in loop_lines(one)] for one in ranks]
+    # what takes far longer in few steps than in the median one is the machine's doing
+    took = [sum(min(line.mean_ns, 2.0 * line.typical_ns) for line in mine) for mine in each]
+    on_device = [sum(line.device_ns for line in mine) for mine in each]
+    first = next(mine[0] for mine in each if mine)
+    places = _places(each, lines)
+    named = (places[0][0],) if len(lines) == 1 else lines
+    (file, start), (_, stop) = named[0], named[-1]
+    place = f"{file}:{start}" if start == stop else f"{file}:{start}-{stop}"
+    host, device = float(np.mean(took)), float(np.mean(on_device))
+    called = _called(ranks, named)
+    below = f", mostly in {called[0][0]}" if called and called[0][1] >= MOSTLY * host else ""
+    on_both = f" of the host and {ms_text(device)} ms of the device" if device else ""
+    feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
+    why = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
+    how = "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it."
+    title = "{place} runs outside training in {every_step}"
+    if feeds == {False}:
+        why += "; nothing it computes flows into training"
+        how = "Run it every N steps, or delete it: nothing it computes flows into training."
+    elif first.of_gradients:
+        title = "{place} runs on gradients inside every backward"
+        why = "backward calls it, as a hook; it changed nothing in place"
+        how = (
+            "Where it only looks at gradients, run it every N steps or delete it. Where it returns another gradient, do "
+            "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
+        )
+    elif first.before_forward:
+        title = "{place} prepares input in the training loop"
+        why = "it runs before forward and no gradient goes through it: what it makes may be the input"
+        how = (
+            "Move it into the dataset, so that the loader's workers do it, or into a thread that runs one batch ahead."
+        )
+    changes = any(line.in_place for mine in each for line in mine)
+    unsure = feeds != {False} and (changes or first.before_forward or first.of_gradients)
+    return Match(
+        without_lines(account, named),
+        facts={"place": place, "what": "work on gradients" if first.of_gradients else "work outside training"},
+        limit_ns=max(map(sum, zip(took, on_device, strict=True))),
+        claim=place,
+        cost_ns=max(host, device),
+        evidence=(
+            evidence_ms("host time outside training {per_step}", host, place),
+            *((evidence_ms("device time of the line {per_step}", device, place),) if device else ()),
+            *(evidence_ms("of that in what it calls", ns, name) for name, ns in called),
+        ),
+        title=title,
+        cause=f"{{place}} takes {ms_text(host)} ms{on_both} {{per_step}}{below}; {why}",
+        remedy=f"{how} The saving is of the step without it; every N steps saves all but one Nth of that.",
+        sureness=0.6 if unsure else 0.9 if feeds == {False} else 0.7,
+        where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
+        what_if=("--without", place),
+        on_device=device > host,
+    )
+
+
+def _places(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[tuple[Line, float]]:
+    """Return the lines of a loop, the largest first; of a single line what it calls: the innermost line that holds
+    nearly all of its time, the line itself, and others that hold much of it.
+    """
+    if len(lines) > 1:
+        took = {line: sum(one.typical_ns for mine in each for one in mine if one.line == line) for line in lines}
+        total = max(sum(took.values()), 1.0)
+        return sorted(((line, ns / total) for line, ns in took.items()), key=lambda item: -item[1])
+    inside = next(mine[0].inside for mine in each if mine)
+    whole = [line for line, share in inside.items() if share >= 0.9]
+    others = sorted((line for line in inside if line not in whole), key=lambda line: -inside[line])
+    named = [(line, inside[line]) for line in whole[-1:]] + [(lines[0], 1.0)]
+    return named + [(line, inside[line]) for line in others if inside[line] >= 0.25]
+
+
+def _called(ranks: Sequence[RankLines], lines: Sequence[Line]) -> list[tuple[str, float]]:
+    """Return the functions and operators in which lines spend most of their time, per step."""
+    found: dict[str, float] = defaultdict(float)
+    for known in ranks:
+        owned, holds = known.owned, known.holding_any(lines)
+        share, steps = 1 / max(len(owned.rank.steps), 1) / len(ranks), owned.rank.steps
+        host, calls = owned.host, owned.calls
+        mine = holds[host.owner.stack] & host.is_python & host.runs & (steps.of(host.start_ns) >= 0)
+        took = np.bincount(host.owner.stack[mine], (host.end_ns - host.start_ns)[mine], minlength=len(owned.stacks))
+        for stack in np.flatnonzero(took).tolist():
+            frame = owned.frames[owned.stacks.innermost[stack]]
+            if (frame.file, frame.line) not in lines:
+                name = f"{frame.function} ({frame.file.rsplit('/', 1)[-1]}:{frame.line})"
+                found[name] += float(took[stack]) * share
+        tops = np.flatnonzero(holds[owned.by_call.stack] & (calls.parent < 0) & (steps.of(calls.start_ns) >= 0))
+        for row in tops.tolist():
+            found[owned.rank.trace.strings[calls.name[row]]] += float(calls.end_ns[row] - calls.start_ns[row]) * share
+    largest = sorted(found.items(), key=lambda item: -item[1])[:3]
+    return [(name, ns) for name, ns in largest if ns >= 0.1 * largest[0][1]]
+
+
+_WITHOUT = "The saving is of the step without this line."
+
+KINDS = (
+    Kind(
+        "redundant-communication",
+        _gradients_again,
+        "{place} sends all gradients again",
+        "the training wrapper has synchronised the gradients when backward ends, and {place} does so once more",
+        f"Delete it: DistributedDataParallel and FSDP have averaged the gradients when backward() returns. {_WITHOUT}",
+        scope=Scope.SEVERAL_RANKS,
+        training_only=True,
+        subject="communication of the loop ({place})",
+    ),
+    Kind(
+        "redundant-communication",
+        _own_collectives,
+        "{place} communicates in {every_step}, outside the training wrapper",
+        "{place} asks for {collectives} collectives {per_step} in addition to those that synchronise gradients",
+        "Weights that start equal stay equal where gradients are synchronised: send them once. Reduce metrics "
+        f"every N steps, in one call. {_WITHOUT}",
+        scope=Scope.SEVERAL_RANKS,
+        training_only=True,
+        subject="communication of the loop ({place})",
+    ),
+    Kind(
+        "recomputation",
+        _second_forward,
+        "The model runs forward once more in {place}, with no backward",
+        "{place} runs {modules} modules that are trained in the same {step}; nothing goes back through its result, and no "
+        "loss has it: a metric or a log",
+        "Take the metric from the output of the training pass where it is of the same batch, or compute it every N steps. "
+        f"{_WITHOUT}",
+        training_only=True,
+        subject="a forward pass without backward ({place})",
+    ),
+    Kind(
+        "host-device-sync",
+        _removed(_is_statistic),
+        "{place} brings results to the host in {every_step}",
+        "the host waits in {place} for {copies} copies {per_step} and computes with them; no gradient, parameter or input of "
+        "the device comes of it",
+        f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
+        scope=Scope.DEVICE,
+        training_only=True,
+        subject="bringing results to the host ({place})",
+    ),
+    Kind(
+        "host-to-device-copy",
+        _copying_lines,
+        "{place} copies to the device, and the host stalls there",
+        "the {waiter} waits for these copies, and next to them the host launches nothing for at least a millisecond at a "
+        "time; with large batches in pageable memory, moving them and freeing their memory is the usual reason",
+        "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a separate stream; "
+        f"send smaller types and convert on the device. {_WITHOUT}",
+        scope=Scope.DEVICE,
+        training_only=True,
+        subject="copying to the device ({place})",
+    ),
+    Kind(
+        "launch-overhead",
+        _one_by_one,
+        "{place} changes tensors one by one",
+        "{place} changes {calls} tensors {per_step} in a Python loop, one after the other",
+        "Change all tensors at once (torch._foreach_mul_, torch._foreach_add_, torch._foreach_lerp_ and the like; a function "
+        "that takes a list takes all of them), or every N steps. The saving is of the step without this line's host time.",
+        scope=Scope.DEVICE,
+        training_only=True,
+        subject="changing tensors one by one ({place})",
+    ),
+    Kind(
+        "launch-overhead",
+        _repeated,
+        "{place} calls {what} {times} times {per_step} where one call would do",
+        "{place} runs {what} {times} times in a Python loop: many small launches, forward and backward",
+        "Do it in one call where there is one: nn.LSTM for nn.LSTMCell, a scan, a batched product or attention, one table with "
+        "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. The saving is of this line's "
+        "work in one call: its host time once, and of its kernels the matrix products or the longest.",
+        scope=Scope.DEVICE,
+        training_only=True,
+        doubt=0.3,
+        subject="calling one by one ({place})",
+    ),
+    Kind(
+        "host-stall",
+        _outside_training,
+        "{place} runs outside training in {every_step}",
+        "",
+        "",
+        scope=Scope.HOST,  # on a device most of what the host does alone shows without lines
+        needs=(Need.LINES,),
+        training_only=True,
+        sureness=0.7,
+        subject="{what} ({place})",
+    ),
+)

@@ -1,0 +1,218 @@
+"""Numbers and changes that several kinds use."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.owner_lines import LineWork, RankLines
+from stepscope.analyze.replay.changes import Change, copies_to_device, without_waits
+from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.stacks import Line
+from stepscope.diagnose.finding import Where
+from stepscope.records import once_per_record
+from stepscope.run.matching import POINT_TO_POINT
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.robust import lower_median
+from stepscope.units import NS_PER_MS
+
+Mask = npt.NDArray[np.bool_]
+COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+
+
+def typical_host_ns(account: Account, part: str) -> float:
+    """Return what the median rank's host spends on one part per step; 0 where the run cannot be replayed.
+
+    Of two in the middle the lesser: what only half of the ranks do makes the others wait, and is theirs.
+    """
+    if account.replay is None:
+        return 0.0
+    totals = [getattr(p.host, part).sum() + getattr(p.tail, part).sum() for p in account.replay.programs]
+    return lower_median(totals) / len(account.replay.steps)
+
+
+def host_part_ns(account: Account, part: str) -> float | None:
+    """Return one part of a job on hosts alone, where removing it saves no more than itself; None on a device, where a
+    part is what the device idles for and not what the host spends.
+    """
+    return None if account.step is None or has_device(account) else account.step.ns(part)
+
+
+def has_device(account: Account) -> bool:
+    """Return whether any rank ran work on a device."""
+    return any(rank.has_device for rank in account.run.ranks)
+
+
+def per_step(account: Account, chosen: Sequence[Mask]) -> float:
+    """Return how many of some things the mean rank has per step."""
+    pairs = zip(chosen, account.run.ranks, strict=True)
+    return float(np.mean([mask.sum() / max(len(rank.steps), 1) for mask, rank in pairs] or [0.0]))
+
+
+def device_ns(account: Account, chosen: Sequence[Mask]) -> float:
+    """Return the device time of some work per step, mean over ranks; only work launched in recorded steps counts."""
+    totals = []
+    for rank, mask in zip(account.run.ranks, chosen, strict=True):
+        mine = mask & (rank.work.step >= 0)
+        totals.append((rank.work.end_ns - rank.work.start_ns)[mine].sum() / max(len(rank.steps), 1))
+    return float(np.mean(totals)) if totals else 0.0
+
+
+def transfers_to_device(account: Account) -> list[Mask]:
+    """Return per rank which work copies from the host to the device."""
+    return [copies_to_device(rank) for rank in account.run.ranks]
+
+
+@once_per_record
+def host_waits(account: Account) -> tuple[list[int], list[int]]:
+    """Return how often each rank's host waited for copies to the device, and how often for anything else on it."""
+    if account.replay is None:
+        return [], []
+    others = [_waits(program) for program in without_waits(account.replay)]
+    return [_waits(p) - n for p, n in zip(account.replay.programs, others, strict=True)], others
+
+
+def _waits(program: Program) -> int:
+    return int((program.released_by != NOTHING).sum())
+
+
+# The time that a kind of fix can remove at most, per step: what its kind claims, by the budget.
+
+
+def _without_parts_ns(account: Account, *parts: str) -> float | None:
+    step = account.step
+    if step is None or not any(view.on_device for view in account.ranks):
+        return None
+    return step.step_ns - sum(step.ns(p) for p in (*COMPUTE, *parts))
+
+
+def not_busy_ns(account: Account) -> float | None:
+    """Return the time in which the device neither computes nor copies nor moves data: what a faster host can remove.
+
+    Waiting for other ranks is in it: their hosts become faster too.
+    """
+    rest = _without_parts_ns(account, "copy", "exposed_transfer")
+    return None if rest is None or account.step is None else rest - account.step.unmatched_ns
+
+
+def not_busy_or_copying_ns(account: Account) -> float | None:
+    """Return the same with copies between host and device: what the host does there goes with them."""
+    idle = not_busy_ns(account)
+    return None if idle is None or account.step is None else idle + account.step.ns("copy")
+
+
+def launching_ns(account: Account) -> float | None:
+    """Return the time in which nothing but slow launching can be what the device waits for.
+
+    Loading data, stalls, synchronisation and the allocator have causes of their own. So has waiting for a rank that
+    is late: what the mean rank waits for it goes to the straggler, the rest to hosts that take turns at being slow.
+    """
+    step = account.step
+    if step is None or not_busy_ns(account) is None:
+        return None
+    late = {s.rank: s.late_ns_per_step for s in account.stragglers}
+    num_ranks = max(len(account.run.ranks), 1)
+    for_late = max(late.values(), default=0.0) * (num_ranks - len(late)) / num_ranks
+    return step.ns("launch_gap") + max(0.0, step.ns("wait") - for_late)
+
+
+def not_computing_ns(account: Account) -> float | None:
+    """Return the time without compute or copies: what any change of the communication can remove."""
+    return _without_parts_ns(account, "copy")
+
+
+def with_work_ns(account: Account, work_ns: float) -> float | None:
+    """Return what can go with some device work: its own time, and the time in which the host launches it."""
+    idle = not_busy_ns(account)
+    return None if idle is None else idle + work_ns
+
+
+# Which collectives synchronise gradients?
+
+
+def gradient_groups_only(account: Account) -> bool:
+    """Return whether all group communication of the run is data-parallel: what may move against compute freely.
+
+    Collectives of tensor, expert or context parallelism stand inside the forward and backward pass: their results
+    are needed at once, so starting them earlier is no fix.
+    """
+    parallel = account.strategy.has("tp", "pp", "ep", "cp", "embedding")
+    return account.replay is not None and communicates(account.replay) and not parallel
+
+
+def communicates(replay: Replay) -> bool:
+    """Return whether ranks take part in collectives of several ranks, also where only one of them was recorded."""
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        used = distinct(rank.collectives.group[program.collective[program.collective != NOTHING]])
+        if any(rank.collectives.groups[g].size != 1 for g in used.tolist()):
+            return True
+    return bool(replay.meetings)
+
+
+def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
+    """Return a rank's group collectives launched in recorded steps, in the order they were issued."""
+    c = rank.collectives
+    rows = np.flatnonzero((c.step >= 0) & ~among(c.op, POINT_TO_POINT))
+    return rows[np.argsort(c.issue_ns[rows], kind="stable")]
+
+
+# The run without what lines or modules did: the change that stands for deleting, batching or moving a line.
+
+
+def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Change:
+    """Return the change in which parts of all ranks take `factor` of their time; with 0 they are gone."""
+    return lambda replay: taken_out(replay, parts, factor=factor, collectives=collectives)
+
+
+def parts_of_lines(
+    account: Account, lines: Sequence[Line], *, device: bool = True, ranks: Sequence[int] | None = None
+) -> list[Part]:
+    """Return what ranks (all, or some) did in some lines, with everything they called."""
+
+    def part(known: RankLines | None) -> Part:
+        if known is None or (ranks is not None and known.owned.rank.rank not in ranks):
+            return NO_PART
+        holds = known.holding_any(lines)
+        return part_for(known.owned, lambda _, things: holds[things.stack], device=device)
+
+    return [part(known) for known in account.line_work]
+
+
+def without_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> Change:
+    """Return the change that deletes lines on all ranks, with everything they called."""
+    return without_parts(parts_of_lines(account, lines, device=device))
+
+
+def lines_on_all(account: Account, wanted: Callable[[RankLines, LineWork], bool]) -> list[Line]:
+    """Return the outermost lines that a condition holds of, on every rank that has the line and most ranks have it."""
+    known = [one for one in account.line_work if one is not None]
+    found: dict[Line, int] = {}
+    for one in known:
+        chosen = {line: work for line, work in one.lines.items() if work.top_calls and wanted(one, work)}
+        for line in one.outermost(chosen):
+            found[line] = found.get(line, 0) + 1
+    return [line for line, ranks in found.items() if 2 * ranks > len(known)]
+
+
+def ranks_with(account: Account, line: Line) -> list[RankLines]:
+    """Return what is known of the ranks whose steps have a line."""
+    return [known for known in account.line_work if known is not None and line in known.lines]
+
+
+def place_of(line: Line) -> str:
+    """Return a line as reports name it."""
+    return f"{line[0]}:{line[1]}"
+
+
+def at(line: Line, module: str | None = None, share: float = 1.0) -> Where:
+    """Return a line as the place of a finding."""
+    return Where(*line, module=module, share=share)
+
+
+def ms_text(time_ns: float) -> str:
+    """Return milliseconds as sentences say them."""
+    return f"{time_ns / NS_PER_MS:.1f}"

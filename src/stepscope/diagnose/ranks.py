@@ -1,0 +1,417 @@
+"""Kinds of findings in which ranks differ: one is late, has more work, or waits for the schedule of a pipeline."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.device_state import DeviceState, slower_clock
+from stepscope.analyze.log_stragglers import LateRank, late_ranks
+from stepscope.analyze.owner_costs import host_waits
+from stepscope.analyze.ownership import Ownership
+from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_part_ns, host_part_scaled, straggler_off
+from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.stacks import Line
+from stepscope.analyze.stragglers import Straggler, cleared_by_logs, uneven_compute
+from stepscope.diagnose.finding import (
+    MICROBATCHES,
+    MORE_MICROBATCHES,
+    MOSTLY,
+    NOTABLE,
+    Evidence,
+    Kind,
+    Match,
+    Where,
+    evidence_ms,
+)
+from stepscope.diagnose.host import RECURRING
+from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
+from stepscope.diagnose.recording import Need, Scope
+from stepscope.diagnose.where import costs_by_owner, places, schedule_lines, top_modules
+from stepscope.intervals import covered_ns
+from stepscope.stats.distinct import distinct
+from stepscope.stats.robust import lower_median, median
+from stepscope.trace.classify import EventKind
+
+# why a rank is late, and what to do, by the cause that the account names
+_WHY = {
+    "host": (
+        "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
+        "Look at that machine: CPU frequency and load, other processes, NUMA binding, Python stalls on that rank only.",
+    ),
+    "device": (
+        "its device needs longer for the same work (clocks, power or heat limit, another process, a fault)",
+        "Check clocks, temperature, throttle reasons and ECC of that device (nvidia-smi -q); drain it if it stays slow.",
+    ),
+    "data": (
+        "its input is late (slow disk or loader on that rank)",
+        "Look at that rank's storage and loader workers; shard the data evenly.",
+    ),
+    "network": ("its link is slower", "Check that rank's link and switch port."),
+}
+_BALANCE = "Balance the batches (sort by length, pack sequences, same batch on every rank)."
+_ALL_STEPS = 1 << 40
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks in words: `rank 3`, `ranks 0 and 2`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(r) for r in ranks[:4]]
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if len(ranks) <= 4 else f"ranks {', '.join(shown)}, ..."
+
+
+def _late(account: Account) -> Iterator[Match]:
+    """Yield the late ranks as one match: as fast as the median of their peers, or without the lines that only they run."""
+    late = [s for s in account.stragglers if s.cause != "load"]
+    if not late:
+        return
+    first, ranks = late[0], tuple(s.rank for s in late)
+    known = [u for u in late_ranks(account.run.logs, window_steps=_ALL_STEPS) if u.rank in ranks]
+    why, how = _WHY[first.cause]
+    recurs = [name for name, ns in first.evidence.items() if name not in ("data", "device") and ns > 0]
+    if recurs:
+        why = f"it alone is busy with {', '.join(recurs)} in some steps"
+        said = RECURRING.get(recurs[0])
+        how = said[2] if said else "Do it on all ranks in turn, less often, or outside the training job."
+    mine = next((d for d in account.devices if d.rank == first.rank), None)
+    held = f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
+    several = len(ranks) > 1
+    named = ranks_text(ranks).capitalize()
+    waits = "every step waits" if first.persistent else f"{first.steps_late} of {first.num_steps} steps wait"
+    found = Match(
+        lambda replay: straggler_off(replay, ranks),
+        facts={
+            "title": f"{named}: {waits} for {'them' if several else 'it'}",
+            "cause": first.cause,
+            "why": f"{why}{held}",
+        },
+        ranks=ranks,
+        cost_ns=first.late_ns_per_step,
+        # Measured in steps without the profiler, lateness is all there is to gain; in a trace it is an estimate.
+        limit_ns=first.late_ns_per_step if first.rank in {u.rank for u in known} else None,
+        evidence=(*_late_evidence(late), *_unprofiled(known), *_device_evidence(ranks, account.devices)),
+        remedy=f"{how} The saving is of the late rank as fast as its peers' median.",
+    )
+    yield _without_lone_lines(account, found, named, several=several)
+
+
+def _without_lone_lines(account: Account, late: Match, named: str, *, several: bool) -> Match:
+    """Return the match with the lines that only late ranks execute as the cause, where those are most of the lateness."""
+    replay, as_peers = account.owned_replay, late.change
+    lines = lone_lines(account, late.ranks)
+    if replay is None or as_peers is None or not lines:
+        return late
+    without = without_parts(parts_of_lines(account, lines, ranks=late.ranks), collectives=False)
+    if replay.period_ns - without(replay).period_ns < MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
+        return late
+    listed = ", ".join(map(place_of, lines))
+    facts = {**late.facts, "title": f"{named} alone execute{'' if several else 's'} {listed}"}
+    facts["why"] = f"{late.facts['why']}; {listed} is executed on no other rank"
+    return replace(
+        late,
+        change=without,
+        facts=facts,
+        remedy=f"Do what {listed} does on all ranks in turn, less often, or outside the training job. The saving is of the "
+        "step without it.",
+        where=tuple(at(line, share=1.0 / len(lines)) for line in lines),
+        what_if=("--without", listed, "--ranks", ",".join(map(str, late.ranks))) if len(lines) == 1 else (),
+    )
+
+
+def lone_lines(account: Account, ranks: Sequence[int]) -> list[Line]:
+    """Return the outermost lines that every one of these ranks executes and no other; none without all owners."""
+    known = [one for one in account.line_work if one is not None]
+    theirs = [one for one in known if one.owned.rank.rank in ranks]
+    usual = set[Line]().union(*(one.lines for one in known if one.owned.rank.rank not in ranks))
+    if len(known) < len(account.run.ranks) or not theirs or not usual:
+        return []
+    alone = [{line: work for line, work in one.lines.items() if line not in usual} for one in theirs]
+    return sorted(set.intersection(*(set(one.outermost(lines)) for one, lines in zip(theirs, alone, strict=True))))
+
+
+def _late_evidence(late: Sequence[Straggler]) -> Iterator[Evidence]:
+    for s in late:
+        where = f"rank {s.rank}"
+        yield evidence_ms("own time beyond the others' median {per_step}", s.late_ns_per_step, where)
+        yield Evidence("steps late", f"{s.steps_late} of {s.num_steps}", "", where)
+        more = {part: ns for part, ns in s.evidence.items() if ns > 0}
+        yield from (evidence_ms(f"excess {part} time {{per_step}}", ns, where) for part, ns in more.items())
+
+
+def _unprofiled(known: Sequence[LateRank]) -> Iterator[Evidence]:
+    for late in known:
+        interval = f"rank {late.rank}, {ms_text(late.low_ns)} to {ms_text(late.high_ns)}"
+        yield evidence_ms("own time beyond the others', steps without the profiler", late.late_ns, interval)
+
+
+def _device_evidence(ranks: Sequence[int], devices: Sequence[DeviceState]) -> Iterator[Evidence]:
+    for mine in (d for d in devices if d.rank in ranks):
+        where = f"rank {mine.rank}"
+        slower = slower_clock(mine, [d for d in devices if d.rank not in ranks])
+        found = (("device", mine.held_back), ("clock of its device", slower))
+        yield from (Evidence(what, value, "", where) for what, value in found if value)
+        if mine.others_bytes:
+            yield Evidence("memory of other processes on its device", mine.others_bytes, "bytes", where)
+
+
+# A line in which some ranks spend time that the others do not, where nothing else named these ranks.
+
+
+def _late_lines(account: Account) -> Iterator[Match]:
+    step, known = account.step, [one for one in account.ownership if one is not None]
+    if step is None or len(known) < max(2, len(account.run.ranks)) or account.strategy.has("pp"):
+        return
+    named = {s.rank for s in account.stragglers}
+    each = [_own_line_ns(one) for one in known]
+    for line in sorted(set().union(*each)):
+        took = np.array([one.get(line, 0.0) for one in each])
+        usual = lower_median(took)
+        more = took - usual
+        late = more >= MOSTLY * more.max()
+        others = took[~late]
+        if more.max() < NOTABLE * step.step_ns or not len(others) or 2 * late.sum() > len(took):
+            continue
+        ranks = tuple(one.rank.rank for one, is_late in zip(known, late, strict=True) if is_late)
+        # noise does not halve a line
+        clear = others.max() <= MOSTLY * took[late].min() and not set(ranks) <= named
+        if clear and not all(cleared_by_logs(account.shared, rank, more.max(), account.run.logs) for rank in ranks):
+            yield _late_line(account, line, ranks, float(took.max()), usual)
+
+
+def _own_line_ns(owned: Ownership) -> dict[Line, float]:
+    host = owned.host
+    took = (host.end_ns - host.start_ns) * host.runs
+    took = took - covered_ns(host_waits(owned.rank), host.start_ns, host.end_ns) * host.runs
+    known = host.owner.stack >= 0
+    sums = np.bincount(host.owner.stack[known], took[known], minlength=len(owned.stacks))
+    found: dict[Line, float] = {}
+    for stack, ns in enumerate((sums / max(len(owned.rank.steps), 1)).tolist()):
+        line = owned.stacks.user_line(stack)
+        if line is not None and ns > 0:
+            found[line] = found.get(line, 0.0) + ns
+    return found
+
+
+def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: float, usual_ns: float) -> Match:
+    place, more, factor = place_of(line), late_ns - usual_ns, usual_ns / late_ns
+    parts = [
+        replace(p, work=np.zeros_like(p.work), collectives=np.zeros_like(p.collectives), calls=p.calls[:0])
+        for p in parts_of_lines(account, [line], ranks=ranks)
+    ]
+    return Match(
+        without_parts(parts, factor=factor, collectives=False),
+        facts={
+            "title": f"{ranks_text(ranks).capitalize()} spend{'' if len(ranks) > 1 else 's'} {ms_text(more)} ms more in {place}",
+            "cause": "host",
+            "why": f"{place} takes {ms_text(late_ns)} ms {{per_step}} there and {ms_text(usual_ns)} ms on the other ranks",
+        },
+        ranks=ranks,
+        cost_ns=more,
+        limit_ns=more,
+        evidence=tuple(evidence_ms("time in the line beyond the others' {per_step}", more, f"rank {r}") for r in ranks),
+        remedy="Look at what that line does on these ranks only (input, files, waiting); do it on all ranks in turn or less "
+        "often. The saving is of the line as fast there as on the others.",
+        where=(at(line),),
+        what_if=("--scale", f"{place}={factor:.4f}", "--ranks", ",".join(map(str, ranks))),
+    )
+
+
+# Uneven work.
+
+
+def _uneven(account: Account) -> Iterator[Match]:
+    """Yield ranks with more work: late ones by the account, or those whose kernels launch more threads; experts have a
+    kind of their own, and stages are split by layers.
+    """
+    heavy = [s for s in account.stragglers if s.cause == "load"]
+    if heavy and not account.strategy.has("ep"):
+        yield Match(
+            evenly_spread,
+            facts={
+                "which": f"Rank {heavy[0].rank} has more work than the others",
+                "why": "the same operators run on larger shapes",
+            },
+            ranks=tuple(s.rank for s in heavy),
+            cost_ns=heavy[0].late_ns_per_step,
+            evidence=tuple(_late_evidence(heavy)),
+        )
+    found = (
+        uneven_compute(account.run.ranks) if not account.stragglers and not account.strategy.has("ep", "pp") else None
+    )
+    if found is not None:
+        one = found.heaviest
+        by_rank = zip(found.ranks, found.compute_ns.mean(axis=1).tolist(), strict=True)
+        yield Match(
+            evenly_spread,
+            facts={
+                "which": f"Rank {one[0]} has more work than the others"
+                if one
+                else "Ranks take turns at having more work",
+                "why": "kernels of the same step launch more threads there, and every rank waits for the one with the most",
+            },
+            ranks=one,
+            cost_ns=found.imbalance_ns,
+            limit_ns=found.imbalance_ns,
+            evidence=(
+                evidence_ms("most compute of a rank beyond the mean rank's, {per_step}", found.imbalance_ns),
+                *(evidence_ms("compute {per_step}", ns, f"rank {rank}") for rank, ns in by_rank),
+            ),
+            sureness=0.8,
+        )
+
+
+def _experts(account: Account) -> Iterator[Match]:
+    view = account.views.experts
+    if view is None or view.imbalance is None or view.imbalance < 1.2 or account.replay is None:
+        return
+    yield Match(
+        evenly_spread,
+        facts={"times": f"{view.imbalance:.1f}"},
+        ranks=() if view.fullest_rank is None else (view.fullest_rank,),
+        evidence=(Evidence("load of the fullest rank against the mean", round(view.imbalance, 2), "times"),),
+    )
+
+
+# Pipelines: one stage with more of the model than the others, and too few micro-batches.
+
+
+def _heavy_stage(account: Account) -> Iterator[Match]:
+    replay = account.replay
+    if replay is None or not account.strategy.has("pp") or account.strategy.has("ep"):
+        return
+    took = np.array([compute_ns(p) for p in replay.programs]) / len(replay.steps)
+    mean, index = float(took.mean()), int(took.argmax())
+    if not mean or took[index] < 1.3 * mean or len(took) < 2:
+        return
+    rank, owned = account.run.ranks[index].rank, account.ownership[index]
+    used = (
+        {owned.modules[m].split(".")[0] for m in distinct(owned.by_call.module).tolist() if m >= 0} if owned else set()
+    )
+    modules = sorted(used - {""}, key=lambda name: (len(name), name))
+    names = f" ({len(modules)} modules: {', '.join(modules[:8])})" if modules else ""
+    rest = median(np.delete(took, index))
+    yield Match(
+        _even_stages,
+        facts={
+            "rank": rank,
+            "times": f"{took[index] / mean:.1f}",
+            "names": names,
+            "mine": ms_text(took[index]),
+            "rest": ms_text(rest),
+        },
+        ranks=(rank,),
+        cost_ns=float(took[index] - mean),
+        evidence=tuple(
+            evidence_ms("compute {per_step}", float(ns), f"stage on rank {r.rank}")
+            for r, ns in zip(account.run.ranks, took, strict=True)
+        ),
+        where=_stage_modules(owned) if owned is not None else (),
+        what_if=(),
+    )
+
+
+def _stage_modules(owned: Ownership) -> tuple[Where, ...]:
+    work = owned.rank.work
+    computes = (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
+    costs = [(owned, costs_by_owner(owned.by_work, (work.end_ns - work.start_ns) * computes.astype(float)))]
+    return (*places(costs)[:1], *top_modules(costs, most=8, depth=1))
+
+
+def _even_stages(replay: Replay) -> Replay:
+    compute = [compute_ns(p) for p in replay.programs]
+    hosts = [host_part_ns(p, "own_ns") for p in replay.programs]
+    programs = []
+    for program, mine, host in zip(replay.programs, compute, hosts, strict=True):
+        computes = program.kind != EventKind.COMM_KERNEL
+        factor = float(np.mean(compute)) / mine if mine else 1.0
+        duration = np.where(computes, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
+        evened = replace(program, duration_ns=duration)
+        programs.append(host_part_scaled(evened, "own_ns", float(np.mean(hosts)) / host) if host else evened)
+    return rebuilt(replay, programs)
+
+
+def _bubble(account: Account) -> Iterator[Match]:
+    """Yield the bubble of a pipeline, with more micro-batches as the fix: only the schedule's part of it shrinks."""
+    view, step = account.views.pipeline, account.step
+    if view is None or not view.microbatches or step is None:
+        return
+    m, extra = view.microbatches, (view.stages - 1) / (view.chunks or 1)
+    ideal = extra / (m + extra)
+    avoidable = 1 - 1 / MORE_MICROBATCHES  # of the schedule's bubble, in units of one micro-batch
+    bubble_ns = view.bubble_pct / 100 * step.step_ns
+    yield Match(
+        formula_ns=avoidable * min(bubble_ns, ideal * step.step_ns),
+        facts={
+            "m": m, "stages": view.stages, "pct": f"{view.bubble_pct:.0f}", "ideal": f"{100 * ideal:.0f}",
+            "more": MORE_MICROBATCHES * m,
+        },
+        cost_ns=bubble_ns,
+        evidence=(
+            Evidence("measured bubble", round(view.bubble_pct, 2), "% of the step", "mean rank"),
+            Evidence("bubble with equal stages, by (p - 1)/(m + p - 1)", round(100 * ideal, 2), "% of the step"),
+            Evidence(MICROBATCHES, m),
+            Evidence("stages", view.stages),
+        ),
+        where=schedule_lines(account),
+        what_if=("--set", f"microbatches={MORE_MICROBATCHES * m}"),
+    )  # fmt: skip
+
+
+_RANKS = Scope.SEVERAL_RANKS
+_EVENLY = "The saving is of the same work spread evenly."
+
+KINDS = (
+    Kind(
+        "straggler",
+        _late,
+        "{title}",
+        "{cause}: {why}",
+        "",
+        scope=_RANKS,
+        needs=(Need.STEPS, Need.ALL_RANKS),
+    ),
+    Kind("straggler", _late_lines, "{title}", "{cause}: {why}", "", scope=_RANKS),
+    Kind(
+        "load-imbalance",
+        _uneven,
+        "{which}",
+        "{why}",
+        f"{_BALANCE} {_EVENLY}",
+        scope=_RANKS,
+        needs=(Need.STEPS, Need.ALL_RANKS),
+        doubt=0.3,
+    ),
+    Kind(
+        "expert-imbalance",
+        _experts,
+        "Tokens are routed unevenly: the fullest rank has {times} times the mean",
+        "the router prefers few experts; their ranks receive and compute more while the others wait",
+        "Balance the router (auxiliary loss, or bias per expert as in auxiliary-loss-free balancing), set a capacity factor, or "
+        "place popular experts on several ranks. The saving is of the same tokens spread evenly.",
+        scope=_RANKS,
+        needs=(Need.ALL_RANKS, Need.SIZES),
+        doubt=0.3,
+    ),
+    Kind(
+        "load-imbalance",
+        _heavy_stage,
+        "The stage on rank {rank} has {times} times the work of the mean stage",
+        "the stage on rank {rank}{names} computes for {mine} ms {per_step}, the others for {rest} ms: they wait for it",
+        f"Move layers from that stage to the others until all take as long. {_EVENLY}",
+        scope=_RANKS,
+        doubt=0.3,
+    ),
+    Kind(
+        "pipeline-bubble",
+        _bubble,
+        "{m} micro-batches leave {stages} stages idle {pct} % of the {step}",
+        "stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {ideal} %",
+        "Use more, smaller micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. "
+        "The saving is of four times the micro-batches at the same total work.",
+        scope=_RANKS,
+        needs=(Need.STEPS, Need.ALL_RANKS),
+        doubt=0.3,
+    ),
+)
