@@ -279,11 +279,8 @@ def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
 #     the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
 #                                        lines without an operator (an update by hand looks like any other work)
 #
-# Where a device computes, other rules ask about what the host does alone, what it brings back and what it changes one
-# by
-# one. There a line is beside training only where, besides, it has operators, runs no module, copies nothing to the
-# host,
-# changes nothing in place and does not stand above forward, where it may prepare the input: statistics on the device.
+# Where a device computes, lines that bring results to the host, run modules or change tensors one by one are of other
+# kinds. What a line above forward copies to the device is input: preparing it can move to another thread.
 #
 # Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not
 # judged.
@@ -329,6 +326,8 @@ class LoopLine(ArrayRecord):
     #: it stands above the line of its function that runs forward: it may prepare the input
     before_forward: bool
     in_place: bool
+    #: it copies to the device: what it makes is input
+    to_device: bool
     #: it is in a hook that backward calls
     of_gradients: bool
     #: the share of its time that each line has which it calls, the outermost first
@@ -363,7 +362,7 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
         for line, work in known.lines.items()
         if (all_known or not work.has_calls)
         and _is_beside(known, work, times)
-        and (not rank.has_device or _stays_on_the_device(known, work))
+        and (not rank.has_device or _has_no_other_kind(known, work))
     }
     chosen = beside | hooks
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
@@ -376,6 +375,7 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
             times.began_ns(chosen[line].stacks),
             before_forward=line not in hooks and _stands_before_forward(known, chosen[line]),
             in_place=_changes(chosen[line]) > 0,
+            to_device=chosen[line].to_device > 0,
             of_gradients=line in hooks,
             inside=_shares_inside(known, line, times.whole if line in hooks else times.free),
         )
@@ -496,7 +496,7 @@ def _passes_are_known(known: RankLines) -> bool:
 
 def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
     torch_trains, _, in_hook = _code_in_stacks(known)
-    if not work.apart or work.collectives or torch_trains[work.number]:
+    if work.has_backward or work.optimizes or work.collectives or torch_trains[work.number]:
         return False
     whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
     if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
@@ -508,11 +508,12 @@ def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
     return after or not _changes(work)
 
 
-def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
-    """Return whether a line ran operators, none of a module's, whose results neither go to the host nor into tensors
-    that are there, nor are input.
+def _has_no_other_kind(known: RankLines, work: LineWork) -> bool:
+    """Return whether, on a device, no other kind of line matches: it brings nothing to the host, and is no loop that
+    changes tensors one by one; what it copies to the device is input.
     """
-    if not work.has_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
+    steps = max(len(known.owned.rank.steps), 1)
+    if work.to_host or work.in_place >= 32 * steps or (work.to_device and not _stands_before_forward(known, work)):
         return False
     return not work.modules or bool(_code_in_stacks(known)[2][work.number])
 

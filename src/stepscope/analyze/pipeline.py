@@ -419,6 +419,16 @@ class PipelineView:
     ranks: tuple[RankPipeline, ...]
     over_ranks: dict[str, Spread]
 
+    def microbatch_saving_ns(self, number: float, *, step_ns: float) -> float:
+        """Return what the step saves with `number` micro-batches of the same total work: of the bubble only the
+        schedule's part, in which stages fill and drain, shrinks; waiting for an uneven stage and latency stay.
+        """
+        if not self.microbatches or not self.ranks:
+            return 0.0
+        work = [r.forward_ns + r.backward_ns + r.gaps_ns for r in self.ranks]
+        filling_ns = (self.stages - 1) / (self.chunks or 1) * sum(work) / len(work) / self.microbatches
+        return min(filling_ns, self.bubble_pct / 100 * step_ns) * (1 - self.microbatches / number)
+
 
 def pipeline_actions(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]

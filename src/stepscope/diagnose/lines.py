@@ -387,7 +387,7 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
             "Where it only looks at gradients, run it every N steps or delete it. Where it returns another gradient, do "
             "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
         )
-    elif first.before_forward:
+    elif first.before_forward or first.to_device:
         title = "{place} prepares input in the training loop"
         why = "it runs before forward and no gradient goes through it: what it makes may be the input"
         how = (
@@ -395,8 +395,9 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
         )
     changes = any(line.in_place for mine in each for line in mine)
     unsure = feeds != {False} and (changes or first.before_forward or first.of_gradients)
+    is_input = any(line.to_device for mine in each for line in mine)
     return Match(
-        without_lines(account, named),
+        without_lines(account, named, device=not is_input),
         facts={"place": place, "what": "work on gradients" if first.of_gradients else "work outside training"},
         limit_ns=max(map(sum, zip(took, on_device, strict=True))),
         claim=place,
@@ -411,7 +412,7 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
         remedy=f"{how} The saving is of the step without it; every N steps saves all but one Nth of that.",
         sureness=0.6 if unsure else 0.9 if feeds == {False} else 0.7,
         where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
-        what_if=("--without", place),
+        what_if=() if is_input else ("--without", place),
         on_device=device > host,
     )
 

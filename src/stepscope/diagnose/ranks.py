@@ -11,9 +11,9 @@ from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_part_ns, host_part_scaled, straggler_off
-from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
 from stepscope.analyze.stacks import Line
-from stepscope.analyze.stragglers import Straggler, cleared_by_logs, uneven_compute
+from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, uneven_compute
 from stepscope.diagnose.finding import (
     MICROBATCHES,
     MORE_MICROBATCHES,
@@ -28,7 +28,7 @@ from stepscope.diagnose.finding import (
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
 from stepscope.diagnose.recording import Need, Scope
-from stepscope.diagnose.where import costs_by_owner, places, schedule_lines, top_modules
+from stepscope.diagnose.where import costs_by_owner, places, rare_places, schedule_lines, top_modules
 from stepscope.intervals import covered_ns
 from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import lower_median, median
@@ -94,7 +94,29 @@ def _late(account: Account) -> Iterator[Match]:
         evidence=(*_late_evidence(late), *_unprofiled(known), *_device_evidence(ranks, account.devices)),
         remedy=f"{how} The saving is of the late rank as fast as its peers' median.",
     )
-    yield _without_lone_lines(account, found, named, several=several)
+    if (saved_ns := _in_some_steps_ns(account, ranks)) is not None:
+        places = rare_places(account, account.replay, ranks=ranks) if account.replay is not None else ()
+        yield replace(found, change=None, formula_ns=saved_ns, where=places, what_if=())
+    else:
+        yield _without_lone_lines(account, found, named, several=several)
+
+
+def _in_some_steps_ns(account: Account, ranks: Sequence[int]) -> float | None:
+    """Return what ranks cost that are late in some steps only, where the replay is of the other steps; None where it has
+    those steps. All recorded steps are replayed, and the late ones weighted as often as the logs have them.
+    """
+    replay, training = account.replay, account.training
+    recorded = common_steps(account.run.ranks)
+    late = {step for rank in ranks for step in training.event_steps.get(rank, ())} if training is not None else set()
+    missed = late & set(recorded.tolist()) - set(replay.steps.tolist()) if replay is not None else set()
+    if not missed or training is None:
+        return None
+    whole = replay_of(account.shared, unprofiled_ns=training.mean_ns, every_step=True)
+    if whole is None:
+        return None
+    logged = max((len(log) for log in account.run.logs), default=0)
+    often = (len(late) / logged) / (len(missed) / len(recorded)) if logged else 1.0
+    return max(0.0, whole.period_ns - straggler_off(whole, ranks).period_ns) * often
 
 
 def _without_lone_lines(account: Account, late: Match, named: str, *, several: bool) -> Match:
@@ -337,15 +359,14 @@ def _bubble(account: Account) -> Iterator[Match]:
     view, step = account.views.pipeline, account.step
     if view is None or not view.microbatches or step is None:
         return
-    m, extra = view.microbatches, (view.stages - 1) / (view.chunks or 1)
-    ideal = extra / (m + extra)
-    avoidable = 1 - 1 / MORE_MICROBATCHES  # of the schedule's bubble, in units of one micro-batch
-    bubble_ns = view.bubble_pct / 100 * step.step_ns
+    m, more = view.microbatches, MORE_MICROBATCHES * view.microbatches
+    extra = (view.stages - 1) / (view.chunks or 1)
+    ideal, bubble_ns = extra / (m + extra), view.bubble_pct / 100 * step.step_ns
     yield Match(
-        formula_ns=avoidable * min(bubble_ns, ideal * step.step_ns),
+        formula_ns=view.microbatch_saving_ns(more, step_ns=step.step_ns),
         facts={
             "m": m, "stages": view.stages, "pct": f"{view.bubble_pct:.0f}", "ideal": f"{100 * ideal:.0f}",
-            "more": MORE_MICROBATCHES * m,
+            "more": more,
         },
         cost_ns=bubble_ns,
         evidence=(
@@ -355,7 +376,7 @@ def _bubble(account: Account) -> Iterator[Match]:
             Evidence("stages", view.stages),
         ),
         where=schedule_lines(account),
-        what_if=("--set", f"microbatches={MORE_MICROBATCHES * m}"),
+        what_if=("--set", f"microbatches={more}"),
     )  # fmt: skip
 
 

@@ -168,19 +168,22 @@ def replay_of(
     unprofiled_ns: float | None = None,
     training: TrainingStep | None = None,
     late_ns: Mapping[int, float] | None = None,
+    every_step: bool = False,
 ) -> Replay | None:
     """Return the run as a model; None where no step was recorded on all ranks or nothing was launched.
 
     With `training` the ordinary steps of the window are replayed, `unprofiled_ns` is theirs, and what recurs in other
-    steps comes on top. `late_ns` says by rank how late it is without the profiler, where that is known better.
+    steps comes on top. `late_ns` gives by rank how late it is without the profiler, where that is known better. With
+    `every_step` no recorded step is left out.
     """
     numbers = common_steps(shared.run.ranks)
     if not len(numbers):
         return None
-    if training is None:
+    hiccups: tuple[int, ...] = ()
+    if training is None and not every_step:
         numbers, hiccups = _without_hiccup(shared, numbers)
-    else:
-        numbers, hiccups = _ordinary_stretch(numbers, training), ()
+    elif training is not None:
+        numbers = _ordinary_stretch(numbers, training)
     numbers = _few_enough(shared, numbers)
     programs = each_rank(
         shared.run, lambda i, rank: (device_program if rank.has_device else host_program)(shared, i, numbers)
