@@ -144,3 +144,33 @@ def test_short_kernels_on_an_idle_device_show_the_guide_on_small_batches(tmp_pat
     found = guides(account_of(built_run(tmp_path, [r])))["small-batches"]
     assert values(found)["short_kernels_pct"] == 100.0
     assert statuses(found)["memory_pct_of_limit"] == "not measured"
+
+
+def test_memory_that_grows_by_2_mb_per_step_shows_the_guide_on_memory(tmp_path: Path) -> None:
+    memory = [dict.fromkeys(("allocated_bytes", "peak_allocated_bytes"), (500 + 2 * n) * 10**6) for n in range(40)]
+    lines = [{"step": n, "start_ns": 0, "end_ns": 9, "dur_ns": 9, "memory": m} for n, m in enumerate(memory)]
+    run = replace(late_run(tmp_path, late_us=0), logs=(step_log_of(lines, rank=0),))
+    found = guides(account_of(run))["memory-pressure"]
+    assert found.why == "memory grows by 2.0 MB per step"
+    assert values(found)["growth_mb_per_step"] == pytest.approx(2.0) and statuses(found)["growth_mb_per_step"] == "fail"
+    assert {statuses(found)[name] for name in ("host_growth_mb_per_step", "fragmentation_pct")} == {"not measured"}
+
+
+@pytest.mark.parametrize("name", ["aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_to_copy"])
+def test_loss_scaling_and_casts_show_the_guide_on_mixed_precision(tmp_path: Path, name: str) -> None:
+    r = RankTrace()
+    for n in range(3):
+        at = n * 1000
+        r.step(n, at, at + 1000)
+        with r.op("aten::mm", at + 2, at + 12, **{**MATMUL, "Input type": ["c10::Half", "c10::Half"]}):
+            r.kernel("ampere_fp16_s16816gemm_fp16_128x64", at=at + 4, start=at + 12, end=at + 912)
+        with r.op(name, at + 20, at + 30):
+            r.kernel("vectorized_elementwise_kernel", at=at + 22, start=at + 912, end=at + 972)
+    found = guides(account_of(built_run(tmp_path, [r])))["mixed-precision-overhead"]
+    share = 100 * 60 / 960
+    scaling, casts = (share, 0) if "_amp_" in name else (0, share)
+    assert values(found)["loss_scaling_pct"] == pytest.approx(scaling, abs=0.01)
+    assert values(found)["casts_pct"] == pytest.approx(casts, abs=0.01)
+    assert found.why == (
+        "matrix products run in fp16 with loss scaling" if scaling else "casts take 6 % of all device work"
+    )

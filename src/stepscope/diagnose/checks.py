@@ -397,7 +397,7 @@ def _memory_of_limit(account: Account) -> Measurement:
 
 def _rank_max(attribute: str, how: str, account: Account) -> Measurement:
     ranks = _require(account.memory, _NO_MEMORY).ranks
-    values = [v for v in (getattr(rank, attribute) for rank in ranks) if v is not None]
+    values = [v for rank in ranks if (v := getattr(rank, attribute, None)) is not None]
     reasons = (rank.reasons[attribute] for rank in ranks if attribute in rank.reasons)
     return Measurement(max(_require(values, next(reasons, "it was not recorded"))), how)
 
@@ -441,7 +441,7 @@ _allocator_calls: _Measure = partial(_rank_max, "allocator_calls", "calls per st
 _allocator_retries = partial(_rank_max, "allocator_retries", "times the cache was emptied")
 _device_growth: _Measure = partial(_growth_mb, "growth", "allocated memory")
 _host_growth = partial(_growth_mb, "host_growth", "the host's memory")
-_fragmentation = partial(_require, None, "totals do not tell how free memory is cut up; a memory snapshot does")
+_fragmentation = partial(_rank_max, "fragmentation", "of free memory")
 # title (the id is its lower case with hyphens) -> triggers, rows
 _GUIDES: dict[str, tuple[_Triggers, *tuple[tuple[str, _Measure, str, str], ...]]] = {
     "Low MFU": (
