@@ -13,9 +13,8 @@ from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, verdict_of
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
-from stepscope.diagnose.checks import PASS, checks_of
+from stepscope.diagnose.checks import PASS, checks_of, guides_of
 from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import (
     BALANCED,
     MEMORY,

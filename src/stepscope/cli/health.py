@@ -38,9 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, 1 if a gate fails, 3 if a rank could not be read or the command failed."""
     from stepscope.compare.conditions import judge, parse_gate
-    from stepscope.diagnose.checks import checks_of
+    from stepscope.diagnose.checks import checks_of, guides_of
     from stepscope.diagnose.findings import diagnose
-    from stepscope.diagnose.guides import guides_of
     from stepscope.diagnose.verdict import conclude
     from stepscope.document.report import report_json
     from stepscope.report.text.health import print_guides, print_health

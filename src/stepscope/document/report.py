@@ -16,10 +16,9 @@ from stepscope.analyze.steadiness import Steadiness
 from stepscope.analyze.step_periods import Serving
 from stepscope.analyze.stragglers import Straggler
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.diagnose.checks import Check, checks_of
+from stepscope.diagnose.checks import Check, checks_of, guides_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.code import code_json
 from stepscope.document.values import in_ms, ms_or_none, plain

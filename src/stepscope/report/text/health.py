@@ -7,8 +7,7 @@ from rich.text import Text
 
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import GateResult
-from stepscope.diagnose.checks import COLUMNS, FAIL, NOT_MEASURED, Check, RankHealth, rank_health
-from stepscope.diagnose.guides import Guide
+from stepscope.diagnose.checks import COLUMNS, FAIL, NOT_MEASURED, Check, Guide, RankHealth, rank_health
 from stepscope.diagnose.verdict import Conclusion
 from stepscope.report.terminal import name_text, number_text, plain_table, print_fitting, print_indented, print_table
 from stepscope.units import NS_PER_MS
