@@ -9,7 +9,8 @@ from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account
 from stepscope.cli.main import main
-from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
+from stepscope.diagnose.finding import Kind
+from stepscope.diagnose.findings import KINDS
 
 LAZY = {
     "memory": "memory.memory_view",
@@ -72,20 +73,20 @@ def test_failed_analysis_is_one_warning(
     assert "ZeroDivisionError: planted" in capsys.readouterr().err
 
 
-def test_failed_rule_leaves_the_other_findings(
+def test_failed_kind_leaves_the_other_findings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = report(folder, capsys)
     assert whole["findings"]
-    rules = [rule for rule in (*SPECIFIC, *BY_OWNER, *GENERAL) if whole["findings"][0]["id"] not in rule.finds]
-    original = type(rules[0]).__call__
+    broken = next(kind for kind in KINDS if kind.id != whole["findings"][0]["id"])
+    original = Kind.candidates
 
-    def called(rule: Any, account: Account) -> Any:
-        return fail() if rule is rules[0] else original(rule, account)
+    def candidates(kind: Kind, account: Account) -> Any:
+        return fail() if kind is broken else original(kind, account)
 
-    monkeypatch.setattr(type(rules[0]), "__call__", called)
+    monkeypatch.setattr(Kind, "candidates", candidates)
     found = report(folder, capsys)
-    assert [line for line in found["warnings"] if line.startswith(f"finding {rules[0].finds[0]} could not be analysed")]
+    assert [line for line in found["warnings"] if line.startswith(f"finding {broken.id} could not be analysed")]
     assert whole["findings"][0]["id"] in [one["id"] for one in found["findings"]]
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from tests.analyze.build import AUTOGRAD
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account
-
-from stepscope.diagnose.kernel_rules import recomputation
 
 
 def checkpointed(r: PlantedRank, at: float, _: int) -> float:
@@ -30,10 +29,10 @@ def again(r: PlantedRank, at: float, n: int) -> float:
 
 
 def test_recomputed_work_has_the_line_that_checkpoints(tmp_path: Path) -> None:
-    (one,) = recomputation(account(tmp_path, again, late={0: checkpointed}))
-    assert [(place.text, place.share) for place in one.where] == [("model.py:3", 1.0)]
+    (one,) = matched(account(tmp_path, again, late={0: checkpointed}), "recomputation", "second time")
+    assert [(place.text, place.share) for place in one.match.where] == [("model.py:3", 1.0)]
 
 
 def test_without_such_a_line_the_finding_is_placed_by_its_time(tmp_path: Path) -> None:
-    (one,) = recomputation(account(tmp_path, again))
-    assert one.where == ()
+    (one,) = matched(account(tmp_path, again), "recomputation", "second time")
+    assert one.match.where == ()

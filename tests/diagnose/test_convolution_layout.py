@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.kernel_rules import convolution_layout
 from stepscope.diagnose.verdict import conclude
 from stepscope.whatif.settings import fix_of
 
@@ -57,4 +57,5 @@ def test_what_if_of_fused_kernels_leaves_them(tmp_path: Path) -> None:
     [(4.0, (TO_LAST, TO_FIRST)), (100.0, ("elementwise_kernel_with_nchw", "nhwc_reduce"))],
 )
 def test_few_conversions_and_other_kernels_are_not(tmp_path: Path, convert_us: float, name: tuple[str, str]) -> None:
-    assert convolution_layout(account(tmp_path, convert_us=convert_us, name=name)) == []
+    found = account(tmp_path, convert_us=convert_us, name=name)
+    assert matched(found, "memory-bound-kernels", "Convolutions") == []

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account, nothing
 
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.host_rules import copying_lines
 
 STAGED_US, COPY_US = 1500.0, 900.0
 
@@ -50,4 +50,5 @@ def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("plant", [nothing, of_a_module, of_what_python_made])
 def test_what_is_not_of_one_such_line_is_left_to_the_other_rules(tmp_path: Path, plant: object) -> None:
-    assert copying_lines(account(tmp_path, late={0: plant})) == []  # type: ignore[dict-item]
+    found = account(tmp_path, late={0: plant})  # type: ignore[dict-item]
+    assert matched(found, "host-to-device-copy", "the host stalls there") == []

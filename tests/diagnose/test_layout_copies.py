@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account, nothing
 
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.kernel_rules import layout_copies
 
 TIMES = 5
 COPY_US = 90.0
@@ -40,9 +40,9 @@ def a_few(r: PlantedRank, at: float, _: int) -> float:
 
 def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
     found = account(tmp_path, late={0: by_lines})
-    (one,) = layout_copies(found)
+    (one,) = matched(found, "memory-bound-kernels", "memory order")
     assert one.title == "model.py:30, model.py:31 put tensors into another memory order"
-    assert [(place.text, round(place.share, 2)) for place in one.where] == [
+    assert [(place.text, round(place.share, 2)) for place in one.match.where] == [
         ("model.py:30", 0.83),
         ("model.py:31", 0.17),
     ]
@@ -52,4 +52,5 @@ def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plant", [nothing, by_a_library, of_values, a_few])
 def test_other_copies_are_not_accused(tmp_path: Path, plant: object) -> None:
-    assert layout_copies(account(tmp_path, late={0: plant})) == []  # type: ignore[dict-item]
+    found = account(tmp_path, late={0: plant})  # type: ignore[dict-item]
+    assert matched(found, "memory-bound-kernels", "memory order") == []

@@ -8,7 +8,7 @@ from tests.diagnose.test_owned_findings import account, forward, sleeps
 
 from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rank_rules import lone_lines
+from stepscope.diagnose.ranks import lone_lines
 
 EVALUATION_US = 600.0
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import AUTOGRAD, built_run
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.matched import lines_matched
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.communication_rules import rows_sent_again
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules import BY_OWNER
+from stepscope.diagnose.lines import rows_sent_again
 from stepscope.whatif.settings import what_if
 
 STEPS = 4
@@ -213,15 +213,15 @@ def test_the_planted_line_is_named_and_saves_what_it_takes(tmp_path: Path, plant
 
 
 def test_collectives_beside_those_of_the_wrapper_have_a_line(tmp_path: Path) -> None:
-    found = [c for rule in BY_OWNER for c in rule(account(tmp_path, sent, ranks=2))]
-    assert [(c.id, c.where[0].text) for c in found] == [("redundant-communication", "train.py:13")]
-    assert ("collectives of the line per step", 8) in {(e.what, e.value) for e in found[0].evidence}
+    found = lines_matched(account(tmp_path, sent, ranks=2))
+    assert [(c.id, c.match.where[0].text) for c in found] == [("redundant-communication", "train.py:13")]
+    assert ("collectives per step", 8) in {(e.what, e.value) for e in found[0].match.evidence}
 
 
 @pytest.mark.parametrize(("elements", "again"), [(1024, True), (16, False)])
 def test_gradients_that_are_sent_again_have_a_line(tmp_path: Path, elements: int, again: bool) -> None:
     made = account(tmp_path, sent_again(elements), ranks=2, before_optimizer=True)
-    found = [c for rule in BY_OWNER for c in rule(made)]
+    found = lines_matched(made)
     assert [(c.id, c.title) for c in found] == [
         ("redundant-communication", "train.py:13 sends all gradients again")
     ] * again
@@ -247,7 +247,7 @@ def test_the_proposed_what_if_gives_the_saving_that_was_said(tmp_path: Path, pla
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_line_of_a_clean_job_is_accused(tmp_path: Path, ranks: int) -> None:
     found = account(tmp_path, ranks=ranks)
-    assert [c for rule in BY_OWNER for c in rule(found)] == []
+    assert lines_matched(found) == []
     assert accused(found) == []
 
 
@@ -263,7 +263,7 @@ def test_input_and_changes_in_place_on_the_device_are_not_beside_training(
     tmp_path: Path, before: Plant, after: Plant
 ) -> None:
     found = account(tmp_path, after, late={0: before})
-    assert not [c for rule in BY_OWNER for c in rule(found) if c.id == "host-stall"]
+    assert not [c for c in lines_matched(found) if c.id == "host-stall"]
 
 
 def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Path) -> None:
@@ -273,4 +273,4 @@ def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Pa
         return at + 300
 
     found = account(tmp_path, teacher)
-    assert [c.id for rule in BY_OWNER for c in rule(found)] == []
+    assert lines_matched(found) == []

@@ -8,22 +8,17 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, built_run
 from tests.analyze.owners.planted import PlantedRank
 from tests.analyze.pipelines import TRANSFER, Order, one_f_one_b, source, timed
+from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.finding import Candidate
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.rules import BY_OWNER
 from stepscope.diagnose.where import rare_places, schedule_lines
 
 CELLS = 32
 CELL_US = 40.0
 WORK = (2.0, 1.0, 1.0, 1.0)
 TOOK = {"F": 200.0, "B": 400.0}
-
-
-def candidates(found: Account) -> list[Candidate]:
-    return [c for rule in BY_OWNER for c in rule(found)]
 
 
 def cells(r: PlantedRank, at: float, n: int, *, times: int = CELLS) -> float:
@@ -74,17 +69,17 @@ def synced(r: PlantedRank, at: float, _: int, *, calls: int = 12) -> float:
 
 def test_layers_that_communicate_are_named_and_save_their_waits(tmp_path: Path) -> None:
     found = account(tmp_path, ranks=2, late=dict.fromkeys((0, 1), synced))
-    (one,) = candidates(found)
+    (one,) = matched(found, "too-many-small-collectives", "communicate")
     assert (one.id, one.title) == (
         "too-many-small-collectives",
         "12 modules such as norms.4 communicate in forward and backward",
     )
-    assert one.where[0].text == "model.py:30"
-    assert {place.module.split(".")[0] for place in one.where[1:] if place.module} == {"norms"}
+    assert one.match.where[0].text == "model.py:30"
+    assert {place.module.split(".")[0] for place in one.match.where[1:] if place.module} == {"norms"}
     replay = found.owned_replay
-    assert replay is not None and one.change is not None
+    assert replay is not None and one.match.change is not None
     # Each waits for 80 us at least; with the loop's own time between two of them it takes 100.
-    assert 12 * 80 <= (replay.period_ns - one.change(replay).period_ns) / 1000 <= 12 * 100
+    assert 12 * 80 <= (replay.period_ns - one.match.change(replay).period_ns) / 1000 <= 12 * 100
 
 
 def stage(r: PlantedRank, begin: float, length: float, order: Order, span: list[tuple[float, float]]) -> None:
@@ -148,7 +143,7 @@ def test_a_heavy_stage_is_named_and_saves_what_the_even_schedule_takes_less(tmp_
 
 def test_even_stages_are_not_accused_and_the_schedule_runs_where_messages_are_asked_for(tmp_path: Path) -> None:
     found = staged(tmp_path, (1.0,) * 4)
-    assert candidates(found) == []
+    assert matched(found, "load-imbalance") == []
     places = schedule_lines(found)
     # Ranks 1 and 2 have two neighbours, the others one: of 6 times 16 messages they ask for a third each.
     assert [place.text for place in places][:2] == ["train.py:21", "train.py:22"]

@@ -37,13 +37,13 @@ VIA = "Channel 00/0 : 0[0] -> 1[1] via "
 @pytest.mark.parametrize(
     ("texts", "title", "cause"),
     [
-        ((TWO_NODES, f"{VIA}NET/Socket/0"), "over sockets instead of InfiniBand", "does not say why"),
+        ((TWO_NODES, f"{VIA}NET/Socket/0"), "over sockets instead of InfiniBand", "does not show why"),
         (
             (TWO_NODES, f"{VIA}NET/Socket/0", "NCCL_IB_DISABLE set by environment to 1."),
             "over sockets instead of InfiniBand",
             "switched off by NCCL_IB_DISABLE=1",
         ),
-        ((ONE_NODE, f"{VIA}NET/IB/0"), "of one machine talk over the network", "does not say why"),
+        ((ONE_NODE, f"{VIA}NET/IB/0"), "of one machine talk over the network", "does not show why"),
         ((ONE_NODE, "+ NVL[20.0] - GPU/1", f"{VIA}SHM/direct/direct"), "do not reach each other directly", "why"),
         ((ONE_NODE, f"{VIA}SHM/direct", f"NCCL_P2P_DISABLE {SET}"), "do not reach each", "P2P_DISABLE=1"),
         ((ONE_NODE, f"{VIA}NET/Socket/0", f"NCCL_SHM_DISABLE {SET}"), "is switched off", "SHM_DISABLE=1"),

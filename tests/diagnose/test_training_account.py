@@ -99,7 +99,7 @@ def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(
 def test_passes_without_gradients_every_few_steps_may_be_what_training_needs(tmp_path: Path) -> None:
     first = diagnose(account(tmp_path, every=6, evaluation=300.0)).findings[0]
     assert first.id == "host-stall" and "Passes without gradients" in first.title and first.confidence <= 0.5
-    assert "a policy's answers" in first.remedy
+    assert "a policy's rollouts" in first.remedy
 
 
 def test_two_recurring_causes_are_two_findings_that_one_setting_removes(tmp_path: Path) -> None:

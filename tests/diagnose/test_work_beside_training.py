@@ -123,13 +123,13 @@ def beside(found: Account) -> list[Finding]:
 def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: str, plant: Plant) -> None:
     found = account(tmp_path, {where: plant})
     (one,) = beside(found)
-    assert (one.title, one.where[0].text) == ("train.py:13 works beside training in every step", "train.py:13")
+    assert (one.title, one.where[0].text) == ("train.py:13 runs outside training in every step", "train.py:13")
     assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
     assert one.low_ns <= PLANTED * 1000 <= one.high_ns
     assert one.what_if == ("--without", "train.py:13")
     prediction = what_if(found, [], without=["train.py:13"]).prediction
     assert prediction.baseline_ns - prediction.step_ns == pytest.approx(one.alone_ns, rel=0.01)
-    assert "the trace cannot tell" in one.remedy
+    assert "the recording cannot show" in one.remedy
 
 
 def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
         return at
 
     (one,) = beside(account(tmp_path, {"after": loop}))
-    assert one.title.startswith("train.py:15-16 works")
+    assert one.title.startswith("train.py:15-16 runs")
     assert {place.text for place in one.where} == {"train.py:15", "train.py:16"}
     assert one.alone_ns == pytest.approx(8 * 180e3, rel=0.05)
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tests.analyze.build import MAIN
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account
 
 from stepscope.analyze.replay.communication_changes import fewer_bytes
-from stepscope.diagnose.communication_rules import broadcasts_in_forward, communication_bound, wrapper_broadcasts
+from stepscope.diagnose.communication import broadcasts_in_forward
 from stepscope.diagnose.findings import diagnose
 
 SENT_US = 500.0
@@ -41,8 +42,8 @@ def in_a_layer(r: PlantedRank, at: float, _: int) -> float:
 
 def test_buffers_sent_in_forward_have_its_line(tmp_path: Path) -> None:
     found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, buffers))
-    (one,) = wrapper_broadcasts(found)
-    assert (one.id, one.where[0].text) == ("redundant-communication", "train.py:10")
+    (one,) = matched(found, "redundant-communication", "buffers")
+    assert (one.id, one.match.where[0].text) == ("redundant-communication", "train.py:10")
     assert one.title == "train.py:10 broadcasts 4 MB of buffers in every forward pass"
     said = next(f for f in diagnose(found).findings if f.title == one.title)
     assert said.alone_ns / 1000 == pytest.approx(SENT_US, rel=0.1)
@@ -50,17 +51,18 @@ def test_buffers_sent_in_forward_have_its_line(tmp_path: Path) -> None:
 
 def test_half_the_bytes_are_of_what_has_to_be_sent(tmp_path: Path) -> None:
     found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, buffers))
-    (one,) = communication_bound(found)
+    (one,) = matched(found, "communication-bound")
     replay = found.owned_replay
-    assert replay is not None and one.change is not None
-    after = one.change(replay)
+    assert replay is not None and one.match.change is not None
+    after = one.match.change(replay)
     for mask, old, new in zip(broadcasts_in_forward(found), replay.programs, after.programs, strict=True):
         sent = np.append(mask, False)[old.collective]
         assert sent.any() and (old.duration_ns[sent] == new.duration_ns[sent]).all()
     assert after.period_ns > fewer_bytes(replay, 0.5).period_ns
-    assert one.what_if == (), "bytes=0.5x is of all bytes"
+    assert one.match.what_if == (), "bytes=0.5x is of all bytes"
 
 
 @pytest.mark.parametrize("plant", [by_hand, in_a_layer])
 def test_other_broadcasts_are_not_the_wrapper_s(tmp_path: Path, plant: object) -> None:
-    assert wrapper_broadcasts(account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, plant))) == []  # type: ignore[arg-type]
+    found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, plant))  # type: ignore[arg-type]
+    assert matched(found, "redundant-communication", "buffers") == []

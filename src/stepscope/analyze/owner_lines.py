@@ -66,6 +66,7 @@ class LineWork(ArrayRecord):
     collectives: int
     #: without communication
     device_ns: int
+    kernels: int
     #: operators that no other is around
     has_calls: bool
 
@@ -227,6 +228,7 @@ def _lines(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32], optimi
         counted(owned.by_work.stack, launched & (way == 2)),
         counted(owned.by_collective.stack, c.step >= 0),
         counted(owned.by_work.stack, took),
+        counted(owned.by_work.stack, launched & (work.kind == EventKind.KERNEL)),
         [n > 0 for n in counted(by.stack[calls.row], calls.is_top)],
     )
     each = list(zip(*columns, strict=True))
@@ -509,13 +511,14 @@ def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
 
 
 def _has_no_other_kind(known: RankLines, work: LineWork) -> bool:
-    """Return whether, on a device, no other kind of line matches: it brings nothing to the host, and is no loop that
-    changes tensors one by one; what it copies to the device is input.
+    """Return whether, on a device, no other kind of line matches: it neither brings results to the host nor changes
+    tensors in place. Above forward it is input, which only the host's part of can move elsewhere.
     """
-    steps = max(len(known.owned.rank.steps), 1)
-    if work.to_host or work.in_place >= 32 * steps or (work.to_device and not _stands_before_forward(known, work)):
+    if work.to_host or _changes(work):
         return False
-    return not work.modules or bool(_code_in_stacks(known)[2][work.number])
+    if _stands_before_forward(known, work):
+        return not work.kernels and not work.modules
+    return not work.to_device and (not work.modules or bool(_code_in_stacks(known)[2][work.number]))
 
 
 def _stands_before_forward(known: RankLines, work: LineWork) -> bool:

@@ -213,8 +213,9 @@ def _copying_lines(account: Account) -> Iterator[Match]:
 
 
 def _inside_module(rank: RankLines, work: LineWork) -> bool:
-    by = rank.owned.by_call
-    return bool((by.module[among(by.stack, work.stacks)] >= 0).all())
+    owned, by = rank.owned, rank.owned.by_call
+    inside = np.array([*(bool(path) for path in owned.modules), False], bool)
+    return bool(inside[by.module[among(by.stack, work.stacks)]].all())
 
 
 def _copied(account: Account, line: Line) -> tuple[float, float]:
@@ -251,9 +252,9 @@ def _one_by_one(account: Account) -> Iterator[Match]:
     def is_loop(rank: RankLines, work: LineWork) -> bool:
         if not work.apart or work.modules or work.collectives or work.to_host:
             return False
-        steps = max(len(rank.owned.rank.steps), 1)
-        launched = rank.holding(work.line)[rank.owned.by_work.stack] & (rank.owned.rank.work.step >= 0)
-        return work.in_place >= max(2 * _LOOP * steps, 0.3 * launched.sum())
+        turns, every = 2 * _LOOP * max(len(rank.owned.rank.steps), 1), sum(work.top_calls.values())
+        in_turn = sum(n for n in work.top_calls.values() if n >= turns)
+        return work.in_place >= turns and (work.in_place >= 0.3 * work.kernels or in_turn >= 0.9 * every)
 
     if has_device(account):
         for line in lines_on_all(account, is_loop):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.phases import parameter_gradients
-from stepscope.diagnose.kernel_rules import memory_bound_kernels
 
 NODE = "autograd::engine::evaluate_function: "
 STORE = "torch::autograd::AccumulateGrad"
@@ -54,6 +54,7 @@ def test_without_a_stored_gradient_only_the_name_tells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stores", "kernels"), [(True, 2), (False, 4)])
 def test_only_chained_kernels_are_counted_and_fused(tmp_path: Path, stores: bool, kernels: int) -> None:
-    (found,) = memory_bound_kernels(account_of(built_run(tmp_path, [backward_run(tmp_path, stores=stores)])))
+    account = account_of(built_run(tmp_path, [backward_run(tmp_path, stores=stores)]))
+    (found,) = (c.match for c in matched(account, "memory-bound-kernels", "not fused"))
     assert found.cost_ns == pytest.approx(kernels * CAST * 1000)
     assert found.change is not None
