@@ -45,7 +45,7 @@ def on_gpu() -> bool:
 def shares(folder: Path) -> dict[str, float | None]:
     """Return the owned shares of a recorded run, by column."""
     import stepscope
-    from stepscope.diagnose.where import whole_step_lines
+    from stepscope.analyze.owner_places import whole_step_lines
 
     account = stepscope.load(folder).account
     pairs = zip(account.ownership, account.owner_sums, strict=True)

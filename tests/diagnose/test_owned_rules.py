@@ -12,8 +12,8 @@ from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.owner_places import rare_places, schedule_lines
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.where import rare_places, schedule_lines
 
 CELLS = 32
 CELL_US = 40.0

@@ -10,7 +10,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.match_owners import ownership_by_frames
-from stepscope.diagnose.where import places, user_lines
+from stepscope.analyze.owner_places import places, user_lines
 
 DEVICE_BOUND = [kernel(150, host_us=20) for _ in range(12)]
 STALL = Op("stall", host_us=8000)

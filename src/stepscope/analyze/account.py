@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.owner_lines import RankLines
     from stepscope.analyze.ownership import Ownership
     from stepscope.analyze.replay.critical_path import CriticalPath
+    from stepscope.analyze.stacks import Line
     from stepscope.analyze.steadiness import Steadiness
 
 _T = TypeVar("_T")
@@ -305,6 +306,15 @@ class Account(ArrayRecord):
         from stepscope.analyze.replay.critical_path import critical_path
 
         return critical_path(self.replay) if self.replay else None
+
+    @_isolated("critical path by line", lambda _: {})
+    def critical_lines(self) -> "dict[Line, float]":
+        """Return the time on the critical path per step by the user's innermost line, in ns; empty without owners."""
+        if self.owned_replay is None or not any(self.ownership):
+            return {}
+        from stepscope.analyze.replay.critical_path import critical_lines
+
+        return critical_lines(self.owned_replay, self.ownership)
 
     @_isolated("overlap")
     def overlap_efficiency(self) -> float | None:

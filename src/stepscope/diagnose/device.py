@@ -11,6 +11,14 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernel_costs import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
 from stepscope.analyze.memory import RankMemory
+from stepscope.analyze.owner_places import (
+    MAX_PLACES,
+    MOSTLY,
+    Where,
+    recorded_event_places,
+    short_kernel_places,
+    user_lines,
+)
 from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.phases import parameter_gradients, trains
 from stepscope.analyze.replay.changes import (
@@ -27,10 +35,9 @@ from stepscope.analyze.stacks import Line
 from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, mfu_peak
 from stepscope.cost.kernel_names import Family
-from stepscope.diagnose.finding import MOSTLY, NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, Where, evidence_ms
+from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import Mask, at, device_ns, has_device, per_step, place_of, with_work_ns, without_parts
 from stepscope.diagnose.recording import Need, Scope
-from stepscope.diagnose.where import MAX_PLACES, recorded_event_places, short_kernel_places, user_lines
 from stepscope.intervals import EMPTY, union
 from stepscope.records import once_per_record
 from stepscope.run.load import each_rank
@@ -512,136 +519,62 @@ def _profiler_overhead(account: Account) -> Iterator[Match]:
 _DEVICE = Scope.DEVICE
 _WITH_HOST = (Need.DEVICE, Need.HOST)
 
+# fmt: off
 KINDS = (
-    Kind(
-        "mixed-precision-overhead",
-        _loss_scaling,
-        "Loss scaling costs time",
-        "GradScaler unscales every gradient, checks it for infinities and waits for the answer",
-        "Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
-        "The saving is of the same step without scaling and its synchronisation.",
-        scope=_DEVICE,
-        needs=_WITH_HOST,
-        training_only=True,
-        doubt=0.4,
-        sureness=0.8,
-    ),
-    Kind(
-        "recomputation",
-        _recomputation,
-        "Forward work is computed a second time in backward",
-        "activation checkpointing discards activations and recomputes them",
-        "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "
-        "far as memory allows. The saving is of no recomputation at all.",
-        scope=_DEVICE,
-        needs=_WITH_HOST,
-        training_only=True,
-    ),
-    Kind(
-        "memory-bound-kernels",
-        _convolution_layout,
-        "Convolutions convert the layout of their tensors",
-        "they are computed with channels last, and their inputs have channels first: inputs are converted before each of "
-        "them, and the results back",
-        "model.to(memory_format=torch.channels_last), and each batch too. The saving is of the step without these kernels "
-        "alone; normalisation often gets faster as well.",
-        scope=_DEVICE,
-        needs=(Need.DEVICE,),
-        doubt=0.3,
-        subject="converting the layout of tensors",
-    ),
-    Kind(
-        "memory-bound-attention",
-        _attention,
-        "Attention writes its score matrices to memory",
-        "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
-        "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention), with is_causal=True instead of a causal "
-        "mask. The saving is of fused attention.",
-        scope=_DEVICE,
-        needs=(Need.DEVICE, Need.SHAPES, Need.PEAK),
-        doubt=0.2,
-    ),
-    Kind(
-        "precision",
-        _precision,
-        "{which}",
-        "products {why}",
-        "{how} The saving is of 16-bit products at the rate such shapes reach.",
-        scope=_DEVICE,
-        needs=(Need.DEVICE, Need.PEAK),
-        doubt=0.2,
-    ),
-    Kind(
-        "optimizer",
-        _optimizer,
-        "The optimizer step is not fused",
-        "{launches} device operations per optimizer step",
-        "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
-        "The saving is of a fused optimizer.",
-        scope=_DEVICE,
-        needs=_WITH_HOST,
-        training_only=True,
-        doubt=0.3,
-    ),
-    Kind(
-        "memory-bound-kernels",
-        _layout_copies,
-        "{place} {puts} tensors into another memory order",
-        "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
-        "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
-        "contiguous() out where the next operator takes strides. The saving is of the step without these copies in forward.",
-        scope=_DEVICE,
-        doubt=0.3,
-        sureness=0.7,
-    ),
-    Kind(
-        "memory-bound-kernels",
-        _fusible,
-        "Consecutive elementwise kernels are not fused",
-        "each reads its inputs from memory and writes its result back for the next{limits}",
-        "torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
-        "kernels as one launch and one pass over its largest one.",
-        scope=_DEVICE,
-        needs=(Need.DEVICE,),
-        general=True,
-        doubt=0.5,
-        sureness=0.7,
-    ),
-    Kind(
-        "small-batch",
-        _small_batch,
-        "Too little work per kernel",
-        "most kernels end before the host can launch the next one",
-        "Raise the batch (or sequence) per device until the device is busy; the step hardly grows until then, so throughput "
-        "does. No saving per step is claimed: the step has more samples.",
-        scope=_DEVICE,
-        needs=(Need.DEVICE,),
-        general=True,
-        always=True,
-        sureness=0.7,
-    ),
-    Kind(
-        "memory-pressure",
-        _memory_pressure,
-        "Device memory {how}",
-        "{why}",
-        "Free what is not needed (detach losses that are stored for logging, zero_grad(set_to_none=True)), checkpoint "
-        "activations, shard optimizer state, or lower the batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against "
-        "fragments.",
-        scope=_DEVICE,
-        needs=(Need.MEMORY,),
-        general=True,
-        always=True,
-    ),
-    Kind(
-        "profiler-overhead",
-        _profiler_overhead,
-        "Recording made the step {pct} % longer",
-        "the profiler slows the host; launch gaps in the trace are partly its overhead",
-        "All numbers here have it subtracted; record fewer steps without shapes and stacks to reduce it.",
-        needs=(Need.UNPROFILED,),
-        general=True,
-        always=True,
-        sureness=0.95,
-    ),
+    Kind("mixed-precision-overhead", _loss_scaling, "Loss scaling costs time",
+         "GradScaler unscales every gradient, checks it for infinities and waits for the answer",
+         "Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
+         "The saving is of the same step without scaling and its synchronisation.",
+         scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.4, sureness=0.8),
+    Kind("recomputation", _recomputation, "Forward work is computed a second time in backward",
+         "activation checkpointing discards activations and recomputes them",
+         "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "
+         "far as memory allows. The saving is of no recomputation at all.",
+         scope=_DEVICE, needs=_WITH_HOST, training_only=True),
+    Kind("memory-bound-kernels", _convolution_layout, "Convolutions convert the layout of their tensors",
+         "they are computed with channels last, and their inputs have channels first: inputs are converted before each of "
+         "them, and the results back",
+         "model.to(memory_format=torch.channels_last), and each batch too. The saving is of the step without these kernels "
+         "alone; normalisation often gets faster as well.",
+         scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.3, subject="converting the layout of tensors"),
+    Kind("memory-bound-attention", _attention, "Attention writes its score matrices to memory",
+         "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
+         "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention), with is_causal=True instead of a causal "
+         "mask. The saving is of fused attention.",
+         scope=_DEVICE, needs=(Need.DEVICE, Need.SHAPES, Need.PEAK), doubt=0.2),
+    Kind("precision", _precision, "{which}",
+         "products {why}",
+         "{how} The saving is of 16-bit products at the rate such shapes reach.",
+         scope=_DEVICE, needs=(Need.DEVICE, Need.PEAK), doubt=0.2),
+    Kind("optimizer", _optimizer, "The optimizer step is not fused",
+         "{launches} device operations per optimizer step",
+         "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
+         "The saving is of a fused optimizer.",
+         scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.3),
+    Kind("memory-bound-kernels", _layout_copies, "{place} {puts} tensors into another memory order",
+         "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
+         "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
+         "contiguous() out where the next operator takes strides. The saving is of the step without these copies in forward.",
+         scope=_DEVICE, doubt=0.3, sureness=0.7),
+    Kind("memory-bound-kernels", _fusible, "Consecutive elementwise kernels are not fused",
+         "each reads its inputs from memory and writes its result back for the next{limits}",
+         "torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
+         "kernels as one launch and one pass over its largest one.",
+         scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.5, sureness=0.7),
+    Kind("small-batch", _small_batch, "Too little work per kernel",
+         "most kernels end before the host can launch the next one",
+         "Raise the batch (or sequence) per device until the device is busy; the step hardly grows until then, so throughput "
+         "does. No saving per step is claimed: the step has more samples.",
+         scope=_DEVICE, needs=(Need.DEVICE,), general=True, always=True, sureness=0.7),
+    Kind("memory-pressure", _memory_pressure, "Device memory {how}",
+         "{why}",
+         "Free what is not needed (detach losses that are stored for logging, zero_grad(set_to_none=True)), checkpoint "
+         "activations, shard optimizer state, or lower the batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against "
+         "fragments.",
+         scope=_DEVICE, needs=(Need.MEMORY,), general=True, always=True),
+    Kind("profiler-overhead", _profiler_overhead, "Recording made the step {pct} % longer",
+         "the profiler slows the host; launch gaps in the trace are partly its overhead",
+         "All numbers here have it subtracted; record fewer steps without shapes and stacks to reduce it.",
+         needs=(Need.UNPROFILED,), general=True, always=True, sureness=0.95),
 )
+# fmt: on

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.owner_places import MOSTLY, Where
 from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
@@ -23,7 +24,7 @@ from stepscope.diagnose.recording import Need, Scope, applies, made_already, mis
 # WORTH_A_LINE   a fix that saves less is no finding
 # NOTABLE        a cost from which a kind that could be ordinary work speaks up
 # MOSTLY         a part from which something is mostly about one line, cause or rank
-NEGLIGIBLE, WORTH_A_LINE, NOTABLE, MOSTLY = 0.01, 0.02, 0.05, 0.5
+NEGLIGIBLE, WORTH_A_LINE, NOTABLE = 0.01, 0.02, 0.05
 MORE_MICROBATCHES = 4
 MICROBATCHES = "micro-batches"
 
@@ -127,26 +128,6 @@ class Evidence:
 def evidence_ms(what: str, time_ns: float, where: str = "") -> Evidence:
     """Return a time as evidence."""
     return Evidence(what, round(time_ns / 1e6, 3), "ms", where)
-
-
-@dataclass(frozen=True)
-class Where:
-    """A line of the user's code, or a module, with its share of what a finding is about."""
-
-    file: str | None
-    line: int | None
-    module: str | None = None
-    #: of the time that the fix takes out, 0 to 1; what a line calls is its own
-    share: float = 1.0
-    #: the line itself was not seen at work: it ran after this one, before the next that was
-    after: bool = False
-
-    @property
-    def text(self) -> str:
-        """Return the place as reports show it: `train.py:42`, or the module where no line is known."""
-        if self.file is None:
-            return f"module {self.module}"
-        return f"{'after ' if self.after else ''}{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)

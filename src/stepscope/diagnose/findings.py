@@ -12,14 +12,14 @@ import numpy as np
 
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.owner_lines import steady_stalls
+from stepscope.analyze.owner_places import MOSTLY, Where, where_of
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
 from stepscope.dataclass import dataclass
 from stepscope.diagnose import communication, device, host, lines, ranks
-from stepscope.diagnose.finding import FAULTS, MOSTLY, NEGLIGIBLE, WORTH_A_LINE, Candidate, Finding, Kind, Where
+from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
 from stepscope.diagnose.recording import Scope, applies
-from stepscope.diagnose.where import where_of
 from stepscope.records import once_per_record
 from stepscope.units import ms
 
@@ -49,6 +49,8 @@ class Diagnosis:
     not_judged: tuple[str, ...] = ()
     #: the change that stands for each finding's fix, in their order
     fixes: tuple[Fix, ...] = ()
+    #: lines without a finding that hold much of the critical path, with their share of the step: costs, not savings
+    costly_lines: tuple[Where, ...] = ()
 
     @property
     def worth(self) -> tuple[Finding, ...]:
@@ -61,8 +63,24 @@ def diagnose(account: Account) -> Diagnosis:
     step_ns = account.step.step_ns if account.step else None
     none = Diagnosis((), ())
     found = attempt(account.failures, "findings", lambda: _found(account, step_ns), lambda: none) if step_ns else none
-    unseen = _not_examined(account, found.findings)
-    return replace(found, not_examined=unseen, not_judged=_not_judged(account))
+    return replace(
+        found,
+        not_examined=_not_examined(account, found.findings),
+        not_judged=_not_judged(account),
+        costly_lines=_costly_lines(account, found.findings),
+    )
+
+
+def _costly_lines(account: Account, findings: Iterable[Finding]) -> tuple[Where, ...]:
+    named = {(w.file, w.line) for f in findings for w in f.where[:1] if f.alone_ns > 0}
+    step_ns = account.step.step_ns if account.step else 0.0
+    modules = {(one.file, one.line): one.module for one in account.code.lines} if account.code else {}
+    costly = [
+        (line, ns) for line, ns in account.critical_lines.items() if ns >= NOTABLE * step_ns and line not in named
+    ]
+    scale = to_step(account.owned_replay, step_ns) / step_ns if step_ns else 0.0
+    largest = sorted(costly, key=lambda one: -one[1])[:5]
+    return tuple(Where(*line, module=modules.get(line), share=min(1.0, ns * scale)) for line, ns in largest)
 
 
 def by_need(faults: Iterable[UnexaminedFault]) -> dict[str, list[str]]:

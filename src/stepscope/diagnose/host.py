@@ -10,6 +10,7 @@ from stepscope.analyze.host_calls import host_calls
 from stepscope.analyze.host_time import computing_operators
 from stepscope.analyze.kernel_costs import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
+from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import loop_in, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
@@ -35,7 +36,7 @@ from stepscope.contract.step_line import (
     GARBAGE_COLLECTION,
     Region,
 )
-from stepscope.diagnose.finding import MOSTLY, NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
     Mask,
@@ -483,111 +484,53 @@ def _launches(account: Account) -> Iterator[Match]:
 
 _ON_HOST = (Need.HOST,)
 
+# fmt: off
 KINDS = (
-    Kind(
-        "data-loading",
-        _data_loading,
-        "The {waiter} waits for its input",
-        "the host asks for the next batch and the batch is not ready",
-        "Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
-        "move decoding and augmentation out of the loop, or cache them. The saving is this wait gone from the step.",
-        needs=_ON_HOST,
-        limit=not_busy_ns,
-        sureness=0.95,
-    ),
-    Kind(
-        "host-stall",
-        _named_stalls,
-        "Training stops for something else",
-        "",
-        "",
-        needs=_ON_HOST,
-        limit=not_busy_or_copying_ns,
-        sureness=0.95,
-    ),
-    Kind(
-        "host-stall",
-        _stalls,
-        "The host stalls inside the {step}",
-        "for at least a millisecond at a time the host launches nothing and loads no data",
-        "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
-        "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
-        "The saving is these stretches gone.",
-        needs=_ON_HOST,
-        limit=not_busy_or_copying_ns,
-        sureness=0.85,
-    ),
-    Kind(
-        "host-stall",
-        _anomaly_detection,
-        "Autograd's anomaly detection is on",
-        "it stores a stack for every node of the graph ({stacks} ms {per_step}, inside the operators of forward) and looks "
-        "for NaN in what every node of backward returns ({looks} ms)",
-        "torch.autograd.set_detect_anomaly(False), or take detect_anomaly() out of the loop: it is there to find a NaN, not "
-        "to train with. The saving is of the step without it.",
-        needs=_ON_HOST,
-        training_only=True,
-        sureness=0.95,
-        doubt=0.3,  # what torch does around each stack is not recorded
-        subject="anomaly detection",
-    ),
-    Kind(
-        "allocator",
-        _allocator,
-        "Device memory is allocated and freed inside the {step}",
-        "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
-        "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
-        "shapes constant or pad them; lower the peak so that the cache is not flushed. The saving is these calls gone.",
-        scope=Scope.DEVICE,
-        needs=_ON_HOST,
-        limit=not_busy_ns,
-    ),
-    Kind(
-        "host-to-device-copy",
-        _copies,
-        "The {waiter} waits for copies to the device",
-        "{why}",
-        "Use {how}. The saving is of the step without these copies and without waiting for them.",
-        scope=Scope.DEVICE,
-        needs=(Need.DEVICE,),
-    ),
-    Kind(
-        "host-to-device-copy",
-        _offload,
-        "State is moved between host and device in every step (offloading)",
-        "parameters, gradients, optimizer state or activations live on the host: {spent} ms of copies {per_step} in forward, "
-        "backward and optimizer, with the host waiting for them",
-        "Keep them on the device while they fit: no CPUOffloadPolicy or offload_to_cpu (FSDP), no save_on_cpu; shard over "
-        "more ranks or checkpoint activations to save memory instead. The saving is of the step without these copies "
-        "and the waiting for them.",
-        scope=Scope.DEVICE,
-        needs=(Need.DEVICE,),
-        training_only=True,
-        doubt=0.25,
-        subject="offloading to the host",
-    ),
-    Kind(
-        "host-device-sync",
-        _syncs,
-        "The host waits for the device inside the {step}",
-        "a synchronisation empties the queue, and the device idles until the host has launched again",
-        "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
-        "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
-        scope=Scope.DEVICE,
-        needs=(Need.DEVICE, Need.LAUNCHES),
-        limit=not_busy_ns,
-        doubt=0.3,
-    ),
-    Kind(
-        "launch-overhead",
-        _launches,
-        "The device waits for the host to launch",
-        "python and operator dispatch take longer than the kernels they launch",
-        "Launch the step as a graph: {how}. The saving is of the step replayed as one graph.",
-        scope=Scope.DEVICE,
-        needs=(Need.DEVICE, Need.LAUNCHES),
-        limit=launching_ns,
-        general=True,
-        doubt=0.2,
-    ),
+    Kind("data-loading", _data_loading, "The {waiter} waits for its input",
+         "the host asks for the next batch and the batch is not ready",
+         "Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
+         "move decoding and augmentation out of the loop, or cache them. The saving is this wait gone from the step.",
+         needs=_ON_HOST, limit=not_busy_ns, sureness=0.95),
+    Kind("host-stall", _named_stalls, "Training stops for something else",
+         "",
+         "",
+         needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.95),
+    Kind("host-stall", _stalls, "The host stalls inside the {step}",
+         "for at least a millisecond at a time the host launches nothing and loads no data",
+         "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
+         "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
+         "The saving is these stretches gone.",
+         needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),
+    Kind("host-stall", _anomaly_detection, "Autograd's anomaly detection is on",
+         "it stores a stack for every node of the graph ({stacks} ms {per_step}, inside the operators of forward) and looks "
+         "for NaN in what every node of backward returns ({looks} ms)",
+         "torch.autograd.set_detect_anomaly(False), or take detect_anomaly() out of the loop: it is there to find a NaN, not "
+         "to train with. The saving is of the step without it.",
+         needs=_ON_HOST, training_only=True, sureness=0.95, doubt=0.3, subject="anomaly detection"),
+    Kind("allocator", _allocator, "Device memory is allocated and freed inside the {step}",
+         "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
+         "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
+         "shapes constant or pad them; lower the peak so that the cache is not flushed. The saving is these calls gone.",
+         scope=Scope.DEVICE, needs=_ON_HOST, limit=not_busy_ns),
+    Kind("host-to-device-copy", _copies, "The {waiter} waits for copies to the device",
+         "{why}",
+         "Use {how}. The saving is of the step without these copies and without waiting for them.",
+         scope=Scope.DEVICE, needs=(Need.DEVICE,)),
+    Kind("host-to-device-copy", _offload, "State is moved between host and device in every step (offloading)",
+         "parameters, gradients, optimizer state or activations live on the host: {spent} ms of copies {per_step} in forward, "
+         "backward and optimizer, with the host waiting for them",
+         "Keep them on the device while they fit: no CPUOffloadPolicy or offload_to_cpu (FSDP), no save_on_cpu; shard over "
+         "more ranks or checkpoint activations to save memory instead. The saving is of the step without these copies "
+         "and the waiting for them.",
+         scope=Scope.DEVICE, needs=(Need.DEVICE,), training_only=True, doubt=0.25, subject="offloading to the host"),
+    Kind("host-device-sync", _syncs, "The host waits for the device inside the {step}",
+         "a synchronisation empties the queue, and the device idles until the host has launched again",
+         "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
+         "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
+         scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
+    Kind("launch-overhead", _launches, "The device waits for the host to launch",
+         "python and operator dispatch take longer than the kernels they launch",
+         "Launch the step as a graph: {how}. The saving is of the step replayed as one graph.",
+         scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2),
 )
+# fmt: on

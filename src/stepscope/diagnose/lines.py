@@ -15,6 +15,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels import SHORT_NS
 from stepscope.analyze.owner_lines import LineWork, LoopLine, RankLines, loop_lines, loops, stands_after_optimizer
+from stepscope.analyze.owner_places import MAX_PLACES, MOSTLY
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
 from stepscope.analyze.replay.program import Program
@@ -22,7 +23,7 @@ from stepscope.analyze.replay.removal import part_for, recorded_host
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.source_flow import feeds_training
 from stepscope.analyze.stacks import Line
-from stepscope.diagnose.finding import MOSTLY, NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     Mask,
     at,
@@ -39,7 +40,6 @@ from stepscope.diagnose.measures import (
     without_parts,
 )
 from stepscope.diagnose.recording import Need, Scope
-from stepscope.diagnose.where import MAX_PLACES
 from stepscope.records import once_per_record
 from stepscope.run.source_text import code_text_has_comprehension
 from stepscope.stats.distinct import among
@@ -456,96 +456,49 @@ def _called(ranks: Sequence[RankLines], lines: Sequence[Line]) -> list[tuple[str
 
 _WITHOUT = "The saving is of the step without this line."
 
+# fmt: off
 KINDS = (
-    Kind(
-        "redundant-communication",
-        _gradients_again,
-        "{place} sends all gradients again",
-        "the training wrapper has synchronised the gradients when backward ends, and {place} does so once more",
-        f"Delete it: DistributedDataParallel and FSDP have averaged the gradients when backward() returns. {_WITHOUT}",
-        scope=Scope.SEVERAL_RANKS,
-        training_only=True,
-        subject="communication of the loop ({place})",
-    ),
-    Kind(
-        "redundant-communication",
-        _own_collectives,
-        "{place} communicates in {every_step}, outside the training wrapper",
-        "{place} asks for {collectives} collectives {per_step} in addition to those that synchronise gradients",
-        "Weights that start equal stay equal where gradients are synchronised: send them once. Reduce metrics "
-        f"every N steps, in one call. {_WITHOUT}",
-        scope=Scope.SEVERAL_RANKS,
-        training_only=True,
-        subject="communication of the loop ({place})",
-    ),
-    Kind(
-        "recomputation",
-        _second_forward,
-        "The model runs forward once more in {place}, with no backward",
-        "{place} runs {modules} modules that are trained in the same {step}; nothing goes back through its result, and no "
-        "loss has it: a metric or a log",
-        "Take the metric from the output of the training pass where it is of the same batch, or compute it every N steps. "
-        f"{_WITHOUT}",
-        training_only=True,
-        subject="a forward pass without backward ({place})",
-    ),
-    Kind(
-        "host-device-sync",
-        _removed(_is_statistic),
-        "{place} brings results to the host in {every_step}",
-        "the host waits in {place} for {copies} copies {per_step} and computes with them; no gradient, parameter or input of "
-        "the device comes of it",
-        f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
-        scope=Scope.DEVICE,
-        training_only=True,
-        subject="bringing results to the host ({place})",
-    ),
-    Kind(
-        "host-to-device-copy",
-        _copying_lines,
-        "{place} copies to the device, and the host stalls there",
-        "the {waiter} waits for these copies, and next to them the host launches nothing for at least a millisecond at a "
-        "time; with large batches in pageable memory, moving them and freeing their memory is the usual reason",
-        "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a separate stream; "
-        f"send smaller types and convert on the device. {_WITHOUT}",
-        scope=Scope.DEVICE,
-        training_only=True,
-        subject="copying to the device ({place})",
-    ),
-    Kind(
-        "launch-overhead",
-        _one_by_one,
-        "{place} changes tensors one by one",
-        "{place} changes {calls} tensors {per_step} in a Python loop, one after the other",
-        "Change all tensors at once (torch._foreach_mul_, torch._foreach_add_, torch._foreach_lerp_ and the like; a function "
-        "that takes a list takes all of them), or every N steps. The saving is of the step without this line's host time.",
-        scope=Scope.DEVICE,
-        training_only=True,
-        subject="changing tensors one by one ({place})",
-    ),
-    Kind(
-        "launch-overhead",
-        _repeated,
-        "{place} calls {what} {times} times {per_step} where one call would do",
-        "{place} runs {what} {times} times in a Python loop: many small launches, forward and backward",
-        "Do it in one call where there is one: nn.LSTM for nn.LSTMCell, a scan, a batched product or attention, one table with "
-        "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. The saving is of this line's "
-        "work in one call: its host time once, and of its kernels the matrix products or the longest.",
-        scope=Scope.DEVICE,
-        training_only=True,
-        doubt=0.3,
-        subject="calling one by one ({place})",
-    ),
-    Kind(
-        "host-stall",
-        _outside_training,
-        "{place} runs outside training in {every_step}",
-        "",
-        "",
-        scope=Scope.HOST,  # on a device most of what the host does alone shows without lines
-        needs=(Need.LINES,),
-        training_only=True,
-        sureness=0.7,
-        subject="{what} ({place})",
-    ),
+    Kind("redundant-communication", _gradients_again, "{place} sends all gradients again",
+         "the training wrapper has synchronised the gradients when backward ends, and {place} does so once more",
+         f"Delete it: DistributedDataParallel and FSDP have averaged the gradients when backward() returns. {_WITHOUT}",
+         scope=Scope.SEVERAL_RANKS, training_only=True, subject="communication of the loop ({place})"),
+    Kind("redundant-communication", _own_collectives,
+         "{place} communicates in {every_step}, outside the training wrapper",
+         "{place} asks for {collectives} collectives {per_step} in addition to those that synchronise gradients",
+         "Weights that start equal stay equal where gradients are synchronised: send them once. Reduce metrics "
+         f"every N steps, in one call. {_WITHOUT}",
+         scope=Scope.SEVERAL_RANKS, training_only=True, subject="communication of the loop ({place})"),
+    Kind("recomputation", _second_forward, "The model runs forward once more in {place}, with no backward",
+         "{place} runs {modules} modules that are trained in the same {step}; nothing goes back through its result, and no "
+         "loss has it: a metric or a log",
+         "Take the metric from the output of the training pass where it is of the same batch, or compute it every N steps. "
+         f"{_WITHOUT}",
+         training_only=True, subject="a forward pass without backward ({place})"),
+    Kind("host-device-sync", _removed(_is_statistic), "{place} brings results to the host in {every_step}",
+         "the host waits in {place} for {copies} copies {per_step} and computes with them; no gradient, parameter or input of "
+         "the device comes of it",
+         f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
+         scope=Scope.DEVICE, training_only=True, subject="bringing results to the host ({place})"),
+    Kind("host-to-device-copy", _copying_lines, "{place} copies to the device, and the host stalls there",
+         "the {waiter} waits for these copies, and next to them the host launches nothing for at least a millisecond at a "
+         "time; with large batches in pageable memory, moving them and freeing their memory is the usual reason",
+         "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a separate stream; "
+         f"send smaller types and convert on the device. {_WITHOUT}",
+         scope=Scope.DEVICE, training_only=True, subject="copying to the device ({place})"),
+    Kind("launch-overhead", _one_by_one, "{place} changes tensors one by one",
+         "{place} changes {calls} tensors {per_step} in a Python loop, one after the other",
+         "Change all tensors at once (torch._foreach_mul_, torch._foreach_add_, torch._foreach_lerp_ and the like; a function "
+         "that takes a list takes all of them), or every N steps. The saving is of the step without this line's host time.",
+         scope=Scope.DEVICE, training_only=True, subject="changing tensors one by one ({place})"),
+    Kind("launch-overhead", _repeated, "{place} calls {what} {times} times {per_step} where one call would do",
+         "{place} runs {what} {times} times in a Python loop: many small launches, forward and backward",
+         "Do it in one call where there is one: nn.LSTM for nn.LSTMCell, a scan, a batched product or attention, one table with "
+         "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. The saving is of this line's "
+         "work in one call: its host time once, and of its kernels the matrix products or the longest.",
+         scope=Scope.DEVICE, training_only=True, doubt=0.3, subject="calling one by one ({place})"),
+    Kind("host-stall", _outside_training, "{place} runs outside training in {every_step}",
+         "",
+         "",
+         scope=Scope.HOST, needs=(Need.LINES,), training_only=True, sureness=0.7, subject="{what} ({place})"),
 )
+# fmt: on

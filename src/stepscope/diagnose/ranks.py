@@ -9,26 +9,24 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.device_state import DeviceState, slower_clock
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.owner_costs import host_waits
+from stepscope.analyze.owner_places import (
+    MOSTLY,
+    Where,
+    costs_by_owner,
+    places,
+    rare_places,
+    schedule_lines,
+    top_modules,
+)
 from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_part_ns, host_part_scaled, straggler_off
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
 from stepscope.analyze.stacks import Line
 from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, uneven_compute
-from stepscope.diagnose.finding import (
-    MICROBATCHES,
-    MORE_MICROBATCHES,
-    MOSTLY,
-    NOTABLE,
-    Evidence,
-    Kind,
-    Match,
-    Where,
-    evidence_ms,
-)
+from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
 from stepscope.diagnose.recording import Need, Scope
-from stepscope.diagnose.where import costs_by_owner, places, rare_places, schedule_lines, top_modules
 from stepscope.intervals import covered_ns
 from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import lower_median, median
@@ -383,56 +381,33 @@ def _bubble(account: Account) -> Iterator[Match]:
 _RANKS = Scope.SEVERAL_RANKS
 _EVENLY = "The saving is of the same work spread evenly."
 
+# fmt: off
 KINDS = (
-    Kind(
-        "straggler",
-        _late,
-        "{title}",
-        "{cause}: {why}",
-        "",
-        scope=_RANKS,
-        needs=(Need.STEPS, Need.ALL_RANKS),
-    ),
-    Kind("straggler", _late_lines, "{title}", "{cause}: {why}", "", scope=_RANKS),
-    Kind(
-        "load-imbalance",
-        _uneven,
-        "{which}",
-        "{why}",
-        f"{_BALANCE} {_EVENLY}",
-        scope=_RANKS,
-        needs=(Need.STEPS, Need.ALL_RANKS),
-        doubt=0.3,
-    ),
-    Kind(
-        "expert-imbalance",
-        _experts,
-        "Tokens are routed unevenly: the fullest rank has {times} times the mean",
-        "the router prefers few experts; their ranks receive and compute more while the others wait",
-        "Balance the router (auxiliary loss, or bias per expert as in auxiliary-loss-free balancing), set a capacity factor, or "
-        "place popular experts on several ranks. The saving is of the same tokens spread evenly.",
-        scope=_RANKS,
-        needs=(Need.ALL_RANKS, Need.SIZES),
-        doubt=0.3,
-    ),
-    Kind(
-        "load-imbalance",
-        _heavy_stage,
-        "The stage on rank {rank} has {times} times the work of the mean stage",
-        "the stage on rank {rank}{names} computes for {mine} ms {per_step}, the others for {rest} ms: they wait for it",
-        f"Move layers from that stage to the others until all take as long. {_EVENLY}",
-        scope=_RANKS,
-        doubt=0.3,
-    ),
-    Kind(
-        "pipeline-bubble",
-        _bubble,
-        "{m} micro-batches leave {stages} stages idle {pct} % of the {step}",
-        "stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {ideal} %",
-        "Use more, smaller micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. "
-        "The saving is of four times the micro-batches at the same total work.",
-        scope=_RANKS,
-        needs=(Need.STEPS, Need.ALL_RANKS),
-        doubt=0.3,
-    ),
+    Kind("straggler", _late, "{title}",
+         "{cause}: {why}",
+         "",
+         scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS)),
+    Kind("straggler", _late_lines, "{title}",
+         "{cause}: {why}",
+         "",
+         scope=_RANKS),
+    Kind("load-imbalance", _uneven, "{which}",
+         "{why}",
+         f"{_BALANCE} {_EVENLY}",
+         scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),
+    Kind("expert-imbalance", _experts, "Tokens are routed unevenly: the fullest rank has {times} times the mean",
+         "the router prefers few experts; their ranks receive and compute more while the others wait",
+         "Balance the router (auxiliary loss, or bias per expert as in auxiliary-loss-free balancing), set a capacity factor, or "
+         "place popular experts on several ranks. The saving is of the same tokens spread evenly.",
+         scope=_RANKS, needs=(Need.ALL_RANKS, Need.SIZES), doubt=0.3),
+    Kind("load-imbalance", _heavy_stage, "The stage on rank {rank} has {times} times the work of the mean stage",
+         "the stage on rank {rank}{names} computes for {mine} ms {per_step}, the others for {rest} ms: they wait for it",
+         f"Move layers from that stage to the others until all take as long. {_EVENLY}",
+         scope=_RANKS, doubt=0.3),
+    Kind("pipeline-bubble", _bubble, "{m} micro-batches leave {stages} stages idle {pct} % of the {step}",
+         "stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {ideal} %",
+         "Use more, smaller micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. "
+         "The saving is of four times the micro-batches at the same total work.",
+         scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),
 )
+# fmt: on

@@ -10,6 +10,7 @@ Every rendering shows this one conclusion.
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
+from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.replay.changes import (
     Change,
     as_graph,
@@ -164,6 +165,27 @@ def conclude(account: Account, diagnosis: Diagnosis) -> Conclusion:
         if category is not None:
             return Conclusion(_refined(account, category), _cost_in_words(first), first)
     return _by_budget(account, first)
+
+
+def budget_note(account: Account, conclusion: Conclusion) -> str | None:
+    """Return the sentence that connects the largest part of the budget with another verdict; None where they agree.
+
+    A part can fill the step on the device and still decide nothing: ranks wait in transfers for a slow host.
+    """
+    step, times = account.step, category_times_ns(account)
+    largest = max(times, key=lambda name: times[name])
+    if step is None or not step.step_ns or conclusion.first is None or largest in (conclusion.verdict, UNCLEAR):
+        return None
+    if times[largest] < MOSTLY * step.step_ns or (largest == "compute-bound" and conclusion.verdict == MEMORY):
+        return None
+    saved = _removable_ns(account, largest)
+    if saved is None or saved >= MOSTLY * times[largest]:
+        return None
+    share, gain = 100 * times[largest] / step.step_ns, 100 * saved / step.step_ns
+    return (
+        f"{_NOUN_OF[largest].capitalize()} takes {share:.0f} % of the {account.whole} on the device, but removing all of it "
+        f"would save {gain:.0f} %: {_cost_in_words(conclusion.first)}."
+    )
 
 
 def _by_budget(account: Account, first: Finding | None) -> Conclusion:

@@ -11,15 +11,16 @@ from stepscope.analyze.collective_costs import CollectiveRow, RankWait
 from stepscope.analyze.kernels import Kernel
 from stepscope.analyze.memory import MemoryView, RankMemory
 from stepscope.analyze.operators import Operator
+from stepscope.analyze.owner_places import Where
 from stepscope.analyze.rank_windows import RankAccount
 from stepscope.analyze.steadiness import Steadiness
 from stepscope.analyze.step_periods import Serving
 from stepscope.analyze.stragglers import Straggler
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of, guides_of
-from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.finding import FAULTS, Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.verdict import conclude
+from stepscope.diagnose.verdict import budget_note, conclude
 from stepscope.document.code import code_json
 from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.json_text import finite_document
@@ -249,7 +250,9 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict_reason": conclusion.reason,
         **code_json(account),
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
+        "budget_note": budget_note(account, conclusion),
         "not_judged": list(diagnosis.not_judged),
+        "costly_lines": [_costly_line(account, line) for line in diagnosis.costly_lines],
         "findings": [_finding(f) for f in diagnosis.findings],
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
@@ -458,6 +461,12 @@ def _straggler(s: Straggler) -> dict[str, Any]:
     }
 
 
+def _costly_line(account: Account, line: Where) -> dict[str, Any]:
+    step_ns = account.step.step_ns if account.step else 0.0
+    place = {"file": line.file, "line": line.line, "module": line.module}
+    return {**place, "critical_ms": ms(line.share * step_ns), "pct": round(100 * line.share, 3)}
+
+
 def _finding(f: Finding) -> dict[str, Any]:
     return {
         "id": f.id,
@@ -474,6 +483,8 @@ def _finding(f: Finding) -> dict[str, Any]:
         "evidence": [asdict(e) for e in f.evidence],
         "cause": f.cause,
         "remedy": f.remedy,
+        "what_if": list(f.what_if),
+        "shows": dict(FAULTS[f.id].shows),
     }
 
 

@@ -5,12 +5,16 @@ on it has slack: so much later it could end without the run ending later.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
+from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.replay.graph import Floats, Graph, Wiring, end_times, steady_steps, step_ends
 from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay, with_host_factor
+from stepscope.analyze.stacks import Line
 from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import median
@@ -59,14 +63,8 @@ class CriticalPath:
 
 def critical_path(replay: Replay) -> CriticalPath:
     """Return the critical path of a replay, per step."""
-    graph = replay.graph
-    duration = with_host_factor(graph, replay.host_factor)
-    end = end_times(graph, duration)
-    ends = step_ends(graph, end)
-    half, last = steady_steps(graph)
-    begin_ns = float(ends[:, half].max()) if last else 0.0
-    totals = _totals(replay, begin_ns, *_walk(graph, duration, end, begin_ns))
-    steps = max(last - half, 1)
+    duration, end, begin_ns, steps = _replayed(replay)
+    totals = _totals(replay, begin_ns, *_walk(replay.graph, duration, end, begin_ns))
     whole = sum(totals.values()) or 1.0
     segments = [
         Segment(rank, what, name, value / steps, 100 * value / whole)
@@ -77,6 +75,46 @@ def critical_path(replay: Replay) -> CriticalPath:
     for (_, what, _), value in totals.items():
         by_what[what] += value / steps
     return CriticalPath(tuple(segments), whole / steps, dict(by_what), _slack(replay, duration, end))
+
+
+def _replayed(replay: Replay) -> tuple[Floats, Floats, float, int]:
+    """Return what each node takes and when it ends, from when on steps are steady, and how many of those there are."""
+    graph = replay.graph
+    duration = with_host_factor(graph, replay.host_factor)
+    end = end_times(graph, duration)
+    half, last = steady_steps(graph)
+    begin_ns = float(step_ends(graph, end)[:, half].max()) if last else 0.0
+    return duration, end, begin_ns, max(last - half, 1)
+
+
+def critical_lines(replay: Replay, ownership: Sequence[Ownership | None]) -> dict[Line, float]:
+    """Return the time on the critical path per step by the user's innermost line, in ns."""
+    duration, end, begin_ns, steps = _replayed(replay)
+    nodes, start, stop, _ = _walk(replay.graph, duration, end, begin_ns)
+    took = np.zeros(len(replay.graph))
+    took[nodes] = np.maximum(0.0, stop - np.maximum(start, begin_ns))
+    found: dict[Line, float] = defaultdict(float)
+    for index, (rank, owned) in enumerate(zip(replay.shared.run.ranks, ownership, strict=True)):
+        program = replay.programs[index]
+        if owned is None or not len(program):
+            continue
+        items = np.arange(len(replay.graph.device[index])) % len(program)
+        on_device = np.bincount(items, took[replay.graph.device[index]], minlength=len(program))
+        by_item = owned.by_work if rank.has_device else owned.by_collective
+        by_stack = np.zeros(len(owned.stacks) + 1)
+        np.add.at(by_stack, by_item.at(program.device_index).stack, on_device)
+        # The host's time before an item is that of the lines which ran then.
+        edges, _ = recorded_host(rank, program, replay.steps)
+        before = np.bincount(np.arange(len(replay.graph.host[index])) % len(program), took[replay.graph.host[index]])
+        passed = np.append(0.0, np.cumsum(before))
+        passed = np.append(passed, np.full(max(0, len(edges) - len(passed)), passed[-1]))[: len(edges)]
+        host = owned.host
+        spent = np.interp(host.end_ns, edges, passed) - np.interp(host.start_ns, edges, passed)
+        np.add.at(by_stack, host.owner.stack, spent * host.runs)
+        for stack in np.flatnonzero(by_stack[:-1]).tolist():
+            if line := owned.stacks.user_line(stack):
+                found[line] += float(by_stack[stack]) / steps
+    return dict(found)
 
 
 def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> tuple[Int64s, Floats, Floats, Floats]:

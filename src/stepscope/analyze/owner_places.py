@@ -27,7 +27,7 @@ from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.stacks import Line
-from stepscope.diagnose.finding import MOSTLY, Where
+from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
 from stepscope.run.matching import POINT_TO_POINT
 from stepscope.stats.distinct import among
@@ -35,6 +35,8 @@ from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3
+# of a cost: a line that holds as much is what it is mostly about
+MOSTLY = 0.5
 _MIN_SHARE = 0.05
 # of the owned time has a line in its stack: it calls the whole step
 _ALWAYS = 0.99
@@ -42,6 +44,26 @@ _PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 
 # ns by stack, caller and module of one rank
 Costs = dict[tuple[int, int, int], float]
+
+
+@dataclass(frozen=True)
+class Where:
+    """A line of the user's code, or a module, with its share of what a finding is about."""
+
+    file: str | None
+    line: int | None
+    module: str | None = None
+    #: of the time that the fix takes out, 0 to 1; what a line calls is its own
+    share: float = 1.0
+    #: the line itself was not seen at work: it ran after this one, before the next that was
+    after: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return the place as reports show it: `train.py:42`, or the module where no line is known."""
+        if self.file is None:
+            return f"module {self.module}"
+        return f"{'after ' if self.after else ''}{self.file}:{self.line}"
 
 
 def where_of(account: Account, before: Replay, after: Replay, *, ranks: Sequence[int] = ()) -> tuple[Where, ...]:
