@@ -1,9 +1,7 @@
 """Kinds of findings in what the device computes: precision, attention, fusion, layout, optimizer, recomputation, memory."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +42,6 @@ from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind, by_string
-from stepscope.trace.table import NO_STRING
 
 Floats = npt.NDArray[np.float64]
 
@@ -122,64 +119,51 @@ def _contiguous(owned: Ownership) -> tuple[Mask, Part]:
     return copies, Part(host, EMPTY, copies, np.zeros(len(owned.rank.collectives), bool), np.empty(0, np.int64))
 
 
-# Attention written out: scores, mask, softmax and dropout are separate kernels over matrices of sequence x sequence.
+# Attention written out: batched products with a softmax between them and nothing else that multiplies or normalises, in
+# forward and in backward. Scores, mask, softmax and dropout are separate kernels over matrices of sequence x sequence.
 
 
 def _attention(account: Account) -> Iterator[Match]:
-    peak = mfu_peak(account.chip.chip) if account.chip.chip else None
-    if peak is None:
-        return
     by_rank = [view.costs for view in account.ranks]
-    chosen = [_on_square_scores(costs) for costs in by_rank]
-    spent = device_ns(account, chosen)
-    if not spent or not any(_has_softmax(c, mask) for c, mask in zip(by_rank, chosen, strict=True)):
+    chosen = [_attention_work(costs) for costs in by_rank]
+    spent, peak = device_ns(account, chosen), mfu_peak(account.chip.chip) if account.chip.chip else None
+    if account.step is None or not spent or spent < NOTABLE * account.step.step_ns:
         return
     times = []
     for costs, mask in zip(by_rank, chosen, strict=True):
-        flops = float(np.nansum(costs.flops[mask & costs.is_matmul]))
-        # fused attention computes the scores again in backward, and reaches 40 % of the peak over both passes
-        fused_ns = 1.2 * flops / (peak.flops_per_s * 0.4) * 1e9
-        total = float(costs.duration_ns[mask].sum())
+        products = mask & costs.is_matmul
+        total, multiplied = (float(costs.duration_ns[m].sum()) for m in (mask, products))
+        flops = float(np.nansum(costs.flops[products]))
+        # Fused attention computes the scores again in backward, and reaches 40 % of the peak over both passes. Without
+        # shapes it takes what its products take now.
+        fused_ns = 1.2 * flops / (peak.flops_per_s * 0.4) * 1e9 if flops and peak is not None else multiplied
         times.append(costs.duration_ns.astype(float) * min(1.0, fused_ns / total if total else 1.0))
     yield Match(
         lambda replay: with_work_times(replay, chosen, times),
         cost_ns=spent,
-        evidence=(evidence_ms("device work on score matrices {per_step}", spent, "mean rank"),),
+        evidence=(evidence_ms("device work of unfused attention {per_step}", spent, "mean rank"),),
     )
 
 
-def _on_square_scores(costs: KernelCosts) -> Mask:
+def _attention_work(costs: KernelCosts) -> Mask:
     trace, work = costs.rank.trace, costs.rank.work
-    rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
-    op = work.op_row[rows]
-    dims = trace.arg("input_dims").at(op, missing=NO_STRING).astype(np.int32)
-    shapes = by_string(trace, dims, _square_shapes)
-    multiplies = by_string(trace, trace["name"][op], lambda name: "bmm" in name).astype(bool)
     found = np.zeros(len(work), bool)
-    found[rows] = (shapes == 1) | ((shapes == 2) & multiplies)
+    rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.launch_row >= 0))
+    rows = rows[np.argsort(trace["ts_ns"][work.launch_row[rows]], kind="stable")]
+    name = trace["name"][work.op_row[rows]]
+    batched = by_string(trace, name, lambda s: "bmm" in s).astype(bool)
+    softmax = by_string(trace, name, lambda s: "softmax" in s and "log_softmax" not in s).astype(bool)
+    ends = costs.is_matmul[rows] & ~batched | (costs.family[rows] == FAMILY_CODE[Family.NORMALISATION]) & ~softmax
+    segment = np.cumsum(ends)
+    count = int(segment[-1]) + 1 if len(rows) else 0
+    products, softmaxes = (np.bincount(segment[which], minlength=count) for which in (batched, softmax))
+    attends = (products >= 2) & (softmaxes > 0)
+    place = np.arange(len(rows))
+    first, last = np.full(count, len(rows)), np.full(count, -1)
+    np.minimum.at(first, segment[batched], place[batched])
+    np.maximum.at(last, segment[batched], place[batched])
+    found[rows] = attends[segment] & (place >= first[segment]) & (place <= last[segment]) & ~ends
     return found
-
-
-@lru_cache(maxsize=256)  # texts may have 64 kB each
-def _square_shapes(dims: str) -> int:
-    """Return 1 where an input is square, 2 where the product of the first two inputs is, as scores are: (S, d) by (d, S)
-    with d < S; else 0.
-    """
-    try:
-        found = json.loads(dims)
-    except (ValueError, RecursionError):
-        return 0
-    listed = found if isinstance(found, list) else []
-    shapes = [s for s in listed if isinstance(s, list) and len(s) >= 3 and all(isinstance(n, int) for n in s)]
-    shortest = 128  # sequences below it have scores that fit any cache
-    if any(s[-1] == s[-2] >= shortest for s in shapes):
-        return 1
-    return 2 if len(shapes) > 1 and shapes[0][-2] == shapes[1][-1] >= shortest and shapes[0][-1] < shapes[0][-2] else 0
-
-
-def _has_softmax(costs: KernelCosts, mask: Mask) -> bool:
-    trace, work = costs.rank.trace, costs.rank.work
-    return bool(by_string(trace, trace["name"][work.op_row[mask]], lambda name: "softmax" in name).any())
 
 
 # Precision: matrix products off the tensor cores, or wider than they need to be.
@@ -541,7 +525,7 @@ KINDS = (
          "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
          "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention), with is_causal=True instead of a causal "
          "mask. The saving is of fused attention.",
-         scope=_DEVICE, needs=(Need.DEVICE, Need.SHAPES, Need.PEAK), doubt=0.2),
+         scope=_DEVICE, needs=(Need.DEVICE, Need.HOST), doubt=0.2),
     Kind("precision", _precision, "{which}",
          "products {why}",
          "{how} The saving is of 16-bit products at the rate such shapes reach.",

@@ -377,19 +377,19 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
     feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
     why = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
     how = "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it."
-    title = "{place} runs outside training in {every_step}"
+    title, what = "{place} runs outside training in {every_step}", "work outside training"
     if feeds == {False}:
         why += "; nothing it computes flows into training"
         how = "Run it every N steps, or delete it: nothing it computes flows into training."
     elif first.of_gradients:
-        title = "{place} runs on gradients inside every backward"
+        title, what = "{place} runs on gradients inside every backward", "work on gradients"
         why = "backward calls it, as a hook; it changed nothing in place"
         how = (
             "Where it only looks at gradients, run it every N steps or delete it. Where it returns another gradient, do "
             "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
         )
     elif first.before_forward or first.to_device:
-        title = "{place} prepares input in the training loop"
+        title, what = "{place} prepares input in the training loop", "preparing input in the loop"
         why = "it runs before forward and no gradient goes through it: what it makes may be the input"
         how = (
             "Move it into the dataset, so that the loader's workers do it, or into a thread that runs one batch ahead."
@@ -399,7 +399,7 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
     is_input = any(line.to_device for mine in each for line in mine)
     return Match(
         without_lines(account, named, device=not is_input),
-        facts={"place": place, "what": "work on gradients" if first.of_gradients else "work outside training"},
+        facts={"place": place, "what": what},
         limit_ns=max(map(sum, zip(took, on_device, strict=True))),
         claim=place,
         cost_ns=max(host, device),
