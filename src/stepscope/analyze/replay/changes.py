@@ -206,9 +206,10 @@ def at_any_factor(change: Change) -> Change:
     return changed
 
 
-def without_data_wait(replay: Replay) -> Replay:
-    """Return the run with every batch ready when it is asked for, and no loader that is started again."""
-    return _without_part(without_recurring(replay, DATA_CAUSES), "data_ns")
+def without_data_wait(replay: Replay, share: float = 0.0) -> Replay:
+    """Return the run with so much of the waits for batches, and no loader that is started again."""
+    started = without_recurring(replay, DATA_CAUSES)
+    return rebuilt(started, [host_part_scaled(p, "data_ns", share) for p in started.programs])
 
 
 def without_stalls(replay: Replay) -> Replay:

@@ -176,6 +176,7 @@ def facts_at_start(config: RecordConfig, place: Place, *, created_ns: int) -> di
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "boot_id": boot_id(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "local_rank": place.local_rank,
         "rank_source": place.source,
         "device": _device(),

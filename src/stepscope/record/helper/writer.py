@@ -81,6 +81,8 @@ _OF_A_RANK = (
     "pid",
     "local_rank",
     "device",
+    "cores",
+    "loader_workers",
     "boot_id",
     "ended",
     "clock_probes",

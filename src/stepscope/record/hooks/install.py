@@ -124,7 +124,7 @@ def _data_install(loop: Loop, patches: Patches, learned: JobNotes) -> None:
                 if counts:
                     loop.ends(end)
             if counts and learned.counts_batches:
-                loop.safely(learned.loaded, batch)
+                loop.safely(learned.loaded, batch, getattr(self, "_num_workers", None))
             return batch
 
         return __next__

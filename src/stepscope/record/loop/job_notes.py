@@ -28,12 +28,14 @@ class JobNotes:
         self.counts_batches = True  # in the first steps
         self._samples = self._tokens = 0
         self._steps: list[tuple[int, int]] = []  # samples and tokens of each
+        self._workers: int | None = None
         self._model: Any = lambda: None
         self._parameters = 0
 
-    def loaded(self, batch: Any) -> None:
-        """Count one batch that the training loop received."""
+    def loaded(self, batch: Any, workers: int | None = None) -> None:
+        """Count one batch that the training loop received from a loader with so many workers."""
         found = contents_of(batch)
+        self._workers = workers
         self._samples += found.samples or 0
         self._tokens += found.tokens or 0
 
@@ -61,6 +63,7 @@ class JobNotes:
             "samples_per_step": samples or None,
             "tokens_per_step": tokens or None,
             "batch_source": _SOURCE if samples else None,
+            "loader_workers": self._workers,
             "reasons": reasons,
         }
 

@@ -1,0 +1,42 @@
+"""What more loader workers save is bounded by the cores of the host and by the workers that are there already."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import built_run
+from tests.analyze.simulate import SYNC, Op, simulate
+from tests.diagnose.test_rules import STEP
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.findings import diagnose
+
+
+def account(folder: Path) -> Account:
+    job = simulate([Op("data", 30_000), *STEP, SYNC])
+    return account_of(built_run(folder, job.traces), unprofiled_ms=job.period_us / 1000)
+
+
+def loading(found: Account, *, workers: int, cores: int) -> Finding:
+    described = {"ranks": {"0": {"loader_workers": workers, "cores": cores}}, "hosts": {"node": [0]}}
+    run = replace(found.run, description={**found.run.description, **described})
+    (one,) = [f for f in diagnose(replace(found, run=run)).findings if f.id == "data-loading"]
+    return one
+
+
+def test_without_workers_a_batch_takes_its_share_of_the_free_cores(tmp_path: Path) -> None:
+    found = account(tmp_path)
+    assert found.step is not None
+    many, two = loading(found, workers=0, cores=64), loading(found, workers=0, cores=3)
+    (waited_ms,) = [e.value for e in many.evidence if e.what.startswith("host time in the data loader")]
+    assert "num_workers=63" in many.remedy and "num_workers=2" in two.remedy
+    left_ns = max(0.0, 0.5e6 * float(waited_ms) - (found.step.step_ns - 1e6 * float(waited_ms)))
+    assert left_ns > 0
+    assert many.alone_ns - two.alone_ns == pytest.approx(left_ns, rel=0.05)
+
+
+def test_more_workers_are_not_advised_where_no_core_is_free(tmp_path: Path) -> None:
+    one = loading(account(tmp_path), workers=4, cores=4)
+    assert "More workers cannot hide it on this host (4 workers per rank, 4 cores for 1 rank)" in one.remedy
+    assert one.confidence <= 0.5
