@@ -67,9 +67,9 @@ def account(folder: Path, text: str | None) -> Account:
 
 def test_one_call_saves_all_but_one_of_the_elements(tmp_path: Path) -> None:
     made = account(tmp_path, ONE_BY_ONE)
-    (one,) = matched(made, "launch-overhead", "where one call would do")
+    (one,) = matched(made, "launch-overhead", "called")
     assert one.id == "launch-overhead" and (one.match.where[0].file, one.match.where[0].line) == ("model.py", 5)
-    assert one.title == "model.py:5 calls aten::attention 8 times per step where one call would do"
+    assert one.title == "aten::attention called 8 times per step (model.py:5)"
     finding = next(f for f in diagnose(made).findings if f.title == one.title)
     host_us = LAYERS * HEADS * (CALL_US + NODE_US)
     assert finding.alone_ns / 1000 == pytest.approx(host_us * (1 - 1 / HEADS), rel=0.1)
@@ -78,4 +78,4 @@ def test_one_call_saves_all_but_one_of_the_elements(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [IN_TURN, None])
 def test_what_may_wait_for_the_element_before_is_not_named(tmp_path: Path, text: str | None) -> None:
-    assert matched(account(tmp_path, text), "launch-overhead", "where one call would do") == []
+    assert matched(account(tmp_path, text), "launch-overhead", "called") == []

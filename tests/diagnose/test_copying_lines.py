@@ -40,7 +40,7 @@ def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> Non
     first = found[0]
     assert (first.id, first.title) == (
         "host-to-device-copy",
-        "train.py:9 copies to the device, and the host stalls there",
+        "Copies to the device stall the host (train.py:9)",
     )
     assert first.alone_ns / 1000 == pytest.approx(STAGED_US + COPY_US, rel=0.15)
     assert first.what_if == ("--without", "train.py:9")
@@ -51,4 +51,4 @@ def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> Non
 @pytest.mark.parametrize("plant", [nothing, of_a_module, of_what_python_made])
 def test_what_is_not_of_one_such_line_is_left_to_the_other_rules(tmp_path: Path, plant: object) -> None:
     found = account(tmp_path, late={0: plant})  # type: ignore[dict-item]
-    assert matched(found, "host-to-device-copy", "the host stalls there") == []
+    assert matched(found, "host-to-device-copy", "stall the host") == []

@@ -41,7 +41,7 @@ def a_few(r: PlantedRank, at: float, _: int) -> float:
 def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
     found = account(tmp_path, late={0: by_lines})
     (one,) = matched(found, "memory-bound-kernels", "memory order")
-    assert one.title == "model.py:30, model.py:31 put tensors into another memory order"
+    assert one.title == "Copies into another memory order (model.py:30, model.py:31)"
     assert [(place.text, round(place.share, 2)) for place in one.match.where] == [
         ("model.py:30", 0.83),
         ("model.py:31", 0.17),

@@ -26,7 +26,7 @@ def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
     found = replace(account(tmp_path, ranks=4, late={2: evaluates}), stragglers=(late,))
     first = diagnose(found).findings[0]
     assert (first.id, first.ranks) == ("straggler", (2,))
-    assert first.title == "Rank 2 alone executes train.py:9"
+    assert first.title == "Rank 2 runs train.py:9 alone"
     assert [(place.text, place.share) for place in first.where] == [("train.py:9", 1.0)]
     assert first.what_if == ("--without", "train.py:9", "--ranks", "2")
     # Ranks drift apart here, which shrinks what the replay saves by as much as it is longer than the mean step.

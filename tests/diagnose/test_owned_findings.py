@@ -223,7 +223,7 @@ def test_gradients_that_are_sent_again_have_a_line(tmp_path: Path, elements: int
     made = account(tmp_path, sent_again(elements), ranks=2, before_optimizer=True)
     found = lines_matched(made)
     assert [(c.id, c.title) for c in found] == [
-        ("redundant-communication", "train.py:13 sends all gradients again")
+        ("redundant-communication", "Gradients sent a second time (train.py:13)")
     ] * again
     assert [mask.tolist() for mask in rows_sent_again(made)] == [[False, *[again] * 8] * STEPS] * 2
 

@@ -48,7 +48,7 @@ def test_a_cell_in_a_loop_is_named_and_saves_its_host_time(tmp_path: Path) -> No
     found = account(tmp_path, cells_back, late={0: cells})
     (one,) = [f for f in diagnose(found).findings if f.id == "launch-overhead" and "times per step" in f.title]
     assert (one.where[0].text, one.where[0].module) == ("train.py:9", "cell")
-    assert f"calls cell {CELLS} times per step" in one.title
+    assert f"cell called {CELLS} times per step" in one.title
     # The loop and its backward pass take the host 2 x 32 x 40 us; its products (2 us each) stay.
     assert one.alone_ns / 1000 == pytest.approx(2 * CELLS * CELL_US, rel=0.1)
 

@@ -48,7 +48,7 @@ def test_copies_are_a_category_of_their_own(tmp_path: Path) -> None:
             rank.kernel("gemm", at=t + 25, start=t + 1400, end=t + 1990)
         rank.call("cudaDeviceSynchronize", t + 32, t + 1992)
     found = concluded(account_of(built_run(tmp_path, [rank])))
-    assert found.verdict == "copy-bound" and "copying between host and device costs" in found.reason
+    assert found.verdict == "copy-bound" and "copies between host and device cost" in found.reason
 
 
 def queued_run(folder: Path) -> Account:

@@ -123,7 +123,7 @@ def beside(found: Account) -> list[Finding]:
 def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: str, plant: Plant) -> None:
     found = account(tmp_path, {where: plant})
     (one,) = beside(found)
-    assert (one.title, one.where[0].text) == ("train.py:13 runs outside training in every step", "train.py:13")
+    assert (one.title, one.where[0].text) == ("Non-training work in every step (train.py:13)", "train.py:13")
     assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
     assert one.low_ns <= PLANTED * 1000 <= one.high_ns
     assert one.what_if == ("--without", "train.py:13")
@@ -143,7 +143,7 @@ def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
         return at
 
     (one,) = beside(account(tmp_path, {"after": loop}))
-    assert one.title.startswith("train.py:15-16 runs")
+    assert one.title == "Non-training work in every step (train.py:15-16)"
     assert {place.text for place in one.where} == {"train.py:15", "train.py:16"}
     assert one.alone_ns == pytest.approx(8 * 180e3, rel=0.05)
 
@@ -165,7 +165,7 @@ def test_a_hook_of_a_module_is_named(tmp_path: Path) -> None:
 def test_a_hook_of_gradients_is_named_with_its_python(tmp_path: Path) -> None:
     found = account(tmp_path, {"backward": in_backward(*["aten::norm", "aten::item"] * 20)})
     (one,) = beside(found)
-    assert one.title == "watch.py:9 runs on gradients inside every backward"
+    assert one.title == "Gradient hook in every backward (watch.py:9)"
     assert one.where[0].text == "watch.py:9" and "returns another gradient" in one.remedy
     assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
     prediction = what_if(found, [], without=["watch.py:9"]).prediction

@@ -44,7 +44,7 @@ def test_buffers_sent_in_forward_have_its_line(tmp_path: Path) -> None:
     found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, buffers))
     (one,) = matched(found, "redundant-communication", "buffers")
     assert (one.id, one.match.where[0].text) == ("redundant-communication", "train.py:10")
-    assert one.title == "train.py:10 broadcasts 4 MB of buffers in every forward pass"
+    assert one.title == "4 MB of buffers broadcast in every forward pass (train.py:10)"
     said = next(f for f in diagnose(found).findings if f.title == one.title)
     assert said.alone_ns / 1000 == pytest.approx(SENT_US, rel=0.1)
 

@@ -491,7 +491,7 @@ KINDS = (
          "synchronises all the same) or with model.set_requires_gradient_sync(False) (FSDP2). The saving is of one "
          "synchronisation per step.",
          scope=_RANKS, needs=(Need.STEPS, Need.SIZES), training_only=True, doubt=0.3),
-    Kind("redundant-communication", _buffers, "{place} broadcasts {mb} MB of buffers in every forward pass",
+    Kind("redundant-communication", _buffers, "{mb} MB of buffers broadcast in every forward pass ({place})",
          "the training wrapper sends the first rank's buffers to all ranks before each forward pass, and no compute overlaps "
          "with it",
          "Buffers that are constant (masks, tables) need not be sent: DistributedDataParallel(broadcast_buffers=False), or make "

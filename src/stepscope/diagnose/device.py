@@ -95,7 +95,7 @@ def _layout_copies(account: Account) -> Iterator[Match]:
     named = ", ".join(place_of(line) for line, _ in lines)
     yield Match(
         without_parts([_contiguous(one)[1] if one else NO_PART for one in owned]),
-        facts={"place": named, "puts": "puts" if len(lines) == 1 else "put"},
+        facts={"place": named},
         cost_ns=total,
         evidence=(
             evidence_ms("copies into another memory order {per_step}", total, "mean rank"),
@@ -535,7 +535,7 @@ KINDS = (
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
          "The saving is of a fused optimizer.",
          scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.3),
-    Kind("memory-bound-kernels", _layout_copies, "{place} {puts} tensors into another memory order",
+    Kind("memory-bound-kernels", _layout_copies, "Copies into another memory order ({place})",
          "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
          "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
          "contiguous() out where the next operator takes strides. The saving is of the step without these copies in forward.",

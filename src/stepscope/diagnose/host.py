@@ -520,7 +520,7 @@ _ON_HOST = (Need.HOST,)
 
 # fmt: off
 KINDS = (
-    Kind("data-loading", _data_loading, "The {waiter} waits for its input",
+    Kind("data-loading", _data_loading, "The {waiter} waits for input",
          "the host asks for the next batch and the batch is not ready",
          "Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
          "move decoding and augmentation out of the loop, or cache them. The saving is this wait gone from the step.",
@@ -550,19 +550,19 @@ KINDS = (
          "{why}",
          "Use {how}. The saving is of the step without these copies and without waiting for them.",
          scope=Scope.DEVICE, needs=(Need.DEVICE,)),
-    Kind("host-to-device-copy", _offload, "State is moved between host and device in every step (offloading)",
+    Kind("host-to-device-copy", _offload, "Offloading moves state between host and device",
          "parameters, gradients, optimizer state or activations live on the host: {spent} ms of copies {per_step} in forward, "
          "backward and optimizer, with the host waiting for them",
          "Keep them on the device while they fit: no CPUOffloadPolicy or offload_to_cpu (FSDP), no save_on_cpu; shard over "
          "more ranks or checkpoint activations to save memory instead. The saving is of the step without these copies "
          "and the waiting for them.",
          scope=Scope.DEVICE, needs=(Need.DEVICE,), training_only=True, doubt=0.25, subject="offloading to the host"),
-    Kind("host-device-sync", _syncs, "The host waits for the device inside the {step}",
+    Kind("host-device-sync", _syncs, "The host waits for the device in the {step}",
          "a synchronisation empties the queue, and the device idles until the host has launched again",
          "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
          "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
-    Kind("launch-overhead", _launches, "The device waits for the host to launch",
+    Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "python and operator dispatch take longer than the kernels they launch",
          "Launch the step as a graph: {how}. The saving is of the step replayed as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2),

@@ -201,7 +201,7 @@ def _copying_lines(account: Account) -> Iterator[Match]:
             yield replace(found, cause="{place} makes tensors on the host inside forward and copies them to the device in "
                           "{every_step}", remedy="Make them once, on the device (register_buffer, or device=x.device), and "
                           "reuse them. The saving is of the step without this line.",
-                          title="{place} makes tensors on the host and copies them to the device in {every_step}")  # fmt: skip
+                          title="Tensors created on the host in {every_step} ({place})")  # fmt: skip
             continue
         share, copied = _copied(account, line)
         pairs = zip(account.line_work, replay.programs, strict=True)
@@ -377,19 +377,19 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
     feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
     why = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
     how = "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it."
-    title, what = "{place} runs outside training in {every_step}", "work outside training"
+    title, what = "Non-training work in {every_step} ({place})", "work outside training"
     if feeds == {False}:
         why += "; nothing it computes flows into training"
         how = "Run it every N steps, or delete it: nothing it computes flows into training."
     elif first.of_gradients:
-        title, what = "{place} runs on gradients inside every backward", "work on gradients"
+        title, what = "Gradient hook in every backward ({place})", "work on gradients"
         why = "backward calls it, as a hook; it changed nothing in place"
         how = (
             "Where it only looks at gradients, run it every N steps or delete it. Where it returns another gradient, do "
             "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
         )
     elif first.before_forward or first.to_device:
-        title, what = "{place} prepares input in the training loop", "preparing input in the loop"
+        title, what = "Input preparation in the training loop ({place})", "preparing input in the loop"
         why = "it runs before forward and no gradient goes through it: what it makes may be the input"
         how = (
             "Move it into the dataset, so that the loader's workers do it, or into a thread that runs one batch ahead."
@@ -458,45 +458,45 @@ _WITHOUT = "The saving is of the step without this line."
 
 # fmt: off
 KINDS = (
-    Kind("redundant-communication", _gradients_again, "{place} sends all gradients again",
+    Kind("redundant-communication", _gradients_again, "Gradients sent a second time ({place})",
          "the training wrapper has synchronised the gradients when backward ends, and {place} does so once more",
          f"Delete it: DistributedDataParallel and FSDP have averaged the gradients when backward() returns. {_WITHOUT}",
          scope=Scope.SEVERAL_RANKS, training_only=True, subject="communication of the loop ({place})"),
     Kind("redundant-communication", _own_collectives,
-         "{place} communicates in {every_step}, outside the training wrapper",
+         "Extra collectives in {every_step} ({place})",
          "{place} asks for {collectives} collectives {per_step} in addition to those that synchronise gradients",
          "Weights that start equal stay equal where gradients are synchronised: send them once. Reduce metrics "
          f"every N steps, in one call. {_WITHOUT}",
          scope=Scope.SEVERAL_RANKS, training_only=True, subject="communication of the loop ({place})"),
-    Kind("recomputation", _second_forward, "The model runs forward once more in {place}, with no backward",
+    Kind("recomputation", _second_forward, "Second forward pass without backward ({place})",
          "{place} runs {modules} modules that are trained in the same {step}; nothing goes back through its result, and no "
          "loss has it: a metric or a log",
          "Take the metric from the output of the training pass where it is of the same batch, or compute it every N steps. "
          f"{_WITHOUT}",
          training_only=True, subject="a forward pass without backward ({place})"),
-    Kind("host-device-sync", _removed(_is_statistic), "{place} brings results to the host in {every_step}",
+    Kind("host-device-sync", _removed(_is_statistic), "Results copied to the host in {every_step} ({place})",
          "the host waits in {place} for {copies} copies {per_step} and computes with them; no gradient, parameter or input of "
          "the device comes of it",
          f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
          scope=Scope.DEVICE, training_only=True, subject="bringing results to the host ({place})"),
-    Kind("host-to-device-copy", _copying_lines, "{place} copies to the device, and the host stalls there",
+    Kind("host-to-device-copy", _copying_lines, "Copies to the device stall the host ({place})",
          "the {waiter} waits for these copies, and next to them the host launches nothing for at least a millisecond at a "
          "time; with large batches in pageable memory, moving them and freeing their memory is the usual reason",
          "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a separate stream; "
          f"send smaller types and convert on the device. {_WITHOUT}",
          scope=Scope.DEVICE, training_only=True, subject="copying to the device ({place})"),
-    Kind("launch-overhead", _one_by_one, "{place} changes tensors one by one",
+    Kind("launch-overhead", _one_by_one, "Tensors updated one by one ({place})",
          "{place} changes {calls} tensors {per_step} in a Python loop, one after the other",
          "Change all tensors at once (torch._foreach_mul_, torch._foreach_add_, torch._foreach_lerp_ and the like; a function "
          "that takes a list takes all of them), or every N steps. The saving is of the step without this line's host time.",
          scope=Scope.DEVICE, training_only=True, subject="changing tensors one by one ({place})"),
-    Kind("launch-overhead", _repeated, "{place} calls {what} {times} times {per_step} where one call would do",
+    Kind("launch-overhead", _repeated, "{what} called {times} times {per_step} ({place})",
          "{place} runs {what} {times} times in a Python loop: many small launches, forward and backward",
          "Do it in one call where there is one: nn.LSTM for nn.LSTMCell, a scan, a batched product or attention, one table with "
          "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. The saving is of this line's "
          "work in one call: its host time once, and of its kernels the matrix products or the longest.",
          scope=Scope.DEVICE, training_only=True, doubt=0.3, subject="calling one by one ({place})"),
-    Kind("host-stall", _outside_training, "{place} runs outside training in {every_step}",
+    Kind("host-stall", _outside_training, "Non-training work in {every_step} ({place})",
          "",
          "",
          scope=Scope.HOST, needs=(Need.LINES,), training_only=True, sureness=0.7, subject="{what} ({place})"),

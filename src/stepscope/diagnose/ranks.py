@@ -127,7 +127,7 @@ def _without_lone_lines(account: Account, late: Match, named: str, *, several: b
     if replay.period_ns - without(replay).period_ns < MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
         return late
     listed = ", ".join(map(place_of, lines))
-    facts = {**late.facts, "title": f"{named} alone execute{'' if several else 's'} {listed}"}
+    facts = {**late.facts, "title": f"{named} run{'' if several else 's'} {listed} alone"}
     facts["why"] = f"{late.facts['why']}; {listed} is executed on no other rank"
     return replace(
         late,
