@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
 from stepscope.cli.messages import quiet
-from stepscope.errors import DEBUG, UsageError
+from stepscope.errors import UsageError
 from stepscope.units import printable
 from stepscope.version import __version__
 
@@ -68,13 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     with ExitStack() as settings:
         if _QUIET & verbosity:
             settings.enter_context(quiet())
-        if _VERBOSE & verbosity:
-            settings.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
         if arguments and arguments[0] in _DESK and _BLAS_THREADS not in os.environ:
             settings.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
         if not arguments or arguments[0] not in COMMANDS:
             return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
-        return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
+        details = ["--verbose"] if _VERBOSE & verbosity else []
+        return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(arguments[0], *details, *arguments[1:]))
 
 
 def _split_verbosity(given: Sequence[str]) -> tuple[list[str], set[str]]:
@@ -154,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     never = argparse.SUPPRESS
     parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
-    parser.add_argument("-v", "--verbose", action="store_true", default=never, help="say where an error came from")
+    parser.add_argument("-v", "--verbose", action="store_true", help="all details, where there are more")
 
 
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:

@@ -12,13 +12,12 @@ Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second re
 """
 
 import argparse
-import os
-import sys
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import add_force, add_options, add_run_arguments
-from stepscope.cli.output import check_outputs, print_cached, terminal, write_json, write_output
+from stepscope.cli.output import check_outputs, print_rendered, terminal, write_json, write_output
 from stepscope.cli.run_arguments import (
     account_from,
     cache_key,
@@ -30,13 +29,10 @@ from stepscope.cli.run_arguments import (
 )
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
-from stepscope.json_text import json_with_notes
 
 if TYPE_CHECKING:
-    from stepscope.document.cache import ReportPlace
-
-_PAGE = "report.html"
-_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    from stepscope.document.cache import KeptPlace
+    from stepscope.report.html.cache import KeptPage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,86 +55,48 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_run(args: argparse.Namespace) -> int:
-    from stepscope.document.cache import report_place
+    from stepscope.document.cache import kept_place
 
-    key = cache_key(args, args.run)
-    place = report_place(args.run, **key) if key else None
-    cached = place.found() if place else None
+    how = cache_key(args, args.run)
+    place = kept_place(args.run, ending="report", **how) if how else None
+    report = place.found() if place else None
     page = cached_page(args, args.run) if args.html else None
-    if (
-        cached is None
-        or (args.json and cached.document is None)
-        or (args.html and page is None)
-        or (_wants_text(args) and _terminal(args) not in cached.texts)
-    ):
-        return _analyse(args, place)
-    write_json(args.json, cached.document, force=args.force)
+    if report is None or (args.html and page is None):
+        report, page = _analyse(args, place)
+    write_json(args.json, report["document"], force=args.force)
     if page is not None:
         write_output(args.html, page.html, force=args.force)
-    if _wants_text(args):
-        print_cached(cached.texts[_terminal(args)])
-    return cached.exit_code
+    _print_summary(args, report["document"])
+    return int(report["exit_code"])
 
 
-def _analyse(args: argparse.Namespace, place: "ReportPlace | None") -> int:
+def _analyse(args: argparse.Namespace, place: "KeptPlace | None") -> "tuple[dict[str, Any], KeptPage | None]":
     from stepscope.diagnose.findings import diagnose
-    from stepscope.document.cache import KeptReport
     from stepscope.document.report import report_json
 
     key = place.key() if place else None
     make_page = page_maker(args, args.run) if args.html else None
     account = account_from(args)
     diagnosis = diagnose(account)
-    document = report_json(account, diagnosis) if args.json else None
+    report = {"exit_code": 3 if account.run.unreadable else 0, "document": report_json(account, diagnosis)}
     page = make_page(account, diagnosis) if make_page else None
-    write_json(args.json, document, force=args.force)
-    if page is not None:
-        write_output(args.html, page.html, force=args.force)
-    texts = {}
-    if _wants_text(args):
-        from stepscope.report.terminal import console
-        from stepscope.report.text.summary import print_summary
+    if place and not account.failures:
+        place.keep(report, key=key, raw_bytes=raw_bytes_of(account.run))
+    return report, page
 
-        out = _CopyingStream(sys.stdout)
-        unprofiled = args.unprofiled_step_ms
-        given = [*getattr(args, "named_run", args.run)]
-        given += ["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else []
-        print_summary(account, diagnosis, console(out), given=given, has_page=_has_page(args))  # type: ignore[arg-type]
-        texts[_terminal(args)] = "".join(out.written)
-    code = 3 if account.run.unreadable else 0
-    if place and not account.failures and not (document and json_with_notes(document)[1]):
-        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account.run))
-    return code
+
+def _print_summary(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    if not _wants_text(args):
+        return
+    from stepscope.report.text.summary import summary_text
+
+    given = [*getattr(args, "named_run", args.run)]
+    given += ["--unprofiled-step-ms", f"{args.unprofiled_step_ms:g}"] if args.unprofiled_step_ms else []
+    print_rendered(partial(summary_text, document, command=given, verbose=args.verbose))
 
 
 def _wants_text(args: argparse.Namespace) -> bool:
     return "-" not in (args.json, args.html)
-
-
-def _terminal(args: argparse.Namespace) -> str:
-    """Return all that the text of a report depends on, besides the run."""
-    encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page(args)}"
-    if not sys.stdout.isatty():
-        return f"pipe {encoding}"
-    known = " ".join(f"{name}={os.environ.get(name)}" for name in _TERMINAL)
-    return f"terminal {os.get_terminal_size().columns} {encoding} {known}"
-
-
-def _has_page(args: argparse.Namespace) -> bool:
-    return os.path.lexists(_PAGE) or bool(args.html and Path(args.html).resolve() == Path(_PAGE).resolve())
-
-
-class _CopyingStream:
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
-        self.written: list[str] = []
-
-    def write(self, text: str) -> int:
-        self.written.append(text)
-        return self._out.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
 
 
 def _report_steps(args: argparse.Namespace) -> int:
@@ -146,17 +104,14 @@ def _report_steps(args: argparse.Namespace) -> int:
     from stepscope.run.light import load_light
 
     run = load_light(args.run[0])
-    document = light_json(run) if args.json or args.html else None
+    document = light_json(run)
     write_json(args.json, document, force=args.force)
-    if args.html and document:
+    if args.html:
         from stepscope.analyze.steadiness import log_series
         from stepscope.report.html.sheets import sheet_page, steps_sheet
 
         write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
-    if _wants_text(args):
-        from stepscope.report.text.steps import print_steps
-
-        print_steps(run, terminal())
+    _print_summary(args, document)
     return 0
 
 

@@ -32,6 +32,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
     series = log_series(logs)
     steady = steadiness_of(series) if series is not None and len(series.dur_ns) > 1 else None
     counted = [name for name in region_names(logs) if not is_rare(logs, name)]
+    found = unprofiled_step(logs)
     document = {
         "schema": SCHEMA,
         "run": _run(run),
@@ -50,11 +51,14 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "verdict_reason": _reason(late),
         "code": [],
         "modules": [],
+        "examined": [],
         "not_examined": [{"rule": rule, "needs": "a trace"} for rule in FINDING_IDS],
         "not_judged": [],
         "findings": [],
         "findings_combined": [],
-        "warnings": [_NO_TRACE, *run.warnings],
+        "rare_regions": [_rare_region(logs, name) for name in region_names(logs) if name not in counted],
+        "incomplete": [],
+        "warnings": [_NO_TRACE, *([found.uneven] if found and found.uneven else []), *run.warnings],
     }
     return finite_document(document)[0]
 
@@ -137,7 +141,17 @@ def _straggler(late: LateRank) -> dict[str, Any]:
     }
 
 
+def _rare_region(logs: Sequence[StepLog], name: str) -> dict[str, Any]:
+    times = [region_ns(log, name) for log in logs]
+    return {
+        "name": name,
+        "ms_per_step": ms(max(float(np.nansum(one)) / max(len(one), 1) for one in times)),
+        "steps": max(int((~np.isnan(one)).sum()) for one in times),
+        "num_steps": max(map(len, logs)),
+    }
+
+
 def _reason(late: Sequence[LateRank]) -> str:
     if not late:
-        return "step logs alone say no rank is late, and nothing of what a step is made of"
-    return f"rank {late[0].rank} is {ms(late[0].late_ns):.2f} ms late per step by the step logs; a trace says why"
+        return "no rank is late; only step times were recorded, a trace shows what a step consists of"
+    return f"rank {late[0].rank} is {ms(late[0].late_ns):.3g} ms late per step; a trace shows why"

@@ -8,7 +8,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.collective_costs import CollectiveRow, RankWait
-from stepscope.analyze.kernels import Kernel
+from stepscope.analyze.kernels import Kernel, function_of
+from stepscope.analyze.layers import PARTS
 from stepscope.analyze.memory import MemoryView, RankMemory
 from stepscope.analyze.operators import Operator
 from stepscope.analyze.rank_windows import RankAccount
@@ -17,14 +18,16 @@ from stepscope.analyze.step_periods import Serving
 from stepscope.analyze.stragglers import Straggler
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of
-from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.finding import FINDING_IDS, Finding, setting_of_finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
+from stepscope.diagnose.rank_rules import MICROBATCHES
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.code import code_json
 from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.json_text import finite_document
 from stepscope.run.groups import UNKNOWN_GROUP, Group
+from stepscope.run.load import incomplete
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import SideFiles
 from stepscope.run.step_log import StepLog
@@ -83,7 +86,15 @@ def _part(name: str, value: Any, times: Mapping[str, Collection[str]]) -> Any:
 # One rank as an object of the report's JSON. Times in milliseconds; unknown is null.
 
 
-def _rank_json(account: Account, index: int) -> dict[str, Any]:
+def _rank_budgets(account: Account) -> dict[int, dict[str, float]]:
+    if account.step is None:
+        return {}
+    ranks = [view.rank.rank for view in account.ranks if view.budget is not None]
+    parts = [{part: ms(ns) for part, ns in zip(PARTS, row, strict=True) if ns} for row in account.step.rank_part_ns]
+    return dict(zip(ranks, parts, strict=True))
+
+
+def _rank_json(account: Account, index: int, budgets: Mapping[int, dict[str, float]]) -> dict[str, Any]:
     view, clocks = account.ranks_read[index], account.shared.whole.clocks
     rank, steps = view.rank, view.rank.steps
     known = bool(clocks.known[index]) and len(account.ranks_read) > 1
@@ -96,6 +107,7 @@ def _rank_json(account: Account, index: int) -> dict[str, Any]:
         "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
         **_window(view.window),
         **_wait(view.wait),
+        "budget_ms_per_step": budgets.get(rank.rank),
         "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
         "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
         "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
@@ -221,11 +233,12 @@ _MAX_EXAMPLES = 20
 
 def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
-    conclusion = conclude(account, diagnosis)
+    conclusion, budgets = conclude(account, diagnosis), _rank_budgets(account)
+    unexamined = {one.rule for one in diagnosis.not_examined}
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [_rank_json(account, i) for i in range(len(account.ranks_read))],
+        "ranks": [_rank_json(account, i, budgets) for i in range(len(account.ranks_read))],
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
@@ -249,19 +262,18 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
         **code_json(account),
+        "examined": [rule for rule in FINDING_IDS if rule not in unexamined],
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
         "not_judged": list(diagnosis.not_judged),
         "findings": [_finding(f) for f in diagnosis.findings],
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
         ],
+        # last: everything above may add to them
+        "incomplete": [*incomplete(account.run), *dict.fromkeys(account.failures)],
         "warnings": list(account.warnings),
     }
     return finite_document(document)[0]
-
-
-def _checks(account: Account) -> list[Check]:
-    return attempt(account.failures, "checks", lambda: checks_of(account), list)
 
 
 def _run(account: Account) -> dict[str, Any]:
@@ -376,6 +388,7 @@ def kernel_json(k: Kernel) -> dict[str, Any]:
     return plain(
         {
             "name": k.name,
+            "function": function_of(k.name),
             "family": k.family,
             "count": k.count,
             "total_ms": ms(k.total_ns),
@@ -475,7 +488,16 @@ def _finding(f: Finding) -> dict[str, Any]:
         "evidence": [asdict(e) for e in f.evidence],
         "cause": f.cause,
         "remedy": f.remedy,
+        "what_if": _what_if(f),
     }
+
+
+def _what_if(f: Finding) -> list[str]:
+    if f.what_if is not None:
+        return list(f.what_if)
+    known = [e.value for e in f.evidence if e.what == MICROBATCHES and isinstance(e.value, int)]
+    setting = setting_of_finding(f.id, microbatches=known[0] if known else None)
+    return [] if setting is None else ["--set", setting]
 
 
 def _rounded(value: float | None) -> float | None:
