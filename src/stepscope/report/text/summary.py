@@ -21,7 +21,7 @@ Row = tuple[tuple[str, str], ...]
 
 MAX_ROWS = 25
 _MAX_WIDTH = 100
-_MIN_WIDTH = 40
+_MIN_WIDTH = 36
 #: share of the step below which a part, or a difference between ranks, is not worth a row
 _WORTH_SHOWING = 0.03
 #: a line with a smaller share of self time only calls others
@@ -95,9 +95,13 @@ def summary_text(
     rows = _screen(view)
     if verbose:
         rows += _details(view)
-    lines = ("".join(_painted(text, style, colour=colour) for text, style in row).rstrip() for row in rows)
+    lines = ("".join(_painted(text, style, colour=colour) for text, style in _trimmed(row)) for row in rows)
     text = "".join(f"{line}\n" for line in lines)
     return text if unicode else text.translate(_ASCII)
+
+
+def _trimmed(row: Row) -> Row:
+    return row if not row else (*row[:-1], (row[-1][0].rstrip(), row[-1][1]))
 
 
 def _painted(text: str, style: str, *, colour: bool) -> str:
@@ -161,8 +165,8 @@ def _heading(view: _View) -> list[Row]:
         facts += ["step logs only", *([f"{three_digits(view.step_ms)} ms per step"] if view.step_ms else [])]
     if used["mfu"] is not None:
         facts.append(f"MFU {_percent(used['mfu'])} %")
-    if view.document["step"]["tokens_per_s"]:
-        facts.append(f"{view.document['step']['tokens_per_s']:,.0f} tokens/s")
+    if rate := view.document["step"].get("tokens_per_s"):
+        facts.append(f"{rate:,.0f} tokens/s")
     while len(facts) > 1 and _cells("".join(facts)) + 3 * len(facts) > view.width - 16:
         facts.pop()
     rest = "".join(f" · {fact}" for fact in facts)
@@ -196,7 +200,7 @@ def _opening(view: _View) -> list[Row]:
         sentence = f"{sentence.rstrip('.')}. Times include profiler overhead."
     if cannot and view.findings:
         more.append(f"Not shown by this recording: {'; '.join(cannot)}")
-    rows = _wrapped(sentence, width, indent="  ", style="bold", most=3)
+    rows = _wrapped(sentence, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
     for line in more:
         rows += _wrapped(line, width, indent="  ", most=2)
     lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
@@ -273,7 +277,7 @@ def _two_digits(value: float) -> str:
 
 
 def _place(finding: Json) -> str | None:
-    where = finding["where"][0] if finding["where"] else None
+    where = next(iter(finding.get("where") or ()), None)
     if where is None or where["share"] < _MIN_MOSTLY:
         return None
     place = f"{where['file']}:{where['line']}" if where["file"] else where["module"]
@@ -463,7 +467,7 @@ def _rank_table(view: _View, groups: Sequence[tuple[list[int], dict[str, float]]
     columns = [name for name in groups[0][1] if name != "copies" or any(times[name] >= least for _, times in groups)]
     late = [_late(view.late[ranks[0]]) if ranks[0] in view.late else "" for ranks, _ in groups]
     marks = [" ◀" if text else "" for text in late]
-    first = " Ranks, ms per step" if view.width >= 60 else " Ranks, ms"
+    first = f" Ranks, ms per {view.whole}" if view.width >= 60 else " Ranks, ms"
     labels = [f"   {_cut(_ranges(ranks), 24)}{mark}" for (ranks, _), mark in zip(groups, marks, strict=True)]
     names = max(len(first), *map(len, labels))
     late_width = max(map(len, late)) + 2 if any(late) else 0
@@ -557,7 +561,7 @@ def _step_details(view: _View) -> list[Row]:
         more = "" if over is None else f" (+{over:.0f} %)" if over >= 0.5 else " (no overhead detected)"
         lines.append(f"{step['profiled_ms']:.2f} ms while profiled{more}")
     for key, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
-        if step[key]:
+        if step.get(key):
             lines.append(f"{step[key]:,.0f} {unit}")
     lines += _serving(view.document)
     for one in view.document.get("rare_regions", ()):
@@ -578,7 +582,7 @@ def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
     ranks = f", rank{'s' * (len(finding['ranks']) > 1)} {_ranges(finding['ranks'])}" if finding["ranks"] else ""
     body = [f"{numbers}; confidence {100 * finding['confidence']:.0f} %{ranks}", _capital(finding["cause"])]
     body += [_fact(fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
-    places = [f"{w['file']}:{w['line']}" if w["file"] else w["module"] for w in finding["where"]]
+    places = [f"{w['file']}:{w['line']}" if w["file"] else w["module"] for w in finding.get("where") or ()]
     body += [f"at {', '.join(filter(None, places))}"] if any(places) else []
     for line in (*body, f"→ {finding['remedy']}"):
         rows += _wrapped(printable(line, width=1000), view.width, indent="      ")
