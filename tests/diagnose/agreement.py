@@ -2,11 +2,8 @@
 comparison, `next:`, and the numbers of the JSON report.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from rich.console import Console
 
 from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, verdict_of
@@ -28,7 +25,6 @@ from stepscope.diagnose.verdict import (
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
 from stepscope.report.html.page import parts_of, report_data
-from stepscope.report.text.health import print_health
 from stepscope.report.text.summary import summary_text
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
@@ -166,7 +162,6 @@ def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusio
     steps = list(investigate(Measurement(account, diagnosis)))
     places = {
         "report": " ".join(summary_text(report, verbose=True).split()),
-        "health": _printed(lambda out: print_health(account, conclusion, checks_of(account), [], out)),
         "page": parts_of(report_data(account, diagnosis)).in_words,
         "investigate": steps[1].answer if account.step is not None else conclusion.headline,
     }
@@ -230,12 +225,6 @@ def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) ->
         for words in ("of the step", "per step", "Where the step", "inside the step", "The step waits"):
             if words in text:
                 yield f"{place} says {words!r} of a run without steps"
-
-
-def _printed(render: Any) -> str:
-    out = Console(file=io.StringIO(), width=4000, highlight=False)
-    render(out)
-    return out.file.getvalue()  # type: ignore[attr-defined]
 
 
 # Numbers of one report, from its JSON alone

@@ -14,25 +14,13 @@ Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second re
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.cli.arguments import add_force, add_options, add_run_arguments
 from stepscope.cli.output import check_outputs, print_rendered, terminal, write_json, write_output
-from stepscope.cli.run_arguments import (
-    account_from,
-    cache_key,
-    cached_page,
-    kind_of_input,
-    page_maker,
-    raw_bytes_of,
-    run_entries,
-)
+from stepscope.cli.run_arguments import cached_page, kind_of_input, page_maker, report_of, run_entries
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.document.cache import KeptPlace
-    from stepscope.report.html.cache import KeptPage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,34 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_run(args: argparse.Namespace) -> int:
-    from stepscope.document.cache import kept_place
-
-    how = cache_key(args, args.run)
-    place = kept_place(args.run, ending="report", **how) if how else None
-    report = place.found() if place else None
     page = cached_page(args, args.run) if args.html else None
-    if report is None or (args.html and page is None):
-        report, page = _analyse(args, place)
+    report, made = report_of(args, make_page=page_maker(args, args.run) if args.html and page is None else None)
     write_json(args.json, report["document"], force=args.force)
-    if page is not None:
-        write_output(args.html, page.html, force=args.force)
+    if found := page or made:
+        write_output(args.html, found.html, force=args.force)
     _print_summary(args, report["document"])
     return int(report["exit_code"])
-
-
-def _analyse(args: argparse.Namespace, place: "KeptPlace | None") -> "tuple[dict[str, Any], KeptPage | None]":
-    from stepscope.diagnose.findings import diagnose
-    from stepscope.document.report import report_json
-
-    key = place.key() if place else None
-    make_page = page_maker(args, args.run) if args.html else None
-    account = account_from(args)
-    diagnosis = diagnose(account)
-    report = {"exit_code": 3 if account.run.unreadable else 0, "document": report_json(account, diagnosis)}
-    page = make_page(account, diagnosis) if make_page else None
-    if place and not account.failures:
-        place.keep(report, key=key, raw_bytes=raw_bytes_of(account.run))
-    return report, page
 
 
 def _print_summary(args: argparse.Namespace, document: dict[str, Any]) -> None:
