@@ -1,4 +1,4 @@
-"""Is the job healthy? Three steps, all ranks, one table; stragglers named, check lists measured, gates for CI.
+"""Pass or fail: all ranks in one table, stragglers, check lists, and gates for CI. `report` shows what to fix.
 
 examples:
   stepscope health run-folder/
@@ -6,7 +6,7 @@ examples:
   stepscope health run-folder/ --fail-on 'data_loading_pct>30' --fail-on 'stragglers.count>0'
 
 A command is recorded first, for three steps (--steps). --fail-on takes any number of the report's JSON by its dotted
-name, and exits with 1 where one of the conditions is met.
+name, and exits with 1 if one of the conditions is met.
 """
 
 import argparse

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import (
     ExtendWorldSizes,
+    HelpFormatter,
     above_zero,
     add_flags,
     add_force,
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("scale", _add_scale),
         ("strategy", _add_strategy),
     ):
-        kind = kinds.add_parser(name, help=WHAT[name], formatter_class=argparse.RawDescriptionHelpFormatter)
+        kind = kinds.add_parser(name, help=WHAT[name], formatter_class=HelpFormatter)
         add(kind)
         kind.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
         kind.add_argument("--html", metavar="PATH", help="write it as one HTML file that needs no network")

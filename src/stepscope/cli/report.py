@@ -1,4 +1,7 @@
-"""Where did the step go? The account of a run folder, a single trace, or any folder or glob of per-rank traces.
+"""What to fix, what it saves and where the step goes, on one screen; -v shows everything.
+
+RUN is a run folder, a trace, or any folder or glob of per-rank traces. `health` answers pass or fail for CI,
+`investigate` writes the same analysis down step by step and validates a fix.
 
 examples:
   stepscope report run-folder/
@@ -8,7 +11,7 @@ examples:
 
 A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank. A folder
 of runs shows one row per run, and the results folder of `stepscope bench` its series.
-Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
+Runs over 32 MB leave a cache in `.stepscope/` next to the traces; a second report needs no analysis (--no-cache).
 """
 
 import argparse

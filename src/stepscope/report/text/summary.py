@@ -237,6 +237,9 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     if not view.findings and not view.is_light:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
+    if len(shown) > 1 and shown == view.findings[: len(shown)]:
+        together_ms = view.document["findings_combined"][len(shown) - 1]["saving_ms_per_step"]
+        rows.append((("    Together", ""), (f"{f'−{three_digits(together_ms)} ms':>{view.width - 30}}", "green")))
     hidden = [
         *([f"{rest} smaller or less certain fix{'es' * (rest > 1)}"] if rest else []),
         *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
@@ -437,7 +440,7 @@ def _rank_times(view: _View) -> dict[int, dict[str, float]]:
         elif rank.get("median_step_ms") is not None:
             times[rank["rank"]] = {
                 "step": rank["median_step_ms"],
-                **{n: ms or 0.0 for n, ms in rank["regions_ms"].items()},
+                **{n: ms for n, ms in rank["regions_ms"].items() if ms is not None},
             }
     return times
 
@@ -462,23 +465,36 @@ def _grouped(
     return sorted(means, key=lambda one: (-late_ms.get(one[0][0], 0.0), one[1].get("wait", 0.0)))
 
 
-def _rank_table(view: _View, groups: Sequence[tuple[list[int], dict[str, float]]]) -> list[Row]:
-    least = _WORTH_SHOWING * (view.step_ms or 0.0)
-    columns = [name for name in groups[0][1] if name != "copies" or any(times[name] >= least for _, times in groups)]
+def _rank_table(
+    view: _View, groups: Sequence[tuple[list[int], Mapping[str, float]]], *, is_complete: bool = False
+) -> list[Row]:
+    """Return the columns that fit; with `is_complete` the others in tables below."""
+    most: dict[str, float] = {}
+    for _, times in groups:
+        most |= {name: max(ms, most.get(name, 0.0)) for name, ms in times.items()}
+    columns = [name for name in most if name != "copies" or most[name] >= _WORTH_SHOWING * (view.step_ms or 0.0)]
+    if view.is_light:  # the smallest regions are left out first
+        columns.sort(key=lambda name: -most[name])
     late = [_late(view.late[ranks[0]]) if ranks[0] in view.late else "" for ranks, _ in groups]
-    marks = [" ◀" if text else "" for text in late]
     first = f" Ranks, ms per {view.whole}" if view.width >= 60 else " Ranks, ms"
-    labels = [f"   {_cut(_ranges(ranks), 24)}{mark}" for (ranks, _), mark in zip(groups, marks, strict=True)]
-    names = max(len(first), *map(len, labels))
+    labels = [
+        f"   {_cut(_ranges(ranks), 24)}{' ◀' * bool(text)}" for (ranks, _), text in zip(groups, late, strict=True)
+    ]
+    names = max(map(len, (first, *labels)))
     late_width = max(map(len, late)) + 2 if any(late) else 0
-    while len(columns) > 1 and names + sum(max(len(c), 7) + 2 for c in columns) + late_width > view.width:
-        columns.pop()
-    widths = [max(len(column), 7) for column in columns]
-    header = f"{first:<{names}}" + "".join(f"  {c:>{w}}" for c, w in zip(columns, widths, strict=True))
-    rows: list[Row] = [((header + ("  late" if late_width else ""), "bold"),)]
-    for label, (_, times), text in zip(labels, groups, late, strict=True):
-        cells = "".join(f"  {view.ms(times[c]):>{w}}" for c, w in zip(columns, widths, strict=True))
-        rows.append(((f"{label:<{names}}{cells}", ""), (f"  {text}" if text else "", "red")))
+    titles = {name: printable(name, width=20) for name in columns}
+    rows: list[Row] = []
+    while columns:
+        shown = columns[:]
+        while len(shown) > 1 and names + sum(max(len(titles[c]), 7) + 2 for c in shown) + late_width > view.width:
+            shown.pop()
+        header = f"{first:<{names}}" + "".join(f"  {titles[c]:>7}" for c in shown)
+        rows.append(((header + ("  late" if late_width else ""), "bold"),))
+        for label, (_, times), text in zip(labels, groups, late, strict=True):
+            values = (view.ms(times[c]) if c in times else "?" for c in shown)
+            cells = "".join(f"  {value:>{max(len(titles[c]), 7)}}" for c, value in zip(shown, values, strict=True))
+            rows.append(((f"{label:<{names}}{cells}", ""), (f"  {text}" if text else "", "red")))
+        columns = columns[len(shown) :] if is_complete else []
     return rows
 
 
@@ -628,7 +644,8 @@ def _all_ranks(view: _View) -> list[Row]:
     times = _rank_times(view)
     if len(view.document["ranks"]) < 2 or not times:
         return []
-    rows = _rank_table(view, [([rank], times[rank]) for rank in sorted(times, key=lambda r: (r not in view.late, r))])
+    ordered = sorted(times, key=lambda rank: (rank not in view.late, rank))
+    rows = _rank_table(view, [([rank], times[rank]) for rank in ordered], is_complete=True)
     unknown = [rank["rank"] for rank in view.document["ranks"] if rank["rank"] not in times]
     if unknown:
         rows.append(((f"   ranks {_ranges(unknown)}: no step was recorded", ""),))
