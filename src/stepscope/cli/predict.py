@@ -265,7 +265,7 @@ examples:
 --bytes is the full buffer: what a gather receives, what a scatter sends; several give a list. A link is
 GB/s:microseconds per device and direction.
 """
-    parser.add_argument("--op", required=True, choices=OPERATIONS)
+    parser.add_argument("--op", required=True, choices=OPERATIONS, metavar="OP", help=", ".join(OPERATIONS))
     parser.add_argument("--bytes", required=True, type=size_bytes, nargs="+", action="extend", metavar="N")
     parser.add_argument("--world-size", required=True, type=at_least_one, metavar="W")
     parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")

@@ -155,7 +155,8 @@ def _heading(view: _View) -> list[Row]:
     read, world = run["num_ranks"], run["world_size"]
     ranks = f"{read} of {world} ranks" if world and world != read else f"{read} ranks"
     many = f"{read} × {device}" if ranks.startswith(f"{read} ranks") and device != "CPU" else f"{ranks} · {device}"
-    facts = [device if read == 1 and world in (1, None) else many]
+    kind = (view.document.get("recording") or {}).get("kind")
+    facts = [device if read == 1 and world in (1, None) else many, *([kind] if kind not in (None, "training") else [])]
     if "ranks_in_full" in run:
         facts.append(f"{len(run['ranks_in_full'])} in full")
     if run["strategy"] not in (None, "single", "unknown"):
@@ -198,7 +199,7 @@ def _opening(view: _View) -> list[Row]:
         more.append(_capital(reason))
     if view.is_profiled:
         sentence = f"{sentence.rstrip('.')}. Times include profiler overhead."
-    if cannot and view.findings:
+    if cannot and (view.findings or document["verdict"] == "unclear"):
         more.append(f"Not shown by this recording: {'; '.join(cannot)}")
     rows = _wrapped(sentence, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
     for line in more:
@@ -523,7 +524,7 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
     lines = [line for line in lines if line["critical_ms"] >= _WORTH_SHOWING * step_ms][: min(most, 3)]
     if not lines or most < 1:
         return []
-    places = [printable(f"{line['file']}:{line['line']}", width=40) for line in lines]
+    places = [printable(f"{x['file']}:{x['line']}" if x["file"] else x["module"], width=40) for x in lines]
     names = max(map(len, places))
     rows: list[Row] = [((" Costly lines (time on the critical path, no known fix)", "bold"),)]
     for place, line in zip(places, lines, strict=True):
@@ -648,7 +649,8 @@ def _all_ranks(view: _View) -> list[Row]:
     rows = _rank_table(view, [([rank], times[rank]) for rank in ordered], is_complete=True)
     unknown = [rank["rank"] for rank in view.document["ranks"] if rank["rank"] not in times]
     if unknown:
-        rows.append(((f"   ranks {_ranges(unknown)}: no step was recorded", ""),))
+        why = "not analysed in full" if "ranks_in_full" in view.document["run"] else "no step was recorded"
+        rows += _wrapped(f"ranks {_ranges(unknown)}: {why}", view.width, indent="   ")
     known = [rank for rank in view.document["ranks"] if rank["overlap_pct"] is not None]
     if known:
         overlaps = ", ".join(f"rank {r['rank']} {r['overlap_pct']:.0f} %" for r in known[:16])
