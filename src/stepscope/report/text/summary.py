@@ -528,7 +528,7 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
     names = max(map(len, places))
     rows: list[Row] = [((" Costly lines (time on the critical path, no known fix)", "bold"),)]
     for place, line in zip(places, lines, strict=True):
-        times = f"{three_digits(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
+        times = f"{view.ms(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
         rows.append(((f"   {place:<{names}}  {times}  {printable(line['module'] or '', width=20)}", ""),))
     return rows
 
