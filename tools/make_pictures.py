@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -37,7 +38,7 @@ from stepscope.cli.watch import LiveSite
 from stepscope.report.html.page import page_of
 from stepscope.report.html.sheets import runs_sheet, sheet_page
 from stepscope.report.runs import RunEntry
-from stepscope.report.text.summary import print_summary
+from stepscope.report.text.summary import summary_text
 from stepscope.report.view.server import Site, local_server
 from stepscope.report.view.site import ViewSite
 from stepscope.tables.catalog import LogTables, RunTables
@@ -146,10 +147,10 @@ def save(browser: Browser, path: Path, png: bytes) -> None:
 
 
 def terminal_svg(analysis: Analysis) -> str:
-    """Return the summary as a terminal of 100 columns shows it; no font is fetched from anywhere."""
-    out = Console(record=True, width=100, force_terminal=True, highlight=False, file=io.StringIO())
+    """Return the summary as a terminal of 80 columns shows it; no font is fetched from anywhere."""
+    out = Console(record=True, width=80, force_terminal=True, highlight=False, file=io.StringIO())
     name = analysis.account.run.name
-    print_summary(analysis.account, analysis.diagnosis, out, given=[name])
+    out.print(Text.from_ansi(summary_text(analysis.document, command=[name], colour=True)))
     svg = out.export_svg(title=f"stepscope report {name}")
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 

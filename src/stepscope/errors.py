@@ -4,6 +4,7 @@ A message is one plain sentence: what is wrong, where, and what to do.
 """
 
 import os
+from collections.abc import Iterable
 
 DEBUG = "STEPSCOPE_DEBUG"
 
@@ -29,3 +30,12 @@ class InputError(StepscopeError):
 
 class TraceError(InputError):
     """One trace file that cannot be read at all. A damaged but readable one is a warning instead."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, or all of them."""
+    import difflib  # only for names that are wrong
+
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"

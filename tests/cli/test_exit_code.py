@@ -58,7 +58,7 @@ def test_any_exception_is_one_sentence_and_2(
     monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
     fail, part = FAULTS[fault]
     monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: fail())
-    assert main(["doctor"]) == 2
+    assert main(["doctor", "-v"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("stepscope doctor: ") and part in said.err

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_straggler_is_named_in_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "straggler: rank 1" in out and "because of its host" in out
+    assert "straggler: rank 1" in out and "(cause: host)" in out
     assert "device_utilisation_pct" in out and "not measured" in out
 
 

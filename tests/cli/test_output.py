@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.output import check_outputs, make_folder, print_cached, refuse_used_folder, write_json, write_output
+from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
 
@@ -146,8 +146,3 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: 
     assert found == {"step": {"ms": [1.0, None], "x": None}, "warnings": ["other", note]}
     assert capsys.readouterr().err == f"warning: {note}\n"
     assert document["warnings"] == ["other"]
-
-
-def test_kept_text_keeps_colours_and_nothing_else_that_steers(capsys: pytest.CaptureFixture[str]) -> None:
-    print_cached("\x1b[1;31mlate\x1b[0m\n\x1b]52;c;AAAA\x07\x1b[2J\n")
-    assert capsys.readouterr().out == "\x1b[1;31mlate\x1b[0m\n\\x1b]52;c;AAAA\\x07\\x1b[2J\n"

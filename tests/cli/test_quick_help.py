@@ -1,6 +1,7 @@
-"""Help is quick because it imports little: no table library, no analysis, and few modules. Counted, not timed."""
+"""Help fits 80 columns, and is quick because it imports little: counted, not timed."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -35,9 +36,10 @@ except SystemExit as ended:
         *(f"predict {what}" for what in PREDICTIONS),
     ],
 )
-def test_help_imports_little(command: str) -> None:
+def test_help_imports_little_and_fits_80_columns(command: str) -> None:
     words = [sys.executable, "-c", CODE, *command.split(), "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
+    assert max(map(len, done.stdout.splitlines())) <= 80
     code, imported = json.loads(done.stderr)
     assert code == 0
     assert done.stdout.startswith(f"usage: stepscope {command}".rstrip())

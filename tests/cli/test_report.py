@@ -144,8 +144,8 @@ def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.C
     assert main(["report", str(steps_only(tmp_path))]) == 0
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]
-    assert "2 ranks, 20 steps, no trace" in said and "straggler: rank 1 is 20.00 ms late" in said
-    assert ["1", "20", "30.00", "3.00", "2.00"] in rows and ["0", "20", "30.00", "3.00", "22.00"] in rows
+    assert "20 steps · step logs only" in said and "Rank 1 is 20 ms late per step" in said
+    assert ["1", "◀", "30.0", "2.0", "3.0", "+20.0"] in rows and ["0", "30.0", "22.0", "3.0"] in rows
 
 
 def test_run_without_traces_has_json_a_page_and_a_comparison(

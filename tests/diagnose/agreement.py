@@ -2,12 +2,8 @@
 comparison, `next:`, and the numbers of the JSON report.
 """
 
-import io
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from rich.console import Console
 
 from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, verdict_of
@@ -28,8 +24,7 @@ from stepscope.diagnose.verdict import (
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
 from stepscope.report.html.page import parts_of, report_data
-from stepscope.report.text.health import print_health
-from stepscope.report.text.summary import next_commands, print_summary
+from stepscope.report.text.summary import summary_text
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
 
@@ -165,8 +160,7 @@ def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusio
         yield f"JSON says {report['verdict']}: {report['verdict_reason']}"
     steps = list(investigate(Measurement(account, diagnosis)))
     places = {
-        "report": _printed(lambda out: print_summary(account, diagnosis, out)),
-        "health": _printed(lambda out: print_health(account, conclusion, checks_of(account), [], out)),
+        "report": " ".join(summary_text(report, verbose=True).split()),
         "page": parts_of(report_data(account, diagnosis)).in_words,
         "investigate": steps[1].answer if account.step is not None else conclusion.headline,
     }
@@ -178,19 +172,14 @@ def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusio
     for missing in diagnosis.not_examined:
         if missing.rule not in places["report"]:
             yield f"report does not say that {missing.rule} was not examined"
-    if "Nothing worth fixing was found." in places["report"] and diagnosis.not_examined:
-        yield "all clear beside rules that were not examined"
 
 
 def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield what `next:` suggests where that is not the first finding's, or saves something else than it says."""
-    commands = [command for command, _ in next_commands(diagnosis, ["RUN"])]
-    suggested = [c for c in commands if c.split()[1] in ("whatif", "code")]
-    if bool(suggested) != bool(diagnosis.worth):
-        yield f"next suggests {suggested} beside {len(diagnosis.worth)} findings that save something"
-    if not suggested or " whatif " not in suggested[0]:
+    """Yield where the what-if of the first finding saves something else than it says."""
+    words = report_json(account, diagnosis)["findings"][0]["what_if"] if diagnosis.worth else []
+    if not words:
         return
-    first, words = diagnosis.worth[0], shlex.split(suggested[0])[3:]
+    first = diagnosis.worth[0]
     given = dict(zip(words[::2], words[1::2], strict=True))
     answer = what_if(
         account,
@@ -204,7 +193,7 @@ def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
     # A setting stands for one finding, a line or a module for itself; a factor is said in four digits.
     slack_ms = SLACK_MS + (1e-3 if "--scale" in given else 1e-6) * said_ms
     if (len(alike) == 1 or "--set" not in given) and abs(saved_ms - said_ms) > slack_ms:
-        yield f"next: {' '.join(words)} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
+        yield f"whatif {' '.join(words)} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
 
 
 def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) -> Iterator[str]:
@@ -225,10 +214,9 @@ def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) ->
         yield f"the device is {account.device_name}, and taken as {chip.name}"
     if account.num_steps or account.step is None:
         return
-    report = _printed(lambda out: print_summary(account, diagnosis, out))
     said = {
         "headline": conclusion.headline,
-        "report": "\n".join(line for line in report.splitlines() if not line.startswith("!")),
+        "report": summary_text(report_json(account, diagnosis)),
         "investigate": "\n".join([s.answer for s in steps] + [f"{f.what} {f.unit}" for s in steps for f in s.facts]),
         **{g.id: g.why for g in guides_of(account)},
     }
@@ -236,12 +224,6 @@ def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) ->
         for words in ("of the step", "per step", "Where the step", "inside the step", "The step waits"):
             if words in text:
                 yield f"{place} says {words!r} of a run without steps"
-
-
-def _printed(render: Any) -> str:
-    out = Console(file=io.StringIO(), width=4000, highlight=False)
-    render(out)
-    return out.file.getvalue()  # type: ignore[attr-defined]
 
 
 # Numbers of one report, from its JSON alone

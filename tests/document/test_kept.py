@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -68,22 +69,23 @@ def test_second_report_is_the_first_to_the_byte(report: Callable[..., tuple[str,
     assert report(*options) == (first, False)
 
 
-def test_text_and_document_are_kept_side_by_side(report: Callable[..., tuple[str, bool]]) -> None:
-    document, _ = report("--json", "-")
-    text, analysed = report()
-    assert analysed  # only the document was kept until then
-    assert report() == (text, False)
-    assert report("--json", "-") == (document, False)
+@pytest.mark.parametrize("first", [["--json", "-"], []])
+def test_text_and_json_share_one_cached_document(report: Callable[..., tuple[str, bool]], first: list[str]) -> None:
+    assert report(*first)[1]
+    assert not report()[1] and not report("--json", "-")[1] and not report("-v")[1]
 
 
-def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
-    first, _ = report("--json", "-")
+@pytest.mark.parametrize("options", [["--json", "-"], []])
+def test_a_found_report_imports_nothing_heavy(
+    folder: Path, report: Callable[..., tuple[str, bool]], options: list[str]
+) -> None:
+    first, _ = report(*options)
     code = (
         "import sys; from stepscope.cli.main import main; code = main(sys.argv[1:]);"
         "sys.exit(code or bool({'numpy', 'wasmtime', 'rich'} & set(sys.modules)))"
     )
-    words = [sys.executable, "-c", code, "report", str(folder), "--json", "-"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", code, "report", str(folder), *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.stdout == first
 
 

@@ -325,7 +325,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "remedy": "check clocks and power of that device",
                 "evidence": [{"what": "own time", "value": 24.0, "unit": "ms", "where": f"rank {37 % ranks}"}],
             },
-            _finding("launch-overhead", "The device waits for the host to launch", alone_ms=12.0, adds_ms=7.0),
+            _finding("launch-overhead", "The device waits for kernel launches", alone_ms=12.0, adds_ms=7.0),
             _finding("optimizer", "The optimizer is not fused", alone_ms=6.0, adds_ms=6.0),
         ],
         "findings_combined": [

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,33 @@ _Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 MAX_BYTES = 2**62
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps the paragraphs of a command's description; indented lines, such as examples, keep their breaks."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = []
+        for block in text.strip().split("\n\n"):
+            lines = block.split("\n")
+            if not any(line.startswith(" ") for line in lines):
+                lines = [" ".join(lines)]
+            blocks.append("\n".join(part for line in lines for part in _fitting(line, width)))
+        return "\n\n".join(blocks)
+
+
+def _fitting(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    is_command = line.startswith("  stepscope ")
+    entry = re.match(r"( +\S.*?) {2,}(\S.*)", line)
+    if entry and is_command:
+        return [*_fitting(entry[1], width), f"      {entry[2]}"]
+    hanging = " " * (entry.start(2) if entry else 6 if line.startswith(" ") else 0)
+    lines = textwrap.wrap(
+        line, width - 2 * is_command, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )
+    return [f"{one} \\" for one in lines[:-1]] + lines[-1:] if is_command else lines
+
+
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     """Add the run, and the options for what its files do not contain."""
     parser.add_argument(
@@ -25,7 +53,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what the files of a run do not contain, and how they are read."""
+    """Add the options for what the files of a run do not contain, and how they are read; below a command's own."""
+    group = parser.add_argument_group("reading the run")
     options = {
         "--unprofiled-step-ms": ("X", "the step's time without the profiler"),
         "--flops-per-step": ("F", "model FLOPs of the whole job per step"),
@@ -33,22 +62,22 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--samples-per-step": ("N", "samples of the whole job per step"),
         "--peak-tflops": ("P", "peak of one device in TFLOP/s"),
     }
-    add_options(parser, options, type=above_zero)
-    parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
-    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
-    parser.add_argument(
+    add_options(group, options, type=above_zero)
+    group.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
+    group.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    group.add_argument(
         "--engine", default="local", metavar="dask://HOST:PORT", help="read ranks on a Dask cluster (default: here)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--full-ranks",
         type=at_least_one,
         metavar="N",
         help="ranks analysed in full where there are more (default: 128, fewer of very large traces)",
     )
-    add_cache_options(parser)
+    add_cache_options(group)
 
 
-def add_cache_options(parser: argparse.ArgumentParser) -> None:
+def add_cache_options(parser: _Parser) -> None:
     """Add the options that turn the cache off or move it."""
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
@@ -82,7 +111,7 @@ def take_command(parser: argparse.ArgumentParser, name: str) -> None:
 
     argparse itself drops the `--` and so cannot distinguish a command from a run.
     """
-    parser.usage = f"stepscope {name} [options] RUN | stepscope {name} [options] -- COMMAND ..."
+    parser.usage = f"stepscope {name} [options] RUN\n       stepscope {name} [options] -- COMMAND ..."
     parse = parser.parse_args
 
     def parse_args(args: Sequence[str]) -> argparse.Namespace:
@@ -99,7 +128,7 @@ class LazyParser(argparse.ArgumentParser):
     """A parser that `add` fills on first use: only the requested kind of `bench` or `predict` is imported."""
 
     def __init__(self, *, add: Callable[[argparse.ArgumentParser], None], **kwargs: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        super().__init__(formatter_class=HelpFormatter, **kwargs)
         self._add = add
 
     def fill(self) -> None:

@@ -224,7 +224,8 @@ def _add_collectives(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--world-size", type=world_sizes, action=ExtendWorldSizes, metavar="N,N", help="ranks, one or several (2)"
     )
-    parser.add_argument("--op", action="append", choices=_OPERATIONS, help="only this operation; several give several")
+    names = f"only this operation, repeatable: {', '.join(_OPERATIONS)}"
+    parser.add_argument("--op", action="append", choices=_OPERATIONS, metavar="OP", help=names)
     parser.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (60)")
     parser.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (1GiB)")
     _add_output(parser, what)

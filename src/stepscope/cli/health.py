@@ -1,4 +1,4 @@
-"""Is the job healthy? Three steps, all ranks, one table; stragglers named, check lists measured, gates for CI.
+"""Pass or fail: all ranks in one table, stragglers, check lists, and gates for CI. `report` shows what to fix.
 
 examples:
   stepscope health run-folder/
@@ -6,15 +6,16 @@ examples:
   stepscope health run-folder/ --fail-on 'data_loading_pct>30' --fail-on 'stragglers.count>0'
 
 A command is recorded first, for three steps (--steps). --fail-on takes any number of the report's JSON by its dotted
-name, and exits with 1 where one of the conditions is met.
+name, and exits with 1 if one of the conditions is met.
 """
 
 import argparse
 
 from stepscope.cli.arguments import add_json, add_run_arguments, take_command
+from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, terminal, write_json
 from stepscope.cli.record import check_one_of_both, record_command, steps_from
-from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.cli.run_arguments import report_of
 from stepscope.record.config import RecordConfig, default_out
 
 _STEPS = "10:13"
@@ -38,10 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, 1 if a gate fails, 3 if a rank could not be read or the command failed."""
     from stepscope.compare.conditions import judge, parse_gate
-    from stepscope.diagnose.checks import checks_of, guides_of
-    from stepscope.diagnose.findings import diagnose
-    from stepscope.diagnose.verdict import conclude
-    from stepscope.document.report import report_json
     from stepscope.report.text.health import print_guides, print_health
 
     check_outputs(args.json, force=args.force)
@@ -51,18 +48,18 @@ def run(args: argparse.Namespace) -> int:
     if args.command:
         config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
         failed = record_command(args, config)
-    account = account_from(args)
-    diagnosis = diagnose(account)
-    report = report_json(account, diagnosis)
-    results = judge(gates, report)
+    report, _ = report_of(args)
+    document = report["document"]
+    results = judge(gates, document)
     judged = [{"fail_on": str(r.gate), "holds": r.holds, "value": r.value, "said": r.said} for r in results]
-    write_json(args.json, {**report, "gates": judged}, force=args.force)
+    write_json(args.json, {**document, "gates": judged}, force=args.force)
     if args.json != "-":
         out = terminal()
-        print_health(account, conclude(account, diagnosis), checks_of(account), results, out)
+        print_health(document, results, out)
         if args.guides:
-            print_guides(guides_of(account), out)
-    code = warn_incomplete(account)
+            print_guides(document["guides"], out)
+    for line in document["incomplete"]:
+        warn(line)
     if not all(r.holds for r in results):
         return 1
-    return 3 if failed else code
+    return 3 if failed else int(report["exit_code"])

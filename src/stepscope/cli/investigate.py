@@ -1,5 +1,7 @@
 """Find out why a step is slow, in five steps: baseline, category, detail, root cause, and validation of a fix.
 
+Use it to keep a record or to validate a fix with --fixed; `report` shows the same result on one screen.
+
 examples:
   stepscope investigate run-folder/
   stepscope investigate run-folder/ --fixed second-run/
@@ -20,7 +22,7 @@ from stepscope.cli.output import check_outputs, terminal, write_json
 from stepscope.cli.record import check_one_of_both, record_command
 from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.contract.run_folder import SCHEMA, atomic_write
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, did_you_mean
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig, default_out
 from stepscope.side_file import read_side_json, read_side_text
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, force=args.force)
     check_one_of_both(args, "investigate")
     if args.finding is not None and args.finding not in FINDING_IDS:
-        raise UsageError(f"--finding: unknown id {args.finding!r}; use one of {', '.join(FINDING_IDS)}")
+        raise UsageError(f"--finding: unknown id {args.finding!r}; {did_you_mean(args.finding, FINDING_IDS)}")
     failed = False
     if args.command:
         failed = record_command(args, RecordConfig(out=args.out or default_out(), record_shapes=True))

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
+from stepscope.cli.arguments import HelpFormatter
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
 from stepscope.cli.messages import quiet
-from stepscope.errors import DEBUG, UsageError
+from stepscope.errors import UsageError, did_you_mean
 from stepscope.units import printable
 from stepscope.version import __version__
 
@@ -19,31 +20,40 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 # Each command is a module here: help text, `add_arguments` and `run`. It is imported only when needed.
-COMMANDS = {
-    "demo": "record, analyse and report a small real job on this machine",
-    "record": "record every rank of a PyTorch job, with no code change",
-    "report": "where did the step go: account of a run, a trace or a folder of traces",
-    "health": "three steps, all ranks, one table; gates for CI",
-    "compare": "what differs between two runs or sets of runs, beyond chance; gates for CI",
-    "investigate": "why is the step slow, in five steps, with a record; did the fix help",
-    "whatif": "what would the step take with a change: no straggler, faster network, ...",
-    "code": "source lines and modules with what they cost, and what deleting them would save",
-    "memory": "memory through the step: what it is used for, the peak, gaps, growth",
-    "watch": "a running job as it goes: steps/s, regions, stragglers, memory, alarms, stalls",
-    "trigger": "ask a running job for a profile window, without restarting it",
-    "hang": "who did not arrive: flight recorder dumps of a job that died",
-    "import": "files of other tools into a run: Nsight, NCCL, flight recorder, memory snapshots",
-    "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
-    "sql": "SQL over the tables of a run",
-    "view": "the report, the tables and the timeline in the browser",
-    "tune": "fixes that need no code change, tried in turn with the unchanged job: what to keep",
-    "bench": "what is fastest here: implementations, settings, sizes, world sizes",
-    "calibrate": "what do collectives take on this machine, with their error",
-    "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",
-    "history": "runs over time: step, MFU, memory, findings by commit and host; slow hosts",
-    "doctor": "what is installed and what works here",
-    "completion": "completion of commands and options for bash, zsh or fish",
+GROUPS = {
+    "analyse": {
+        "report": "what to fix and where the step goes; start here",
+        "view": "the report, tables and timeline in the browser",
+        "whatif": "predicted step time with a change: no straggler, faster network",
+        "code": "source lines and modules: cost, and saving if removed",
+        "memory": "memory through the step: categories, peak, growth, snapshots",
+        "compare": "differences between two runs beyond chance; gates for CI",
+        "health": "pass or fail per rank and check list; gates for CI",
+        "investigate": "the report as five steps with a record; validates a fix",
+        "hang": "ranks missing from a collective, from flight recorder dumps",
+        "history": "runs over time: step, MFU, findings by commit and host",
+        "sql": "SQL over the tables of a run",
+        "export": "one timeline of all ranks, tables, TensorBoard",
+        "import": "add files of Nsight, NCCL, torch and memory snapshots to a run",
+    },
+    "record": {
+        "record": "record every rank of a PyTorch job, with no code change",
+        "demo": "record and report a small job with a planted fault",
+    },
+    "operate": {
+        "watch": "live view of a running job: steps/s, stragglers, alarms",
+        "trigger": "profile a running job without restarting it",
+        "doctor": "what is installed and what works here",
+        "completion": "shell completion for bash, zsh or fish",
+    },
+    "lab": {
+        "bench": "compare implementations, settings, sizes and world sizes",
+        "tune": "try settings in interleaved A/B runs, keep what helps",
+        "calibrate": "measure collectives on this machine, with their error",
+        "predict": "collectives, memory, FLOPs, strategies, other world sizes",
+    },
 }
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 
 # commands that start no job
 _DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "view", "history"}
@@ -68,13 +78,12 @@ def main(argv: list[str] | None = None) -> int:
     with ExitStack() as settings:
         if _QUIET & verbosity:
             settings.enter_context(quiet())
-        if _VERBOSE & verbosity:
-            settings.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
         if arguments and arguments[0] in _DESK and _BLAS_THREADS not in os.environ:
             settings.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
         if not arguments or arguments[0] not in COMMANDS:
             return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
-        return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
+        details = ["--verbose"] if _VERBOSE & verbosity else []
+        return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(arguments[0], *details, *arguments[1:]))
 
 
 def _split_verbosity(given: Sequence[str]) -> tuple[list[str], set[str]]:
@@ -121,7 +130,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
     command = _OneLineParser(
         prog=f"stepscope {name}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     module.add_arguments(command)
     _add_verbosity(command)
@@ -138,12 +147,15 @@ def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[s
 
 def _parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    listings = (
+        f"{group}:\n" + "\n".join(f"  {name:<{width}}  {what}" for name, what in commands.items())
+        for group, commands in GROUPS.items()
+    )
     parser = _OneLineParser(
         prog="stepscope",
         usage="stepscope COMMAND ...",
-        description="Where did the training step go, and what would each fix give back?",
-        epilog=f"commands:\n{listing}\n\n`stepscope COMMAND --help` tells more.",
+        description="Where did the training step go, and how much time would each fix save?",
+        epilog="\n\n".join([*listings, "`stepscope COMMAND --help` describes a command."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_verbosity(parser)
@@ -154,16 +166,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     never = argparse.SUPPRESS
     parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
-    parser.add_argument("-v", "--verbose", action="store_true", default=never, help="say where an error came from")
+    parser.add_argument("-v", "--verbose", action="store_true", help="all details, where there are more")
 
 
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
-        import difflib  # only for names that are wrong
-
-        close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}"
-        raise UsageError(f"unknown command {arguments[0]!r}; {meant}")
+        raise UsageError(f"unknown command {arguments[0]!r}; {did_you_mean(arguments[0], COMMANDS)}")
     if not arguments:
         parser.print_help(sys.stderr)
         return 2

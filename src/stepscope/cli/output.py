@@ -5,7 +5,6 @@ Every output of every command goes through here or through `atomic_write`; both 
 
 import io
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,12 +17,10 @@ from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.output_path import opened_to_grow, why_no_file, why_no_folder
-from stepscope.units import escaped, printable
+from stepscope.units import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def check_outputs(*paths: str | None, force: bool) -> None:
@@ -66,12 +63,20 @@ def terminal() -> "Console":
     return console(sys.stdout)
 
 
-def print_cached(text: str) -> None:
-    """Print the text of an earlier report; control sequences other than colours are escaped."""
+def print_rendered(render: Callable[..., str]) -> None:
+    """Print what `render(width=, unicode=, colour=)` returns for standard output: 80 columns and plain in a pipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    pieces = _COLOUR.split(text)
-    sys.stdout.write("".join(p if i % 2 else escaped(p, keep="\n") for i, p in enumerate(pieces)))
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
+    known = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    colour = bool(os.environ.get("FORCE_COLOR")) or known
+    sys.stdout.write(
+        render(
+            width=shutil.get_terminal_size().columns,
+            unicode=encoding.startswith("utf"),
+            colour=colour and not os.environ.get("NO_COLOR"),
+        )
+    )
 
 
 def write_json(path: str | None, document: Any, *, force: bool) -> None:

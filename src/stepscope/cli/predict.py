@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import (
     ExtendWorldSizes,
+    HelpFormatter,
     above_zero,
     add_flags,
     add_force,
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("scale", _add_scale),
         ("strategy", _add_strategy),
     ):
-        kind = kinds.add_parser(name, help=WHAT[name], formatter_class=argparse.RawDescriptionHelpFormatter)
+        kind = kinds.add_parser(name, help=WHAT[name], formatter_class=HelpFormatter)
         add(kind)
         kind.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
         kind.add_argument("--html", metavar="PATH", help="write it as one HTML file that needs no network")
@@ -264,7 +265,7 @@ examples:
 --bytes is the full buffer: what a gather receives, what a scatter sends; several give a list. A link is
 GB/s:microseconds per device and direction.
 """
-    parser.add_argument("--op", required=True, choices=OPERATIONS)
+    parser.add_argument("--op", required=True, choices=OPERATIONS, metavar="OP", help=", ".join(OPERATIONS))
     parser.add_argument("--bytes", required=True, type=size_bytes, nargs="+", action="extend", metavar="N")
     parser.add_argument("--world-size", required=True, type=at_least_one, metavar="W")
     parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")

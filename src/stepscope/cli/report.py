@@ -1,4 +1,7 @@
-"""Where did the step go? The account of a run folder, a single trace, or any folder or glob of per-rank traces.
+"""What to fix, what it saves and where the step goes, on one screen; -v shows everything.
+
+RUN is a run folder, a trace, or any folder or glob of per-rank traces. `health` answers pass or fail for CI,
+`investigate` writes the same analysis down step by step and validates a fix.
 
 examples:
   stepscope report run-folder/
@@ -8,35 +11,19 @@ examples:
 
 A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank. A folder
 of runs shows one row per run, and the results folder of `stepscope bench` its series.
-Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
+Runs over 32 MB leave a cache in `.stepscope/` next to the traces; a second report needs no analysis (--no-cache).
 """
 
 import argparse
-import os
-import sys
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.cli.arguments import add_force, add_options, add_run_arguments
-from stepscope.cli.output import check_outputs, print_cached, terminal, write_json, write_output
-from stepscope.cli.run_arguments import (
-    account_from,
-    cache_key,
-    cached_page,
-    kind_of_input,
-    page_maker,
-    raw_bytes_of,
-    run_entries,
-)
+from stepscope.cli.output import check_outputs, print_rendered, terminal, write_json, write_output
+from stepscope.cli.run_arguments import cached_page, kind_of_input, page_maker, report_of, run_entries
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
-from stepscope.json_text import json_with_notes
-
-if TYPE_CHECKING:
-    from stepscope.document.cache import ReportPlace
-
-_PAGE = "report.html"
-_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,86 +46,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_run(args: argparse.Namespace) -> int:
-    from stepscope.document.cache import report_place
-
-    key = cache_key(args, args.run)
-    place = report_place(args.run, **key) if key else None
-    cached = place.found() if place else None
     page = cached_page(args, args.run) if args.html else None
-    if (
-        cached is None
-        or (args.json and cached.document is None)
-        or (args.html and page is None)
-        or (_wants_text(args) and _terminal(args) not in cached.texts)
-    ):
-        return _analyse(args, place)
-    write_json(args.json, cached.document, force=args.force)
-    if page is not None:
-        write_output(args.html, page.html, force=args.force)
-    if _wants_text(args):
-        print_cached(cached.texts[_terminal(args)])
-    return cached.exit_code
+    report, made = report_of(args, make_page=page_maker(args, args.run) if args.html and page is None else None)
+    write_json(args.json, report["document"], force=args.force)
+    if found := page or made:
+        write_output(args.html, found.html, force=args.force)
+    _print_summary(args, report["document"])
+    return int(report["exit_code"])
 
 
-def _analyse(args: argparse.Namespace, place: "ReportPlace | None") -> int:
-    from stepscope.diagnose.findings import diagnose
-    from stepscope.document.cache import KeptReport
-    from stepscope.document.report import report_json
+def _print_summary(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    if not _wants_text(args):
+        return
+    from stepscope.report.text.summary import summary_text
 
-    key = place.key() if place else None
-    make_page = page_maker(args, args.run) if args.html else None
-    account = account_from(args)
-    diagnosis = diagnose(account)
-    document = report_json(account, diagnosis) if args.json else None
-    page = make_page(account, diagnosis) if make_page else None
-    write_json(args.json, document, force=args.force)
-    if page is not None:
-        write_output(args.html, page.html, force=args.force)
-    texts = {}
-    if _wants_text(args):
-        from stepscope.report.terminal import console
-        from stepscope.report.text.summary import print_summary
-
-        out = _CopyingStream(sys.stdout)
-        unprofiled = args.unprofiled_step_ms
-        given = [*getattr(args, "named_run", args.run)]
-        given += ["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else []
-        print_summary(account, diagnosis, console(out), given=given, has_page=_has_page(args))  # type: ignore[arg-type]
-        texts[_terminal(args)] = "".join(out.written)
-    code = 3 if account.run.unreadable else 0
-    if place and not account.failures and not (document and json_with_notes(document)[1]):
-        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account.run))
-    return code
+    given = [*getattr(args, "named_run", args.run)]
+    given += ["--unprofiled-step-ms", f"{args.unprofiled_step_ms:g}"] if args.unprofiled_step_ms else []
+    print_rendered(partial(summary_text, document, command=given, verbose=args.verbose))
 
 
 def _wants_text(args: argparse.Namespace) -> bool:
     return "-" not in (args.json, args.html)
-
-
-def _terminal(args: argparse.Namespace) -> str:
-    """Return all that the text of a report depends on, besides the run."""
-    encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page(args)}"
-    if not sys.stdout.isatty():
-        return f"pipe {encoding}"
-    known = " ".join(f"{name}={os.environ.get(name)}" for name in _TERMINAL)
-    return f"terminal {os.get_terminal_size().columns} {encoding} {known}"
-
-
-def _has_page(args: argparse.Namespace) -> bool:
-    return os.path.lexists(_PAGE) or bool(args.html and Path(args.html).resolve() == Path(_PAGE).resolve())
-
-
-class _CopyingStream:
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
-        self.written: list[str] = []
-
-    def write(self, text: str) -> int:
-        self.written.append(text)
-        return self._out.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
 
 
 def _report_steps(args: argparse.Namespace) -> int:
@@ -146,17 +74,14 @@ def _report_steps(args: argparse.Namespace) -> int:
     from stepscope.run.light import load_light
 
     run = load_light(args.run[0])
-    document = light_json(run) if args.json or args.html else None
+    document = light_json(run)
     write_json(args.json, document, force=args.force)
-    if args.html and document:
+    if args.html:
         from stepscope.analyze.steadiness import log_series
         from stepscope.report.html.sheets import sheet_page, steps_sheet
 
         write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
-    if _wants_text(args):
-        from stepscope.report.text.steps import print_steps
-
-        print_steps(run, terminal())
+    _print_summary(args, document)
     return 0
 
 

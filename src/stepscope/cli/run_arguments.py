@@ -145,6 +145,30 @@ def cache_key(args: argparse.Namespace, given: list[str] | str) -> dict[str, Any
     return {"options": options, "cache_folder": args.cache_folder}
 
 
+def report_of(
+    args: argparse.Namespace, *, make_page: "Callable[[Account, Diagnosis], KeptPage] | None" = None
+) -> "tuple[dict[str, Any], KeptPage | None]":
+    """Return the `document` and `exit_code` of the arguments' run, cached unless a page is to be made of it."""
+    from stepscope.document.cache import kept_place
+
+    how = cache_key(args, args.run)
+    place = kept_place(args.run, ending="report", **how) if how else None
+    found = place.found() if place and make_page is None else None
+    if found is not None:
+        return found, None
+    from stepscope.diagnose.findings import diagnose
+    from stepscope.document.report import report_json
+
+    key = place.key() if place else None
+    account = account_from(args)
+    diagnosis = diagnose(account)
+    report = {"exit_code": 3 if account.run.unreadable else 0, "document": report_json(account, diagnosis)}
+    page = make_page(account, diagnosis) if make_page else None
+    if place and not account.failures:
+        place.keep(report, key=key, raw_bytes=raw_bytes_of(account.run))
+    return report, page
+
+
 def cached_page(args: argparse.Namespace, given: list[str]) -> "KeptPage | None":
     """Return the cached page of a run, None if there is none."""
     from stepscope.report.html.cache import found_page

@@ -1,4 +1,4 @@
-"""Cached results of an unchanged run, next to its traces: report, page, tables and compared samples.
+"""Cached results of an unchanged run, next to its traces: document, page, tables and compared samples.
 
     .stepscope/rank00000.pt.trace.json.gz.report      JSON: key, and the cached values
 
@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,44 +120,3 @@ def code_key() -> str:
             status = Path(folder, name).stat()
             digest.add(f"{folder}/{name} {status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.text()
-
-
-@dataclass(frozen=True)
-class KeptReport:
-    """A cached report."""
-
-    exit_code: int
-    document: dict[str, Any] | None = None
-    #: as printed, by the kind of terminal
-    texts: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ReportPlace:
-    """The cached report of a run."""
-
-    place: KeptPlace
-
-    def found(self, key: dict[str, Any] | None = None) -> KeptReport | None:
-        """Return the cached report of the run as it is, or was at `key`."""
-        kept = self.place.found(key)
-        return None if kept is None else KeptReport(kept["exit_code"], kept["document"], kept["texts"])
-
-    def key(self) -> dict[str, Any] | None:
-        """Return what the report depends on, None if that is unknown."""
-        return self.place.key()
-
-    def keep(self, report: KeptReport, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
-        """Write a report, together with what is cached of the same one."""
-        before = self.found(key) or report
-        document = before.document if report.document is None else report.document
-        parts = {"exit_code": report.exit_code, "document": document, "texts": report.texts or before.texts}
-        self.place.keep(parts, key=key, raw_bytes=raw_bytes)
-
-
-def report_place(
-    given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None = None
-) -> ReportPlace | None:
-    """Return the cached report's place, None if there is no run."""
-    place = kept_place(given, ending="report", options=options, cache_folder=cache_folder)
-    return None if place is None else ReportPlace(place)

@@ -32,10 +32,12 @@ def light_json(run: LightRun) -> dict[str, Any]:
     series = log_series(logs)
     steady = steadiness_of(series) if series is not None and len(series.dur_ns) > 1 else None
     counted = [name for name in region_names(logs) if not is_rare(logs, name)]
+    found = unprofiled_step(logs)
+    ranks = [_rank(log, counted) for log in logs]
     document = {
         "schema": SCHEMA,
         "run": _run(run),
-        "ranks": [_rank(log, counted) for log in logs],
+        "ranks": ranks,
         "step": _step(run),
         "efficiency": dict.fromkeys(
             ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
@@ -47,14 +49,17 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "steadiness": steadiness_json(steady),
         "by_strategy": {},
         "verdict": "straggler-bound" if late else "unclear",
-        "verdict_reason": _reason(late),
+        "verdict_reason": _reason(late, ranks),
         "code": [],
         "modules": [],
+        "examined": [],
         "not_examined": [{"rule": rule, "needs": "a trace"} for rule in FINDING_IDS],
         "not_judged": [],
         "findings": [],
         "findings_combined": [],
-        "warnings": [_NO_TRACE, *run.warnings],
+        "rare_regions": [_rare_region(logs, name) for name in region_names(logs) if name not in counted],
+        "incomplete": [],
+        "warnings": [_NO_TRACE, *([found.uneven] if found and found.uneven else []), *run.warnings],
     }
     return finite_document(document)[0]
 
@@ -137,7 +142,25 @@ def _straggler(late: LateRank) -> dict[str, Any]:
     }
 
 
-def _reason(late: Sequence[LateRank]) -> str:
+def _rare_region(logs: Sequence[StepLog], name: str) -> dict[str, Any]:
+    times = [region_ns(log, name) for log in logs]
+    return {
+        "name": name,
+        "ms_per_step": ms(max(float(np.nansum(one)) / max(len(one), 1) for one in times)),
+        "steps": max(int((~np.isnan(one)).sum()) for one in times),
+        "num_steps": max(map(len, logs)),
+    }
+
+
+def _reason(late: Sequence[LateRank], ranks: Sequence[dict[str, Any]]) -> str:
     if not late:
-        return "step logs alone say no rank is late, and nothing of what a step is made of"
-    return f"rank {late[0].rank} is {ms(late[0].late_ns):.2f} ms late per step by the step logs; a trace says why"
+        return "no rank is late; only step times were recorded, a trace shows what a step consists of"
+    late_ms = ms(late[0].late_ns)
+    mine = next(rank["regions_ms"] for rank in ranks if rank["rank"] == late[0].rank)
+    others = [rank["regions_ms"] for rank in ranks if rank["rank"] != late[0].rank]
+    more = {name: (took or 0.0) - float(np.median([o.get(name) or 0.0 for o in others])) for name, took in mine.items()}
+    worst = max(more, key=lambda name: more[name], default=None)
+    where = "a trace shows why"
+    if worst is not None and more[worst] >= 0.5 * late_ms:
+        where = f"{more[worst]:.3g} ms of it in {worst}"
+    return f"rank {late[0].rank} is {late_ms:.3g} ms late per step; {where}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.collective_costs import CollectiveRow, RankWait
-from stepscope.analyze.kernels import Kernel
+from stepscope.analyze.kernels import Kernel, function_of
+from stepscope.analyze.layers import PARTS
 from stepscope.analyze.memory import MemoryView, RankMemory
 from stepscope.analyze.operators import Operator
 from stepscope.analyze.owner_places import Where
@@ -25,6 +26,7 @@ from stepscope.document.code import code_json
 from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.json_text import finite_document
 from stepscope.run.groups import UNKNOWN_GROUP, Group
+from stepscope.run.load import incomplete
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import SideFiles
 from stepscope.run.step_log import StepLog
@@ -83,7 +85,15 @@ def _part(name: str, value: Any, times: Mapping[str, Collection[str]]) -> Any:
 # One rank as an object of the report's JSON. Times in milliseconds; unknown is null.
 
 
-def _rank_json(account: Account, index: int) -> dict[str, Any]:
+def _rank_budgets(account: Account) -> dict[int, dict[str, float]]:
+    if account.step is None:
+        return {}
+    ranks = [view.rank.rank for view in account.ranks if view.budget is not None]
+    parts = [{part: ms(ns) for part, ns in zip(PARTS, row, strict=True) if ns} for row in account.step.rank_part_ns]
+    return dict(zip(ranks, parts, strict=True))
+
+
+def _rank_json(account: Account, index: int, budgets: Mapping[int, dict[str, float]]) -> dict[str, Any]:
     view, clocks = account.ranks_read[index], account.shared.whole.clocks
     rank, steps = view.rank, view.rank.steps
     known = bool(clocks.known[index]) and len(account.ranks_read) > 1
@@ -96,6 +106,7 @@ def _rank_json(account: Account, index: int) -> dict[str, Any]:
         "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
         **_window(view.window),
         **_wait(view.wait),
+        "budget_ms_per_step": budgets.get(rank.rank),
         "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
         "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
         "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
@@ -221,11 +232,12 @@ _MAX_EXAMPLES = 20
 
 def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
-    conclusion = conclude(account, diagnosis)
+    conclusion, budgets = conclude(account, diagnosis), _rank_budgets(account)
+    unexamined = {one.rule for one in diagnosis.not_examined}
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [_rank_json(account, i) for i in range(len(account.ranks_read))],
+        "ranks": [_rank_json(account, i, budgets) for i in range(len(account.ranks_read))],
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
@@ -249,6 +261,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
         **code_json(account),
+        "examined": [rule for rule in FAULTS if rule not in unexamined],
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
         "budget_note": budget_note(account, conclusion),
         "not_judged": list(diagnosis.not_judged),
@@ -257,13 +270,11 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
         ],
+        # last: everything above may add to them
+        "incomplete": [*incomplete(account.run), *dict.fromkeys(account.failures)],
         "warnings": list(account.warnings),
     }
     return finite_document(document)[0]
-
-
-def _checks(account: Account) -> list[Check]:
-    return attempt(account.failures, "checks", lambda: checks_of(account), list)
 
 
 def _run(account: Account) -> dict[str, Any]:
@@ -378,6 +389,7 @@ def kernel_json(k: Kernel) -> dict[str, Any]:
     return plain(
         {
             "name": k.name,
+            "function": function_of(k.name),
             "family": k.family,
             "count": k.count,
             "total_ms": ms(k.total_ns),

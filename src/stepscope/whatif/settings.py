@@ -47,7 +47,7 @@ from stepscope.cost.kernel_names import Family
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import FINDING_OF_SETTING
 from stepscope.diagnose.findings import KINDS, Diagnosis
-from stepscope.errors import InputError, UsageError
+from stepscope.errors import InputError, UsageError, did_you_mean
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import rank_ranges
 from stepscope.trace.classify import EventKind
@@ -429,8 +429,11 @@ def _setting_of(account: Account, text: str) -> SettingChange:
     if setting is not None and not value:
         raise UsageError(f"--set {text}: a value is missing; write {setting.key}={setting.values}")
     if setting is None:
-        known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
-        raise UsageError(f"--set {text}: there is no such setting; use one of {known}")
+        known = {s.key: f"{s.key}={s.values}" for s in SETTINGS}
+        near = did_you_mean(key, known)
+        raise UsageError(
+            f"--set {text}: unknown setting; {near if '?' in near else did_you_mean(text, known.values())}"
+        )
     finding = FINDING_OF_SETTING.get(text)
     found = fix_of(account, finding) if finding is not None else None
     return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else _made_of(found)

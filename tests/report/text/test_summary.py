@@ -1,102 +1,205 @@
-"""The summary for people: readable on any terminal, and never steered by the names in a trace."""
+"""The terminal report: one screen for every run, no number that contradicts another, readable on any terminal."""
 
+import copy
+import gzip
 import io
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.report.constructed import report as constructed
+from tests.report.pages import light_run
 
-from stepscope.analyze.account import Account, account_of
+import stepscope
+from stepscope.analyze.account import account_of
+from stepscope.cli.output import print_rendered
 from stepscope.diagnose.findings import diagnose
-from stepscope.report.terminal import console, name_text, speaks_unicode
-from stepscope.report.text.summary import print_ranks, print_summary
+from stepscope.document.light import light_json
+from stepscope.document.report import report_json
+from stepscope.report.text.summary import MAX_ROWS, summary_text
 from stepscope.run.load import Run
 
+Json = dict[str, Any]
+DATA = Path(__file__).parents[2] / "data"
+FOLDERS = ("dlrm-8ranks", "gloo-ddp", "gloo-linear", "gloo-mesh", *(f.name for f in sorted(DATA.glob("h200-*"))))
+FILES = sorted(DATA.glob("foreign-*/*.json.gz"))
+SAMPLES = [*(DATA / name for name in FOLDERS), *FILES, DATA / "nsys-small" / "export.sqlite.gz"]
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+BAR = re.compile(r"   \S.*?  +([\d.,]+) +(\d+) %  \S+")
+LINE = re.compile(r"   \S+:\d+ +([\d.,]+) ms +(\d+) %")
 
 
-def summary(run: Run, *, out: Console | None = None, unprofiled_ms: float | None = None) -> str:
-    account: Account = account_of(run, unprofiled_ms=unprofiled_ms)
-    where = out or Console(file=io.StringIO(), width=120, highlight=False)
-    print_summary(account, diagnose(account), where)
-    return where.file.getvalue()  # type: ignore[attr-defined]
+def document_of(run: Run) -> Json:
+    account = account_of(run)
+    return report_json(account, diagnose(account))
 
 
 @pytest.fixture(scope="module")
-def late(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Return twelve ranks, of which the last is late."""
-    programs = [STEP] * 11 + [[kernel(4300), *STEP[1:]]]
-    return simulate(*programs, steps=3).aligned(tmp_path_factory.mktemp("late")).run
+def late(tmp_path_factory: pytest.TempPathFactory) -> Json:
+    """Return the document of 64 ranks, of which the last is late."""
+    programs = [STEP] * 63 + [[kernel(4300), *STEP[1:]]]
+    return document_of(simulate(*programs, steps=2).aligned(tmp_path_factory.mktemp("late")).run)
 
 
-def test_late_rank_comes_first_and_is_marked(late: Run) -> None:
-    said = summary(late)
-    rows = [line for line in said.splitlines() if line.split() and line.split()[0].isdigit()]
-    assert rows[0].split()[0] == "11"
-    assert "(device)" in rows[0]
-    assert len(rows) == 8
-    assert "... and 4 more ranks with --json" in said
+def violations(text: str, document: Json, *, width: int = 80) -> Iterator[str]:
+    """Yield what no screen may show."""
+    lines = text.splitlines()
+    if len(lines) > MAX_ROWS:
+        yield f"{len(lines)} lines"
+    yield from (f"{len(line)} columns: {line}" for line in lines if len(line) > width)
+    step = document["step"]
+    step_ms = (step["unprofiled_ms"] or step["profiled_ms"] or 0.0) * 1.02 + 0.01
+    bars = [found for line in lines if (found := BAR.fullmatch(line))]
+    if sum(int(found[2]) for found in bars) > 100:
+        yield f"shares of {sum(int(found[2]) for found in bars)} %"
+    if sum(float(found[1].replace(",", "")) for found in bars) > step_ms + len(bars) * 0.5 * (step_ms >= 100):
+        yield "parts above the step"
+    for found in filter(None, map(LINE.match, lines)):
+        if float(found[1].replace(",", "")) > step_ms or int(found[2]) > 100:
+            yield f"a line above the step: {found[0]}"
 
 
-def test_what_to_fix_comes_with_its_saving(late: Run) -> None:
-    said = summary(late)
-    assert "What to fix first" in said
-    assert "straggler: " in said
-    assert "saves " in said
+def assert_fits(document: Json) -> str:
+    text = summary_text(document, command=["RUN"])
+    assert list(violations(text, document)) == [], text
+    assert "stepscope" in text.splitlines()[-1]
+    verbose = summary_text(document, command=["RUN"], verbose=True)
+    assert all(printed in verbose for printed in ("Notes", "Verdict"))
+    for width in (40, 120):
+        lines = summary_text(document, command=["RUN"], width=width, unicode=False).splitlines()
+        assert max(map(len, lines)) <= width, lines
+    return text
 
 
-@pytest.mark.parametrize("width", [40, 200])
-def test_any_width_is_readable(late: Run, width: int) -> None:
-    said = summary(late, out=Console(file=io.StringIO(), width=width, highlight=False))
-    assert max(map(len, said.splitlines())) <= width
-    assert "straggler" in said
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_every_sample_run_fits_one_screen(sample: Path, tmp_path: Path) -> None:
+    if sample.name.endswith(".sqlite.gz"):
+        whole, sample = gzip.decompress(sample.read_bytes()), tmp_path / "export.sqlite"
+        sample.write_bytes(whole)
+    assert_fits(stepscope.load(sample).document)
 
 
-def test_ranks_keep_their_numbers_however_narrow_the_terminal(late: Run) -> None:
-    account = account_of(late)
-    for width in (40, 50, 60, 80, 100):
-        out = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=True, color_system=None)
-        print_ranks(account, out)
-        row = next(line for line in out.file.getvalue().splitlines() if line.startswith("11 "))  # type: ignore[attr-defined]
-        assert "…" not in row
-        assert "(device)" in row
+@pytest.mark.parametrize("ranks", [1, 4, 1024])
+def test_any_number_of_ranks_fits_one_screen(ranks: int) -> None:
+    assert_fits({**constructed(ranks=ranks, steps=20), "warnings": ["a note"], "code": []})
 
 
-def test_next_commands_name_the_run_and_the_first_fix(late: Run) -> None:
-    where = Console(file=io.StringIO(), width=120, highlight=False)
-    account = account_of(late)
-    print_summary(account, diagnose(account), where, given=["my run", "--unprofiled-step-ms", "9"])
-    said = where.file.getvalue()  # type: ignore[attr-defined]
-    assert "next  stepscope whatif 'my run' --unprofiled-step-ms 9 --set straggler=off" in said
-    assert "stepscope view 'my run'" in said
+def test_step_logs_alone_show_late_ranks_and_regions() -> None:
+    text = assert_fits(light_json(light_run()))
+    assert "step logs only" in text and "stepscope record" in text
 
 
-def test_output_without_unicode_gets_what_it_can_hold(late: Run) -> None:
+def test_late_rank_has_a_row_and_the_others_share_one(late: Json) -> None:
+    text = assert_fits(late)
+    assert "Rank 63 holds up everyone. Fixing it: " in text
+    rows = text[text.index("Ranks, ms per step") :].splitlines()
+    assert rows[1].split()[:2] == ["63", "◀"] and rows[1].endswith(" device")
+    assert rows[2].split()[0] == "0–62"  # noqa: RUF001
+    assert "waiting for rank 63" in text
+
+
+def crowded(document: Json) -> Json:
+    """Return a document in which everything is as long as it gets."""
+    out = copy.deepcopy(document)
+    words = "a rather long explanation of something that " * 12
+    finding = {**out["findings"][0], "title": words, "remedy": words, "saving_low_ms": 1e-9, "saving_alone_ms": 1.0}
+    out["findings"] = [finding] * 7
+    out["findings_combined"] = [{"ids": [finding["id"]] * (n + 1), "saving_ms_per_step": 1.0} for n in range(7)]
+    out["run"] |= {"name": "n" * 300, "device": "d" * 300, "strategy": "ddp x " * 30, "asked_by": words, "window": 1}
+    kind = {"kind": "k" * 90, "steps": 1, "step_ms": 1.0, "requests_per_step": 1.0, "tokens_per_step": 9e9}
+    out["serving"] = {"kinds": [{**kind, "tokens_per_s": 9e9}] * 9, "generated_per_s": 9e9}
+    return out | {
+        "verdict_reason": words,
+        "incomplete": [words] * 9,
+        "warnings": [words] * 99,
+        "recording": {"kind": "fragment", "ranks_missing": [], "cannot_show": [words] * 3},
+        "costly_lines": [
+            {"file": "t.py", "line": n, "module": "m" * 90, "critical_ms": 1.0, "pct": 20.0} for n in range(9)
+        ],
+    }
+
+
+def test_crowded_document_fits_one_screen(late: Json) -> None:
+    assert_fits(crowded(late))
+
+
+def test_violations_are_found_when_planted(late: Json) -> None:
+    text, step_ms = summary_text(late), late["step"]["profiled_ms"]
+    assert list(violations(text + "x\n" * 30, late)) == [f"{text.count(chr(10)) + 30} lines"]
+    assert len(list(violations(text + "x" * 81 + "\n", late))) == 1
+    assert "shares of" in next(violations(text + "   copies  0.0   72 %  █\n", late))
+    assert list(violations(text + f"   copies  {step_ms:.1f}   0 %  █\n", late)) == ["parts above the step"]
+    assert "a line above" in next(violations(text + f"   train.py:3  {2 * step_ms:.1f} ms   90 %\n", late))
+
+
+def test_lines_above_the_step_are_not_shown(late: Json) -> None:
+    step_ms = late["step"]["profiled_ms"]
+    costs = {"train.py": 0.4 * step_ms, "wrong.py": 1.7 * step_ms}
+    lines = [{"file": f, "line": 3, "module": None, "critical_ms": ms, "pct": 0.0} for f, ms in costs.items()]
+    text = assert_fits({**late, "costly_lines": lines})
+    assert "train.py:3" in text and "wrong.py" not in text
+
+
+def test_verbose_shows_all_that_the_screen_leaves_out(late: Json) -> None:
+    text = summary_text({**late, "warnings": ["first note", "second note"]}, command=["my run"], verbose=True)
+    for finding in late["findings"]:
+        assert finding["id"] in text and " ".join(finding["remedy"].split()) in " ".join(text.split())
+    assert "first note" in text and "second note" in text
+    assert "stepscope whatif 'my run' --set straggler=off" in text
+    assert all(f"   {rank} " in text for rank in range(64))
+
+
+def test_uncertain_saving_has_no_lower_bound(late: Json) -> None:
+    finding = {**late["findings"][0], "saving_low_ms": -390.4, "saving_high_ms": 406.4}
+    text = summary_text({**late, "findings": [finding]})
+    assert "up to 4.9" in text and "406" not in text and "−390" not in text  # noqa: RUF001
+
+
+def test_no_findings_name_what_was_examined(late: Json) -> None:
+    text = assert_fits({**late, "findings": [], "findings_combined": [], "stragglers": []})
+    assert (
+        "Examined, nothing to fix: data-loading" in text
+        and "Not examined (-v: why): " in text
+        and "memory-pressure" in text
+    )
+
+
+def test_output_without_unicode_or_colour_is_readable(late: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
-    out = console(io.TextIOWrapper(raw, encoding="ascii"))
-    assert not speaks_unicode(out)
-    account = account_of(late)
-    print_summary(account, diagnose(account), out)
-    out.file.flush()
-    assert "straggler" in raw.getvalue().decode("ascii")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setenv("COLUMNS", "80")
+    print_rendered(lambda **how: summary_text({**late, "run": {**late["run"], "name": "läuft"}}, **how))
+    sys.stdout.flush()
+    text = raw.getvalue().decode("ascii")
+    assert text.startswith("l?uft - 64 x ") and "#" in text and " -> " in text and "\x1b" not in text
+    assert not list(violations(text, late))
 
 
-def test_names_are_neither_markup_nor_escapes(tmp_path: Path) -> None:
+def test_colours_are_codes_around_the_same_text(late: Json) -> None:
+    coloured = summary_text(late, colour=True)
+    assert "\x1b[1m" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured) == summary_text(late)
+
+
+def test_names_never_steer_the_terminal(tmp_path: Path) -> None:
     hostile = "[bold red]x[/bold red] [/foo] \x1b]52;c;aGk=\x07 \u202e"
     traces = simulate([kernel(2000, name=hostile) for _ in range(3)], steps=3).traces
     place = tmp_path / "[red]run"
     place.mkdir()
-    said = summary(built_run(place, traces))
-    assert said.startswith("[red]run  1 rank")
-    assert not {"\x1b", "\x07", "\u202e"} & set(said)
-    assert str(name_text(hostile)).startswith("[bold red]x[/bold red] [/foo] \\x1b]52")
+    document = document_of(built_run(place, traces))
+    document["findings"] = [{**f, "title": hostile, "remedy": hostile, "cause": hostile} for f in document["findings"]]
+    text = summary_text(document | {"warnings": [hostile], "verdict_reason": hostile}, verbose=True)
+    assert text.startswith("[red]run · ")
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
 
 
-def test_trace_without_work_has_question_marks(tmp_path: Path) -> None:
+def test_rank_without_steps_is_named(tmp_path: Path) -> None:
     empty = RankTrace(1, world_size=2)
     empty.python("main.py(1): main", 0, 10)
-    said = summary(built_run(tmp_path, [*simulate(STEP, STEP, steps=2).traces[:1], empty]))
-    row = next(line for line in said.splitlines() if line.startswith("1 "))
-    assert row.split() == ["1", *["?"] * 8]
+    document = document_of(built_run(tmp_path, [*simulate(STEP, STEP, steps=2).traces[:1], empty]))
+    assert "1: no step was recorded" in summary_text(document, verbose=True)

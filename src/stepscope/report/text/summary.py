@@ -1,329 +1,772 @@
-"""The account on one screen of a terminal: verdict, step, what to fix first, where the time went, what to doubt."""
+"""The report on one screen of a terminal: what to fix, where the step goes, how the ranks differ, what to run next.
 
+A rendering of the report's JSON and nothing else, so the cached document is the only cache. Standard library only: a
+cached report is printed without importing anything heavy.
+"""
+
+import re
 import shlex
-from collections.abc import Sequence
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
-from rich.console import Console
-from rich.text import Text
+from stepscope.document.sentence import headline_sentence, three_digits
+from stepscope.units import printable, readable_bytes
 
-from stepscope.analyze.account import Account
-from stepscope.analyze.collective_costs import RankWindow
-from stepscope.analyze.layers import PARTS
-from stepscope.analyze.step_periods import Serving
-from stepscope.analyze.stragglers import Straggler
-from stepscope.diagnose.finding import Finding
-from stepscope.diagnose.findings import Diagnosis, by_need
-from stepscope.diagnose.verdict import UNCLEAR, Conclusion, conclude
-from stepscope.document.code import CodeRow, code_view
-from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, speaks_unicode
-from stepscope.report.text.memory import print_memory
-from stepscope.units import NS_PER_MS, ms, printable
+Json = Mapping[str, Any]
+#: pieces of text, each with its style
+Row = tuple[tuple[str, str], ...]
 
-# The step's parts, largest first, on a terminal each with a bar: they sum to the step.
+MAX_ROWS = 25
+_MAX_WIDTH = 100
+_MIN_WIDTH = 36
+#: share of the step below which a part, or a difference between ranks, is not worth a row
+_WORTH_SHOWING = 0.03
+#: a line with a smaller share of self time only calls others
+_MIN_SELF = 0.25
+#: a line that holds this share of a finding's cost is its place
+_MIN_MOSTLY = 0.5
 
-_MIN_SHARE = 0.005
-_COLOURS = {
-    "forward": "green", "backward": "green", "optimizer": "green", "other_compute": "green",
-    "exposed_transfer": "red", "wait": "magenta", "pipeline_bubble": "magenta",
-    "copy": "yellow", "data_loading": "yellow",
-    "launch_gap": "cyan", "host_sync": "cyan", "allocator": "cyan", "host_stall": "cyan",
-    "unknown": "bright_black",
-}  # fmt: skip
+_ANSI = {"bold": "1", "dim": "2", "green": "32", "red": "31", "yellow": "33", "magenta": "35", "cyan": "36"}
+_ASCII = str.maketrans(
+    {
+        "−": "-",
+        **dict(zip("▁▂▃▄▅▆▇", "..--==#", strict=True)),
+        "–": "-",
+        "→": "->",
+        "×": "x",
+        "·": "-",
+        "█": "#",
+        "◀": "<",
+        "…": "...",
+        **dict.fromkeys("▏▎▍▌▋▊▉", "#"),
+    }
+)
 
-
-def _print_budget(account: Account, out: Console) -> None:
-    step = account.step
-    if step is None or not step.step_ns:
-        return
-    parts = sorted(((part, step.ns(part)) for part in PARTS if step.ns(part) > 0), key=lambda p: -p[1])
-    shown = [(part, ns) for part, ns in parts if ns >= _MIN_SHARE * step.step_ns]
-    rest = [(part, ns) for part, ns in parts if ns < _MIN_SHARE * step.step_ns]
-    out.print()
-    out.print(Text(f"Where the {account.whole} goes", style="bold").append("  (mean rank)", style="not bold"))
-    widest = max((len(part) for part, _ in shown), default=0)
-    for part, part_ns in shown:
-        line = Text(f"{part:<{widest}} {part_ns / NS_PER_MS:>9.2f} ms {100 * part_ns / step.step_ns:>5.1f} %")
-        if out.is_terminal:
-            most = max(1, min(40, out.width - len(line) - 3))
-            line.append("  ").append(_bar(part_ns / shown[0][1], most, out), style=_COLOURS.get(part, ""))
-        out.print(line)
-    if rest:
-        together = sum(ns for _, ns in rest) / NS_PER_MS
-        out.print(f"{together:.2f} ms in {', '.join(part for part, _ in rest)}", style="dim")
-
-
-def _bar(share: float, most: int, out: Console) -> str:
-    if not speaks_unicode(out):
-        return "#" * max(1, round(share * most))
-    whole, eighths = divmod(max(1, round(8 * share * most)), 8)
-    return "█" * whole + ("" if eighths == 0 else "▏▎▍▌▋▊▉"[eighths - 1])
-
-
-# Where in the code the step goes: the first lines on one screen of the report, where owners were recorded.
-
-_MAX_LINES = 5
-_MIN_PCT = 1.0
-_MAX_WIDTH = 400
-
-
-def print_where(account: Account, out: Console) -> None:
-    """Print the lines whose deletion would save most, with what they cost; nothing where nobody recorded owners."""
-    view = code_view(account)
-    if view is None:
-        return
-    rows = [row for row in view.lines if not row.is_around_step and (row.step_pct or 0.0) >= _MIN_PCT]
-    rows = sorted(rows, key=lambda row: -1.0 if row.saving_ns is None else row.saving_ns, reverse=True)[:_MAX_LINES]
-    if not rows:
-        return
-    out.print()
-    out.print(Text("Where in the code", style="bold").append("  (stepscope code has all lines)", style="not bold"))
-    places = [name_text(row.owner, width=30).plain for row in rows]
-    width = max(map(len, places))
-    for place, row in zip(places, rows, strict=True):
-        line = Text(f"   {place:<{width}}  {_cost(row)}  ")
-        source = name_text(row.source or "", width=_MAX_WIDTH, style="dim")
-        if not out.soft_wrap:
-            source.truncate(max(0, out.width - line.cell_len), overflow="ellipsis")
-        line.append_text(source)
-        line.rstrip()
-        out.print(line, soft_wrap=True)
+_UNIT = re.compile(r"(\d) (ms|%)")
+_COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+_PARTS = {
+    "forward": ("forward", "green"),
+    "backward": ("backward", "green"),
+    "optimizer": ("optimizer", "green"),
+    "other_compute": ("other compute", "green"),
+    "compute": ("compute", "green"),
+    "exposed_transfer": ("exposed communication", "red"),
+    "wait": ("waiting for other ranks", "magenta"),
+    "pipeline_bubble": ("pipeline bubble", "magenta"),
+    "copy": ("host-device copies", "yellow"),
+    "data_loading": ("data loading", "yellow"),
+    "launch_gap": ("kernel-launch gaps", "cyan"),
+    "host_sync": ("host synchronisation", "cyan"),
+    "allocator": ("memory allocation", "cyan"),
+    "host_stall": ("host stalled", "cyan"),
+    "unknown": ("cause unknown", "dim"),
+    "other": ("other", "dim"),
+}
+#: columns of the table of ranks; they sum to the step
+_COLUMNS = {
+    "compute": _COMPUTE,
+    "exposed comm": ("exposed_transfer",),
+    "wait": ("wait", "pipeline_bubble"),
+    "copies": ("copy",),
+    "idle": ("data_loading", "launch_gap", "host_sync", "allocator", "host_stall", "unknown"),
+}
+#: fixes, rows per fix, bars, rows of ranks: the first layout that fits is taken
+_LAYOUTS = ((3, 3, 6, 4), (3, 3, 5, 3), (3, 3, 4, 3), (3, 2, 5, 3), (3, 2, 4, 2), (3, 2, 3, 1), (1, 2, 2, 0))
 
 
-def _cost(row: CodeRow) -> str:
-    took_ns = max(row.host_ns, row.device_ns + row.comm_ns)
-    saves = "" if row.saving_ns is None else f", saves {row.saving_ns / NS_PER_MS:6.1f}"
-    return f"{took_ns / NS_PER_MS:7.1f} ms{saves:>14}"
+def summary_text(
+    document: Json,
+    *,
+    command: Sequence[str] = (),
+    verbose: bool = False,
+    width: int = 80,
+    unicode: bool = True,
+    colour: bool = False,
+) -> str:
+    """Return the report for a terminal: one screen, with `verbose` everything else below it.
 
-
-# Each rank's window on the terminal, the late ones first, in as many columns as the terminal holds.
-
-_MAX_RANKS = 8
-_COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
-# where the terminal is too narrow
-_LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
-
-
-def print_ranks(account: Account, out: Console) -> None:
-    """Print the window of each rank and who the others waited for."""
-    late = {s.rank: s for s in account.stragglers}
-    shown = sorted(account.ranks_read, key=lambda view: (view.rank.rank not in late, view.rank.rank))
-    rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:_MAX_RANKS]]
-    out.print()
-    columns = [
-        c
-        for c in _COLUMNS
-        if _communicates(account) or c not in ("comm", "exposed", "wait", "overlap %", "late ms/step")
-    ]
-    table = plain_table(out, "rank", *columns)
-    for rank, cells in rows:
-        table.add_row(rank, *(cells[c] for c in columns))
-    print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
-    if len(shown) > _MAX_RANKS:
-        out.print(f"... and {len(shown) - _MAX_RANKS} more ranks with --json")
-    _last_to_arrive(account, out)
-
-
-def _communicates(account: Account) -> bool:
-    return len(account.ranks) > 1 or any(v.window is not None and v.window.comm.total_ns for v in account.ranks)
-
-
-def _cells(view: RankWindow, behind: Straggler | None) -> dict[str, str]:
-    a, w = view.window, view.wait
-    if a is None or a.host_only:
-        return dict.fromkeys(_COLUMNS, "?") | ({"window ms": f"{a.window_ns / NS_PER_MS:.2f}"} if a else {})
-    wait = "?" if w is None or w.wait_ns is None else f"{w.wait_ns / NS_PER_MS:.2f}"
-    times = (a.window_ns, a.compute.total_ns, a.comm.total_ns, a.exposed_comm.total_ns)
-    return dict(
-        zip(
-            _COLUMNS,
-            (
-                *(f"{t / NS_PER_MS:.2f}" for t in times),
-                wait,
-                f"{a.idle_ns / NS_PER_MS:.2f}",
-                "-" if a.overlap_pct is None else f"{a.overlap_pct:.1f}",
-                f"{behind.late_ns_per_step / NS_PER_MS:.1f} ({behind.cause})" if behind else "",
-            ),
-            strict=True,
-        )
-    )
-
-
-def _last_to_arrive(account: Account, out: Console) -> None:
-    others = len(account.ranks_read) - 1
-    for view in account.ranks_read:
-        number, a, w = view.rank.rank, view.window, view.wait
-        each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
-        if number == account.late_rank and a and each_ns > 0.01 * a.window_ns:
-            out.print(f"last to arrive: rank {number}; the others waited {each_ns / NS_PER_MS:.2f} ms each")
-
-
-# What a serving engine did, a line per kind of step.
-
-
-def _print_serving(serving: Serving | None, out: Console) -> None:
-    if serving is None:
-        return
-    for kind in serving.kinds:
-        steps = "1 step" if kind.steps == 1 else f"{kind.steps} steps"
-        parts = [f"{kind.kind}: {steps} of {ms(kind.step_ns):.2f} ms"]
-        if kind.requests_per_step is not None:
-            parts.append(f"{kind.requests_per_step:,.0f} requests")
-        if kind.tokens_per_step is not None:
-            parts.append(f"{kind.tokens_per_step:,.0f} tokens")
-        rate = "" if kind.tokens_per_s is None else f"; {kind.tokens_per_s:,.0f} tokens/s"
-        out.print(", ".join(parts) + rate)
-    if serving.generated_per_s:
-        out.print(f"generated {serving.generated_per_s:,.0f} tokens/s")
-
-
-# What to run next, given what was found?
-
-_PAGE = "report.html"
-
-
-def next_commands(
-    diagnosis: Diagnosis, given: Sequence[str], *, has_page: bool = False, has_lines: bool = False
-) -> list[tuple[str, str]]:
-    """Return command lines for the run and options that were `given` on one, and what each tells.
-
-    `has_page`: there is a page from before, which only --force overwrites. `has_lines`: it is known which lines of the
-    user's code cost what.
+    `command` is how the run was named on the command line, for the commands to run next.
     """
-    run = " ".join(shlex.quote(printable(word)) for word in given)
-    lines = [
-        (f"stepscope view {run}", "report, tables and timeline in the browser"),
-        (f"stepscope report {run} --html {_PAGE}{' --force' * has_page}", "the whole report as one file"),
-    ]
-    first = diagnosis.worth[0] if diagnosis.worth else None
-    options = () if first is None else first.what_if
-    if options:
-        words = " ".join(shlex.quote(printable(word)) for word in options)
-        lines.insert(0, (f"stepscope whatif {run} {words}", "the first fix, alone or with others"))
-    elif has_lines if first is None else first.where:
-        lines.insert(0, (f"stepscope code {run}", "source lines with what they cost"))
+    room = min(width, _MAX_WIDTH) - (0 if unicode else 4)  # "->" and "..." are wider
+    view = _View(document, command, max(_MIN_WIDTH, room), verbose=verbose)
+    rows = _screen(view)
+    if verbose:
+        rows += _details(view)
+    lines = ("".join(_painted(text, style, colour=colour) for text, style in _trimmed(row)) for row in rows)
+    text = "".join(f"{line}\n" for line in lines)
+    return text if unicode else text.translate(_ASCII)
+
+
+def _trimmed(row: Row) -> Row:
+    return row if not row else (*row[:-1], (row[-1][0].rstrip(), row[-1][1]))
+
+
+def _painted(text: str, style: str, *, colour: bool) -> str:
+    return f"\x1b[{_ANSI[style]}m{text}\x1b[0m" if colour and style and text else text
+
+
+class _View:
+    """A document with what several sections need of it."""
+
+    def __init__(self, document: Json, command: Sequence[str], width: int, *, verbose: bool) -> None:
+        self.document, self.width, self.verbose = document, width, verbose
+        self.command = " ".join(shlex.quote(printable(word)) for word in command) or "RUN"
+        run, step = document["run"], document["step"]
+        self.is_light = not run["sources"] and step["profiled_ms"] is None
+        self.whole = "step" if run["num_steps"] else "window"
+        self.step_ms: float | None = step["unprofiled_ms"] or step["profiled_ms"]
+        self.is_profiled = step["unprofiled_ms"] is None and step["profiled_ms"] is not None
+        self.findings = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
+        self.late = {s["rank"]: s for s in document["stragglers"]}
+        size = self.step_ms or 0.0
+        self._places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+
+    def ms(self, value: float) -> str:
+        """Return a time of a table, with the same decimals in every row."""
+        return f"{value:,.{self._places}f}"
+
+
+def _screen(view: _View) -> list[Row]:
+    top = [*_heading(view), (), *_opening(view)]
+    bottom = [(), *_next(view)]
+    for fixes, rows_per_fix, bars, rank_rows in _LAYOUTS:
+        sections = [_fixes(view, fixes, rows_per_fix), _where(view, bars), _ranks(view, rank_rows)]
+        rows = [*top, *(row for section in sections if section for row in ((), *section)), *bottom]
+        room = MAX_ROWS - _height(rows, view.width)
+        if room >= 0:
+            break
+    lines = _costly_lines(view, room - 2)
+    return [*rows[: -len(bottom)], *(((), *lines) if lines else ()), *bottom]
+
+
+def _height(rows: Iterable[Row], width: int) -> int:
+    return sum(max(1, -(-sum(_cells(text) for text, _ in row) // width)) for row in rows)
+
+
+# The run and the sentence
+
+
+def _heading(view: _View) -> list[Row]:
+    run, used = view.document["run"], view.document["efficiency"]
+    device = printable(run["device"] or "device unknown", width=30).removeprefix("NVIDIA ")
+    read, world = run["num_ranks"], run["world_size"]
+    ranks = f"{read} of {world} ranks" if world and world != read else f"{read} ranks"
+    many = f"{read} × {device}" if ranks.startswith(f"{read} ranks") and device != "CPU" else f"{ranks} · {device}"
+    kind = (view.document.get("recording") or {}).get("kind")
+    facts = [device if read == 1 and world in (1, None) else many, *([kind] if kind not in (None, "training") else [])]
+    if "ranks_in_full" in run:
+        facts.append(f"{len(run['ranks_in_full'])} in full")
+    if run["strategy"] not in (None, "single", "unknown"):
+        facts.append(_strategy(run["strategy"]))
+    facts.append(_count(run["num_steps"], "step") if run["num_steps"] else "no steps")
+    if view.is_light:
+        facts += ["step logs only", *([f"{three_digits(view.step_ms)} ms per step"] if view.step_ms else [])]
+    if used["mfu"] is not None:
+        facts.append(f"MFU {_percent(used['mfu'])} %")
+    if rate := view.document["step"].get("tokens_per_s"):
+        facts.append(f"{rate:,.0f} tokens/s")
+    while len(facts) > 1 and _cells("".join(facts)) + 3 * len(facts) > view.width - 16:
+        facts.pop()
+    rest = "".join(f" · {fact}" for fact in facts)
+    rows: list[Row] = [((_cut(printable(run["name"]), view.width - _cells(rest)), "bold"), (rest, ""))]
+    if run.get("asked_by"):
+        rows += _wrapped(f"window {run['window']}, triggered by: {run['asked_by']}", view.width, indent="  ", most=2)
+    return rows
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}" if share >= 0.001 else f"{100 * share:.1g}"
+
+
+def _strategy(name: str) -> str:
+    words = (word.upper() if word[:2] in ("dd", "fs", "tp", "pp", "ep", "cp") else word for word in name.split(" x "))
+    return printable(" × ".join(words), width=30).replace("-ZERO", " ZeRO-")
+
+
+def _opening(view: _View) -> list[Row]:
+    document, width = view.document, view.width
+    reason = f"{document['verdict']}: {document['verdict_reason']}"
+    cannot = (document.get("recording") or {}).get("cannot_show") or ()
+    sentence, more = headline_sentence(document), []
+    if view.is_light or (not view.findings and document["verdict"] == "unclear"):
+        sentence = _capital(document["verdict_reason"])
+    elif not view.findings:
+        more.append(_capital(document["verdict_reason"]))
+    elif view.findings[0]["saving_pct"] < 10:
+        more.append(_capital(reason))
+    if view.is_profiled:
+        sentence = f"{sentence.rstrip('.')}. Times include profiler overhead."
+    if cannot and (view.findings or document["verdict"] == "unclear"):
+        more.append(f"Not shown by this recording: {'; '.join(cannot)}")
+    rows = _wrapped(sentence, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
+    for line in more:
+        rows += _wrapped(line, width, indent="  ", most=2)
+    lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
+    for line in lost[:1]:
+        rows += _wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
+    return [*rows, *(row for line in _serving(document)[:2] for row in _wrapped(line, width, indent="  ", most=2))]
+
+
+def _serving(document: Json) -> list[str]:
+    serving = document.get("serving") or {"kinds": ()}
+    lines = []
+    for kind in serving["kinds"]:
+        name, steps = printable(kind["kind"], width=20), _count(kind["steps"], "step")
+        parts = [f"{name}: {steps} of {three_digits(kind['step_ms'])} ms"]
+        parts += [
+            _count(round(kind[f"{name}s_per_step"]), name)
+            for name in ("request", "token")
+            if kind[f"{name}s_per_step"] is not None
+        ]
+        rate = "" if kind["tokens_per_s"] is None else f" ({kind['tokens_per_s']:,.0f} tokens/s)"
+        lines.append(", ".join(parts) + rate)
+    if serving.get("generated_per_s"):
+        lines.append(f"generated {serving['generated_per_s']:,.0f} tokens/s")
     return lines
 
 
-_MAX_FINDINGS = 5
-_MAX_WARNINGS = 6
-_WORTH_TELLING = 0.05
+# Fixes
 
 
-def print_summary(
-    account: Account, diagnosis: Diagnosis, out: Console, *, given: Sequence[str] = (), has_page: bool = False
-) -> None:
-    """Print the report on one screen. `given` is how the run was named on the command line, for what to run next."""
-    conclusion = conclude(account, diagnosis)
-    _heading(account, out)
-    line = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
-    print_indented(out, line, first="", indent="  ")
-    _step_line(account, out)
-    _print_serving(account.serving, out)
-    _findings(account, diagnosis, conclusion, out)
-    _print_budget(account, out)
-    print_where(account, out)
-    print_ranks(account, out)
-    print_memory(account, out)
-    _warnings(account, out)
-    _next(diagnosis, given, out, has_page=has_page, has_lines=any(owners is not None for owners in account.ownership))
+def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
+    shown = [f for f in view.findings if f["saving_low_ms"] > 0 or f["saving_pct"] >= 10][:most]
+    shown = shown or view.findings[:1]
+    rows = [row for n, f in enumerate(shown, start=1) for row in _fix(view, n, f, rows_per_fix)]
+    if not view.findings and not view.is_light:
+        rows += _examined(view)
+    rest = len(view.findings) - len(shown)
+    if len(shown) > 1 and shown == view.findings[: len(shown)]:
+        together_ms = view.document["findings_combined"][len(shown) - 1]["saving_ms_per_step"]
+        rows.append((("    Together", ""), (f"{f'−{three_digits(together_ms)} ms':>{view.width - 30}}", "green")))
+    hidden = [
+        *([f"{rest} smaller or less certain fix{'es' * (rest > 1)}"] if rest else []),
+        *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
+    ]
+    if hidden and not view.verbose:
+        rows += _wrapped(f"·  {', '.join(hidden)}: -v", view.width, indent=" ", style="dim")
+    return rows
 
 
-def _heading(account: Account, out: Console) -> None:
-    run = account.run
-    world = run.world_size
-    read = len(run.ranks_read)
-    ranks = "1 rank" if read == 1 else f"{read} ranks"
-    if world and world != read:
-        ranks = f"{read} of {world} ranks"
-    if run.everyone:
-        ranks += f" ({len(run.ranks)} in full)"
-    line = name_text(run.name, style="bold")
-    device = name_text(account.device_name or "device unknown", width=40)
-    steps = "1 step" if account.num_steps == 1 else f"{account.num_steps} steps"
-    line.append(f"  {ranks}, {steps}, {account.strategy.name}, ").append_text(device)
-    out.print(line)
-    if run.asked_by is not None:
-        asked = name_text(f"window {run.window}, pulled by: {run.asked_by}", width=300)
-        print_indented(out, asked, first="", indent="  ")
+def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
+    indent = " " * 4
+    saving = f"−{three_digits(finding['saving_alone_ms'])} ms"
+    likely = _likely(view, finding)
+    numbers, room = f"  {saving:>9}   {likely:<15}", view.width - 33
+    if room < 30:  # a narrow terminal
+        numbers, room = "", view.width - 4
+    title = _lines(printable(finding["title"]), room, most=2)
+    rows: list[Row] = [((f" {number}  ", "bold"), (f"{title[0]:<{room}}", "bold"), (numbers, "green"))]
+    rows += [((f"{indent}{line}", "bold"),) for line in title[1:]]
+    if not numbers:
+        rows.append(((f"{indent}{saving}, {likely}", "green"),))
+    evidence = _evidence(finding, view.width - 4)
+    if evidence and len(rows) + 2 <= most:
+        rows.append(((f"{indent}{evidence}", ""),))
+    action = _clauses(printable(finding["remedy"].split(". ")[0].rstrip("."), width=400), view.width - 6)
+    return [*rows, ((f"{indent}→ {action}", ""),)]
 
 
-def _step_line(account: Account, out: Console) -> None:
-    step, used = account.step, account.efficiency
-    line = Text()
-    if step:
-        whole = "step" if account.num_steps else "whole window"
-        line.append(f"{whole} {step.step_ns / NS_PER_MS:.2f} ms")
-        if step.overhead_pct is not None:
-            more = f", +{step.overhead_pct:.0f} %" if step.overhead_pct >= 0.5 else ""
-            line.append(f" ({step.profiled_ns / NS_PER_MS:.2f} ms while profiled{more})")
+def _likely(view: _View, finding: Json) -> str:
+    low, high = finding["saving_low_ms"], finding["saving_high_ms"]
+    high = _two_digits(min(high, view.step_ms) if view.step_ms else high)
+    is_certain = low > 0.05 * finding["saving_alone_ms"]
+    return f"likely {_two_digits(low)}–{high}" if is_certain else f"up to {high}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.15g}"
+
+
+def _place(finding: Json) -> str | None:
+    where = next(iter(finding.get("where") or ()), None)
+    if where is None or where["share"] < _MIN_MOSTLY:
+        return None
+    place = f"{where['file']}:{where['line']}" if where["file"] else where["module"]
+    return None if not place or place in finding["title"] else printable(place, width=50)
+
+
+def _evidence(finding: Json, room: int) -> str:
+    place = _place(finding)
+    facts = [f"mostly {place}"] if place else []
+    facts += [_fact(fact) for fact in finding["evidence"]]
+    line = facts[0] if facts else ""
+    for fact in facts[1:]:
+        if _cells(f"{line}; {fact}") <= room:
+            line = f"{line}; {fact}"
+    return _cut(line, room)
+
+
+def _fact(fact: Json) -> str:
+    value = fact["value"]
+    text = three_digits(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return printable(f"{fact['what']}: {text} {fact['unit']}".rstrip())
+
+
+def _examined(view: _View) -> list[Row]:
+    document, found = view.document, {f["id"] for f in view.document["findings"]}
+    lists = {
+        "Examined, nothing to fix": [rule for rule in document.get("examined") or () if rule not in found],
+        "Not examined (-v: why)": [one["rule"] for one in document["not_examined"]],
+    }
+    rows: list[Row] = []
+    for title, names in lists.items():
+        for shown in range(len(names), 0, -1):
+            more = f" and {len(names) - shown} more" if shown < len(names) else ""
+            lines = _wrapped(f"{title}: {', '.join(names[:shown])}{more}", view.width, indent=" ")
+            if len(lines) <= 3:
+                rows += lines
+                break
+    return rows
+
+
+def _by_need(document: Json) -> dict[str, list[str]]:
+    needs: dict[str, list[str]] = {}
+    for one in document["not_examined"]:
+        needs.setdefault(one["needs"], []).append(one["rule"])
+    return needs
+
+
+# Where the step goes
+
+
+def _where(view: _View, most: int) -> list[Row]:
+    budget, step_ms = view.document["step"]["budget"], view.step_ms
+    times: dict[str, float] = {row["part"]: row["ms_per_step"] for row in budget}
+    label: Callable[[_View, str], tuple[str, str]] = _part_label
+    if view.is_light and step_ms:
+        times, label = _regions(view, step_ms), lambda _, part: (printable(part, width=24), "green")
+    if not step_ms or not times:
+        return []
+    compute_ms = sum(times.get(part, 0.0) for part in _COMPUTE)
+    if compute_ms < 0.5 * step_ms and any(times.get(part) for part in _COMPUTE):
+        times = {"compute": compute_ms} | {part: ms for part, ms in times.items() if part not in _COMPUTE}
+    ordered = sorted((part for part in times if times[part] > 0), key=lambda part: -times[part])
+    large = [part for part in ordered if times[part] >= _WORTH_SHOWING * step_ms]
+    shown = large if len(large) <= most and len(large) == len(ordered) else large[: most - 1]
+    rest_ms = sum(times[part] for part in ordered if part not in shown)
+    bars = [(*label(view, part), times[part]) for part in shown]
+    if rest_ms >= 0.005 * step_ms:
+        bars.append((*_PARTS["other"], rest_ms))
+    title = f" Where the {three_digits(step_ms)} ms{' of the window' * (view.whole == 'window')} go"
+    title += " (average rank)" if len(view.document["ranks"]) > 1 else ""
+    return [((_cut(title, view.width), "bold"),), *_bars(view, bars)]
+
+
+def _part_label(view: _View, part: str) -> tuple[str, str]:
+    text, style = _PARTS.get(part, (printable(part, width=24), ""))
+    ranks = view.document["ranks"]
+    if part == "wait" and len(view.late) == 1:
+        return f"waiting for rank {next(iter(view.late))}", style
+    if len(ranks) > 1 and part not in ("compute", "wait", "pipeline_bubble", *_COMPUTE):
+        spent = {r["rank"]: (r.get("budget_ms_per_step") or {}).get(part, 0.0) for r in ranks}
+        worst = max(spent, key=lambda rank: spent[rank])
+        if spent[worst] > 0.8 * sum(spent.values()) > 0:
+            return f"{text} (rank {worst})", style
+    return text, style
+
+
+def _regions(view: _View, step_ms: float) -> dict[str, float]:
+    """Return the mean of each region over ranks; none where they overlap, because shares would exceed the step."""
+    ranks = [r["regions_ms"] for r in view.document["ranks"]]
+    names = dict.fromkeys(name for regions in ranks for name in regions)
+    means = {name: _mean([r[name] for r in ranks if r.get(name) is not None]) for name in names}
+    rest_ms = step_ms - sum(means.values())
+    return {**means, "outside regions": rest_ms} if means and rest_ms >= 0 else {}
+
+
+def _bars(view: _View, bars: Sequence[tuple[str, str, float]]) -> list[Row]:
+    total = sum(ms for _, _, ms in bars)
+    names = min(max(len(name) for name, _, _ in bars), view.width - 22)
+    numbers = [view.ms(ms) for _, _, ms in bars]
+    digits = max(map(len, numbers))
+    room = max(4, min(30, view.width - names - digits - 15))
+    rows: list[Row] = []
+    for (name, style, ms), number, pct in zip(bars, numbers, _shares([ms / total for _, _, ms in bars]), strict=True):
+        rows.append(
+            (
+                (f"   {_cut(name, names):<{names}}  {number:>{digits}}  {pct:>3} %  ", ""),
+                (_bar(ms / total, room), style),
+            )
+        )
+    return rows
+
+
+def _shares(shares: Sequence[float]) -> list[int]:
+    """Return whole percentages that do not sum above 100."""
+    rounded = [round(100 * share) for share in shares]
+    most_rounded_up = sorted(range(len(shares)), key=lambda i: 100 * shares[i] - rounded[i])
+    for i in most_rounded_up[: max(0, sum(rounded) - 100)]:
+        rounded[i] -= 1
+    return rounded
+
+
+def _bar(share: float, room: int) -> str:
+    whole, eighths = divmod(max(1, round(8 * share * room)), 8)
+    return "█" * whole + ("" if eighths == 0 else "▏▎▍▌▋▊▉"[eighths - 1])
+
+
+# Ranks
+
+
+def _ranks(view: _View, most: int) -> list[Row]:
+    times = _rank_times(view)
+    if len(times) < 2 or not most:
+        return []
+    for tolerance in (0.05, 0.1, 0.2):
+        groups = _grouped(view, times, tolerance * (view.step_ms or 0.0))
+        if len(groups) <= most:
+            break
+    if len(groups) == 1 and not view.late:
+        return [((f" Ranks {_ranges(groups[0][0])} are alike", ""),)]
+    if most == 1:
+        return [((f" Ranks differ, {len(groups)} groups: -v", "dim"),)]
+    shown = groups if len(groups) <= most else groups[: most - 1]
+    rows = _rank_table(view, shown)
+    if len(groups) > len(shown):
+        others = sum(len(ranks) for ranks, _ in groups[len(shown) :])
+        rows.append(((f"   {_count(others, 'more rank')}: -v", "dim"),))
+    return rows
+
+
+def _rank_times(view: _View) -> dict[int, dict[str, float]]:
+    """Return the columns of each rank in ms per step."""
+    times = {}
+    for rank in view.document["ranks"]:
+        parts = rank.get("budget_ms_per_step")
+        if parts:
+            times[rank["rank"]] = {name: sum(parts.get(p, 0.0) for p in of) for name, of in _COLUMNS.items()}
+        elif rank.get("median_step_ms") is not None:
+            times[rank["rank"]] = {
+                "step": rank["median_step_ms"],
+                **{n: ms for n, ms in rank["regions_ms"].items() if ms is not None},
+            }
+    return times
+
+
+def _grouped(
+    view: _View, times: Mapping[int, Mapping[str, float]], slack_ms: float
+) -> list[tuple[list[int], dict[str, float]]]:
+    """Return ranks that differ by at most `slack_ms`, late ones first, then by wait, with their mean times."""
+    groups: list[list[int]] = []
+    for rank, mine in times.items():
+        for group in groups:
+            first = times[group[0]]
+            same = all(abs(first.get(name, 0.0) - mine.get(name, 0.0)) <= slack_ms for name in {*first, *mine})
+            if same and rank not in view.late and group[0] not in view.late:
+                group.append(rank)
+                break
         else:
-            line.append(" while profiled")
-    if used.mfu is not None:
-        line.append(f"  MFU {100 * used.mfu:.1f} %")
-    if used.tokens_per_s is not None:
-        line.append(f"  {used.tokens_per_s:,.0f} tokens/s")
-    if line:
-        out.print(line)
+            groups.append([rank])
+    names = dict.fromkeys(name for one in times.values() for name in one)
+    means = [(group, {n: _mean([times[rank].get(n, 0.0) for rank in group]) for n in names}) for group in groups]
+    late_ms = {rank: one["late_ms_per_step"] for rank, one in view.late.items()}
+    return sorted(means, key=lambda one: (-late_ms.get(one[0][0], 0.0), one[1].get("wait", 0.0)))
 
 
-def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, out: Console) -> None:
-    out.print()
-    if diagnosis.worth:
-        over = "" if account.num_steps else ", over the whole window"
-        saving = diagnosis.worth
-        out.print(Text(f"What to fix first{over}", style="bold"))
-        for n, finding in enumerate(saving[:_MAX_FINDINGS], start=1):
-            _finding(n, finding, out)
-        # All ids of findings without a saving come last, so the first k of `combined` are those printed.
-        if len(saving) > 1:
-            ids, together = diagnosis.combined[min(len(saving), _MAX_FINDINGS) - 1]
-            out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms{over or ' per step'}")
-        if len(saving) > _MAX_FINDINGS:
-            out.print(f"   and {len(saving) - _MAX_FINDINGS} more with --json")
-    else:
-        clear = not diagnosis.not_examined and conclusion.verdict != UNCLEAR
-        out.print(f"Nothing worth fixing was found{'' if clear else ' in what could be examined'}.")
-        for said in diagnosis.not_judged:
-            print_indented(out, name_text(said, width=400), first="   ", indent="   ")
-    for needs, rules in by_need(diagnosis.not_examined).items():
-        line = name_text(f"not examined: {', '.join(rules)} ({needs})", width=400)
-        print_indented(out, line, first="   ", indent="     ")
+def _rank_table(
+    view: _View, groups: Sequence[tuple[list[int], Mapping[str, float]]], *, is_complete: bool = False
+) -> list[Row]:
+    """Return the columns that fit; with `is_complete` the others in tables below."""
+    most: dict[str, float] = {}
+    for _, times in groups:
+        most |= {name: max(ms, most.get(name, 0.0)) for name, ms in times.items()}
+    columns = [name for name in most if name != "copies" or most[name] >= _WORTH_SHOWING * (view.step_ms or 0.0)]
+    if view.is_light:  # the smallest regions are left out first
+        columns.sort(key=lambda name: -most[name])
+    late = [_late(view.late[ranks[0]]) if ranks[0] in view.late else "" for ranks, _ in groups]
+    first = f" Ranks, ms per {view.whole}" if view.width >= 60 else " Ranks, ms"
+    labels = [
+        f"   {_cut(_ranges(ranks), 24)}{' ◀' * bool(text)}" for (ranks, _), text in zip(groups, late, strict=True)
+    ]
+    names = max(map(len, (first, *labels)))
+    late_width = max(map(len, late)) + 2 if any(late) else 0
+    titles = {name: printable(name, width=20) for name in columns}
+    rows: list[Row] = []
+    while columns:
+        shown = columns[:]
+        while len(shown) > 1 and names + sum(max(len(titles[c]), 7) + 2 for c in shown) + late_width > view.width:
+            shown.pop()
+        header = f"{first:<{names}}" + "".join(f"  {titles[c]:>7}" for c in shown)
+        rows.append(((header + ("  late" if late_width else ""), "bold"),))
+        for label, (_, times), text in zip(labels, groups, late, strict=True):
+            values = (view.ms(times[c]) if c in times else "?" for c in shown)
+            cells = "".join(f"  {value:>{max(len(titles[c]), 7)}}" for c, value in zip(shown, values, strict=True))
+            rows.append(((f"{label:<{names}}{cells}", ""), (f"  {text}" if text else "", "red")))
+        columns = columns[len(shown) :] if is_complete else []
+    return rows
 
 
-def _finding(n: int, f: Finding, out: Console) -> None:
-    line = name_text(f.title, width=100, style="bold")
-    line.append(
-        f"  saves {f.alone_ns / NS_PER_MS:.1f} ms ({f.saving_pct:.0f} %; "
-        f"{f.low_ns / NS_PER_MS:.1f} to {f.high_ns / NS_PER_MS:.1f}){_on_top(f)}",
-        style="not bold green",
-    )
-    print_indented(out, line, first=f"{n}. ", indent="   ")
-    for text in (f"{f.id}: {f.cause}", *([f.mostly] if f.mostly else []), f.remedy.split(". ")[0]):
-        print_indented(out, name_text(text, width=400), first="   ", indent="   ")
+def _late(straggler: Json) -> str:
+    cause = f" {straggler['cause']}" if straggler["cause"] else ""
+    return f"+{three_digits(straggler['late_ms_per_step'])}{cause}"
 
 
-def _on_top(f: Finding) -> str:
-    differs = abs(f.saving_ns - f.alone_ns) > _WORTH_TELLING * f.alone_ns
-    return f", {f.saving_ns / NS_PER_MS:.1f} on top of those above" if differs else ""
+def _ranges(ranks: Sequence[int]) -> str:
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = (f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in spans)
+    return ", ".join(texts)
 
 
-def _warnings(account: Account, out: Console) -> None:
-    lines = [w for w in account.warnings if not any(w in other and w != other for other in account.warnings)]
-    shown = lines if len(lines) == _MAX_WARNINGS + 1 else lines[:_MAX_WARNINGS]
-    for line in shown:
-        print_indented(out, name_text(line, width=400), first="! ", indent="  ")
-    if len(lines) > len(shown):
-        out.print(f"! ... and {len(lines) - len(shown)} more warnings with --json")
+# Lines of code, and what to run next
 
 
-def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console, *, has_page: bool, has_lines: bool) -> None:
-    lines = next_commands(diagnosis, given, has_page=has_page, has_lines=has_lines) if given else []
-    width = max((len(command) for command, _ in lines), default=0)
-    fits = max((9 + width + len(what) for _, what in lines), default=0) <= out.width
-    if lines:
-        out.print()
-    for i, (command, what) in enumerate(lines):
-        line = Text("next  " if i == 0 else "      ").append(command, style="cyan")
-        if fits:
-            line.append(f"{'':{width - len(command)}}   {what}", style="dim")
-        out.print(line, soft_wrap=True)  # so that it can be copied whole
+def _costly_lines(view: _View, most: int) -> list[Row]:
+    step_ms = view.step_ms or 0.0
+    lines = [line for line in view.document.get("costly_lines") or () if 0 < line["critical_ms"] <= step_ms]
+    lines = [line for line in lines if line["critical_ms"] >= _WORTH_SHOWING * step_ms][: min(most, 3)]
+    if not lines or most < 1:
+        return []
+    places = [printable(f"{x['file']}:{x['line']}" if x["file"] else x["module"], width=40) for x in lines]
+    names = max(map(len, places))
+    rows: list[Row] = [((" Costly lines (time on the critical path, no known fix)", "bold"),)]
+    for place, line in zip(places, lines, strict=True):
+        times = f"{view.ms(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
+        rows.append(((f"   {place:<{names}}  {times}  {printable(line['module'] or '', width=20)}", ""),))
+    return rows
+
+
+def _next(view: _View) -> list[Row]:
+    command, what = f"stepscope view {view.command}", "   timeline and tables in the browser"
+    if view.is_light:
+        command, what = "stepscope record -- COMMAND", "   a trace shows the cause"
+    fits = _cells(f" Next  {command}{what}") <= view.width
+    return [((" Next  ", "bold"), (command, "cyan"), (what if fits else "", "dim"))]
+
+
+# With -v
+
+
+def _details(view: _View) -> list[Row]:
+    document = view.document
+    sections: dict[str, Callable[[], list[Row]]] = {
+        "Verdict": lambda: _wrapped(f"{document['verdict']}: {document['verdict_reason']}", view.width, indent="   "),
+        "Step": lambda: _step_details(view),
+        "All findings": lambda: [
+            row for n, f in enumerate(document["findings"], start=1) for row in _fix_details(view, n, f)
+        ],
+        "Not examined": lambda: _unexamined(view),
+        f"All parts of the {view.whole}": lambda: _all_parts(view),
+        "Lines of code": lambda: _code(view),
+        "All ranks": lambda: _all_ranks(view),
+        "Measured kernels": lambda: _kernels(view),
+        "Memory": lambda: _memory(view),
+        "Notes": lambda: [row for line in _notes(document) for row in _wrapped(f"- {line}", view.width, indent="   ")],
+        "Commands": lambda: _commands(view),
+    }
+    rows: list[Row] = []
+    for title, section in sections.items():
+        found = section()
+        rows += [(), ((f" {title}", "bold"),), *found] if found else []
+    return rows
+
+
+def _step_details(view: _View) -> list[Row]:
+    step = view.document["step"]
+    lines = []
+    if step["unprofiled_ms"] is not None:
+        lines.append(f"{step['unprofiled_ms']:.2f} ms without the profiler")
+    if step["profiled_ms"] is not None:
+        over = step["profiler_overhead_pct"]
+        more = "" if over is None else f" (+{over:.0f} %)" if over >= 0.5 else " (no overhead detected)"
+        lines.append(f"{step['profiled_ms']:.2f} ms while profiled{more}")
+    for key, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
+        if step.get(key):
+            lines.append(f"{step[key]:,.0f} {unit}")
+    lines += _serving(view.document)
+    for one in view.document.get("rare_regions", ()):
+        often = f"in {one['steps']} of {one['num_steps']} steps"
+        lines.append(f"{printable(one['name'])}: {three_digits(one['ms_per_step'])} ms per step on average, {often}")
+    return [((f"   {line}", ""),) for line in lines]
+
+
+def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
+    saving, added = finding["saving_alone_ms"], finding["saving_ms_per_step"]
+    rows: list[Row] = []
+    numbers = "no saving of its own"
+    if saving > 0:
+        after = f", {three_digits(added)} ms more after the fixes above" if abs(added - saving) > 0.05 * saving else ""
+        numbers = f"saves {three_digits(saving)} ms ({finding['saving_pct']:.0f} %), {_likely(view, finding)}{after}"
+    title = printable(finding["title"])
+    rows += _wrapped(f"{number}  {title} [{finding['id']}]", view.width, indent="   ", style="bold")
+    ranks = f", rank{'s' * (len(finding['ranks']) > 1)} {_ranges(finding['ranks'])}" if finding["ranks"] else ""
+    body = [f"{numbers}; confidence {100 * finding['confidence']:.0f} %{ranks}", _capital(finding["cause"])]
+    body += [_fact(fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
+    places = [f"{w['file']}:{w['line']}" if w["file"] else w["module"] for w in finding.get("where") or ()]
+    body += [f"at {', '.join(filter(None, places))}"] if any(places) else []
+    for line in (*body, f"→ {finding['remedy']}"):
+        rows += _wrapped(printable(line, width=1000), view.width, indent="      ")
+    together = view.document["findings_combined"]
+    if number == len(view.findings) > 1:
+        saved = three_digits(together[number - 1]["saving_ms_per_step"])
+        rows += _wrapped(f"Together: {saved} ms per {view.whole}", view.width, indent="   ")
+    return rows
+
+
+def _unexamined(view: _View) -> list[Row]:
+    lines = [f"{', '.join(rules)}: needs {need}" for need, rules in _by_need(view.document).items()]
+    return [row for line in (*lines, *view.document["not_judged"]) for row in _wrapped(line, view.width, indent="   ")]
+
+
+def _all_parts(view: _View) -> list[Row]:
+    parts = [(*_part_label(view, row["part"]), row["ms_per_step"]) for row in view.document["step"]["budget"]]
+    known = [part for part in parts if part[2] > 0]
+    return _bars(view, known) if known else []
+
+
+def _code(view: _View) -> list[Row]:
+    """Return the self time of lines that do more than call others, scaled to the unprofiled step."""
+    profiled_ms, step_ms = view.document["step"]["profiled_ms"], view.step_ms
+    if not profiled_ms or not step_ms:
+        return []
+    found = []
+    for line in view.document["code"]:
+        own = [line[f"own_{where}_ms"] * step_ms / profiled_ms for where in ("host", "device")]
+        inclusive = [line[f"{where}_ms"] * step_ms / profiled_ms for where in ("host", "device")]
+        if 0.01 * step_ms <= max(own) <= step_ms and max(own) >= _MIN_SELF * max(inclusive):
+            found.append((own, line))
+    rows: list[Row] = []
+    for own, line in sorted(found, key=lambda one: -max(one[0])):
+        place = printable(f"{line['file']}:{line['line']}", width=40)
+        source = printable((line["source"] or line["function"] or "").strip())
+        text = f"   {view.ms(own[0]):>7}  {view.ms(own[1]):>7}  {place}  "
+        rows.append(((text, ""), (_cut(source, max(0, view.width - _cells(text))), "dim")))
+    return [((f"   {'host':>7}  {'device':>7}  self time, ms per step", "dim"),), *rows] if rows else []
+
+
+def _all_ranks(view: _View) -> list[Row]:
+    times = _rank_times(view)
+    if len(view.document["ranks"]) < 2 or not times:
+        return []
+    ordered = sorted(times, key=lambda rank: (rank not in view.late, rank))
+    rows = _rank_table(view, [([rank], times[rank]) for rank in ordered], is_complete=True)
+    unknown = [rank["rank"] for rank in view.document["ranks"] if rank["rank"] not in times]
+    if unknown:
+        why = "not analysed in full" if "ranks_in_full" in view.document["run"] else "no step was recorded"
+        rows += _wrapped(f"ranks {_ranges(unknown)}: {why}", view.width, indent="   ")
+    known = [rank for rank in view.document["ranks"] if rank["overlap_pct"] is not None]
+    if known:
+        overlaps = ", ".join(f"rank {r['rank']} {r['overlap_pct']:.0f} %" for r in known[:16])
+        rows += _wrapped(f"communication hidden behind compute: {overlaps}", view.width, indent="   ")
+    last = view.document["step"]["late_rank"]
+    return [*rows, ((f"   last to arrive at most collectives: rank {last}", ""),)] if last is not None else rows
+
+
+def _kernels(view: _View) -> list[Row]:
+    if not view.is_light:
+        return []
+    columns = {
+        "us": "mean_ms",
+        "occup. %": "occupancy_pct",
+        "SM %": "sm_pct",
+        "DRAM %": "dram_pct",
+        "tensor %": "tensor_pct",
+    }
+    rows: list[Row] = []
+    for kernel in view.document["kernels"]:
+        numbers = (kernel[key] if key != "mean_ms" else 1000 * kernel[key] for key in columns.values())
+        cells = "".join(f"  {'?' if n is None else three_digits(n):>8}" for n in numbers)
+        bound = f"  {kernel['bound'] or '?'}, waits for {kernel['stall'] or '?'}"
+        rows.append(
+            ((f"   {_cut(printable(kernel['function']), 26):<26} × {kernel['count']:<4.0f}{cells}{bound}", ""),)
+        )
+    header = f"   {'measured alone by Nsight Compute':<33}" + "".join(f"  {name:>8}" for name in columns)
+    return [((header, "bold"),), *rows] if rows else []
+
+
+def _memory(view: _View) -> list[Row]:
+    logged = view.document.get("memory_steps") or ()
+    for name, where in (("allocated_bytes", "on the device"), ("host_bytes", "of the process")):
+        known = [(one["rank"], [(s, b) for s, b in zip(one["step"], one[name], strict=True) if b]) for one in logged]
+        enough = [(rank, points) for rank, points in known if len(points) >= 3]
+        if enough:
+            rank, points = max(enough, key=lambda one: max(b for _, b in one[1]))
+            sizes = [b for _, b in points]
+            span = f"{readable_bytes(min(sizes))} to {readable_bytes(max(sizes))}"
+            line = f"{where}, rank {rank}, steps {points[0][0]} to {points[-1][0]}: {_spark_line(sizes)} {span}"
+            return _wrapped(line, view.width, indent="   ")
+    return []
+
+
+def _spark_line(values: Sequence[float], most: int = 24) -> str:
+    count = min(len(values), most)
+    cuts = [round(i * len(values) / count) for i in range(count + 1)]
+    heights = [max(values[a:b]) for a, b in pairwise(cuts)]
+    high = max(heights)
+    low = min(min(heights), 0.9 * high)  # a change of a few percent is drawn as one
+    return "".join("▁▂▃▄▅▆▇█"[int(7 * (h - low) / (high - low)) if high > low else 0] for h in heights)
+
+
+def _notes(document: Json) -> list[str]:
+    lines = [*document["warnings"]]
+    return [printable(w, width=1000) for w in lines if not any(w in other and w != other for other in lines)]
+
+
+def _commands(view: _View) -> list[Row]:
+    run, first = view.command, view.findings[0] if view.findings else None
+    commands = []
+    if first and first.get("what_if"):
+        words = " ".join(shlex.quote(printable(word)) for word in first["what_if"])
+        commands.append((f"stepscope whatif {run} {words}", "fix 1, alone or with others"))
+    if view.document["code"]:
+        commands.append((f"stepscope code {run}", "all source lines"))
+    if not view.is_light:
+        commands.append((f"stepscope report {run} --html report.html", "the report as one file"))
+    return [
+        ((f"   {command}", "cyan"), (f"   {what}" if _cells(command + what) + 6 <= view.width else "", "dim"))
+        for command, what in commands
+    ]
+
+
+# Text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _cells(text: str) -> int:
+    return len(text) if text.isascii() else sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _cut(text: str, room: int) -> str:
+    while text and _cells(text) > room:
+        text = text[: max(0, min(len(text) - 2, room - 1))].rstrip() + "…" if room > 1 else ""
+    return text
+
+
+def _lines(text: str, room: int, most: int) -> list[str]:
+    glued = _UNIT.sub("\\1\u00a0\\2", text)  # a number stays with its unit
+    lines = [line.replace("\u00a0", " ") for line in textwrap.wrap(glued, room, break_on_hyphens=False)] or [""]
+    return lines if len(lines) <= most else [*lines[: most - 1], _cut(" ".join(lines[most - 1 :]), room)]
+
+
+def _clauses(text: str, room: int) -> str:
+    """Return as many clauses of a sentence as fit."""
+    if _cells(text) <= room:
+        return text
+    depth, end = 0, 0
+    for i, (letter, after) in enumerate(pairwise(text[: room + 1])):
+        depth += (letter in "([") - (letter in ")]")
+        if depth == 0 and f"{letter}{after}" in (", ", "; ", ": ", " ("):
+            end = i
+    return text[:end] if end > 12 else _cut(text, room)
+
+
+def _wrapped(text: str, width: int, *, indent: str = "", style: str = "", most: int = 100) -> list[Row]:
+    return [((f"{indent}{line}", style),) for line in _lines(printable(text, width=2000), width - len(indent), most)]
