@@ -16,7 +16,6 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.efficiency import precision_shares
 from stepscope.analyze.host_time import data_loading as loading_spans
 from stepscope.analyze.kernel_costs import abilities
-from stepscope.analyze.layers import PART_CODE
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE, element_bytes
 from stepscope.dataclass import dataclass
@@ -129,44 +128,6 @@ def _chip_remedies(account: Account) -> dict[str, str]:  # bfloat16 and TF32 onl
         "compression": f"{prefix}_compress_hook, reduce_dtype=torch.{chip.narrow}",
         "no_scaler": scaler_needed if chip.bf16 is False else "train in bfloat16 without GradScaler",
     }
-
-
-# column of the table of ranks -> parts of the budget; together the columns are the step
-COLUMNS = {
-    "compute": ("forward", "backward", "optimizer", "other_compute"),
-    "transfer": ("exposed_transfer",),
-    "wait": ("wait", "pipeline_bubble"),
-    "data": ("data_loading",),
-    "copies": ("copy",),
-    "host": ("launch_gap", "host_sync", "allocator", "host_stall"),
-    "unknown": ("unknown",),
-}
-
-
-@dataclass(frozen=True)
-class RankHealth:
-    """One rank's step."""
-
-    rank: int
-    host: str | None
-    step_ns: float  # median period while profiled
-    pct: dict[str, float]  # by COLUMNS, of the rank's step without profiler overhead
-    late_ns: float | None  # extra time over the median of the other ranks, if it is a straggler
-    cause: str | None
-
-
-def rank_health(account: Account) -> list[RankHealth]:
-    """Return the health of every rank with a budget; empty if no step was recorded."""
-    if account.step is None:
-        return []
-    late = {s.rank: (s.late_ns_per_step, s.cause) for s in account.stragglers}
-    known = [(view.rank, view.budget.periods.median_ns) for view in account.ranks if view.budget is not None]
-    rows = []
-    for (rank, step_ns), parts in zip(known, account.step.rank_part_ns, strict=True):
-        total = float(parts.sum()) or 1.0
-        pct = {c: 100 * float(parts[[PART_CODE[p] for p in names]].sum()) / total for c, names in COLUMNS.items()}
-        rows.append(RankHealth(rank.rank, rank.host, step_ns, pct, *late.get(rank.rank, (None, None))))
-    return rows
 
 
 # Measures. The account is the last parameter, for `partial`. ---------------------------------------------------------
