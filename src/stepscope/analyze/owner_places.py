@@ -26,6 +26,7 @@ from stepscope.analyze.ownership import OwnedWork, Ownership
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.source_flow import skipped_line
 from stepscope.analyze.stacks import Line
 from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
@@ -40,6 +41,8 @@ MOSTLY = 0.5
 _MIN_SHARE = 0.05
 # of the owned time has a line in its stack: it calls the whole step
 _ALWAYS = 0.99
+# ... or a pass of the model
+_PASS = 0.3
 _PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 
 # ns by stack, caller and module of one rank
@@ -109,7 +112,9 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     mostly = [line for line, ns in held.items() if ns >= MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
     whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
-    if first in whole and at_work[first] < MOSTLY * total:  # it calls the step: lines below it share the cost
+    passes = set[tuple[str, int]]().union(*(whole_step_lines(owned, _PASS) for owned, _ in costs))
+    # it calls the step, or the model and does nothing itself: lines below it share the cost
+    if first is not None and at_work[first] < (MOSTLY if first in whole else _MIN_SHARE * (first in passes)) * total:
         first = None
     calls_it = [line for line in mostly if line not in whole and first is not None and depth[line] < depth[first]]
     found = [] if first is None else [(first, held[first])]
@@ -248,11 +253,20 @@ def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) 
                 more[place] += ns
     total = sum(ns for ns in more.values() if ns > 0)
     found = [
-        Where(file, line, share=float(ns / total), after=after)
+        _named(account, Where(file, line, share=float(ns / total), after=after))
         for (file, line, after), ns in more.items()
         if ns > 0 and ns >= 0.25 * total
     ]
     return tuple(sorted(found, key=lambda place: -place.share))
+
+
+def _named(account: Account, place: Where) -> Where:
+    """Return the block that the source has after a line, where the step with frames skipped it."""
+    if not place.after or place.file is None or place.line is None:
+        return place
+    seen = {f.line for one in account.ownership if one is not None for f in one.frames if f.file == place.file}
+    skipped = skipped_line(account.run.source, (place.file, place.line), seen)
+    return place if skipped is None else replace(place, line=skipped, after=False)
 
 
 def _excess(owned: Ownership, replay: Replay) -> dict[Place, float]:
@@ -284,14 +298,14 @@ def _busiest(owned: Ownership) -> int:
     return int(threads[count.argmax()]) if len(threads) else -1
 
 
-def whole_step_lines(owned: Ownership) -> set[tuple[str, int]]:
-    """Return the lines that nearly all owned time has in its stack: those that call the step as a whole."""
+def whole_step_lines(owned: Ownership, share: float = _ALWAYS) -> set[tuple[str, int]]:
+    """Return the lines that so much of the owned time has in its stack: those that call the step as a whole."""
     host = owned.host
     took = (host.end_ns - host.start_ns) * (host.runs & (host.owner.stack >= 0))
     by_stack = np.bincount(np.maximum(host.owner.stack, 0), took, minlength=len(owned.stacks))
     sets = owned.stacks.user_lines
     held = sets.sums(by_stack)
-    return {sets.lines[n] for n in np.flatnonzero((held > 0) & (held >= _ALWAYS * by_stack.sum())).tolist()}
+    return {sets.lines[n] for n in np.flatnonzero((held > 0) & (held >= share * by_stack.sum())).tolist()}
 
 
 def _other_lines(owned: Ownership, trivial: set[Line]) -> list[tuple[Line, Line] | None]:

@@ -37,6 +37,29 @@ def feeds_training(source: SourceText, known: RankLines, line: Line) -> bool | N
     return _flows(function, number, trains)
 
 
+def skipped_line(source: SourceText, line: Line, seen: set[int]) -> int | None:
+    """Return the first line of the `if` block below a line of which nothing was `seen` at work: what ran there in other
+    steps; of several the one for every Nth step (`if step % 100 == 0:`). None where the source shows none.
+    """
+    lines = source.lines(line[0])
+    tree = _parsed("\n".join(lines)) if lines is not None else None
+    function = _function_at(tree, line[1]) if tree is not None else None
+    skipped = []
+    for statement, parts in _statements(function) if function is not None else ():
+        inside = range(statement.lineno + 1, (statement.end_lineno or 0) + 1)
+        if statement.lineno > line[1] and isinstance(statement, ast.If) and seen.isdisjoint(inside):
+            every = any(isinstance(n, ast.Mod) for part in parts for n in ast.walk(part))
+            skipped.append((not every, statement.lineno, statement))
+        elif statement.lineno > line[1] and statement.lineno in seen:
+            break
+    if not skipped:
+        return None
+    body: ast.stmt = min(skipped, key=lambda one: one[:2])[2]
+    while isinstance(body, ast.If | ast.With | ast.For):
+        body = body.body[0]
+    return body.lineno
+
+
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> ast.Module | None:
     try:

@@ -72,7 +72,7 @@ def diagnose(account: Account) -> Diagnosis:
 
 
 def _costly_lines(account: Account, findings: Iterable[Finding]) -> tuple[Where, ...]:
-    named = {(w.file, w.line) for f in findings for w in f.where if f.alone_ns > 0}
+    named = {(w.file, w.line) for f in findings for w in f.where if f.alone_ns > 0 and w.share >= MOSTLY}
     step_ns = account.step.step_ns if account.step else 0.0
     modules = {(one.file, one.line): one.module for one in account.code.lines} if account.code else {}
     costly = [

@@ -11,7 +11,7 @@ from stepscope.analyze.host_calls import host_calls
 from stepscope.analyze.host_time import computing_operators
 from stepscope.analyze.kernel_costs import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
-from stepscope.analyze.owner_places import MOSTLY
+from stepscope.analyze.owner_places import MOSTLY, Where
 from stepscope.analyze.phases import loop_in, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
@@ -91,6 +91,9 @@ _OFTEN_EVALUATED = (
     "An evaluation: run it less often or in a separate job. Data that training needs (a policy's rollouts): generate it "
     "faster with larger batches, a cache of keys and values, or as a graph.",
 )
+
+
+_OF_WORKERS = "% of the time of the loader's workers in the user's code"
 
 
 def _recurring(account: Account) -> Recurring | None:
@@ -342,6 +345,7 @@ def _data_loading(account: Account) -> Iterator[Match]:
         return
     cause = "in some steps the loader is started again or has no batch ready, and training waits meanwhile"
     share, how, sureness = _reachable_wait(account, waited)
+    datasets = _dataset_lines(account)
     yield Match(
         partial(without_data_wait, share=share),
         cost_ns=waited + restarts,
@@ -349,8 +353,9 @@ def _data_loading(account: Account) -> Iterator[Match]:
         evidence=(
             evidence_ms("host time in the data loader {per_step}", waited, "median rank, ordinary steps"),
             *_recurring_evidence(account, DATA_CAUSES),
-            *_dataset_lines(account),
+            *(Evidence(f"in {w.text}", round(100 * w.share, 1), _OF_WORKERS) for w in datasets),
         ),
+        where=datasets,
         cause=cause if restarts > waited else "",
         remedy=how,
         sureness=sureness,
@@ -387,15 +392,16 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     ), None  # fmt: skip
 
 
-def _dataset_lines(account: Account) -> list[Evidence]:
+def _dataset_lines(account: Account) -> tuple[Where, ...]:
+    """Return the lines in which loader workers were sampled, with their shares."""
     sampled = [owners.loader for owners in account.run.owners if owners.loader]
     shares: dict[str, float] = {}
     for lines in sampled:
         for place, share in lines:
             shares[place] = shares.get(place, 0.0) + share / len(sampled)
     largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
-    unit = "% of the time of the loader's workers in the user's code"
-    return [Evidence(f"in {place}", round(100 * share, 1), unit) for place, share in largest if share >= 0.1]
+    found = [(*place.rpartition(":")[::2], share) for place, share in largest if share >= 0.1]
+    return tuple(Where(file, int(line), share=min(1.0, share)) for file, line, share in found if line.isdigit())
 
 
 def _copies(account: Account) -> Iterator[Match]:

@@ -161,14 +161,16 @@ def _second_forward(account: Account) -> Iterator[Match]:
     """
 
     def unused(rank: RankLines, work: LineWork) -> bool:
-        if not work.apart or not work.modules or work.in_place:
+        if work.has_backward or work.optimizes or not work.modules:
             return False
         # the model, not a frozen one beside it
-        if len(work.modules & rank.trained) < MOSTLY * len(work.modules):
-            return False
         ran = work.last_ns > work.first_ns
+        if len(work.modules & rank.trained) < MOSTLY * len(work.modules) or not ran.any():
+            return False
         after = (work.first_ns[ran] > rank.backward_ns[ran]).all() or stands_after_optimizer(rank, work)
-        return bool(ran.any()) and bool(after or feeds_training(account.run.source, rank, work.line) is False)
+        if after and work.apart and not work.in_place:
+            return True
+        return feeds_training(account.run.source, rank, work.line) is False
 
     for line in lines_on_all(account, unused):
         modules = max(len(known.lines[line].modules) for known in ranks_with(account, line))
@@ -355,11 +357,11 @@ def _outside_training(account: Account) -> Iterator[Match]:
                 largest = max(group, key=lambda line: line.longer_ns)
                 found[largest.line].append(tuple(line.line for line in group))
     for groups in found.values():
-        if 2 * len(groups) > len(known):
-            yield _outside_match(account, groups[0])
+        if 2 * len(groups) > len(known) and (match := _outside_match(account, groups[0])) is not None:
+            yield match
 
 
-def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
+def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
     ranks = [known for known in account.line_work if known is not None and any(line in known.lines for line in lines)]
     each = [[loop_lines(one)[line] for line in lines if line in loop_lines(one)] for one in ranks]
     # what takes far longer in few steps than in the median one is the machine's doing
@@ -375,6 +377,9 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
     below = f", mostly in {called[0][0]}" if called and called[0][1] >= MOSTLY * host else ""
     on_both = f" of the host and {ms_text(device)} ms of the device" if device else ""
     feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
+    prepares = first.before_forward or first.to_device
+    if True in feeds and not prepares and not first.of_gradients:  # it is part of training
+        return None
     why = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
     how = "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it."
     title, what = "Non-training work in {every_step} ({place})", "work outside training"
@@ -388,7 +393,7 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match:
             "Where it only looks at gradients, run it every N steps or delete it. Where it returns another gradient, do "
             "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
         )
-    elif first.before_forward or first.to_device:
+    elif prepares:
         title, what = "Input preparation in the training loop ({place})", "preparing input in the loop"
         why = "it runs before forward and no gradient goes through it: what it makes may be the input"
         how = (
