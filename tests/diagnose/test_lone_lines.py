@@ -28,7 +28,7 @@ def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
     assert (first.id, first.ranks) == ("straggler", (2,))
     assert first.title == "Rank 2 runs train.py:9 alone"
     assert [(place.text, place.share) for place in first.where] == [("train.py:9", 1.0)]
-    assert first.what_if == ("--without", "train.py:9", "--ranks", "2")
+    assert first.what_if == ("--set", "straggler=off")
     # Ranks drift apart here, which shrinks what the replay saves by as much as it is longer than the mean step.
     assert 0.75 * EVALUATION_US <= first.alone_ns / 1000 <= EVALUATION_US
 

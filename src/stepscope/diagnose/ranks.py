@@ -94,7 +94,7 @@ def _late(account: Account) -> Iterator[Match]:
     )
     if (saved_ns := _in_some_steps_ns(account, ranks)) is not None:
         places = rare_places(account, account.replay, ranks=ranks) if account.replay is not None else ()
-        yield replace(found, change=None, formula_ns=saved_ns, where=places, what_if=())
+        yield replace(found, change=None, formula_ns=saved_ns, where=places)
     else:
         yield _without_lone_lines(account, found, named, several=several)
 
@@ -136,7 +136,6 @@ def _without_lone_lines(account: Account, late: Match, named: str, *, several: b
         remedy=f"Do what {listed} does on all ranks in turn, less often, or outside the training job. The saving is of the "
         "step without it.",
         where=tuple(at(line, share=1.0 / len(lines)) for line in lines),
-        what_if=("--without", listed, "--ranks", ",".join(map(str, late.ranks))) if len(lines) == 1 else (),
     )
 
 
@@ -234,7 +233,6 @@ def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: fl
         remedy="Look at what that line does on these ranks only (input, files, waiting); do it on all ranks in turn or less "
         "often. The saving is of the line as fast there as on the others.",
         where=(at(line),),
-        what_if=("--scale", f"{place}={factor:.4f}", "--ranks", ",".join(map(str, ranks))),
     )
 
 

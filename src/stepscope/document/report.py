@@ -253,7 +253,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
             asdict(check) for check in attempt(account.failures, "checks", lambda: checks_of(account), list[Check])
         ],
         "guides": plain(attempt(account.failures, "guides", lambda: guides_of(account), list)),
-        "stragglers": [_straggler(s) for s in account.stragglers],
+        "stragglers": [*map(_straggler, account.stragglers), *_late_by_line(account, diagnosis)],
         "serving": _serving(account.serving),
         "memory": memory_json(account.memory),
         "steadiness": steadiness_json(account.steadiness),
@@ -477,6 +477,25 @@ def _costly_line(account: Account, line: Where) -> dict[str, Any]:
     step_ns = account.step.step_ns if account.step else 0.0
     place = {"file": line.file, "line": line.line, "module": line.module}
     return {**place, "critical_ms": ms(line.share * step_ns), "pct": round(100 * line.share, 3)}
+
+
+def _late_by_line(account: Account, diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Return the ranks that only a finding names, by a line that takes longer there."""
+    named = {s.rank for s in account.stragglers}
+    late = {rank: f for f in diagnosis.findings if f.id == "straggler" for rank in f.ranks if rank not in named}
+    steps, unknown = account.num_steps, ("score", "slowdown")
+    return [
+        {
+            "rank": rank,
+            "cause": "host",
+            "late_ms_per_step": ms_or_none(f.cost_ns),
+            "steps_late": steps,
+            "num_steps": steps,
+            **dict.fromkeys(unknown),
+            "persistent": True,
+        }
+        for rank, f in sorted(late.items())
+    ]
 
 
 def _finding(f: Finding) -> dict[str, Any]:
