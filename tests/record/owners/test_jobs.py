@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.contract.run_folder import owners_file
@@ -15,7 +16,6 @@ from stepscope.contract.run_folder import owners_file
 JOB = Path(__file__).with_name("job_modes.py")
 SOURCE = Path(__file__).parents[3] / "src"
 LINES = JOB.read_text().splitlines()
-pytestmark = pytest.mark.job
 
 
 def line_of(text: str) -> int:
@@ -54,6 +54,7 @@ def operators(owners: dict) -> list[tuple[str, list[tuple[str, int]], str | None
     return [(owners["names"][n], user_lines(owners, s), modules[m] if m >= 0 else None) for n, s, m in rows]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("mode", ["checkpoint", "compile", "lightning", "transformers"])
 def test_every_operator_has_a_line_and_losses_are_equal(mode: str, tmp_path: Path) -> None:
     if mode in ("lightning", "transformers"):
@@ -75,6 +76,7 @@ def test_every_operator_has_a_line_and_losses_are_equal(mode: str, tmp_path: Pat
         assert len(in_forward) == 6  # once more in the backward pass
 
 
+@pytest.mark.job
 def test_ranks_of_a_ddp_job_have_lines_modules_and_buckets(tmp_path: Path) -> None:
     printed, both = run_job("ddp", tmp_path, ranks=2)
     assert len(printed) == 2 * 22
@@ -94,6 +96,7 @@ def test_ranks_of_a_ddp_job_have_lines_modules_and_buckets(tmp_path: Path) -> No
     assert (tmp_path / "run" / "source" / "job_modes.py").read_text() == JOB.read_text()
 
 
+@pytest.mark.job
 def test_fsdp_job_has_lines_for_its_collectives(tmp_path: Path) -> None:
     _, both = run_job("fsdp", tmp_path, ranks=2)
     for owners in both:
@@ -102,9 +105,37 @@ def test_fsdp_job_has_lines_for_its_collectives(tmp_path: Path) -> None:
         assert "blocks.1.up" in owners["modules"]
 
 
+@pytest.mark.job
 def test_step_with_frames_is_in_no_timing(tmp_path: Path) -> None:
     run_job("plain", tmp_path, "--steps", "4:6", steps=14)
     lines = [json.loads(x) for x in (tmp_path / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
     assert [x["step"] for x in lines if x["profiled"]] == [4, 5, 6, 7]
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["unprofiled_after"]["steps"] == len(lines) - 9  # 8 settles
+
+
+LOADER_JOB = Path(__file__).with_name("loader_job.py")
+(PLANTED,) = [i for i, line in enumerate(LOADER_JOB.read_text().splitlines(), 1) if "the planted line" in line]
+
+
+def printed(command: list[str]) -> list[str]:
+    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if "0x" in line]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_dataset_s_line_is_found_in_forked_workers(tmp_path: Path, start: str) -> None:
+    job = [sys.executable, str(LOADER_JOB), start]
+    record = [sys.executable, "-m", "stepscope", "record", "--steps", "4:6", "--out", str(tmp_path / "run"), "--"]
+    assert printed([*record, *job]) == printed(job)
+    owners = json.loads(gzip.decompress((tmp_path / "run" / owners_file(0)).read_bytes()))
+    if start == "spawn":
+        assert owners["loader"] is None and "loader" in owners["reasons"]
+        return
+    place, share = owners["loader"][0]
+    assert place == f"loader_job.py:{PLANTED}"
+    assert share > 0.9
+    assert "loader" not in owners["reasons"]

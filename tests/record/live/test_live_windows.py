@@ -1,6 +1,7 @@
-"""A job that pulls a profile window by itself: when, how often, for which reason, and not for noise."""
+"""Profile windows of a running job, on request or by an alarm: which steps, how often, for which reason."""
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,105 @@ from stepscope.contract.run_folder import steps_file
 from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms, RaisedAlarm
 from stepscope.record.live.live import Live
 
-SETTINGS = {"on_alarm": 3, "pause_s": 30.0, "alarm_pause_s": 300.0, "max_alarm_windows": 2}
+
+class Rank:
+    """A helper's watching side without a process, with what it tells its training process."""
+
+    def __init__(self, folder: Path, rank: int, **settings: Any) -> None:
+        self.told: list[Any] = []
+        self.folder, self.rank = folder, rank
+        self.live = Live({"pause_s": 30.0, **settings}, rank=rank, world_size=2, tell=self.told.append)
+        self.live.opens(folder)
+
+    def takes(self, lines: list[dict[str, Any]]) -> None:
+        with (self.folder / steps_file(self.rank)).open("a") as log:
+            for line in lines:
+                log.write(json.dumps(line) + "\n")
+                self.live.step({"profiled": False, **line})
+        self.looks()
+
+    def looks(self) -> None:
+        self.live._next_look_s = 0.0
+        if self.live._alarm is not None:
+            self.live._alarm._next_look_s = 0.0
+        self.live.look()
+
+
+def ask(folder: Path, id: str) -> None:
+    (folder / LIVE_FOLDER).mkdir(exist_ok=True)
+    (folder / LIVE_FOLDER / REQUEST).write_text(json.dumps({"id": id, "steps": 3}))
+
+
+def outcome(folder: Path, rank: int, window: int) -> None:
+    facts = {"ended": "running", "windows": [{"window": window, "name": "x", "status": "exported"}]}
+    (folder / f"rank{rank:05}.facts.jsonl").write_text(json.dumps(facts))
+
+
+def test_ranks_agree_by_files_alone(tmp_path: Path) -> None:
+    ranks = [Rank(tmp_path, 0), Rank(tmp_path, 1)]
+    for rank in ranks:
+        rank.live.step({"step": 10, "dur_ns": 10**8, "profiled": False})
+        rank.looks()
+    assert not (tmp_path / LIVE_FOLDER).exists()  # nothing is written where nothing is asked
+    ask(tmp_path, "a")
+    ranks[0].looks()
+    assert read_plan(tmp_path) is None
+    ranks[1].looks()
+    ranks[0].looks()
+    ranks[1].looks()
+    plan = read_plan(tmp_path)
+    assert plan is not None and plan.first > 12
+    assert [rank.told[-1]["window"]["first"] for rank in ranks] == [plan.first, plan.first]
+    for rank in ranks:
+        rank.looks()
+    assert [len(rank.told) for rank in ranks] == [1, 1]  # each hears of it once
+    outcome(tmp_path, 0, 0)
+    ranks[0].looks()
+    assert (tmp_path / LIVE_FOLDER / REQUEST).exists()
+    ask(tmp_path, "instead")  # somebody took the first request back, but its window is planned
+    ranks[0].looks()
+    refused = read_plan(tmp_path)
+    assert refused is not None and str(refused.refused).startswith("another window is under way, steps ")
+    ask(tmp_path, "a")
+    outcome(tmp_path, 1, 0)
+    ranks[0].looks()
+    assert not (tmp_path / LIVE_FOLDER / REQUEST).exists()
+    ask(tmp_path, "b")
+    ranks[1].looks()
+    ranks[0].looks()
+    plan = read_plan(tmp_path)
+    assert plan is not None and plan.id == "b" and "ask again in" in str(plan.refused)
+    for rank in ranks:
+        rank.live.ends(closed=True)
+    assert not (tmp_path / LIVE_FOLDER).exists()
+
+
+def test_stall_is_written_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, now = Rank(tmp_path, 1), 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for step in range(6):
+        now += 1.0
+        rank.live.step({"step": step, "dur_ns": 10**9, "profiled": False})
+    now += 1.9
+    rank.looks()
+    assert rank.told == []
+    now += 0.2  # two step times and a little
+    rank.looks()
+    assert rank.told == [{"where": True}]
+    rank.live.where({"frames": [["/a/train.py", 3, "f"]], "collective": "all_reduce #1 of group 0, started"})
+    found = json.loads((tmp_path / LIVE_FOLDER / "rank00001.jsonl").read_text())["stall"]
+    assert found["step"] == 5 and found["usual_s"] == 1.0 and found["frames"] == [["/a/train.py", 3, "f"]]
+    rank.looks()
+    assert len(rank.told) == 1  # asked again only after as long again
+    now += 2.2
+    rank.looks()
+    assert len(rank.told) == 2
+    rank.live.step({"step": 6, "dur_ns": 6 * 10**9, "profiled": False})
+    assert json.loads((tmp_path / LIVE_FOLDER / "rank00001.jsonl").read_text())["stall"] is None
+
+
+SETTINGS = {"on_alarm": 3, "alarm_pause_s": 300.0, "max_alarm_windows": 2}
 Own = Callable[[int, int], float]
-"""own time in ms by rank and step"""
 
 
 def noise_ms(step: int, rank: int) -> float:
@@ -80,31 +177,8 @@ def test_pulls_have_a_pause_and_an_end_and_wait_for_it() -> None:
     assert window.pull(1e6) is None  # that was the last of the job
 
 
-class Rank:
-    """A helper's watching side without a process, with what it tells its training process."""
-
-    def __init__(self, folder: Path, rank: int, **settings: Any) -> None:
-        self.told: list[Any] = []
-        self.folder, self.rank = folder, rank
-        self.live = Live({**SETTINGS, **settings}, rank=rank, world_size=2, tell=self.told.append)
-        self.live.opens(folder)
-
-    def takes(self, lines: list[dict[str, Any]]) -> None:
-        with (self.folder / steps_file(self.rank)).open("a") as log:
-            for line in lines:
-                log.write(json.dumps(line) + "\n")
-                self.live.step({"profiled": False, **line})
-        self.looks()
-
-    def looks(self) -> None:
-        self.live._next_look_s = 0.0
-        if self.live._alarm is not None:
-            self.live._alarm._next_look_s = 0.0
-        self.live.look()
-
-
 def job(folder: Path, **settings: Any) -> list[Rank]:
-    return [Rank(folder, 0, **settings), Rank(folder, 1, **settings)]
+    return [Rank(folder, rank, **{**SETTINGS, **settings}) for rank in (0, 1)]
 
 
 def train(ranks: list[Rank], own_ms: Own, first: int, last: int) -> None:
