@@ -15,7 +15,6 @@ from tests.limits import HANG_S
 
 from stepscope.bench import rank as rank_process
 from stepscope.bench.launch import launch, launched_by, records_of
-from stepscope.bench.rank import run_to_exit_code
 from stepscope.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -131,16 +130,6 @@ def test_a_process_without_others_is_alone() -> None:
     assert launched_by(batch_script) is None
 
 
-def test_sessions_of_one_command_never_meet() -> None:
-    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
-    plain = launched_by(environ)
-    agent = launched_by({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert plain is not None and agent is not None
-    assert [plain.of_session(n)["MASTER_PORT"] for n in (0, 1)] == ["7", "8"]
-    assert [agent.of_session(n)["MASTER_PORT"] for n in (0, 1)] == ["7", "7"]  # torchrun's store stays, its keys differ
-    assert [agent.of_session(n)["STEPSCOPE_BENCH_SESSION"] for n in (0, 1)] == ["0", "1"]
-
-
 def under_torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={_free_port()}"]
     return subprocess.run(
@@ -169,36 +158,6 @@ def test_ranks_of_torchrun_are_the_ranks_of_the_benchmark(tmp_path: Path) -> Non
     assert done.stderr.count("measuring on the 2 ranks that torchrun started") == 1
 
 
-def test_ranks_on_machines_without_a_shared_folder_bring_their_records_to_rank_0(tmp_path: Path) -> None:
-    port, ranks = str(_free_port()), []
-    for rank in (0, 1):
-        machine = tmp_path / f"machine{rank}"
-        machine.mkdir()
-        environ = {
-            **os.environ,
-            **TWO_OF_MPI,
-            "OMPI_COMM_WORLD_RANK": str(rank),
-            "PYTHONPATH": python_path(ROOT / "src"),
-        }
-        words = ("ddp", "--implementations", "pytorch_ddp", "--no-trace", "--out", "out", *SMALL)
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "stepscope", "bench", *words],
-                env={**environ, "MASTER_PORT": port},
-                cwd=machine,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    said = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    results = json.loads((tmp_path / "machine0" / "out" / "results.json").read_text())
-    assert results["complete"] and len(results["series"][0]["samples_ms"]) == 2
-    assert not (tmp_path / "machine1" / "out" / "results.json").exists()
-    assert "results in" not in said[1]
-
-
 def test_too_few_devices_are_refused_unless_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -212,13 +171,3 @@ def test_too_few_devices_are_refused_unless_ranks_share(monkeypatch: pytest.Monk
         rank_process._device("nccl", share=False)
     assert rank_process._device("nccl", share=True) == torch.device("cuda", 0)
     assert os.environ["NCCL_HOSTID"] == "rank3"
-
-
-@pytest.mark.parametrize("error", [UsageError("expected a\nfound \x1b[31m"), OSError(28, "No space left on device")])
-def test_refusals_are_one_line_and_exit_code_2(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    def program() -> int:
-        raise error
-
-    assert run_to_exit_code("program", program) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("program: ") and said.count("\n") == 1 and "\x1b" not in said

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepscope.bench import sweep_control as sessions
-from stepscope.bench.launch import LauncherPlace, LaunchResult
+from stepscope.bench.launch import LaunchResult
 from stepscope.bench.sweep_control import Method, fitting_sizes, run_sweep
 from stepscope.bench.sweeps import Sweep, Tolerance, Variant
 from stepscope.errors import UsageError
@@ -54,29 +54,11 @@ def begun(variant: str, run: int = 0) -> dict[str, Any]:
     return {"what": "begin", "variant": variant, "run": run}
 
 
-def test_message_names_the_limit_of_the_sweep_not_what_was_left_of_it(played: list, tmp_path: Path) -> None:
-    played += [ended(begun("a"), sample("a")), ended(begun("b"), code=None, message=LEFT)]
-    found = run_sweep(sweep(Variant("a"), Variant("b")), spec=SPEC, method=Method(runs=2, limit_s=90), out=tmp_path)
-    assert found.message == "not finished after 90 s; raise --limit-s or ask for fewer steps"
-    assert list(found.runs) == ["a"] and not found.refusals
-
-
 def test_process_that_never_begins_at_all_ends_the_sweep(played: list, tmp_path: Path) -> None:
     played += [ended(code=1, message="no torch")]
     variants = Variant("a"), Variant("b", only_on="cuda", why_only="-")
     with pytest.raises(UsageError, match="nothing could be measured: no torch"):
         run_sweep(sweep(*variants), spec=SPEC, method=Method(), out=tmp_path)
-
-
-def test_variants_of_another_device_need_no_process(played: list, tmp_path: Path) -> None:
-    said: list[tuple[int, int]] = []
-    played += [ended(begun("a"), sample("a"))]
-    found = run_sweep(
-        sweep(Variant("a"), Variant("graph", only_on="cuda", why_only="graphs are CUDA's")), spec=SPEC,
-        method=Method(runs=1), out=tmp_path, progress=lambda done, total, name: said.append((done, total)),
-    )  # fmt: skip
-    assert found.refusals["graph"]["reason"] == "graphs are CUDA's; this is cpu" and found.message is None
-    assert said == [(0, 1), (1, 1)]
 
 
 def test_size_that_was_cut_off_by_the_limit_is_not_called_too_large(played: list, tmp_path: Path) -> None:
@@ -114,33 +96,3 @@ def test_other_ranks_lost_the_one_that_ran_out_of_memory(played: list, tmp_path:
     )  # fmt: skip
     assert list(found.runs) == ["a", "c"] and found.message is None
     assert found.refusals["b"]["what"] == "out_of_memory" and "no more" in found.refusals["b"]["reason"]
-
-
-def test_ranks_of_a_launcher_are_told_the_end_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[tuple[int, Any]] = []
-
-    def play(plan: dict[str, Any], *, session: int, on_record: Any, **_: Any) -> LaunchResult:
-        plans.append((session, plan["settings"]["items"]))
-        if on_record:
-            on_record(begun("a"))
-        return ended(begun("a"), code=1 if session == 0 else 0, message="gone" if session == 0 else None)
-
-    monkeypatch.setattr(sessions, "launch", play)
-    launched = LauncherPlace("torchrun", 0, 2, {})
-    found = run_sweep(
-        sweep(Variant("a"), fresh=False), spec=SPEC, method=Method(runs=1, world_size=2), out=tmp_path,
-        sessions=sessions.Sessions(launched),
-    )  # fmt: skip
-    assert found.refusals["a"]["reason"] == "gone"
-    assert [number for number, _ in plans] == [0, 1] and plans[1][1] == []
-
-
-def test_a_rank_of_a_launcher_follows_until_a_session_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = [ended(begun("a"), code=3, message="gave up"), ended(begun("b"))]
-    monkeypatch.setattr(sessions, "launch", lambda *_, **__: results.pop(0))
-    last = sessions.Sessions(LauncherPlace("torchrun", 1, 2, {})).follow(
-        sessions.MEASURING, method=Method(), out=tmp_path
-    )
-    assert last.complete and not results

@@ -1,8 +1,5 @@
 """Sweeps: the search for sizes, the comparison of gradients, and variants that fail alone."""
 
-import io
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 from stepscope.bench import sweep_child as child  # noqa: E402
 from stepscope.bench.config import WorkloadSpec  # noqa: E402
-from stepscope.bench.rank import Bench  # noqa: E402
-from stepscope.bench.sweep_child import CompilerCaches, HostOptimizer, TrainStep, gradient_sketch  # noqa: E402
+from stepscope.bench.sweep_child import HostOptimizer, TrainStep, gradient_sketch  # noqa: E402
 from stepscope.bench.sweep_control import Method, fitting_sizes, run_sweep  # noqa: E402
 from stepscope.bench.sweeps import (  # noqa: E402
     SWEEPS,
@@ -24,7 +20,6 @@ from stepscope.bench.sweeps import (  # noqa: E402
     Tolerance,
     Variant,
     largest_fitting,
-    measured_sizes,
     next_probe,
     rounding,
     sweep_named,
@@ -35,7 +30,6 @@ from stepscope.errors import UsageError  # noqa: E402
 CPU = torch.device("cpu")
 SPEC: dict[str, Any] = {"name": "gpt", "d_model": 16, "num_layers": 1, "num_heads": 2, "seq_len": 8, "vocab_size": 32,
         "batch_size": 4, "precision": "fp32", "seed": 0, "options": {}}  # fmt: skip
-QUICK = {"accumulation": 1, "warmup_steps": 1, "steps": 2, "item_limit_s": 60, "reference": "first"}
 
 
 @given(capacity=st.integers(1, 20_000), start=st.sampled_from([1, 8, 32, 100]))
@@ -48,10 +42,6 @@ def test_search_ends_just_below_the_capacity(capacity: int, start: int) -> None:
     assert largest is not None and largest <= capacity
     assert capacity - largest <= max(largest / 8, 1)
     assert len(known) < 30
-
-
-def test_powers_of_two_and_the_largest_are_measured() -> None:
-    assert measured_sizes({32: True, 64: True, 128: False, 96: True, 112: False}) == [32, 64, 96]
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -116,40 +106,6 @@ def test_optimizer_on_the_host_takes_the_same_steps() -> None:
             model(x).square().sum().backward()
             optimizer.step()
     assert torch.allclose(plain.weight, moved.weight, atol=1e-6)
-
-
-def test_each_compiled_variant_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(name, "elsewhere")
-    left = tmp_path / "compiled" / "0" / "of_a_killed_sweep"
-    left.mkdir(parents=True)
-    caches, used = CompilerCaches(tmp_path / "compiled"), []
-    for name, step in (("eager", {}), ("a", {"compile": "default"}), ("b", {"compile": "x"}), ("a", {"compile": "y"})):
-        caches.use({"name": name, "step": step})
-        used.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    assert used[0] == "elsewhere" and used[1] == used[3] != used[2] and not left.exists()
-    Path(used[1]).mkdir(parents=True)
-    caches.close()
-    assert not (tmp_path / "compiled").exists()
-
-
-def records(variants: list[Variant], *, spec: dict | None = None, **settings: object) -> list[dict]:
-    """Return what the measuring process would write."""
-    from dataclasses import asdict
-
-    stream = io.StringIO()
-    items = [{"variant": asdict(v), "run": 0} for v in variants]
-    bench = Bench(rank=0, world_size=1, device=CPU, out=Path(), stream=stream)
-    child.measure_items(bench, {**QUICK, "spec": spec or SPEC, "items": items, **settings})
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-@pytest.mark.slow
-def test_measured_variant_has_samples_flops_and_a_check() -> None:
-    found = records([Variant("plain", step={"accumulation": 2})])[-1]
-    assert found["what"] == "samples" and len(found["step_ms"]) == 2 and len(found["check"]["losses"]) == 3
-    assert found["samples_per_step"] == 8 and found["tokens_per_step"] == 64
-    assert found["flops_per_step"] == 2 * _work().flops_per_step()
 
 
 FAULTY = """
@@ -229,38 +185,6 @@ def test_settings_of_the_allocator_become_variants() -> None:
     for text in ("", "max_split_size_mb", "a b:1", "max_split_size_mb:64", "x=1", "A=\0"):
         with pytest.raises(UsageError, match="--setting"):
             sweep_named("allocator", SPEC, {"settings": (text,)})
-
-
-def test_strategies_come_from_simple_to_complicated_with_and_without_mixed_precision() -> None:
-    two = sweep_named("strategy", SPEC, {"world_size": 2}).variants
-    assert [v.name for v in two][:4] == ["ddp", "ddp-bf16", "zero1", "zero1-bf16"]
-    assert [v.name for v in two if v.why_not] == ["hybrid", "hybrid-bf16"]
-    mixed = sweep_named("strategy", {"precision": "bf16"}, {"world_size": 4}).variants
-    assert [v.name for v in mixed] == ["ddp", "zero1", "zero2", "zero3", "hybrid"]
-    assert all(v.tolerance is None and v.spec["precision"] == "bf16" and not v.why_not for v in mixed)
-
-
-def test_accumulation_on_ranks_also_measures_what_it_saves_in_communication() -> None:
-    assert [v.name for v in sweep_named("accumulation", SPEC, {}).variants] == ["1 x 4", "2 x 2", "4 x 1"]
-    more = sweep_named("accumulation", SPEC, {"world_size": 2}).variants[3:]
-    assert [v.name for v in more] == ["4 x 1 each", "2 x 4", "4 x 4"]
-    assert more[0].step["exchange_each"] and more[0].once == "4 x 1" and all(v.other_samples for v in more[1:])
-
-
-def test_job_has_all_samples_and_the_memory_of_the_fullest_rank() -> None:
-    one = {
-        "what": "samples", "step_ms": [10.0, 12.0], "warmup_ms": [20.0], "losses": [2.0, 1.0], "reference": None,
-        "memory_allocated_gb": None, "peak_memory_allocated_gb": 1.0, "peak_memory_reserved_gb": 2.0,
-        "peak_host_bytes": None, "samples_per_step": 4, "tokens_per_step": None, "flops_per_step": 10,
-        "check": {"losses": [2.0], "sketch": [1.0], "first_step_ms": 30.0},
-    }  # fmt: skip
-    slow = {"losses": [4.0], "sketch": [1.0], "first_step_ms": 50.0}
-    found = child.job_samples([one, {**one, "step_ms": [14.0, 12.0], "peak_memory_allocated_gb": 3.0, "check": slow}])
-    assert found["step_ms"] == [12.0, 12.0] and found["losses"] == [2.0, 1.0]
-    assert found["samples_per_step"] == 8 and found["flops_per_step"] == 20
-    assert found["tokens_per_step"] is None and found["memory_allocated_gb"] is None
-    assert found["peak_memory_allocated_gb"] == 3.0 and found["peak_host_bytes"] is None
-    assert found["check"] == {"losses": [3.0], "sketch": [1.0], "first_step_ms": 50.0} and found["reference"] is None
 
 
 @pytest.mark.parametrize(
