@@ -117,20 +117,6 @@ def test_idle_time_goes_to_its_cause(tmp_path: Path, part: str) -> None:
     assert parts(budget) == [expected] * NUM_STEPS
 
 
-def test_clock_of_a_rank_changes_nothing(tmp_path: Path) -> None:
-    results = []
-    for offset in (0, 20_000):
-        ranks = [training(RankTrace(n, world_size=2, clock_offset_us=offset * n)) for n in (0, 1)]
-        for t in range(0, NUM_STEPS * STEP, STEP):
-            ranks[0].collective("allreduce", at=t - 55, start=t + 600, end=t + 1300)
-            ranks[1].collective("allreduce", at=t - 55, start=t + 1000, end=t + 1300)
-        folder = tmp_path / str(offset)
-        folder.mkdir()
-        results.append([parts(b) for b in found(folder, *ranks)])
-    for one, other in zip(*results, strict=True):
-        assert one == [pytest.approx(step, abs=1) for step in other]
-
-
 def test_window_without_steps_is_one_period(tmp_path: Path) -> None:
     r = RankTrace()
     with r.op("aten::mm", 0, 10):

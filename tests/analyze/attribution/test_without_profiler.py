@@ -40,13 +40,6 @@ def ms_of(whole: StepBudget | None) -> dict[str, float]:
     return {p.part: round(p.ns_per_step / 1e6, 6) for p in whole.parts if p.ns_per_step}
 
 
-def test_without_unprofiled_time_the_budget_is_the_profiled_one() -> None:
-    whole = step_budget([budget(forward=6, causes={Cause.LAUNCH: 4})])
-    assert ms_of(whole) == {"forward": 6, "launch_gap": 4}
-    assert whole is not None and whole.overhead_pct is None
-    assert any("unprofiled step time unknown: the 10.00 ms step, " in line for line in whole.warnings)
-
-
 def test_launching_shrinks_first_and_the_devices_turnaround_does_not() -> None:
     causes = {Cause.LAUNCH: 4.0, Cause.TURNAROUND: 1.0, Cause.SYNC: 2.0, Cause.PROFILER: 0.5}
     whole = step_budget([budget(forward=6, wait=2.5, causes=causes)], unprofiled_ns=13 * NS_PER_MS)

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import AUTOGRAD, built_run
+from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.planted import PlantedRank
 
+from stepscope.analyze.account import account_of
 from stepscope.analyze.kernel_costs import call_costs
 from stepscope.analyze.match_owners import ownership_by_frames
-from stepscope.analyze.owner_costs import code_costs, owner_sums
+from stepscope.analyze.owner_costs import CodeNode, code_costs, owner_sums
 from stepscope.analyze.ownership import Ownership
 
 STEP = 1000.0
@@ -149,3 +151,19 @@ def test_what_follows_backward_is_not_its_own_where_a_range_ends_with_it(tmp_pat
     lines = {line.owner: line for line in found.lines}
     for line in ("tools.py:3", "tools.py:4"):  # in the step with frames each took an eleventh of backward's time
         assert lines[line].own.host_ns >= (600 - 455) / 2 * 1000
+
+
+def found(node: CodeNode, *names: str) -> CodeNode:
+    for name in names:
+        node = next(child for child in node.children if child.name == name)
+    return node
+
+
+def test_callers_are_around_what_they_call(tmp_path: Path) -> None:
+    trees = account_of(owned_folder(tmp_path)).code_trees
+    assert trees is not None
+    forward = found(trees.lines, "train.py:9", "train.py:10", "model.py:3")
+    assert forward.device_ns == 150_000 and forward.backward_device_ns == 50_000
+    assert found(trees.lines, "train.py:9").device_ns == trees.lines.device_ns == 180_000
+    assert found(trees.modules, "blocks", "blocks.0", "blocks.0.up").device_ns == 150_000
+    assert trees.modules.device_ns == 180_000  # the root holds what is in no module too

@@ -1,14 +1,19 @@
 """A rank that others wait for is named, with its cause; a rank that merely lags or idles is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.stragglers import Straggler, find_stragglers
+from stepscope.analyze.account import account_of
+from stepscope.analyze.device_state import device_states, device_warnings
+from stepscope.analyze.stragglers import Straggler, find_stragglers, uneven_compute
+from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import AlignedRun, aligned
-from stepscope.run.load import load
+from stepscope.run.load import Run, load
+from stepscope.run.side_files import Telemetry
 
 GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
 MS = 1000.0
@@ -179,3 +184,72 @@ def test_ranks_that_are_late_in_turn_are_both_named(tmp_path: Path) -> None:
     found = find_stragglers(aligned(built_run(tmp_path, job(slow))))
     assert sorted(s.rank for s in found) == [0, 2]
     assert {s.cause for s in found} == {"host"} and not any(s.persistent for s in found)
+
+
+SHORT, LONG, TRANSFER = 2000, 4000, 200
+PERIOD = LONG + TRANSFER + 100
+
+
+def in_turns(folder: Path, *, more_threads: bool = True, uneven: bool = True, transfers: int = TRANSFER) -> Run:
+    """Return two ranks of which one computes 4 ms and the other 2 ms, in turns, before they meet in each step."""
+    built = []
+    for rank in range(2):
+        r = RankTrace(rank, world_size=2)
+        for n in range(8):
+            at = n * PERIOD
+            heavy = uneven and n % 2 == rank
+            took = LONG if heavy or not uneven else SHORT
+            r.step(n, at, at + PERIOD)
+            grid = [200 if heavy and more_threads else 100, 1, 1]
+            with r.op("aten::mm", at + 5, at + 30):
+                r.kernel("gemm", at=at + 10, start=at + 20, end=at + 20 + took, grid=grid, block=[128, 1, 1])
+            r.call("cudaStreamWaitEvent", at + 34, at + 36)
+            start = at + 20 + took
+            r.collective("allreduce", at=at + 40, start=start, end=at + 20 + LONG + transfers, elements=1 << 20)
+            r.call("cudaDeviceSynchronize", at + 60, at + 30 + LONG + transfers)
+        built.append(r)
+    folder.mkdir(exist_ok=True)
+    return built_run(folder, built)
+
+
+def test_work_in_turns_is_an_imbalance_of_no_rank(tmp_path: Path) -> None:
+    found = uneven_compute(in_turns(tmp_path).ranks)
+    assert found is not None and found.heaviest == ()
+    assert found.imbalance_ns == pytest.approx((LONG - SHORT) / 2 * 1000)
+
+
+def test_the_same_threads_in_more_time_are_a_slow_device_not_a_load(tmp_path: Path) -> None:
+    assert uneven_compute(in_turns(tmp_path, more_threads=False).ranks) is None
+
+
+def test_equal_ranks_are_even(tmp_path: Path) -> None:
+    assert uneven_compute(in_turns(tmp_path, uneven=False).ranks) is None
+
+
+def test_the_saving_is_that_of_the_mean_in_every_step(tmp_path: Path) -> None:
+    account = account_of(in_turns(tmp_path))
+    (found,) = [f for f in diagnose(account).findings if f.id == "load-imbalance"]
+    assert "take turns" in found.title and found.ranks == ()
+    assert found.alone_ns == pytest.approx((LONG - SHORT) / 2 * 1000, rel=0.1)
+
+
+COLUMNS = ("sm_clock_mhz", "power_w", "temperature_c", "utilization_pct", "memory_used_bytes")
+
+
+def telemetry(uuids: Sequence[str | None]) -> list[Telemetry]:
+    return [
+        Telemetry(rank, {"name": "H200", "uuid": uuid}, {c: np.ones(3) for c in COLUMNS}, (frozenset(),) * 3)
+        for rank, uuid in enumerate(uuids)
+    ]
+
+
+def test_ranks_on_one_device_are_warned_of_once() -> None:
+    states = device_states(telemetry(["GPU-a", "GPU-a", "GPU-a", "GPU-b"]), [])
+    assert [s.shared_with for s in states] == [(1, 2), (0, 2), (0, 1), ()]
+    (line,) = device_warnings(states)
+    assert line.startswith("ranks 0-2 share one device")
+
+
+def test_devices_of_their_own_or_without_a_name_are_not_shared() -> None:
+    assert device_warnings(device_states(telemetry(["GPU-a", "GPU-b"]), [])) == []
+    assert device_warnings(device_states(telemetry([None, None]), [])) == []

@@ -47,7 +47,7 @@ def document(found: Account) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [0, 13, RANKS - 1])
+@pytest.mark.parametrize("late", [RANKS - 1])
 def test_late_rank_is_named_with_its_cost_wherever_it_is(tmp_path: Path, late: int) -> None:
     folder = job(tmp_path / "job", late=[late])
     some, whole = account(folder, IN_FULL), account(folder, RANKS)

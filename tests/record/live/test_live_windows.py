@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analyze.ranks.test_real_noise import LOADS, own_times
+from tests.analyze.ranks.test_log_stragglers import LOADS, own_times
 
 from stepscope.contract.live import LIVE_FOLDER, LOOKS, REGRESSION, REQUEST, STRAGGLER, Change, read_plan, read_request
 from stepscope.contract.run_folder import steps_file
