@@ -58,10 +58,6 @@ def test_collectives_run_side_by_side_on_gloos_threads(tmp_path: Path) -> None:
     assert program.stream_predecessor[:4].tolist() == [NOTHING, NOTHING, 0, 1]
 
 
-def test_replay_takes_as_long_as_the_cpu_job(tmp_path: Path) -> None:
-    assert replay_of_run(overlapped(tmp_path)).period_ns == pytest.approx(70e6, rel=0.01)
-
-
 def test_merging_messages_spares_the_calls_and_no_compute(tmp_path: Path) -> None:
     """Compute between two calls is the same with one call less; 5 us of a call are the operator's."""
     replay = replay_of_run(overlapped(tmp_path))
@@ -126,13 +122,6 @@ def test_step_of_a_run_with_recurring_long_steps_is_their_mean(tmp_path: Path) -
     assert sum(part.ns_per_step for part in found.step.parts) == pytest.approx(100e6)
     assert found.step.ns("unknown") < 1e6
     assert any("33 % of the unprofiled steps take over 1.5 times their median" in w for w in found.warnings)
-
-
-def test_given_step_goes_before_the_logs(tmp_path: Path) -> None:
-    run = with_logs(alone(tmp_path, [50, 50, 200] * 4), [50, 50, 200] * 10)
-    found = account_of(run, unprofiled_ms=60)
-    assert found.step is not None and found.step.unprofiled_ns == 60e6
-    assert not any("of the unprofiled steps" in w for w in found.warnings)
 
 
 def uneven(folder: Path, *, flops: tuple[int, int], more_operators: bool = False) -> Run:

@@ -124,12 +124,6 @@ def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsy
     assert len(said.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("deep", ["a: " + "[" * 5_000, "- " * 5_000 + "a", "? " * 5_000])
-def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
-    pytest.importorskip("yaml")
-    assert "nested too deeply" in refusal(tmp_path, deep, name="deep.yaml")
-
-
 @pytest.mark.parametrize("name", ["4294967296", "yes", "null", "2024-11-15", "1e999", "[a, b]"])
 @pytest.mark.parametrize("place", ["{}: 1\n", "train:\n  ? {}\n  : 3\n"])
 def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
@@ -161,13 +155,6 @@ def test_a_setting_under_two_names_is_refused_at_its_line(tmp_path: Path) -> Non
     said = refusal(tmp_path, "[training]\nlr = 0.1\nlearning_rate = 0.2\n")
     assert said == f"{tmp_path}/job.toml, line 3: train.lr is given a second time; remove one"
     assert "train.lr" in refusal(tmp_path, "[training]\nlearning_rate = -1\n")
-
-
-def test_yaml_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 8)]
-    assert "write them out" in refusal(tmp_path, "\n".join(lines), name="job.yaml")
 
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])

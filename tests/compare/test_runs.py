@@ -115,11 +115,3 @@ def test_rows_that_appear_vanish_and_slow_down_are_told_from_chance() -> None:
     assert (rows["slow"].what, rows["new"].what, rows["old"].what) == ("slower", "appeared", "vanished")
     assert sum(rows[name].significant for name in equal) == 0
     assert changed_rows([a], [b])[0].name == "new"
-
-
-def test_rows_of_runs_that_differ_need_more_than_their_steps_say() -> None:
-    rng = np.random.default_rng(4)
-    a = [table(rng, k=1.0), table(rng, k=1.3)]
-    b = [table(rng, k=1.2), table(rng, k=1.5)]
-    assert rows_of(a[:1], b[:1])[0].significant
-    assert not rows_of(a, b)[0].significant

@@ -105,7 +105,7 @@ def test_few_aliases_are_read(tmp_path: Path) -> None:
     assert read_config(tmp_path / "config.yaml")[0]["workload"] == {"steps": 3}
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 3000, "a: " + "9" * 6000, "a: 2024-99-99", "a: !!python/object:x {}"])
+@pytest.mark.parametrize("text", ["a: " + "[" * 1000, "a: " + "9" * 6000, "a: 2024-99-99", "a: !!python/object:x {}"])
 def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path: Path, text: str) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "config.yaml").write_text(text)

@@ -87,13 +87,6 @@ def test_two_runs_alike_fixed_nothing(late: Measurement, tmp_path: Path) -> None
     assert "--finding" in steps_of(late, fixed=again)[4].answer
 
 
-def test_unprofiled_steps_are_compared_where_both_are_known(tmp_path: Path) -> None:
-    before = measured(tmp_path / "a", late_us=2000, unprofiled_ms=3.3)
-    after = measured(tmp_path / "b", late_us=0, unprofiled_ms=1.4)
-    found = validate(before, after)
-    assert found is not None and found.basis == "unprofiled" and found.measured_ns == pytest.approx(1.9e6)
-
-
 def test_a_healthy_run_has_nothing_to_fix(tmp_path: Path) -> None:
     r = RankTrace()
     for n in range(6):
@@ -122,8 +115,3 @@ def test_a_fault_of_which_most_is_gone_is_fixed_and_one_that_moved_is_new(tmp_pa
     other = replace(late, diagnosis=replace(late.diagnosis, findings=(moved, *late.diagnosis.findings[1:])))
     found = validate(late, other)
     assert found is not None and found.fixed == ("straggler",) and found.fresh == ("straggler",)
-
-
-def test_a_change_within_chance_is_told(late: Measurement, tmp_path: Path) -> None:
-    found = validate(late, measured(tmp_path, late_us=2000))
-    assert found is not None and any("chance" in note for note in found.notes)

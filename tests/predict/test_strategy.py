@@ -6,11 +6,10 @@ import pytest
 
 from stepscope.cost.closed_form import Fabric, Link
 from stepscope.cost.model_flops import Transformer
-from stepscope.cost.model_memory import Batch
-from stepscope.cost.model_shape import Layout, Sharding
+from stepscope.cost.model_shape import Sharding
 from stepscope.cost.strategy_cost import times_of
 from stepscope.errors import UsageError
-from stepscope.predict.strategy import Question, Speed, advise, step_time, time_band
+from stepscope.predict.strategy import Question, Speed, advise, time_band
 
 SMALL = Transformer(layers=12, d_model=768, heads=12, vocab=32000, mlp_width=3072)
 LARGE = Transformer(layers=32, d_model=4096, heads=32, vocab=32000, mlp_width=11008, gated_mlp=True)
@@ -62,19 +61,6 @@ def test_band_holds_the_prediction():
     best = advise(q, times=FAST).fastest
     low, high = time_band(q, best, shares=(0.35, 0.65), times=FAST)
     assert low < best.time.total_ns < high
-
-
-def test_compute_of_a_step_is_its_flops_at_the_share_of_the_peak():
-    found = step_time(SMALL, Batch(8, 1024), Layout(), speed=SPEED, times=FAST)
-    per_token = 12 * (24 * 768**2 + 4 * 1024 * 768) + 2 * 32000 * 768
-    assert found.forward_ns == pytest.approx(8 * 1024 * per_token / 0.5e15 * 1e9)
-    assert found.backward_ns == 2 * found.forward_ns and found.comm_ns == 0
-
-
-def test_bubble_is_stages_less_one_over_micro_batches():
-    layout = Layout(pipeline=4, micro_batches=16)
-    found = step_time(SMALL, Batch(1, 1024), layout, speed=SPEED, times=FAST)
-    assert found.bubble_ns / (found.forward_ns + found.backward_ns) == pytest.approx(3 / 16)
 
 
 @pytest.mark.parametrize(

@@ -60,16 +60,6 @@ def test_waiting_inside_backward_is_communication(tmp_path: Path) -> None:
     assert parts(first) == [{"backward": 6, "exposed_transfer": 4}]
 
 
-def test_long_time_without_operators_is_a_stall(tmp_path: Path) -> None:
-    r = RankTrace(backend="gloo")
-    r.step(0, 0, 10 * MS)
-    r.annotation("forward_pass", 0, 10 * MS)
-    r.ran("aten::mm", 0, 2 * MS)
-    r.ran("aten::mm", 7 * MS, 10 * MS)
-    (budget,) = budgets(aligned(built_run(tmp_path, [r])))
-    assert parts(budget) == [{"forward": 5, "host_stall": 5}]
-
-
 def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=12 * MS)])
     whole = step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS)

@@ -142,19 +142,6 @@ def parts_ms(rank: Rank, start: float, end: float) -> dict[str, float]:
     return {name: getattr(found, f"{name}_ns")[0] / 1e6 for name in ("own", "data", "allocator", "stall")}
 
 
-def test_long_calls_wait_for_room_in_the_queue(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    trace.step(0, 0, 10 * MS)
-    trace.kernel("gemm", at=0.1 * MS, start=0.2 * MS, end=1.6 * MS, call_us=5)
-    trace.kernel("gemm", at=1 * MS, start=1.6 * MS, end=2 * MS, call_us=700)
-    trace.kernel("gemm", at=1.8 * MS, start=2 * MS, end=4 * MS, call_us=300)
-    trace.call("cudaMalloc", 3 * MS, 4 * MS)
-    rank = rank_of(tmp_path, trace)
-    start, end = blocked_host(rank)
-    assert ((end - start) / 1000).tolist() == [700]
-    assert [len(x) for x in blocked_host(rank, synchronisations_only=True)] == [0, 0]
-
-
 def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
     """The host is 150 launches ahead and gets on no faster than the device; its first launch was slow by itself."""
     trace = RankTrace(0)
@@ -166,15 +153,6 @@ def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
         trace.kernel("gemm", at=2000 + 200 * (i - 150), start=100 + 200 * i, end=300 + 200 * i, call_us=190)
     start, end = blocked_host(rank_of(tmp_path, trace))
     assert ((end - start) / 1000).tolist() == [190] * 10
-
-
-def test_pageable_copies_block_and_pinned_ones_do_not(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    trace.step(0, 0, 10 * MS)
-    trace.copy("HtoD (Pageable -> Device)", at=1 * MS, start=1.1 * MS, end=1.2 * MS, call_us=250)
-    trace.copy("HtoD (Pinned -> Device)", at=2 * MS, start=2.1 * MS, end=2.2 * MS, call_us=250)
-    start, end = blocked_host(rank_of(tmp_path, trace), synchronisations_only=True)
-    assert ((end - start) / 1000).tolist() == [250]
 
 
 def test_an_operator_that_computes_on_the_host_stalls_the_device(tmp_path: Path) -> None:

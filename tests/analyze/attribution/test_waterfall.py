@@ -80,15 +80,6 @@ def test_every_loss_is_what_was_put_in(tmp_path: Path) -> None:
     assert used.hfu == pytest.approx(0.205)
 
 
-def test_without_the_profiler_the_idle_time_shrinks_and_the_rest_grows(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), unprofiled_ms=0.8)
-    rows = pct(found)
-    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
-    assert sum(rows[loss] for loss in IDLE) == pytest.approx(25)
-    assert rows["non_matmul_kernels"] == pytest.approx(15 / 0.8)
-    assert rows[ACHIEVED] == pytest.approx(10.5 / 0.8)
-
-
 def test_equal_steps_have_no_spread_and_unequal_ones_have(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     equal = analysed(built_run(tmp_path, [known_step()]))[1].rows
@@ -108,22 +99,6 @@ def test_unknown_flops_or_peak_give_no_waterfall(tmp_path: Path, chip: Chip | No
     _, found = analysed(built_run(tmp_path, [r]), chip=chip)
     assert found.rows is None
     assert reason in found.notes[0]
-
-
-def test_a_given_peak_on_an_unknown_chip_leaves_precision_unknown(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), chip=None, given=GivenValues(peak_tflops=1000))
-    rows = pct(found)
-    assert set(LOSSES) - set(rows) == {"precision"}
-    assert rows["matmul_below_peak"] == pytest.approx(19.5)
-    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
-    assert any("precision unknown" in note for note in found.notes)
-
-
-def test_more_flops_than_the_products_had_time_for_are_called_out(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), given=GivenValues(flops_per_step=5e11))
-    assert pct(found)["matmul_below_peak"] < 0
-    assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
-    assert any("FLOPs per step are too many" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("folder", ["h200-python-stacks", "h200-cuda-graphs"])

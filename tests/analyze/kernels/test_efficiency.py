@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, FP32_KERNEL, matmul, node, shapes
@@ -17,8 +16,6 @@ from stepscope.analyze.efficiency import (
     recorded_flops,
 )
 from stepscope.analyze.kernel_costs import (
-    FAMILIES,
-    PRECISIONS,
     CallCosts,
     KernelCosts,
     call_costs,
@@ -26,7 +23,6 @@ from stepscope.analyze.kernel_costs import (
     run_chip,
 )
 from stepscope.cost.chips import Chip, look_up
-from stepscope.cost.kernel_names import Family
 from stepscope.run.load import Run, load
 
 MM = 2 * 1024**3
@@ -113,19 +109,6 @@ def costs_of(tmp_path: Path, r: RankTrace) -> CallCosts:
     return call_costs(built_run(tmp_path, [r]).ranks[0])
 
 
-def test_a_product_counts_two_per_multiply_add(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(3, 0, 1000)
-    r.ran("aten::linear", 0, 50, **shapes([1024, 1024], [1024, 1024]))
-    matmul(r, 10, start=100, end=200)
-    costs = costs_of(tmp_path, r)
-    assert costs.flops.sum() == MM
-    (counted,) = np.flatnonzero(costs.counted)
-    assert FAMILIES[costs.family[counted]] is Family.GEMM
-    assert PRECISIONS[costs.operand[counted]] == "bf16"
-    assert costs.step[counted] == 0
-
-
 def test_a_distributed_tensor_counts_its_local_part(tmp_path: Path) -> None:
     r = RankTrace()
     r.ran("aten::mm", 0, 100, **shapes([1024, 1024], [1024, 2048]))
@@ -190,48 +173,10 @@ def trained(rank: int = 0, *, world_size: int = 1, steps: int = 3, products: int
     return r
 
 
-def test_model_and_recomputed_flops_are_told_apart(tmp_path: Path) -> None:
-    found = flops_of(built_run(tmp_path, [trained()]))
-    assert (found.model, found.recomputed) == (6 * MM, MM)
-    assert (found.coverage, found.reason, found.notes) == (1.0, None, ())
-
-
 def test_ranks_that_were_not_recorded_are_taken_as_the_mean_and_said_so(tmp_path: Path) -> None:
     found = flops_of(built_run(tmp_path, [trained(0, world_size=8)]))
     assert found.model == 8 * 6 * MM
     assert "not recorded" in found.notes[0]
-
-
-def test_on_a_rank_without_a_device_the_hosts_products_count(tmp_path: Path) -> None:
-    r = RankTrace(backend="gloo")
-    r.step(0, 0, 100)
-    r.ran("aten::mm", 10, 20, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]})  # type: ignore[arg-type]
-    found = flops_of(built_run(tmp_path, [r]))
-    assert (found.model, found.coverage) == (2 * 64**3, None)
-
-
-def test_products_without_shapes_make_it_unknown(tmp_path: Path) -> None:
-    r = trained()
-    r.kernel(BF16_KERNEL, at=200, start=250, end=290)
-    found = flops_of(built_run(tmp_path, [r]))
-    assert found.model is None
-    assert found.reason and "not recorded" in found.reason and "--flops-per-step" in found.reason
-
-
-def test_a_trace_without_any_shapes_says_how_to_record_them(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 1000)
-    with r.op("aten::mm", 0, 10):
-        r.kernel(BF16_KERNEL, at=2, start=20, end=90)
-    found = flops_of(built_run(tmp_path, [r]))
-    assert found.model is None
-    assert found.reason and "record_shapes=True" in found.reason
-
-
-def test_cuda_graphs_are_named_as_the_reason() -> None:
-    found = flops_of(load(DATA / "h200-cuda-graphs", cache=False))
-    assert (found.model, found.recomputed) == (None, None)
-    assert found.reason and "CUDA graphs" in found.reason
 
 
 def test_a_real_run_has_the_flops_of_its_model() -> None:

@@ -45,12 +45,6 @@ def test_achieved_bandwidth_of_an_elementwise_kernel(tmp_path: Path) -> None:
     assert (kernel.bound, kernel.tensor_core, kernel.precision) == ("memory-bound", False, None)
 
 
-def test_a_short_kernel_far_from_its_roof_is_bound_by_latency(tmp_path: Path) -> None:
-    r = RankTrace()
-    add(r, 0, elements=1000, start=100, end=105)
-    assert only(tmp_path, r).bound == "latency"
-
-
 def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: Path) -> None:
     r = RankTrace()
     matmul(r, 0, m=1, n=10_000, k=10_000, start=100, end=400)
@@ -74,15 +68,6 @@ def test_counts_times_and_shares(tmp_path: Path) -> None:
     assert (table.kernels_per_step, table.launches_per_step) == (1.5, 1.5)
     assert SHORT_NS == 10_000
     assert (table.short_count_share, table.short_time_share) == (0.5, 10 / 110)
-
-
-@pytest.mark.parametrize(("shared", "expected"), [(213_188, None), (48 << 10, 0.0)])
-def test_occupancy_of_0_with_much_shared_memory_is_unknown(tmp_path: Path, shared: int, expected: float | None) -> None:
-    r = RankTrace()
-    said = {"est. achieved occupancy %": 0, "shared memory": shared}
-    r.kernel("nvjet_sm90_tst_128x256", at=10, start=100, end=130, **said)  # type: ignore[arg-type]
-    found = only(tmp_path, r)
-    assert (found.occupancy_pct, found.occupancy_from) == (expected, None if expected is None else "estimated")
 
 
 def test_shares_of_tensor_cores_and_of_memory_bound_time(tmp_path: Path) -> None:

@@ -62,14 +62,6 @@ def test_memory_is_net_and_belongs_to_the_innermost_operator(table: OperatorTabl
     assert (linear.device_memory_bytes, linear.host_memory_bytes) == (0, 0)
 
 
-def test_memory_that_was_not_recorded_is_unknown(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.ran("aten::mm", 0, 10)
-    (mm,) = operator_table(built_run(tmp_path, [r]).ranks).operators
-    assert mm.device_memory_bytes is None
-    assert mm.host_memory_bytes is None
-
-
 def test_several_ranks_give_means_per_rank(tmp_path: Path) -> None:
     ranks = [two_threads(0, world_size=2), two_threads(1, world_size=2, mm_kernel_us=200)]
     table = operator_table(built_run(tmp_path, ranks).ranks)

@@ -67,12 +67,6 @@ def test_gradients_to_owners_and_parameters_back_are_a_sharded_optimizer(tmp_pat
     assert found.dimensions[0].instead == ("zero1",)
 
 
-def test_all_reduces_in_forward_are_tensor_parallel(tmp_path: Path) -> None:
-    found = recognised(tmp_path, tp)
-    assert (found.name, found.sure) == ("tp4", "pattern")
-    assert {(u.phase, u.count) for u in found.dimensions[0].uses} == {("forward", 4), ("backward", 4)}
-
-
 def test_scatters_in_forward_are_sequence_parallel_and_not_fsdp(tmp_path: Path) -> None:
     def job(r: RankTrace, at: float) -> None:
         for start, thread in ((at + 15, 100), (at + 1100, AUTOGRAD)):
@@ -146,24 +140,6 @@ def test_messages_in_the_middle_of_backward_are_no_pipeline(tmp_path: Path) -> N
 
     found = recognised(tmp_path, ring, ranks=2)
     assert (found.name, found.sure) == ("cp2", "pattern")
-
-
-def test_group_that_the_trace_does_not_say_is_the_one_whose_name_fits(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(4):
-        groups = {"0": range(4), "1": (rank // 2 * 2, rank // 2 * 2 + 1)}
-        names = {"0": "default_pg", "1": "mesh_tp"}
-        r = RankTrace(rank, world_size=4, clock_offset_us=rank * 500, backend="gloo", groups=groups, descriptions=names)
-        r.step(0, 0, STEP)
-        r.ran("aten::mm", 10, 900)
-        r.gloo("allreduce", at=800, start=850, end=950)
-        r.ran("autograd::engine::evaluate_function: MmBackward0", 1000, 2000)
-        r.gloo("allreduce", at=1500, start=1600, end=1900)
-        r.annotation("Optimizer.step#SGD.step", 3000, 3500)
-        ranks.append(r)
-    found = strategy_of(built_run(tmp_path, ranks))
-    assert found.name == "tp2"
-    assert found.dimensions[0].members == ((0, 1), (2, 3))
 
 
 def test_routed_tokens_are_expert_parallel_and_equal_amounts_a_guess(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analyze.replay.changes import (
     Change,
-    as_graph,
     evenly_spread,
     faster_network,
     faster_work,
@@ -22,7 +21,7 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.communication_changes import fewer_bytes, without_collectives
+from stepscope.analyze.replay.communication_changes import fewer_bytes
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, predict
 
@@ -94,13 +93,6 @@ def test_prediction_equals_the_job_with_the_change(tmp_path: Path, name: str) ->
     assert change(replay).period_ns / 1000 == pytest.approx(truth_us, rel=0.02)
 
 
-def test_graph_launch_leaves_the_device_alone(tmp_path: Path) -> None:
-    """Host-bound: afterwards the step takes what the device does, back to back."""
-    replay = replayed(tmp_path, [TINY])
-    assert replay.period_ns / 1000 == pytest.approx(8 * 102, rel=0.01)
-    assert as_graph(replay).period_ns / 1000 == pytest.approx(8 * 20, rel=0.05)
-
-
 def test_changes_compose(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, Op("alloc", 2000), SYNC]])
     both = without_allocator(without_data_wait(replay))
@@ -115,14 +107,6 @@ def test_half_the_bytes_keep_the_latency(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[kernel(100), *calls, WAIT, kernel(50), SYNC]] * 2)
     truth = simulate(*[[kernel(100), *halved, WAIT, kernel(50), SYNC]] * 2).period_us
     assert fewer_bytes(replay, 0.5).period_ns / 1000 == pytest.approx(truth, rel=0.02)
-
-
-def test_collectives_can_be_left_out(tmp_path: Path) -> None:
-    """Every second all-reduce is redundant."""
-    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
-    drop = [np.arange(len(r.collectives)) % 2 == 1 for r in replay.shared.run.ranks]
-    truth = simulate(*[[kernel(300), collective(500), kernel(300), kernel(300), WAIT, kernel(100), SYNC]] * 2).period_us
-    assert without_collectives(replay, drop).period_ns / 1000 == pytest.approx(truth, rel=0.03)
 
 
 LATE_IN_ONE_PLACE: dict[str, Sequence[Op]] = {

@@ -9,10 +9,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.replay import replay_of
-from stepscope.run.aligned import aligned
-from stepscope.run.load import load
 
-GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
 DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), WAIT, kernel(100), SYNC]
 
 
@@ -66,11 +63,3 @@ def test_exposed_collectives_are_on_the_path_and_hidden_ones_are_not(tmp_path: P
     exposed = [kernel(300), collective(900), kernel(200), WAIT, kernel(100), SYNC]
     share = sum(v for (_, what), v in shares(path_of(tmp_path / "b", exposed, exposed)).items() if what == "collective")
     assert share == pytest.approx(100 * 900 / 1335, abs=3)
-
-
-def test_cpu_ranks_have_a_path_too() -> None:
-    replay = replay_of(aligned(load(GLOO, cache=False)))
-    assert replay is not None
-    path = critical_path(replay)
-    assert path.segments[0].rank == 1, "the rank that slept"
-    assert {s.name for s in path.segments if s.what == "collective"} == {"gloo"}

@@ -7,33 +7,16 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.simulated import line_of, owned_run
-from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.account import account_of
-from stepscope.analyze.replay.changes import save_ns, state_saves, without_data_wait, without_state_saves
+from stepscope.analyze.replay.changes import save_ns, state_saves, without_state_saves
 from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.removal import MAX_REPLAYED
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, saving_of, together
 from stepscope.diagnose.findings import diagnose
-
-LOADS = [Op("data", 3000), *[kernel(300)] * 5, SYNC]
-
-
-@pytest.fixture
-def loading(tmp_path: Path) -> Replay:
-    found = replay_of(simulate(LOADS).aligned(tmp_path))
-    assert found is not None
-    return found
-
-
-def test_a_saving_is_no_more_than_the_step_or_the_claim(loading: Replay) -> None:
-    step_ns = loading.period_ns
-    free = saving_of(loading, Fix(without_data_wait), step_ns=step_ns)
-    assert free.ns == pytest.approx(3e6, rel=0.05) and free.low_ns <= free.ns <= free.high_ns <= step_ns
-    assert saving_of(loading, Fix(without_data_wait, limit_ns=1e6), step_ns=step_ns).ns == 1e6
-    assert saving_of(loading, Fix(None, formula_ns=9e9), step_ns=step_ns).ns == step_ns
 
 
 def saving_run(folder: Path, *, copies: int) -> Replay:

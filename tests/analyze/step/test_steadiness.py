@@ -147,24 +147,6 @@ def test_first_period_without_older_work_is_incomplete_and_left_out(tmp_path: Pa
     assert p.typical.tolist() == [1, 2]
 
 
-def test_work_of_the_next_step_on_another_stream_does_not_end_a_step(tmp_path: Path) -> None:
-    r = lagging(older=True)
-    r.copy(start=200, end=300, at=110, stream=9)  # step 1's prefetch, while step 0 still runs
-    assert periods(tmp_path, r).end_ns.tolist() == [true_ns(t) for t in (250, 460, 650)]
-
-
-def test_step_without_device_work_joins_the_next_and_is_incomplete(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.kernel("older", at=None, start=-50, end=-10)
-    for k in range(3):
-        r.step(k, k * 100, k * 100 + 99)
-    r.kernel("k", at=10, start=20, end=90)
-    r.kernel("k", at=210, start=220, end=290)
-    p = periods(tmp_path, r)
-    assert p.step.tolist() == [0, 2]
-    assert p.complete.tolist() == [True, False]
-
-
 def test_it_is_a_warning_of_the_report(tmp_path: Path) -> None:
     r = RankTrace(0)
     for n in range(3):

@@ -108,11 +108,3 @@ def test_repeated_sequences_are_told_apart_by_the_time_between_calls(tmp_path: P
     elsewhere_us = 5_000_000 + 1000 + np.array(gaps[1])
     found = calls_of_operators(calls, ["all_reduce"] * 3, 1000 * elsewhere_us)
     assert [(call.group.desc, call.size_bytes) for call in found if call] == [("dp", 28)] * 3
-
-
-def test_calls_that_were_overwritten_are_unknown(tmp_path: Path) -> None:
-    path = tmp_path / "flight.jsonl"
-    ops = ["all_gather", "all_reduce", "broadcast", "all_reduce", "all_gather"]
-    write_calls(path, [(10 * k, op, "1", 5) for k, op in enumerate(ops) if k >= 2])
-    found = calls_of_operators(flight_calls(path), ops, 10_000 * np.arange(5))
-    assert [call and call.op for call in found] == [None, None, *ops[2:]]
