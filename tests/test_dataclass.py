@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import inspect
-import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,14 +12,6 @@ import pytest
 from stepscope.dataclass import dataclass
 
 Maker = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """One that can be pickled: classes made in a function cannot."""
-
-    rank: int
-    names: tuple[str, ...] = ()
 
 
 def records(make: Maker) -> list[Any]:
@@ -121,16 +112,6 @@ def test_same_values(ours: Any, standard: Any) -> None:
 
 
 @BOTH
-def test_same_hash(ours: Any, standard: Any) -> None:
-    if ours.__name__ in ("Plain", "Longer", "Changes"):  # they hold a dictionary, or change
-        with pytest.raises(TypeError, match="unhashable"):
-            hash(ours(3))
-    elif ours.__name__ != "ByIdentity":
-        given = VALUES.get(ours.__name__, ())
-        assert hash(ours(*given)) == hash(standard(*given))
-
-
-@BOTH
 def test_what_is_frozen_can_be_neither_set_nor_deleted(ours: Any, standard: Any) -> None:
     if ours.__name__ == "Changes":
         one = ours(1)
@@ -145,37 +126,6 @@ def test_what_is_frozen_can_be_neither_set_nor_deleted(ours: Any, standard: Any)
         with pytest.raises(dataclasses.FrozenInstanceError) as expected:
             change(other)
         assert str(refused.value) == str(expected.value)
-
-
-def test_each_has_a_collection_of_its_own() -> None:
-    first, second = OURS[0](1), OURS[0](1)
-    first.found["a"] = 1
-    assert second.found == {}
-
-
-def test_it_can_be_stored_and_matched() -> None:
-    kept = Kept(2, ("a",))
-    assert pickle.loads(pickle.dumps(kept)) == kept
-    match kept:
-        case Kept(rank, names):
-            assert (rank, names) == (2, ("a",))
-
-
-def test_one_that_holds_itself_is_shown() -> None:
-    one = Kept(1, ())
-    object.__setattr__(one, "names", (one,))
-    assert repr(one) == "Kept(rank=1, names=(...,))"
-
-
-def test_class_below_one_that_was_never_made_has_its_own_signature() -> None:
-    plain, *_ = records(dataclass)
-
-    class Below(plain):  # type: ignore[misc,valid-type]
-        def __init__(self, only: int) -> None:
-            super().__init__(only)
-
-    assert list(inspect.signature(Below).parameters) == ["only"]
-    assert vars(Below(3)) == vars(plain(3))
 
 
 def test_many_threads_may_make_the_first_object() -> None:

@@ -1,6 +1,5 @@
 """Caches of commands are written beside the analysis, and are there when anybody asks for them."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,31 +16,6 @@ from stepscope.trace.cache import read_cached
 def nothing_left() -> Iterator[None]:
     yield
     later_writes.wait_for_all()
-
-
-def test_file_is_made_by_another_thread_once_it_begins(tmp_path: Path) -> None:
-    by = []
-    for name in ("a", "b"):
-        later_writes.write_later(tmp_path / name, lambda: by.append(threading.get_ident()))
-    assert by == []
-    later_writes.begin()
-    later_writes.wait_for_all()
-    assert len(by) == 2 and by[0] == by[1] != threading.get_ident()
-
-
-def test_who_asks_for_a_file_waits_for_it(tmp_path: Path) -> None:
-    may_go_on = threading.Event()
-
-    def write() -> None:
-        may_go_on.wait(60)
-        (tmp_path / "a").touch()
-
-    later_writes.write_later(tmp_path / "a", write)
-    later_writes.begin()
-    may_go_on.set()
-    later_writes.wait_for(tmp_path / "a")
-    assert (tmp_path / "a").exists()
-    later_writes.wait_for(tmp_path / "a")  # nothing is left to wait for
 
 
 def test_what_goes_wrong_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:

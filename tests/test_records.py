@@ -1,11 +1,9 @@
 """Records that hold arrays compare by identity and print in one line: every one of them, found by its types."""
 
-import gc
 import inspect
 import pkgutil
 import types
 import typing
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
@@ -16,8 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import stepscope
-from stepscope.records import MAX_REPR, ArrayRecord, once_per_record
-from stepscope.trace.table import Trace
+from stepscope.records import MAX_REPR, ArrayRecord
 
 JOB_SIDE = ("stepscope.record.", "stepscope.bench.", "stepscope.integrations.")
 """no arrays there: the standard library and torch only"""
@@ -81,24 +78,6 @@ def test_records_that_hold_arrays_print_in_one_line(holders: set[type]) -> None:
     assert own <= {"Table"}, "the repr that a dataclass writes for itself shows every number"
 
 
-def test_holders_are_found_through_collections_and_not_through_functions() -> None:
-    @dataclass
-    class Direct:
-        values: npt.NDArray[np.int64]
-
-    @dataclass
-    class Nested:
-        several: "tuple[Direct, ...] | None"
-
-    @dataclass
-    class Asks:
-        answer: Callable[[Direct], int]
-
-    Nested.__annotations__["several"] = tuple[Direct, ...] | None
-    assert array_holders([Direct, Nested, Asks]) == {Direct, Nested}
-    assert compares_fields(Direct)
-
-
 def test_repr_is_short_whatever_a_record_holds() -> None:
     @dataclass(frozen=True, eq=False, repr=False)
     class Big(ArrayRecord):
@@ -109,20 +88,3 @@ def test_repr_is_short_whatever_a_record_holds() -> None:
     shown = repr(Big(np.zeros((1000, 3)), "x" * 10_000, tuple(range(9))))
     assert shown.endswith("Big(values=float64[1000, 3], name='" + "x" * 36 + "..., rows=<9 in a tuple>)")
     assert len(repr(Big(np.zeros(1), "x", ()))) <= MAX_REPR
-
-
-def test_answer_is_remembered_as_long_as_its_record() -> None:
-    asked = []
-
-    @once_per_record
-    def length(record: Trace) -> int:
-        asked.append(record.path)
-        return len(record.strings)
-
-    first, second = (Trace(path, 0, {}, strings, {}, {}) for path, strings in (("a", ["x"]), ("b", ["x", "y"])))
-    gone = weakref.ref(first)
-    assert [length(first), length(first), length(second), length(second)] == [1, 1, 2, 2]
-    assert asked == ["a", "b"]
-    del first
-    gc.collect()
-    assert gone() is None

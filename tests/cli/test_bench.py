@@ -10,8 +10,6 @@ from stepscope.bench.launch import LaunchResult
 from stepscope.cli import bench as bench_session
 from stepscope.cli.main import main
 
-TORCH = pytest.importorskip("torch")
-
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["bench", *words]) == 2
@@ -112,15 +110,6 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     assert main(words) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert (tmp_path / "out" / "results.json").read_text() == "old"
-
-
-def test_json_on_standard_output_is_nothing_but_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended(monkeypatch, None)
-    words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--json", "-"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "bench"
 
 
 @pytest.mark.job

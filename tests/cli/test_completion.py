@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.cli.completion import completions
 from stepscope.cli.main import COMMANDS, main
 
 
@@ -25,14 +24,6 @@ def offered(words: list[str], capsys: pytest.CaptureFixture[str], where: Path) -
         capture_output=True, text=True, check=True, timeout=HANG_S, cwd=where,
     )  # fmt: skip
     return done.stdout.split()
-
-
-def test_every_command_and_kind_is_offered() -> None:
-    found = {offer.words: offer for offer in completions()}
-    assert {words[0] for words in found} == set(COMMANDS)
-    assert "scaling" in found[("bench",)].kinds and "strategy" in found[("predict",)].kinds
-    names = {name for option in found[("predict", "memory")].options for name in option.names}
-    assert {"--strategy", "--json"} <= names
 
 
 @pytest.mark.parametrize(

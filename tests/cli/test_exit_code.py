@@ -158,19 +158,3 @@ def test_what_is_said_about_an_answer_waits_for_it(monkeypatch, capsys):
     monkeypatch.setattr("stepscope.cli.doctor.run", refuses)
     assert main(["doctor"]) == 2
     assert capsys.readouterr().err == "stepscope doctor: calibration.json is damaged; measure again\n"
-
-
-def test_lines_of_a_command_inside_another_are_its_own(monkeypatch, capsys):
-    def inner(_: Any) -> int:
-        warn("inner")
-        return 0
-
-    def outer(_: Any) -> int:
-        warn("outer")
-        main(["sql", "run", "SELECT 1"])
-        return 0
-
-    monkeypatch.setattr("stepscope.cli.sql.run", inner)
-    monkeypatch.setattr("stepscope.cli.doctor.run", outer)
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().err == "warning: inner\nwarning: outer\n"

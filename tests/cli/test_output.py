@@ -1,16 +1,14 @@
 """Outputs appear whole, never over what exists, never through a link, never in place of a device."""
 
-import io
 import json
 import os
 import socket
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 
-from stepscope.cli.output import check_outputs, make_folder, print_cached, refuse_used_folder, write_json, write_output
+from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
 
@@ -131,13 +129,6 @@ def test_what_is_no_regular_file_is_refused_and_untouched(kind: str, force: bool
     assert os.listdir(tmp_path) == ["out.json"]
 
 
-def test_text_for_a_terminal_that_speaks_ascii_only_is_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    write_output("-", "\u03ba \u2026 \ud800", force=False)
-    assert raw.getvalue() == "\u03ba \u2026 ?".encode()
-
-
 def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = {"step": {"ms": [1.0, float("inf")], "x": float("nan")}, "warnings": ["other"]}
     write_json(str(tmp_path / "out.json"), document, force=False)
@@ -146,8 +137,3 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: 
     assert found == {"step": {"ms": [1.0, None], "x": None}, "warnings": ["other", note]}
     assert capsys.readouterr().err == f"warning: {note}\n"
     assert document["warnings"] == ["other"]
-
-
-def test_kept_text_keeps_colours_and_nothing_else_that_steers(capsys: pytest.CaptureFixture[str]) -> None:
-    print_cached("\x1b[1;31mlate\x1b[0m\n\x1b]52;c;AAAA\x07\x1b[2J\n")
-    assert capsys.readouterr().out == "\x1b[1;31mlate\x1b[0m\n\\x1b]52;c;AAAA\\x07\\x1b[2J\n"

@@ -26,11 +26,6 @@ def test_look_is_one_line_where_nobody_watches(tmp_path: Path, capsys: pytest.Ca
     assert said[9:].startswith("step 39; ") and "10.0 ms per step; forward 2.5 ms" in said
 
 
-def test_watch_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(job(tmp_path / "run", ended="closed"))]) == 0
-    assert f"the job has ended; next: stepscope report {tmp_path / 'run'}" in capsys.readouterr().out
-
-
 def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = job(tmp_path / "run", ended="killed")
     assert newest_attempt(first) == first

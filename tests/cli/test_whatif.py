@@ -18,13 +18,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_prediction_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["whatif", str(folder), "--set", "straggler=off", "--set", "network=2x"]) == 0
-    out = capsys.readouterr().out
-    assert "with straggler=off network=2x" in out and "predicted" in out and "rank 3" in out
-    assert "saves" in out
-
-
 def test_json_holds_step_interval_and_ranks(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "whatif.json"
     assert main(["whatif", str(folder), "--set", "straggler=off", "--json", str(target)]) == 0

@@ -1,6 +1,5 @@
 """A report of an unchanged run is shown as it was; whatever changed, and whatever was planted, is analysed."""
 
-import io
 import json
 import subprocess
 import sys
@@ -66,14 +65,6 @@ def test_second_report_is_the_first_to_the_byte(report: Callable[..., tuple[str,
     first, analysed = report(*options)
     assert analysed
     assert report(*options) == (first, False)
-
-
-def test_text_and_document_are_kept_side_by_side(report: Callable[..., tuple[str, bool]]) -> None:
-    document, _ = report("--json", "-")
-    text, analysed = report()
-    assert analysed  # only the document was kept until then
-    assert report() == (text, False)
-    assert report("--json", "-") == (document, False)
 
 
 def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
@@ -147,16 +138,3 @@ def test_where_the_key_cannot_be_told_nothing_fits(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))
     monkeypatch.setattr(kept, "MAX_FILES", 0)
     assert report("--json", "-")[1]
-
-
-def test_letters_that_the_output_cannot_hold_are_replaced_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = folder.rename(folder.with_name("rün"))
-    said = []
-    for _ in range(2):
-        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-        monkeypatch.setattr(sys, "stdout", out)
-        assert main(["report", str(named)]) == 0
-        out.flush()
-        said.append(out.buffer.getvalue())
-    assert b"r?n" in said[0]
-    assert said[0] == said[1]

@@ -78,16 +78,6 @@ def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains
     assert torch.fx.traceback.format_stack is original
 
 
-def test_short_ones_right_after_one_another_are_one() -> None:
-    noted = Interruptions()
-    for begin_ns in (0, 2_000, 4_000, 5_000_000):
-        noted.add("a", begin_ns, begin_ns + 1_000)
-    noted.add("b", 5_002_000, 5_003_000)
-    assert [(one.name, one.begin_ns, one.own_ns) for one in noted.taken(before_ns=1 << 62)] == [
-        ("a", 0, 3_000), ("a", 5_000_000, 1_000), ("b", 5_002_000, 1_000),
-    ]  # fmt: skip
-
-
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[None]:
     dist.init_process_group(request.param, store=dist.HashStore(), rank=0, world_size=1)

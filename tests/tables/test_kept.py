@@ -16,7 +16,6 @@ from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
 from stepscope.run.load import Run
-from stepscope.tables import cache as kept_tables
 from stepscope.tables.schema import TABLES
 from stepscope.trace.cache_place import content_key
 
@@ -70,14 +69,6 @@ def test_second_query_gives_the_same_rows_and_types(ask: Ask, name: str) -> None
         first, _ = ask(sql, "--json", "-", "--no-cache")
         ask(sql, "--json", "-")
         assert ask(sql, "--json", "-") == (first, False)
-
-
-def test_tables_of_several_queries_are_kept_side_by_side(ask: Ask) -> None:
-    ask("SELECT * FROM steps")
-    assert ask("SELECT * FROM events")[1]
-    assert not ask("SELECT * FROM events")[1] and not ask("SELECT * FROM steps")[1]
-    assert not ask("SELECT count(*) FROM events JOIN steps USING (rank, step)")[1]
-    assert ask("SELECT * FROM events, kernels")[1]
 
 
 def test_a_query_of_kept_tables_imports_nothing_heavy(folder: Path, ask: Ask) -> None:
@@ -171,12 +162,6 @@ def test_what_could_not_be_read_is_said_again(folder: Path, ask: Ask) -> None:
     assert ask(code=3) == (first, False)
 
 
-def test_options_of_the_account_tell_tables_apart(ask: Ask) -> None:
-    sql = "SELECT * FROM findings"
-    ask(sql)
-    assert not ask(sql)[1] and ask(sql, "--unprofiled-step-ms", "9")[1]
-
-
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
@@ -197,9 +182,3 @@ def test_a_folder_whose_name_is_a_pattern_is_read_each_time(folder: Path, ask: A
     odd = tmp_path / "run[1]*"
     shutil.copytree(folder, odd)
     assert ask(of=odd)[1] and ask(of=odd)[1]
-
-
-def test_a_long_table_is_not_kept(folder: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_tables, "MAX_ROWS", 3)
-    ask()
-    assert ask()[1] and not list((folder / CACHE_FOLDER).glob("*.parquet"))

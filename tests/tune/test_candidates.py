@@ -24,12 +24,6 @@ def test_what_the_job_does_not_have_is_not_tried() -> None:
     assert {"loader.pin_memory=True", "cudnn.benchmark=True", "NCCL_ALGO=Tree"} <= set(names(CUDA))
 
 
-def test_findings_say_what_comes_first() -> None:
-    assert names(CUDA, ["precision", "too-many-small-collectives"])[0] == "ddp.bucket_cap_mb=100"
-    assert names(CUDA, ["data-loading", "optimizer"])[0] == "loader.num_workers=4"
-    assert names(CUDA, ["optimizer", "data-loading"])[0] == "optimizer.fused=True"
-
-
 def test_what_changes_results_is_tried_only_where_that_is_allowed() -> None:
     choice = candidates(CUDA, [])
     assert ("precision.tf32=True", "changes results; --allow-inexact tries it") in choice.left_out

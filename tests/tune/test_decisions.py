@@ -16,7 +16,6 @@ from stepscope.tune.experiment import (
     Trial,
     agreement,
     experiment,
-    gain,
 )
 
 SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))
@@ -109,13 +108,6 @@ def test_what_had_run_is_judged_where_the_user_ends_it() -> None:
     assert found.stopped and found.keep and found.keep.candidate.name == "s3"
 
 
-def test_several_that_help_are_run_together() -> None:
-    found = experiment(SETTINGS, simulated(steady, {"s1": 0.3, "s5": 0.4}, 1), rounds=5)
-    assert found.keep is found.combined and found.combined is not None
-    assert found.combined.candidate.name == "s5 + s1"
-    assert found.combined.gain is not None and found.combined.gain.share > 0.5
-
-
 def test_what_hinders_the_other_is_kept_alone() -> None:
     def both_are_slow(when: str, candidate: Candidate | None) -> Trial:
         names = set(candidate.settings) if candidate else set()
@@ -156,11 +148,3 @@ def test_results_are_held_to_what_the_setting_may_change() -> None:
 
 
 KINDS = (EQUAL, ROUNDING, INEXACT)
-
-
-def test_an_interval_is_wider_the_more_was_tried_and_needs_three_rounds() -> None:
-    base, faster = [100.0, 101.0, 99.0], [90.0, 92.0, 89.0]
-    one, many = gain(base, faster, tried=1), gain(base, faster, tried=50)
-    assert one is not None and many is not None
-    assert one.beyond_chance and one.low > many.low and one.high < many.high
-    assert gain(base[:2], faster[:2], tried=1) is None

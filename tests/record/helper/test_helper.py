@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from tests.limits import HANG_S
-from tests.record.memory_store import MemoryStore
 
 from stepscope.record.helper.open_run import Outbox
 from stepscope.record.helper.scratch import MARKER, make_scratch, remove_scratch, sweep_scratch
@@ -38,13 +37,6 @@ def probed(store: Any, *, ahead_ns: int) -> list[dict[str, Any] | None]:
     found = [ask(there, number=n, when="before") for n in numbers]
     server.join()
     return found
-
-
-def test_known_offset_lies_within_the_bounds() -> None:
-    for probe in probed(MemoryStore(), ahead_ns=AHEAD_NS):
-        assert probe is not None
-        assert abs(probe["offset_ns"] - AHEAD_NS) <= probe["uncertainty_ns"]
-        assert probe["uncertainty_ns"] < AHEAD_NS
 
 
 def test_works_over_the_store_that_jobs_have() -> None:
@@ -164,32 +156,6 @@ def write_program(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
-
-
-def test_run_json_of_a_running_job_waits_for_the_same_window_of_other_ranks(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path, world_size=2, other_ranks_wait_s=HANG_S)
-    other = Outbox(on_reply=lambda _: None, settings=settings(tmp_path / "scratch1", rank=1, world_size=2))
-    other.put({"do": "run", "folder": str(folder)})
-
-    def report(of: Outbox, windows: int) -> None:
-        said = [{"window": n, "first_step": n, "last_step": n + 1, "cut": None} for n in range(windows)]
-        of.put({"do": "facts", "windows": said, "window_complete": True})
-
-    def windows_of(rank: int) -> list[int]:
-        path = folder / "run.json"
-        windows = json.loads(path.read_text())["windows"] if path.exists() else []
-        return [one["window"] for one in windows if str(rank) in one["ranks"]]
-
-    for one in (other, box):
-        report(one, windows=1)
-    wait_until(lambda: windows_of(1) == [0])
-    report(box, windows=2)
-    time.sleep(0.5)
-    report(other, windows=2)
-    wait_until(lambda: windows_of(1) == [0, 1])
-    for one in (other, box):
-        one.put({"do": "close"})
-        one.finish(own_wait_s=30, grace_s=30)
 
 
 OWNER = """

@@ -145,15 +145,6 @@ def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = 
     return [change for change in changes if isinstance(change, RaisedAlarm)]
 
 
-def test_late_rank_is_named_with_the_step_it_began_at() -> None:
-    found = risen(JobAlarms(2), late_from(340), 95, 500)
-    late = next(change for change in found if change.kind == STRAGGLER)
-    assert late.rank == 1 and late.text.startswith("rank 1 is ")
-    assert {change.kind for change in found} == {STRAGGLER, REGRESSION}  # all steps wait for it
-    assert {change.since for change in found} == {340}
-    assert not risen(JobAlarms(2), even, 100, 1000)
-
-
 def change(kind: str, rank: int | None, since: int | None) -> Change:
     text = f"{kind} of {rank}"
     return Change(kind, rank, False, text) if since is None else RaisedAlarm(kind, rank, True, text, since)

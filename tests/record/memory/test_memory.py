@@ -36,12 +36,6 @@ def test_each_category_has_its_bytes():
     assert found["buffers"] == 2 * 8 * 4 + 8  # mean, variance, batch count
 
 
-def test_tied_weights_are_counted_once():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
-    model[1].weight = model[0].weight
-    assert totals(storages_of(model.modules()), device="cpu")["parameters"] == 8 * 8 * 4
-
-
 def test_buckets_of_ddp_are_counted_unless_gradients_are_views_of_them(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

@@ -4,8 +4,6 @@ import json
 import os
 import time
 
-from stepscope.record.config import RecordConfig
-from stepscope.record.launch.launch import job_environment
 from stepscope.record.nccl_log import NcclLog, log_of_process
 from stepscope.record.samplers import Nvml, Telemetry
 
@@ -38,14 +36,6 @@ def test_what_the_user_set_is_kept_and_said(tmp_path, capsys):
     assert (run / "rank00000.nccl.log").read_text() == "NCCL WARN\n"
     assert theirs.exists()
     assert "NCCL_DEBUG=WARN is set and kept" in capsys.readouterr().err
-
-
-def test_switches_reach_the_job_through_its_environment():
-    config = RecordConfig(debug=("distributed", "compile"))
-    environment = job_environment(config, {"PATH": "/bin", "TORCH_LOGS": "+inductor"})
-    assert environment["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
-    assert environment["TORCH_LOGS"] == "+inductor"
-    assert "NCCL_DEBUG" not in environment
 
 
 class FakeLibrary:

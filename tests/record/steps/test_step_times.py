@@ -1,7 +1,6 @@
 """Step and region times: exclusive time, nesting, lost ends, threads, device events, order of lines."""
 
 import json
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -162,14 +161,6 @@ def test_region_open_over_a_step_boundary_is_split_there(clock: Any) -> None:
     regions.split_step(30)
     assert regions.split_step(40) == {"forward_pass": {"ns": 10, "n": 0}}
     assert regions.split_step(50) == {}
-
-
-def test_regions_of_other_threads_are_not_counted_into_the_step(clock: Any) -> None:
-    regions = Regions()
-    thread = threading.Thread(target=play, args=(regions, clock, "+gradient_sync@0 -gradient_sync@5"))
-    thread.start()
-    thread.join()
-    assert regions.split_step(10) == {}
 
 
 def test_nvtx_ranges_pair_up_even_when_switched_on_in_between(clock: Any) -> None:

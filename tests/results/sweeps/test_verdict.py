@@ -79,42 +79,13 @@ def test_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert inside >= 182
 
 
-def test_speed_is_per_sample() -> None:
-    assert gain(row("64", 150, samples=64), row("32", 100, samples=32)).speedup == pytest.approx(2 / 1.5, rel=0.03)
-
-
 def test_fast_variant_with_other_results_is_out() -> None:
     found = verdict(row("exact", 100), row("wrong", 10, off=0.1), row("fine", 90))
     assert found.chosen == "fine"
     assert any("wrong is out" in line for line in found.advice)
 
 
-def test_variant_may_have_a_tolerance_of_its_own() -> None:
-    wide = {"gradient": 0.5, "loss": 0.5, "why": "rounded inputs"}
-    variants = [{"name": "exact", "tolerance": None}, {"name": "rounded", "tolerance": wide}]
-    assert verdict(row("exact", 100), row("rounded", 50, off=0.1), variants=variants).chosen == "rounded"
-
-
 EXACT = {"gradient": 0.0, "loss": 0.0, "why": "the same samples"}
-
-
-def test_loader_that_is_faster_is_recommended_although_the_device_adds_in_no_fixed_order() -> None:
-    rows = row("workers=0", 55.4, own=5e-4, runs=2), row("workers=1", 50.6, off=6e-4, own=3e-4, runs=2)
-    found = verdict(*rows, tolerance=EXACT, reordered=TOLERANCE)
-    assert found.chosen == "workers=1" and len(found.advice) == 1
-
-
-def test_faster_beyond_the_noise_wins_over_a_larger_gain_within_it() -> None:
-    rows = row("a", 100, noise=1e-3), row("sure", 95, noise=1e-3), row("unsure", 90, noise=0.3)
-    found = verdict(*rows)
-    assert found.chosen == "sure" and any("undecided for unsure" in line for line in found.advice)
-
-
-def test_results_of_before_checks_of_all_runs_were_kept_can_be_read() -> None:
-    rows = [row("a", 100), row("b", 50)]
-    for r in rows:
-        r["check"] = r.pop("checks")[0]
-    assert verdict(*rows).chosen == "b"
 
 
 def test_refused_variants_are_listed_with_their_reason() -> None:
@@ -144,12 +115,6 @@ def test_memory_saved_for_nothing_is_taken() -> None:
     assert found.chosen == "b"
 
 
-def test_variant_beaten_in_memory_and_time_is_not_offered() -> None:
-    rows = row("none", 100, memory_gb=10), row("acts", 300, memory_gb=4), row("params", 400, memory_gb=8)
-    text = " ".join(verdict(*rows, goal="memory").advice)
-    assert "acts: saves 60 %" in text and "params:" not in text
-
-
 def test_allocator_is_told_apart_by_the_memory_it_holds() -> None:
     rows = [row(n, 50, noise=1e-3, memory_gb=11.4, reserved_gb=gb) for n, gb in (("default", 12.0), ("small", 11.4))]
     assert "small holds 5 % less memory: 11.4 GB instead of 12.0 GB" in verdict(*rows, name="allocator").advice
@@ -166,11 +131,6 @@ def test_smallest_batch_that_is_as_good_as_the_best_is_chosen() -> None:
     assert found.chosen in ("128", "256") and agreement is not None and agreement.agrees
     rows = [row(str(n), ms, samples=n, noise=0.001) for n, ms in ((32, 100), (64, 200.1), (128, 400.2))]
     assert verdict(*rows, name="batch-size", reference="halves").chosen == "32"
-
-
-def test_mfu_is_flops_over_time_over_peak() -> None:
-    found = verdict(row("a", 100, noise=1e-6, flops=45e12))
-    assert found.variants[0].mfu == pytest.approx(450 / 989, rel=0.01)
 
 
 def test_accumulation_on_ranks_says_what_it_saves_in_communication() -> None:
