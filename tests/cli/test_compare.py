@@ -10,7 +10,7 @@ import pytest
 from tests.analyze.build import RankTrace
 from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import late_run
-from tests.results.test_folder import write as write_bench
+from tests.results.test_results import write as write_bench
 
 from stepscope.cli.main import main
 

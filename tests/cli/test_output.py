@@ -1,4 +1,4 @@
-"""Outputs appear whole, never over what exists, never through a link, never in place of a device."""
+"""Outputs appear whole, never over what exists, never through a link; what exists is refused before any work."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.cli.main import main
 from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
@@ -137,3 +138,29 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: 
     assert found == {"step": {"ms": [1.0, None], "x": None}, "warnings": ["other", note]}
     assert capsys.readouterr().err == f"warning: {note}\n"
     assert document["warnings"] == ["other"]
+
+
+COMMANDS = {
+    "report": ["no-such-run"],
+    "whatif": ["no-such-run", "--set", "straggler=off"],
+    "code": ["no-such-run"],
+    "compare": ["no-such-run", "no-other-run"],
+    "health": ["no-such-run"],
+    "history": ["no-such-folder"],
+    "investigate": ["no-such-run"],
+    "calibrate": ["--from-csv", "no-such-file.csv"],
+    "sql": ["no-such-run", "select 1"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_existing_output_is_refused_before_the_input_is_looked_at(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = tmp_path / "result.json"
+    there.write_text("mine")
+    assert main([command, *COMMANDS[command], "--json", str(there)]) == 2
+    said = capsys.readouterr().err
+    assert "exists" in said and "--force" in said
+    assert there.read_text() == "mine"

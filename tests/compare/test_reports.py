@@ -1,10 +1,10 @@
-"""What two reports say of each other: numbers with and without intervals, findings that come and go, gates."""
+"""What two reports say of each other, and gates: any number by its dotted name, no code run."""
 
 from typing import Any
 
 import pytest
 
-from stepscope.compare.conditions import GateResult, parse_gate
+from stepscope.compare.conditions import Gate, GateResult, judge, numbers, parse_gate
 from stepscope.compare.document import (
     ONE_VALUE,
     Metric,
@@ -14,6 +14,7 @@ from stepscope.compare.document import (
 )
 from stepscope.compare.runs import Comparison
 from stepscope.compare.sides import judge_changes
+from stepscope.errors import UsageError
 from stepscope.stats.bootstrap import Difference
 
 
@@ -113,3 +114,114 @@ def test_a_single_number_is_judged_as_it_is_and_said_to_be_one() -> None:
     worse = [{"op": "all_reduce", "group": "dp", "wait_ms": 1.5}, {"op": "all_reduce", "group": "tp", "wait_ms": 2.0}]
     result = judged("collectives.all_reduce.wait_ms>5%", collectives=worse)
     assert not result.holds and ONE_VALUE in result.said
+
+
+REPORT: dict[str, Any] = {
+    "schema": 1,
+    "run": {"name": "x", "world_size": 2},
+    "ranks": [{"rank": 0, "idle_ms": 1.0, "step_ms": [10.0, 11.0]}, {"rank": 1, "idle_ms": 7.0, "step_ms": [12.0]}],
+    "step": {
+        "profiled_ms": 12.0,
+        "unprofiled_ms": 10.0,
+        "budget": [{"part": "wait", "ms_per_step": 2.0, "pct": 20.0}, {"part": "forward", "ms_per_step": 8, "pct": 80}],
+    },
+    "efficiency": {"mfu": None, "hfu": 0.4},
+    "collectives": [{"op": "all_reduce", "busbw_gb_per_s": 3.0}, {"op": "all_reduce", "busbw_gb_per_s": 9.0}],
+    "checks": [
+        {"id": "data_loading_pct", "value": 35.0, "status": "fail"},
+        {"id": "memory_pct_of_limit", "value": None},
+    ],
+    "findings": [{"id": "straggler", "saving_pct": 12.0, "ranks": [1]}],
+    "stragglers": [{"rank": 1, "late_ms_per_step": 4.0}],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "gate"),
+    [
+        ("data_loading_pct>30", Gate("data_loading_pct", ">", 30.0, False)),
+        (" step_ms >= 5 % ", Gate("step_ms", ">=", 5.0, True)),
+        ("findings.data-loading.saving_pct<=1e-3", Gate("findings.data-loading.saving_pct", "<=", 0.001, False)),
+        ("x!=-.5", Gate("x", "!=", -0.5, False)),
+    ],
+)
+def test_expressions_are_read(text: str, gate: Gate) -> None:
+    assert parse_gate(text) == gate
+    assert parse_gate(str(gate)) == gate
+
+
+@pytest.mark.parametrize(
+    "text", ["", "step_ms", "step_ms>", ">3", "step_ms>x", "step_ms=3", "a>1;b", "__import__('os')>1"]
+)
+def test_anything_else_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="NAME OP NUMBER") as error:
+        parse_gate(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step_ms", [10.0]),
+        ("data_loading_pct", [35.0]),
+        ("checks.data_loading_pct.value", [35.0]),
+        ("wait_pct", [20.0]),
+        ("hfu", [0.4]),
+        ("step.budget.forward.pct", [80]),
+        ("ranks.*.idle_ms", [1.0, 7.0]),
+        ("ranks.0.step_ms.1", [11.0]),
+        ("collectives.all_reduce.busbw_gb_per_s", [3.0, 9.0]),
+        ("findings.straggler.saving_pct", [12.0]),
+        ("findings.data-loading.saving_pct", [0.0]),
+        ("stragglers.count", [1]),
+        ("efficiency.mfu", [None]),
+    ],
+)
+def test_names_lead_to_their_numbers(name: str, value: list[float | None]) -> None:
+    assert numbers(REPORT, name) == value
+
+
+def test_the_profiled_step_stands_in_where_no_other_is_known() -> None:
+    assert numbers({"step": {"profiled_ms": 12.0, "unprofiled_ms": None}}, "step_ms") == [12.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("data_loadin_pct", "did you mean data_loading_pct"),
+        ("findings.stragler.saving_pct", "findings.straggler.saving_pct"),
+        ("ranks.7.idle_ms", "no number 'ranks.7.idle_ms'"),
+        ("step.budget", "is a list"),
+        ("checks.data_loading_pct.status", "is text"),
+    ],
+)
+def test_names_that_are_no_numbers_are_refused_with_what_is_near(name: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        numbers(REPORT, name)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("data_loading_pct>30", False),
+        ("data_loading_pct>=35", False),
+        ("stragglers.count>0", False),
+        ("findings.allocator.saving_pct>1", True),
+        ("ranks.*.idle_ms>5", False),
+        ("collectives.all_reduce.busbw_gb_per_s<5", False),
+    ],
+)
+def test_a_gate_holds_unless_its_condition_is_met(text: str, holds: bool) -> None:
+    assert [r.holds for r in judge([parse_gate(text)], REPORT)] == [holds]
+
+
+def test_a_gate_on_an_unknown_number_does_not_hold() -> None:
+    for name in ("mfu", "memory_pct_of_limit"):
+        (result,) = judge([parse_gate(f"{name}<0")], REPORT)
+        assert not result.holds and result.value is None and "not known" in result.said
+
+
+def test_a_change_in_percent_needs_two_runs() -> None:
+    with pytest.raises(UsageError, match="two runs"):
+        judge([parse_gate("step_ms>5%")], REPORT)

@@ -1,4 +1,4 @@
-"""A loop recorded from inside its process: steps and regions found, other profilers respected, nothing left behind."""
+"""A loop recorded from inside its process: steps and regions found, other profilers respected; Slurm's variables."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
-from stepscope.contract.run_folder import steps_file, trace_file
+from stepscope.contract.run_folder import first_node, steps_file, trace_file
 from stepscope.errors import UsageError
 from stepscope.integrations.deepspeed import recorded as engine_recorded
+from stepscope.integrations.slurm import launcher_variables
 from stepscope.integrations.torchrun import recorded
 
 WINDOW: dict[str, Any] = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
@@ -194,3 +195,36 @@ def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> No
     twice = dict.fromkeys(("data_loading", "forward_pass", "backward_pass"), 2)
     assert regions_of(recording.run_folder)[1:] == [{**twice, "gradient_sync": 1, "optimizer_step": 1}] * (STEPS - 1)
     assert not {"backward", "step", "allreduce_gradients"} & set(vars(engine))
+
+
+TASK = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41234"}
+
+
+def test_task_becomes_a_rank() -> None:
+    found = launcher_variables({**TASK, "SLURM_JOB_NODELIST": "gpu[07-09,12]"})
+    assert found == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "gpu07",
+        "MASTER_PORT": "21234",
+    }
+
+
+def test_variables_of_torchrun_and_a_given_address_hold() -> None:
+    assert launcher_variables({**TASK, "RANK": "0", "WORLD_SIZE": "2"}) == {}
+    assert "MASTER_ADDR" not in launcher_variables({**TASK, "MASTER_ADDR": "elsewhere"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("login1", "login1"),
+        ("a,b", "a"),
+        ("gpu[3,7]", "gpu3"),
+        ("gpu-a[001-064]-ib,b", "gpu-a001-ib"),
+        ("rack2-n[10]", "rack2-n10"),
+    ],
+)
+def test_first_node_of_a_short_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
