@@ -213,10 +213,9 @@ def test_no_output_is_written_past_the_door() -> None:
 
 def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
     found = [(file, {word.arg for word in call.keywords}) for file, call in calls("json.dumps", "json.dump")]
-    assert {file for file, words in found if "allow_nan" not in words} == {
-        "trace/cache.py",
-        "trace/pickles.py",
-    }, "which nobody else reads"
+    assert {file for file, words in found if "allow_nan" not in words} == {"trace/cache.py", "trace/pickles.py"}, (
+        "which nobody else reads"
+    )
     assert {file for file, _ in found} >= {"json_text.py"}
 
 

@@ -65,20 +65,6 @@ def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
     assert found.buckets[0].occurrences == 16
 
 
-def test_hooks_on_gradients_are_told_apart_from_adding_them(tmp_path: Path) -> None:
-    def hooked(r: RankTrace, at: float) -> None:
-        node = "torch::autograd::AccumulateGrad"
-        r.ran(f"autograd::engine::evaluate_function: {node}", at + 1500, at + 1560, thread=AUTOGRAD)
-        r.ran(node, at + 1502, at + 1512, thread=AUTOGRAD)
-        r.kernel("add", at=at + 1505, start=at + 1910, end=at + 1920, thread=AUTOGRAD)
-        r.kernel("copy_to_bucket", at=at + 1520, start=at + 1920, end=at + 1950, thread=AUTOGRAD)
-        collective(r, "allreduce", at + 1530, thread=AUTOGRAD)
-
-    one = seen(tmp_path, bucket_view, hooked).ranks[0]
-    assert ms(one.hook_host_ns) == pytest.approx(0.050)
-    assert ms(one.hook_device_ns) == pytest.approx(0.030)
-
-
 @pytest.mark.parametrize(("again", "times"), [(True, 2), (False, 1)])
 def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> None:
     found = seen(tmp_path, sharding_view, lambda r, at: fsdp(r, at, again=again))
@@ -89,18 +75,6 @@ def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> 
     assert one.gathers_of_parameters == times
     assert one.traffic_of_parameters == times + 1
     assert ms(one.gather_ns) == pytest.approx(0.2 * times)
-
-
-def test_early_gathers_are_those_that_start_under_compute(tmp_path: Path) -> None:
-    def job(r: RankTrace, at: float) -> None:
-        whole = {"elements": 1_000_000, "out_elements": 4_000_000}
-        collective(r, "_allgather_base", at + 120, took=50, **whole)  # type: ignore[arg-type]
-        collective(r, "_allgather_base", at + 225, took=20, **whole)  # type: ignore[arg-type]
-        collective(r, "_reduce_scatter_base", at + 3100, thread=AUTOGRAD, elements=8_000_000, out_elements=2_000_000)
-
-    one = seen(tmp_path, sharding_view, job).ranks[0]
-    assert one.early_pct == pytest.approx(50)
-    assert ms(one.gather_exposed_ns) == pytest.approx(0.02)
 
 
 def test_layers_of_tensor_parallelism(tmp_path: Path) -> None:

@@ -101,11 +101,7 @@ SMALL = [
     *("--d-model", "32", "--num-layers", "1", "--num-heads", "2", "--seq-len", "16", "--vocab-size", "64"),
     *("--batch-size", "2", "--steps", "6", "--warmup-steps", "2", "--runs", "2"),
 ]
-TWO_OF_MPI = {
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+TWO_OF_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 
 
 @pytest.mark.parametrize(

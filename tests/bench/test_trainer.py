@@ -1,7 +1,6 @@
 """The trainer on one and on two ranks: what it writes, that recording changes nothing, that it can be resumed."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import nn
 
 from stepscope.bench.trainer import Events, Trainer, TrainingResult, main
 from stepscope.cli.main import main as stepscope_main
-from stepscope.contract.run_folder import steps_file, trace_file
-from stepscope.contract.tensorboard import checksum
+from stepscope.contract.run_folder import trace_file
 from stepscope.errors import InputError, UsageError
 
 B3 = {
@@ -64,24 +62,6 @@ def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[Trai
     assert "stepscope report" in (done.folder / "summary.txt").read_text()
     (events,) = (done.folder / "tensorboard").iterdir()
     assert all(tag in events.read_bytes() for tag in (b"loss", b"learning_rate", b"samples_per_sec"))
-
-
-def test_steps_have_their_regions(recorded: tuple[TrainingResult, list[str]]) -> None:
-    folder = recorded[0].run_folder
-    assert folder is not None
-    steps = [json.loads(line) for line in (folder / steps_file(0)).read_text().splitlines()[1:]]
-    assert len(steps) == 12
-    counts = {name: found["n"] for name, found in steps[1]["regions"].items()}
-    assert counts == {
-        "lr_scheduling": 1,
-        "data_loading": 2,
-        "forward_pass": 2,
-        "backward_pass": 2,
-        "gradient_sync": 1,
-        "gradient_clipping_warmup": 1,
-        "optimizer_step": 1,
-    }
-    assert "gradient_clipping_warmup" not in steps[5]["regions"]
 
 
 def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[TrainingResult, list[str]]) -> None:
@@ -162,21 +142,6 @@ def test_flags_on_the_command_line_change_settings(tmp_path: Path, capsys: pytes
     assert "step     3 of 3  training  lr 5.000e-01" in capsys.readouterr().out
     assert main([*flags, "--lr", "fast"]) == 2
     assert "stepscope: --set: train.lr has to be a number above 0, not 'fast'" in capsys.readouterr().err
-
-
-def test_event_file_begins_with_its_version_and_holds_every_scalar(tmp_path: Path) -> None:
-    events = Events(tmp_path / "logs")
-    events.scalars(300, {"loss": 1.5})
-    events.close()
-    content, found = events.path.read_bytes(), []
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        assert content[8:12] == checksum(content[:8])
-        found.append(content[12 : 12 + length])
-        assert content[12 + length : 16 + length] == checksum(found[-1])
-        content = content[16 + length :]
-    assert found[0].endswith(b"\x1a\x0dbrain.Event:2")
-    assert found[1][9:] == b"\x10\xac\x02" + b"\x2a\x0d\x0a\x0b\x0a\x04loss\x15" + struct.pack("<f", 1.5)
 
 
 JOB = Path(__file__).parent / "trainer_job.py"

@@ -222,16 +222,3 @@ def test_bar_after_a_second_with_rate_and_remaining_time(watch: Watch, clock: Cl
         assert terminal.shown().startswith("reading ")
         assert terminal.shown().rstrip().endswith("50 % 20.0 MB/s, 0:03 left")
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar wipes itself"
-
-
-def test_what_is_printed_meanwhile_goes_where_it_belongs(
-    watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal = watch()
-    with reading_progress() as progress:
-        assert progress is not None
-        clock.now_s += 2
-        progress(1, 2)
-        print("the answer")
-    assert capsys.readouterr().out == "the answer\n"
-    assert "the answer" not in terminal.getvalue()

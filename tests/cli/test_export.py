@@ -106,8 +106,7 @@ def test_export_that_fails_leaves_no_half_filled_folder(
 
 
 needs_sql = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("duckdb", "pyarrow")),
-    reason="needs the extra `sql`",
+    any(find_spec(name) is None for name in ("duckdb", "pyarrow")), reason="needs the extra `sql`"
 )
 QUERY = "SELECT rank, count(*) AS calls, sum(wait_ns) / 1e6 AS wait_ms FROM collectives GROUP BY rank ORDER BY rank"
 

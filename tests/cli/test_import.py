@@ -56,13 +56,6 @@ def test_export_becomes_a_run_of_its_own(tmp_path: Path, capsys: pytest.CaptureF
     assert [r["num_steps"] for r in report["ranks"]] == [3, 3]
 
 
-def test_disagreement_on_the_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "new"
-    assert main(["import", str(export(tmp_path, 1, name="rank5.sqlite")), "--into", str(run)]) == 0
-    assert "rank 1 by the file itself, rank 5 by its name; the file itself is believed" in capsys.readouterr().err
-    assert [p.name for p in run.iterdir()] == ["rank00001.nsys.sqlite"]
-
-
 def test_other_file_in_the_same_place_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "new"
     main(["import", str(export(tmp_path, 1)), "--into", str(run)])
@@ -142,17 +135,6 @@ def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cached.chmod(0o666)
     with pytest.raises(StepscopeError, match="nsys is not on PATH"):  # another user may have changed it
         load(alone)
-
-
-def test_report_goes_through_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_tool(
-        tmp_path, monkeypatch, "ncu",
-        f"assert sys.argv[1] == '--import' and '--csv' in sys.argv\nsys.stdout.write(open({str(NCU)!r}).read())",
-    )  # fmt: skip
-    report = tmp_path / "rank0.ncu-rep"
-    report.write_bytes(b"report")
-    assert main(["import", str(report), "--into", str(tmp_path / "new")]) == 0
-    assert (tmp_path / "new" / "rank00000.ncu.csv").read_bytes() == NCU.read_bytes()
 
 
 @pytest.mark.parametrize("body", ["sys.exit('no such\\nreport')", "pass", "print('garbage')"])

@@ -1,6 +1,5 @@
 """Two constructed runs whose difference is known, also by source line."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.analysis import load as analysed
 from stepscope.analyze.account import account_of
-from stepscope.compare.document import line_changes
 from stepscope.compare.runs import Comparison, changed_rows, compare, rows_of
 from stepscope.compare.samples import PerStepTimes, RunSamples, run_samples
-from stepscope.compare.sides import code_lines
 from stepscope.run.load import load
 
 LATE_US = 2000.0
@@ -84,18 +81,6 @@ def test_unprofiled_steps_go_before_profiled_ones(tmp_path: Path) -> None:
     assert found.sampled["steadiness.mean_ms"].significant
 
 
-def test_one_unprofiled_number_per_run_has_the_doubt_of_the_profiled_steps(tmp_path: Path) -> None:
-    sides = []
-    for name, ms in (("a", 1.2), ("b", 1.4)):
-        run = late_run(tmp_path / name, late_us=0, ranks=RANKS, description={"unprofiled_step_ms": ms})
-        sides.append([run_samples(account_of(run))])
-    found = compare(*sides)
-    assert found.basis == "unprofiled" and not found.logged
-    assert (found.step.a, found.step.b) == (1.2, 1.4)
-    assert any("one number per run" in note for note in found.notes)
-    assert sum(row.difference.change for row in found.budget) == pytest.approx(0.2, rel=1e-6)
-
-
 def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Path, prompt: RunSamples) -> None:
     run = late_run(tmp_path / "known", late_us=0, ranks=RANKS, description={"unprofiled_step_ms": 1.2})
     found = compare([run_samples(account_of(run))], [prompt])
@@ -134,7 +119,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_line_that_got_slower_comes_first(folders: tuple[Path, Path]) -> None:
-    a, b = map(load, folders)
+    a, b = map(analysed, folders)
     document = a.compare(b).document
     first = document["code"][0]
     assert (first["file"], first["line"], first["source"]) == ("model.py", 3, "return self.up(x)")
@@ -144,20 +129,10 @@ def test_the_line_that_got_slower_comes_first(folders: tuple[Path, Path]) -> Non
     assert document["code_changed"] == len(document["code"])
 
 
-def test_a_line_that_moved_is_the_same_line(folders: tuple[Path, Path]) -> None:
-    lines = code_lines(analysed(folders[0]).account)
-    assert lines is not None
-    moved = {key: replace(row, line=row.line + 3) for key, row in lines.items()}
-    assert line_changes([lines], [moved]) == ()
-    gone = {key: row for key, row in moved.items() if row.source != "stat(net)"}
-    assert [(c.what, c.row.source) for c in line_changes([lines], [gone])] == [("vanished", "stat(net)")]
-    assert line_changes([lines], [None]) == ()
-
-
 def test_page_has_lanes_of_both_sides(folders: tuple[Path, Path]) -> None:
     from stepscope.report.html.compare import side_by_side
 
-    a, b = map(load, folders)
+    a, b = map(analysed, folders)
     lanes = side_by_side((a.account, a.diagnosis), (b.account, b.diagnosis))
     assert lanes is not None and [rank["rank"] for rank in lanes["ranks"]] == [0]
     longest = [max(dur for kind, _, dur, _ in side["slices"] if kind < 4) for side in lanes["ranks"][0]["sides"]]

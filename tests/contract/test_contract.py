@@ -21,13 +21,7 @@ from stepscope.contract.live import (
     read_status,
     status_file,
 )
-from stepscope.contract.run_folder import (
-    atomic_write,
-    rank_file,
-    rank_of,
-    steps_file,
-    trace_file,
-)
+from stepscope.contract.run_folder import atomic_write, rank_file, rank_of, steps_file, trace_file
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, Region, StepLine, named_region
 from stepscope.output_path import OutputRefusedError
 from stepscope.record.steps import StepLog

@@ -114,13 +114,6 @@ def test_other_options_and_other_code_are_analysed_again(
     assert report("--json", "-")[1]
 
 
-def test_no_cache_neither_reads_nor_writes(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
-    assert report("--json", "-", "--no-cache")[1]
-    assert not (folder / CACHE_FOLDER).exists()
-    report("--json", "-")
-    assert report("--json", "-", "--no-cache")[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"key": 1', b"\xff" * 100, b"[" * 100_000])
 def test_damaged_report_is_no_report(folder: Path, report: Callable[..., tuple[str, bool]], content: bytes) -> None:

@@ -202,13 +202,7 @@ TASK = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_J
 
 def test_task_becomes_a_rank() -> None:
     found = launcher_variables({**TASK, "SLURM_JOB_NODELIST": "gpu[07-09,12]"})
-    assert found == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "gpu07",
-        "MASTER_PORT": "21234",
-    }
+    assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07", "MASTER_PORT": "21234"}
 
 
 def test_variables_of_torchrun_and_a_given_address_hold() -> None:

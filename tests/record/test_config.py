@@ -8,10 +8,7 @@ from torch.profiler import schedule
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.loop.steps import COUNT, LOADER, OPTIMIZER, StepUnit, unit_from
-from stepscope.record.profile import (
-    profile,
-    window_of,
-)
+from stepscope.record.profile import profile, window_of
 from stepscope.record.window.schedule import census_step, phase_of
 
 

@@ -110,12 +110,7 @@ def test_every_stage_of_a_pipeline_has_the_same_steps(told: list[dict[str, Any]]
     for rank, loss_calls in ((0, 0), (1, 4)):
         found = told[rank]["pipeline"]
         assert found["steps"][1:] == [{FORWARD: 4 + loss_calls, BACKWARD: 4, STEP: 1}] * (STEPS - 1)
-        assert found["facts"]["pipeline"] == {
-            "schedule": "1F1B",
-            "microbatches": 4,
-            "stages": 2,
-            "stages_here": [rank],
-        }
+        assert found["facts"]["pipeline"] == {"schedule": "1F1B", "microbatches": 4, "stages": 2, "stages_here": [rank]}
 
 
 def test_model_compiled_in_the_middle_of_training_is_found_again(told: list[dict[str, Any]]) -> None:

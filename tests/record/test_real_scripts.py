@@ -91,10 +91,7 @@ def test_updates_written_by_hand_are_steps(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step_of", "count", "unit"),
-    [
-        ("Adam#1", 7, "one step of Adam#1; optimizers: 2 x Adam"),
-        ("10", 4, "10 optimizer steps; optimizers: 2 x Adam"),
-    ],
+    [("Adam#1", 7, "one step of Adam#1; optimizers: 2 x Adam"), ("10", 4, "10 optimizer steps; optimizers: 2 x Adam")],
 )
 def test_a_unit_that_is_asked_for(step_of: str, count: int, unit: str, tmp_path: Path) -> None:
     done = recorded(tmp_path, script("unequal_rates.py", "wgan"), "--step-of", step_of)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
 from stepscope.contract.collectives import OPS
-from stepscope.contract.run_folder import trace_file
 from stepscope.run.aligned import UNMATCHED, aligned
 from stepscope.run.load import Run, load
 from stepscope.run.matching import Matches, match_collectives
@@ -141,53 +139,6 @@ def test_shifted_windows_match_the_steps_they_share(tmp_path: Path, skip: tuple[
     assert all(len(moments) == 1 for moments in true_moments(run, matches))
     there = [sum(step >= s for s in skip) for step in range(job.steps) for _ in range(job.per_step)]
     assert sorted(len(m) for m in members(matches)) == sorted(n for n in there if n > 1)
-
-
-def test_cut_file_matches_all_of_its_whole_steps(tmp_path: Path) -> None:
-    job = Job(ranks=3, steps=8)
-    for trace in job.traces():
-        trace.write(tmp_path)
-    text = json.dumps(job.traces()[1].document())
-    (tmp_path / trace_file(1)).unlink()
-    (tmp_path / "rank1.json").write_text(text[: len(text) * 3 // 4])
-    run = load(tmp_path, cache=False)
-    kept = run.ranks[1].steps.number.tolist()
-    assert 3 <= len(kept) < 8
-    matches = match_collectives(run.ranks)
-    assert all(len(moments) == 1 for moments in true_moments(run, matches))
-    on_all = [m for m, step in zip(members(matches), matches.step, strict=True) if step in kept]
-    assert len(on_all) == len(kept) * job.per_step
-    assert all(len(m) == 3 for m in on_all)
-    assert len(matches) == job.steps * job.per_step, "the other ranks still match each other"
-
-
-def one_step(calls: Sequence[Sequence[tuple[str, int]]]) -> list[RankTrace]:
-    """Return one rank per list of `(operation, elements)`, all in one step."""
-    traces = [RankTrace(r, world_size=len(calls)) for r in range(len(calls))]
-    for trace, mine in zip(traces, calls, strict=True):
-        trace.step(0, 0, 100_000)
-        for k, (op, elements) in enumerate(mine):
-            trace.collective(op, at=1000 * k, start=1000 * k + 10, end=1000 * k + 300, elements=elements)
-    return traces
-
-
-def sizes(matches: Matches) -> list[int]:
-    return [int(n) // 4 for n in matches.size_bytes]
-
-
-def test_lost_collectives_are_placed_where_sizes_fit(tmp_path: Path) -> None:
-    whole = [("allreduce", n) for n in (10, 20, 30, 40)]
-    run = built_run(tmp_path, one_step([whole, whole[1:3], whole]))
-    assert sizes(match_collectives(run.ranks)) == [10, 20, 30, 40]
-    assert [len(m) for m in members(match_collectives(run.ranks))] == [2, 3, 3, 2]
-
-
-def test_lost_collectives_that_fit_in_several_ways_stay_unmatched(tmp_path: Path) -> None:
-    alike = [("allreduce", 10)] * 4
-    run = built_run(tmp_path, one_step([alike, alike[:3], alike]))
-    matches = match_collectives(run.ranks)
-    assert [{r for r, _ in m} for m in members(matches)] == [{0, 2}] * 4
-    assert (aligned(run).wait_ns[1] == -1).all()
 
 
 @pytest.mark.parametrize("steps", [True, False])

@@ -31,13 +31,6 @@ def op_names(rank: Rank) -> list[str | None]:
     return [rank.trace.text(int(rank.trace["name"][row])) if row >= 0 else None for row in rank.work.op_row]
 
 
-def test_kernel_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
-    rank = rank_of(
-        tmp_path, [step(4, 0, 100), step(5, 100, 200), launch(90, 1), kernel(150, 1), launch(110, 2), kernel(160, 2)]
-    )
-    assert rank.steps.number[rank.work.step].tolist() == [4, 5]
-
-
 def test_work_without_a_launch_is_in_no_step_and_counted(tmp_path: Path) -> None:
     rank = rank_of(tmp_path, [step(0, 0, 100), kernel(10, 77), kernel(20, None), launch(30, 5), kernel(40, 5)])
     assert rank.work.step.tolist() == [-1, -1, 0]
@@ -60,14 +53,6 @@ def test_launch_without_work_is_counted(tmp_path: Path) -> None:
 def test_reused_correlation_ids_are_counted(tmp_path: Path) -> None:
     rank = rank_of(tmp_path, [launch(1, 9), launch(5, 9), launch(8, 9), launch(9, 3), kernel(20, 9), kernel(30, 3)])
     assert rank.joins.reused_correlation == 2
-
-
-def test_graph_launch_carries_many_kernels(tmp_path: Path) -> None:
-    rank = rank_of(
-        tmp_path, [step(0, 0, 50), launch(10, 4, "cudaGraphLaunch"), *(kernel(20 + k, 4, dur=1) for k in range(9))]
-    )
-    assert (rank.work.step == 0).all()
-    assert rank.joins.launches_without_work == rank.joins.without_launch == 0
 
 
 def test_operator_by_external_id_or_else_by_the_call_stack(tmp_path: Path) -> None:

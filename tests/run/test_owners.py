@@ -85,12 +85,7 @@ def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str
     assert len(line) < 300
 
 
-DAMAGED = {
-    "empty": b"",
-    "no gzip": b"no gzip",
-    "no object": gzip.compress(b"[]"),
-    "cut off": gzip.compress(b"{")[:12],
-}
+DAMAGED = {"empty": b"", "no gzip": b"no gzip", "no object": gzip.compress(b"[]"), "cut off": gzip.compress(b"{")[:12]}
 
 
 @pytest.mark.parametrize("what", DAMAGED)

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.run.traces import Event, event, trace_of
 
@@ -15,7 +14,7 @@ from stepscope.contract.run_folder import steps_file
 from stepscope.errors import TraceError
 from stepscope.run.load import load
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import MISSING, read_step_log, step_logs, unprofiled_step
+from stepscope.run.step_log import read_step_log, step_logs, unprofiled_step
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import event_kinds
 from stepscope.units import ms
@@ -109,19 +108,6 @@ def write(path: Path, lines: list[dict[str, Any]], *, tail: bytes = b"", rank: i
     header = json.dumps({"schema": 1, "rank": rank}).encode()
     path.write_bytes(b"\n".join([header, *(json.dumps(x).encode() for x in lines)]) + b"\n" + tail)
     return path
-
-
-def test_log_becomes_columns(tmp_path: Path) -> None:
-    lines = [line(0, 10), line(1, 20, memory={"allocated_bytes": 5}), line(2, 30, profiled=True)]
-    log = read_step_log(write(tmp_path / steps_file(3), lines, rank=3))
-    assert log.rank == 3
-    assert log.dur_ns.tolist() == [10 * MS, 20 * MS, 30 * MS]
-    assert log.device_ns.tolist() == [MISSING] * 3
-    assert log.profiled.tolist() == [False, False, True]
-    assert np.isnan(log.column("memory.allocated_bytes")[[0, 2]]).all()
-    assert log.column("memory.allocated_bytes")[1] == 5
-    assert log.column("regions.forward_pass.n").tolist() == [1, 1, 1]
-    assert np.isnan(log.column("regions.unheard_of.ns")).all()
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])

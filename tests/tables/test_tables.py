@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
@@ -77,29 +76,6 @@ def test_tables_agree_with_the_account(run: Run) -> None:
     late = RunTables(run).table("stragglers")
     assert late["rank"].tolist() == [1] and late["cause"].tolist() == [account.stragglers[0].cause]
     assert RunTables(run).table("findings")["id"][0] == "straggler"
-
-
-def test_collectives_have_wait_transfer_and_who_came_last(run: Run) -> None:
-    table = RunTables(run).table("collectives")
-    assert len(table) == 24 and set(table["last_rank"].tolist()) == {1}
-    assert np.ma.getmaskarray(table["wait_ns"]).sum() == 0
-    assert (table["wait_ns"] + table["transfer_ns"] == table["dur_ns"]).all()
-    others = table["wait_ns"][table["rank"] != 1]
-    assert np.allclose(others, 2_000_000, atol=3000)
-    assert sorted(np.unique(table["match"], return_counts=True)[1].tolist()) == [4] * 6
-
-
-def test_events_are_those_of_the_traces_on_one_clock(run: Run) -> None:
-    table = RunTables(run).table("events")
-    assert len(table) == sum(rank.trace.num_events for rank in run.ranks)
-    steps = table["name"] == "ProfilerStep#2"
-    starts = table["start_ns"][steps]
-    assert steps.sum() == 4 and np.ptp(starts) < 2_000  # their own clocks are up to 411 us apart
-
-
-def test_unknown_values_are_masked_not_zero(hostile: Run) -> None:
-    table = RunTables(hostile).table("events")
-    assert np.ma.is_masked(table["correlation"]) and RunTables(hostile).table("ranks")["host"].tolist() == [None]
 
 
 def test_unknown_table_and_column_are_named(run: Run) -> None:

@@ -77,13 +77,7 @@ SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
     st.sampled_from([16, 100, 5000]),
 )
 def test_blocks_and_threads_make_no_difference(
-    file: Path,
-    some: list[Pairs],
-    header: dict[str, Any],
-    layout: Layout,
-    threads: int,
-    block: int,
-    chunk: int,
+    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout, threads: int, block: int, chunk: int
 ) -> None:
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)

@@ -11,7 +11,6 @@ import pytest
 from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
 from stepscope.tune.experiment import (
-    BASE,
     EQUAL,
     INEXACT,
     MAX_FALSE,
@@ -135,21 +134,6 @@ def test_a_large_gain_is_kept_though_a_round_was_disturbed(
     assert sum(bool(set(names) - {"s0"}) for names in named) <= MAX_FALSE * JOBS
 
 
-def test_more_rounds_are_run_only_of_what_is_undecided() -> None:
-    heard: list[tuple[str, str]] = []
-
-    def run(when: str, candidate: Candidate | None) -> Trial:
-        heard.append((when, candidate.name if candidate else BASE))
-        ms = {None: 100.0, "s0": 60.0, "s1": 200.0 if when == "round 3 of 3" else 50.0, "s2": 99.5}
-        step_ms = ms[candidate.name if candidate else None] + 0.1 * (len(heard) % 3)
-        return Trial(step_ms, 20, LOSSES, None, tuple(candidate.settings) if candidate else ())
-
-    found = experiment(SETTINGS[:3], run, rounds=3)
-    more = [name for when, name in heard if when.startswith("undecided, round")]
-    assert set(more) == {BASE, "s1"} and len(more) == 12
-    assert [j.gain.rounds for j in found.settings if j.gain] == [3, 9, 3]
-
-
 def test_the_setting_that_helps_is_kept_and_no_other() -> None:
     found = experiment(SETTINGS, simulated(steady, {"s3": 0.3}, 1), rounds=5)
     assert found.keep is not None and found.keep.candidate.name == "s3"
@@ -168,17 +152,6 @@ def test_what_had_run_is_judged_where_the_user_ends_it() -> None:
 
     found = experiment(SETTINGS, until_stopped, rounds=50)
     assert found.stopped and found.keep and found.keep.candidate.name == "s3"
-
-
-def test_what_hinders_the_other_is_kept_alone() -> None:
-    def both_are_slow(when: str, candidate: Candidate | None) -> Trial:
-        names = set(candidate.settings) if candidate else set()
-        ms = {frozenset(): 100.0, frozenset({"s1"}): 70.0, frozenset({"s2"}): 60.0}.get(frozenset(names), 90.0)
-        return Trial(ms * rng.lognormvariate(0, 0.01), 20, LOSSES, None, tuple(names))
-
-    rng = random.Random(0)
-    found = experiment(SETTINGS[1:3], both_are_slow, rounds=5)
-    assert found.combined is not None and found.keep is not None and found.keep.candidate.name == "s2"
 
 
 @pytest.mark.parametrize(

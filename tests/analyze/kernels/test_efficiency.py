@@ -5,23 +5,10 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
-from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, FP32_KERNEL, matmul, node, shapes
+from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, matmul, node, shapes
 
-from stepscope.analyze.efficiency import (
-    Efficiency,
-    GivenValues,
-    RecordedFlops,
-    efficiency,
-    precision_shares,
-    recorded_flops,
-)
-from stepscope.analyze.kernel_costs import (
-    CallCosts,
-    KernelCosts,
-    call_costs,
-    kernel_costs,
-    run_chip,
-)
+from stepscope.analyze.efficiency import Efficiency, GivenValues, RecordedFlops, efficiency, recorded_flops
+from stepscope.analyze.kernel_costs import CallCosts, KernelCosts, call_costs, kernel_costs, run_chip
 from stepscope.cost.chips import Chip, look_up
 from stepscope.run.load import Run, load
 
@@ -186,22 +173,3 @@ def test_a_real_run_has_the_flops_of_its_model() -> None:
     found = flops_of(load(DATA / "h200-python-stacks", cache=False))
     assert found.model == 3 * forward
     assert found.recomputed == 0
-
-
-@pytest.mark.parametrize(
-    ("products", "expected"),
-    [
-        ([(BF16_KERNEL, "c10::BFloat16")], {"bf16": 1.0}),
-        ([(FP32_KERNEL, "float"), (BF16_KERNEL, "c10::BFloat16"), (BF16_KERNEL, "c10::BFloat16")], {"bf16": 2 / 3}),
-        ([(FP8_KERNEL, "c10::Float8_e4m3fn")], {"fp8": 1.0}),
-    ],
-)
-def test_precisions_share_the_products_by_flops(
-    tmp_path: Path, products: list[tuple[str, str]], expected: dict[str, float]
-) -> None:
-    r = RankTrace()
-    for i, (kernel, kind) in enumerate(products):
-        matmul(r, 20 * i, start=100 + 100 * i, end=110 + 100 * i + 50 * (i == 0), kernel=kernel, kind=kind)
-    shares = precision_shares(kernel_costs_of(built_run(tmp_path, [r])))
-    first = next(iter(shares))
-    assert {first: pytest.approx(shares[first])} == expected

@@ -8,13 +8,11 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels import kernels_named, measured_rows
+from stepscope.analyze.kernels import measured_rows
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import Run
-from stepscope.trace.ncu import read_ncu_csv
 
-DATA = Path(__file__).parents[2] / "data"
 _VECTORIZED = "vectorized_elementwise_kernel"
 ADD = (
     f"void at::native::{_VECTORIZED}<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
@@ -106,21 +104,3 @@ def test_damaged_file_is_a_warning(tmp_path: Path) -> None:
     run = job(tmp_path, [launch("gemm")], ("gemm", [64, 1, 1]))
     assert any("written in two ways" in line for line in run.warnings)
     assert kernels_of(run)["gemm"].bound_from == "measured"
-
-
-def test_names_of_a_real_table_meet_those_of_a_real_trace() -> None:
-    softmax = (
-        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false, false>"
-        "(float*, float const*, int, int, int, bool const*, int, bool)"
-    )
-    gelu = (
-        f"void at::native::{_VECTORIZED}<8, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)"
-        "::{lambda()#2}, std::array<char*, 2ul> >(int)"
-    )
-    product = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
-    measured = {launch.name for launch in read_ncu_csv(DATA / "ncu-h200" / "wide.csv").launches}
-    found = kernels_named(measured, [softmax, gelu, product, ADD])
-    assert sorted(found.values()) == sorted([softmax, product, ADD])
-    (clamp,) = measured - found.keys()
-    assert "launch_clamp_scalar" in clamp
-    assert kernels_named([clamp], [gelu]) == {}, "the only kernel of that function does something else"

@@ -56,19 +56,6 @@ def test_an_operator_that_calls_itself_counts_its_time_once(table: OperatorTable
     assert (to.device_self_ns, to.device_total_ns) == (50_000, 50_000)
 
 
-def test_memory_is_net_and_belongs_to_the_innermost_operator(table: OperatorTable) -> None:
-    mm, linear = named(table)["aten::mm"], named(table)["aten::linear"]
-    assert (mm.device_memory_bytes, mm.host_memory_bytes) == (3072, 64)
-    assert (linear.device_memory_bytes, linear.host_memory_bytes) == (0, 0)
-
-
-def test_several_ranks_give_means_per_rank(tmp_path: Path) -> None:
-    ranks = [two_threads(0, world_size=2), two_threads(1, world_size=2, mm_kernel_us=200)]
-    table = operator_table(built_run(tmp_path, ranks).ranks)
-    mm = named(table)["aten::mm"]
-    assert (mm.calls, mm.device_self_ns) == (2, 160_000)
-
-
 def test_a_real_trace() -> None:
     table = operator_table(load(STACKS, cache=False).ranks)
     mm = named(table)["aten::mm"]

@@ -115,27 +115,6 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
     assert m.device == 0
 
 
-def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) -> None:
-    counted = MemoryEdge(0, 2, "end optimizer_step", {"parameters": 30 * MB, "optimizer": 60 * MB})
-    run = run_of(tmp_path)
-    m = seen(replace(run, beside=SideFiles(memory=(counted,))))
-    assert m.peak is not None and m.peak.by_category is not None and m.timeline is not None
-    parts = m.peak.by_category
-    assert (parts["weights"], parts["optimizer_state"], parts["kept"]) == (30 * MB, 60 * MB, KEPT - 90 * MB)
-    assert sum(size or 0 for size in parts.values()) == m.peak.allocated_bytes
-    assert m.timeline.by_category is not None
-    assert np.sum(list(m.timeline.by_category.values()), axis=0).tolist() == list(m.timeline.allocated_bytes)
-    assert "optimizer_state" not in m.reasons
-
-
-def test_without_totals_the_base_is_unknown_and_said_so(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, totals=False))
-    assert m.peak is not None and m.peak.by_category is None
-    assert m.peak_reserved_bytes is None and m.peak_allocated_bytes is None
-    assert "counts only what the window allocated" in m.reasons["peak_allocated_bytes"]
-    assert "no totals" in m.reasons["by_category"]
-
-
 def test_source_lines_come_from_the_users_frames(tmp_path: Path) -> None:
     r = RankTrace()
     training_step(r, 0)
@@ -269,11 +248,3 @@ def test_host_counts_from_the_profilers_start_so_state_and_peak_are_unknown(tmp_
     assert m.peak_allocated_bytes is None and "from its own start" in m.reasons["peak_allocated_bytes"]
     assert m.peak.by_category["optimizer_state"] is None and m.peak.by_category["weights"] is None
     assert "from its own start" in m.reasons["optimizer_state"]
-
-
-def test_what_the_job_counted_on_the_host_lies_below_what_the_profiler_saw(tmp_path: Path) -> None:
-    m = on_host(tmp_path, {"parameters": 30 * MB, "optimizer": 60 * MB})
-    assert m.peak is not None and m.peak.by_category is not None
-    assert m.peak_allocated_bytes == m.peak.allocated_bytes == 60 * MB + 90 * MB
-    assert (m.peak.by_category["weights"], m.peak.by_category["optimizer_state"]) == (30 * MB, 60 * MB)
-    assert sum(size or 0 for size in m.peak.by_category.values()) == m.peak_allocated_bytes

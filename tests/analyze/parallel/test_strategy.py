@@ -4,17 +4,11 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
-from tests.analyze.jobs import STEP, Job, collective, ddp, fsdp, job_run, tp, training_step
+from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp, training_step
 from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
 
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
-from stepscope.analyze.pipeline import (
-    Action,
-    PipelineView,
-    pipeline_view,
-    replayed,
-    schedule_name,
-)
+from stepscope.analyze.pipeline import Action, PipelineView, pipeline_view, replayed, schedule_name
 from stepscope.analyze.rank_windows import rank_account
 from stepscope.document.values import ms_or_none
 from stepscope.run.aligned import aligned
@@ -152,31 +146,6 @@ def test_routed_tokens_are_expert_parallel_and_equal_amounts_a_guess(tmp_path: P
     assert (routed.name, routed.sure) == ("ep4", "pattern")
     equal = recognised(tmp_path / "b", lambda r, at: experts(r, at))
     assert (equal.name, equal.sure) == ("ep4", "guess")
-
-
-def test_gloo_without_groups_is_recognised_by_phase(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        r = RankTrace(rank, world_size=2, clock_offset_us=rank * 500, backend="gloo")
-        r.step(0, 0, STEP)
-        r.ran("aten::mm", 10, 900)
-        r.ran("autograd::engine::evaluate_function: MmBackward0", 1000, 2000)
-        r.gloo("allreduce", at=1900, start=2000, end=2500)
-        r.annotation("Optimizer.step#SGD.step", 3000, 3500)
-        ranks.append(r)
-    assert strategy_of(built_run(tmp_path, ranks)).name == "ddp"
-
-
-def test_counts_gathered_beside_gradients_of_ddp_are_no_tensor_parallelism(tmp_path: Path) -> None:
-    """A trainer gathers how many tokens each replica has before it scales the loss."""
-
-    def job(r: RankTrace, at: float) -> None:
-        r.annotation("DistributedDataParallel.forward", at + 10, at + 900)
-        collective(r, "_allgather_base", at + 20, elements=500_000, out_elements=1_000_000)
-        collective(r, "allreduce", at + 40, elements=300_000)
-        ddp(r, at)
-
-    assert recognised(tmp_path, job).name == "ddp"
 
 
 def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from stepscope.analyze.account import account_of
 from stepscope.analyze.device_state import device_states, device_warnings
 from stepscope.analyze.stragglers import Straggler, find_stragglers, training_stragglers, uneven_compute
 from stepscope.diagnose.findings import diagnose
-from stepscope.run.aligned import AlignedRun, aligned
+from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
 from stepscope.run.side_files import Telemetry
 from stepscope.run.step_log import StepLog, step_log_of
@@ -154,21 +154,6 @@ def test_recorded_gloo_rank_that_slept_is_named() -> None:
     (straggler,) = find_stragglers(aligned(load(GLOO, cache=False)))
     assert (straggler.rank, straggler.cause, straggler.persistent) == (1, "host", True)
     assert straggler.late_ns_per_step > 4e6, "it slept 4 ms in every step"
-
-
-def test_point_to_point_waits_blame_nobody(tmp_path: Path) -> None:
-    """In a pipeline the last stage waits by schedule."""
-    traces = [RankTrace(r, world_size=2) for r in range(2)]
-    for trace in traces:
-        for step in range(4):
-            begin = 20 * MS * step
-            trace.step(step, begin, begin + 19 * MS)
-            own = 8 * MS if trace.rank == 0 else 2 * MS
-            trace.kernel("gemm", at=begin + 10, start=begin + 20, end=begin + own)
-            op, peer = ("send", 1) if trace.rank == 0 else ("recv", 0)
-            trace.collective(op, at=begin + 50, start=begin + own, end=begin + 9 * MS, peer=peer, elements=100)
-    shared: AlignedRun = aligned(built_run(tmp_path, traces))
-    assert find_stragglers(shared) == []
 
 
 def in_turn(extra_ms: float, *, first: bool) -> Slow:

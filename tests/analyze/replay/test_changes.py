@@ -29,7 +29,7 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
+from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.removal import MAX_REPLAYED
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, predict, saving_of, together
@@ -108,15 +108,6 @@ def test_changes_compose(tmp_path: Path) -> None:
     both = without_allocator(without_data_wait(replay))
     assert both.period_ns / 1000 == pytest.approx(simulate([*KERNELS, SYNC]).period_us, rel=0.02)
     assert without_data_wait(without_allocator(replay)).period_ns == both.period_ns
-
-
-def test_half_the_bytes_keep_the_latency(tmp_path: Path) -> None:
-    """Transfers of 100 us + 1 us per 10,000 elements: half the elements save only their own part."""
-    calls = [collective(100 + n / 10_000, elements=n) for n in (1_000_000, 4_000_000, 8_000_000)]
-    halved = [collective(100 + n / 20_000, elements=n) for n in (1_000_000, 4_000_000, 8_000_000)]
-    replay = replayed(tmp_path, [[kernel(100), *calls, WAIT, kernel(50), SYNC]] * 2)
-    truth = simulate(*[[kernel(100), *halved, WAIT, kernel(50), SYNC]] * 2).period_us
-    assert fewer_bytes(replay, 0.5).period_ns / 1000 == pytest.approx(truth, rel=0.02)
 
 
 LATE_IN_ONE_PLACE: dict[str, Sequence[Op]] = {

@@ -114,16 +114,6 @@ def test_run_without_launches_has_no_replay_and_one_without_steps_that_of_its_wi
     assert run.ranks[0].steps.is_window and run.ranks[0].steps.known == 0
 
 
-def test_rank_that_recorded_no_step_takes_no_part(tmp_path: Path) -> None:
-    job = simulate(*PROGRAMS["late host"])
-    truth = job.period_us
-    job.traces[2].events = [e for e in job.traces[2].events if "ProfilerStep" not in e["name"]]
-    replay = replay_of(job.aligned(tmp_path))
-    assert replay is not None
-    assert [len(p) > 0 for p in replay.programs] == [True, True, False]
-    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.003)
-
-
 def test_recorded_gloo_run_is_replayed() -> None:
     """Operators and gloo's threads: the replay comes near the recorded spans of the host's steps."""
     shared = aligned(load(GLOO, cache=False))
@@ -190,20 +180,6 @@ def shares(path: CriticalPath) -> dict[tuple[int, str], float]:
     for s in path.segments:
         out[(s.rank, s.what)] += s.pct
     return out
-
-
-def test_host_bound_step_is_the_hosts(tmp_path: Path) -> None:
-    path = path_of(tmp_path, [kernel(10, host_us=100) for _ in range(10)])
-    assert (path.segments[0].what, path.segments[0].name) == ("host", "operators, launches and python")
-    assert path.segments[0].pct > 95
-
-
-def test_device_bound_step_is_the_kernels(tmp_path: Path) -> None:
-    path = path_of(tmp_path, [kernel(500, name="big"), kernel(100, name="small"), kernel(500, name="big")])
-    assert (path.segments[0].what, path.segments[0].name) == ("kernel", "big")
-    assert path.segments[0].ns_per_step == pytest.approx(1e6, rel=0.01)
-    assert path.segments[1].name == "small"
-    assert path.slack_ns[0] == pytest.approx(0, abs=2000)
 
 
 def test_path_runs_through_the_late_rank_alone(tmp_path: Path) -> None:

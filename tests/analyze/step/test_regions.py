@@ -9,7 +9,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.phases import regions
-from stepscope.analyze.training_step import OUTSIDE, training_step
+from stepscope.analyze.training_step import training_step
 from stepscope.contract.step_line import Region
 from stepscope.run.step_log import StepLog, step_log_of
 
@@ -160,12 +160,6 @@ def log(rank: int = 0, *, extra: Extra = nothing, waits: Extra = nothing, slower
     return step_log_of(lines, rank=rank)
 
 
-def test_even_training_has_nothing_that_recurs() -> None:
-    found = training_step([log()])
-    assert found is not None and found.mean_ns == pytest.approx(50e6, rel=0.01)
-    assert found.recurring.total_ns < 0.01 * found.mean_ns and found.uneven is None
-
-
 @pytest.mark.parametrize("cause", ["checkpoint", "evaluation", "garbage_collection", "compilation", "my_logging"])
 def test_region_that_some_steps_have_is_named_with_what_it_adds(cause: str) -> None:
     found = training_step([log(extra=every(5, **{cause: 100.0}))])
@@ -180,12 +174,6 @@ def test_log_without_a_region_for_it_knows_the_restarted_loader_by_its_first_bat
     found = training_step([log(extra=every(6, data_loading=120.0, outside=140.0))])
     assert found is not None and found.recurring.causes == ("data_loading",)
     assert found.recurring.rank_ns("data_loading")[0] == pytest.approx(260e6 / 6, rel=0.1)
-
-
-def test_host_time_outside_every_region_is_a_cause_of_its_own() -> None:
-    found = training_step([log(extra=every(4, outside=600.0))])
-    assert found is not None and found.recurring.causes == (OUTSIDE,)
-    assert found.recurring.total_ns == pytest.approx(150e6, rel=0.1)
 
 
 def test_single_long_step_without_a_name_is_a_hiccup_and_said() -> None:
@@ -209,21 +197,6 @@ def test_rank_that_alone_saves_makes_the_other_wait() -> None:
     assert found.recurring.waiting_ns().tolist() == [0.0, pytest.approx(20e6, rel=0.1)]
     assert found.recurring.late_ns()[0] == pytest.approx(20e6, rel=0.1)
     assert found.recurring.with_ranks_like_others([0]).total_ns == 0
-
-
-def test_pauses_of_ranks_at_different_steps_add_up() -> None:
-    collects = every(10, garbage_collection=50.0)
-
-    def one(rank: int) -> StepLog:
-        def waits(step: int) -> dict[str, float]:
-            return {"gradient_sync": collects(step + 5 * (1 - rank)).get("garbage_collection", 0.0)}
-
-        return log(rank, extra=lambda step: collects(step + 5 * rank), waits=waits)
-
-    logs = [one(rank) for rank in range(2)]
-    found = training_step(logs)
-    assert found is not None and found.recurring.total_ns == pytest.approx(10e6, rel=0.15)
-    assert found.recurring.with_ranks_like_others([0]).total_ns == pytest.approx(5e6, rel=0.2)
 
 
 def test_steps_that_are_slower_after_the_window_are_said_and_do_not_count_as_ordinary() -> None:

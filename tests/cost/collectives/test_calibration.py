@@ -11,15 +11,7 @@ from tests.cost import collective_simulator as sim
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.alpha_beta import fit, fit_pieces
 from stepscope.cost.calibration import calibrate, calibration_json, load_calibration
-from stepscope.cost.closed_form import (
-    Fabric,
-    Link,
-    fastest,
-    hierarchical_ns,
-    ring_ns,
-    ring_steps,
-    tree_ns,
-)
+from stepscope.cost.closed_form import Fabric, Link, fastest, hierarchical_ns, ring_ns, ring_steps, tree_ns
 from stepscope.cost.measured_collectives import Point, points_from_csv, points_from_nccl_tests
 from stepscope.errors import InputError, UsageError
 from stepscope.report.text.bench import print_calibration

@@ -10,15 +10,10 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from stepscope.contract.live import rank_scores
 from stepscope.contract.run_folder import steps_file
 from stepscope.record.batch_contents import contents_of
 from stepscope.record.straggler_detector import Exchange, FolderChannel
-from stepscope.record.tracker import (
-    Alert,
-    PerformanceTracker,
-    RunFollower,
-)
+from stepscope.record.tracker import Alert, PerformanceTracker, RunFollower
 
 
 class Clock:
@@ -156,18 +151,6 @@ class Words:
 
     def close(self) -> None:
         pass
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_one_late_rank_of_few_is_named(ranks: int) -> None:
-    scores = rank_scores({**{rank: 10.0 + 0.01 * rank for rank in range(ranks - 1)}, ranks - 1: 14.0})
-    assert [s.rank for s in scores if s.straggler] == [ranks - 1]
-    assert scores[0].slowdown == pytest.approx(1.4, rel=0.01)
-
-
-def test_equal_ranks_and_single_ones_are_not_late() -> None:
-    assert not [s for s in rank_scores({0: 10.0, 1: 10.5, 2: 10.1}) if s.straggler]
-    assert rank_scores({0: 10.0}) == [] and rank_scores({0: 0.0, 1: 0.0}) == []
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])

@@ -14,10 +14,7 @@ from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import rank_file
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.launch.launch import BoundedRun, processes_of
-from stepscope.record.trial import (
-    Settings,
-    TrialResults,
-)
+from stepscope.record.trial import Settings, TrialResults
 from stepscope.tune.experiment import ROUNDING, Candidate, Trial, candidates
 
 

@@ -170,12 +170,7 @@ def test_recomputation_is_in_the_total_and_not_in_the_forward(reentrant: bool) -
 
 @pytest.mark.parametrize(
     ("file", "expected"),
-    [
-        ("session.py", False),
-        ("hooks/root_hooks.py", True),
-        ("hooks/loop/loop.py", False),
-        ("hooks/backward.py", False),
-    ],
+    [("session.py", False), ("hooks/root_hooks.py", True), ("hooks/loop/loop.py", False), ("hooks/backward.py", False)],
 )
 def test_it_interrupts_the_script_but_not_the_recorder(file: str, expected: bool) -> None:
     path = Path(sys.modules[Watchdog.__module__].__file__ or "").parents[1] / file

@@ -89,11 +89,7 @@ def test_coalesced_messages_are_all_counted(tmp_path: Path) -> None:
     m = c.messages
     assert list(
         zip(m.collective.tolist(), m.is_send.tolist(), m.peer.tolist(), m.size_bytes.tolist(), strict=True)
-    ) == [
-        (0, False, 0, 400),
-        (0, True, 2, 400),
-        (1, True, 0, 200),
-    ]
+    ) == [(0, False, 0, 400), (0, True, 2, 400), (1, True, 0, 200)]
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "gloo-mesh"

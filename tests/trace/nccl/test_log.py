@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.trace.nccl import Choice, LoggedCollective, NcclLog, nccl_log, nccl_logs
+from stepscope.trace.nccl import Choice, LoggedCollective, NcclLog, nccl_log
 
 RECORDED = Path(__file__).parents[2] / "data" / "nccl_logs"
 VERSIONS = [f"2.{minor}" for minor in range(14, 31)]
@@ -83,24 +83,6 @@ def test_recorded_logs() -> None:
     assert logs[0].choices == (Choice("all_reduce", 4, "TREE", "LL", 1, 1),)
     probe = real("probe_441.log", 0)
     assert probe.settings["NCCL_IB_DISABLE"] == "1" and probe.max_bw_gb_per_s is None
-
-
-def test_one_log_of_all_ranks_is_taken_apart() -> None:
-    lines = [line for rank in range(4) for line in (RECORDED / f"nccl_vm_{1059 + rank}.log").open("rb")]
-    found = nccl_logs(lines)
-    assert [log.rank for log in found] == [0, 1, 2, 3]
-    assert [sum(log.transports.values()) for log in found] == [4, 8, 8, 4]
-
-
-def test_shares_count_as_full_buffers() -> None:
-    line = (
-        "h:1:1 [0] NCCL INFO AllGather: opCount 1f sendbuff 0x1 recvbuff 0x2 count 10 datatype 9 op 0 root 0 comm 0x9 "
-    )
-    log = nccl_log([f"{line}[nranks=8] stream 0x3".encode(), f"{line}stream 0x3".encode()], rank=0)
-    assert set(log.collectives) == {
-        LoggedCollective("all_gather", 160, 8, 1),
-        LoggedCollective("all_gather", None, None, 1),
-    }
 
 
 @pytest.mark.slow

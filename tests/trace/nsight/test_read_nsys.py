@@ -41,10 +41,7 @@ def by_stream(traces: tuple[Trace, ...], kind: EventKind) -> dict[tuple[int, int
     return out
 
 
-@pytest.mark.parametrize(
-    ("table", "kind"),
-    [("KERNEL", EventKind.KERNEL), ("MEMCPY", EventKind.COPY)],
-)
+@pytest.mark.parametrize(("table", "kind"), [("KERNEL", EventKind.KERNEL), ("MEMCPY", EventKind.COPY)])
 def test_counts_and_times_per_stream_equal_sql(real: Path, table: str, kind: EventKind) -> None:
     db = sqlite3.connect(real)
     query = f"SELECT deviceId, streamId, count(*), sum(end - start) FROM CUPTI_ACTIVITY_KIND_{table} GROUP BY 1, 2"
@@ -112,20 +109,6 @@ def read_small(export: Export, path: Path) -> Trace:
     return trace
 
 
-def test_kernel_has_its_arguments(tmp_path: Path) -> None:
-    trace = read_small(small(tmp_path / "x.sqlite"), tmp_path / "x.sqlite")
-    row = np.flatnonzero(event_kinds(trace) == EventKind.KERNEL)
-    said = {
-        name: int(trace.arg(name).at(row, missing=-1)[0])
-        for name in ("stream", "device", "correlation", "registers", "shared_bytes")
-    }
-    assert said == {"stream": 7, "device": 0, "correlation": 1, "registers": 32, "shared_bytes": 16}
-    assert trace.text(int(trace.arg("grid").at(row, missing=-1)[0])) == "[1, 2, 3]"
-    assert trace.text(int(trace.arg("block").at(row, missing=-1)[0])) == "[4, 5, 6]"
-    assert [trace.text(int(i)) for i in trace["name"]] == ["cudaLaunchKernel", "gemm"]
-    assert trace["ts_ns"].tolist() == [1_000_100, 1_000_200]
-
-
 def test_graphs_recorded_as_a_whole_are_kernels_and_said(tmp_path: Path) -> None:
     export = small(tmp_path / "x.sqlite")
     export.db.execute(
@@ -152,16 +135,6 @@ def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
     assert (quality.bad_time, quality.negative_duration, quality.far_times) == (5, 2, 1)
     assert trace.num_events == 3
     assert "unknown kernel" in trace.strings
-
-
-def test_open_ranges_and_missing_payloads_are_said(tmp_path: Path) -> None:
-    export = small(tmp_path / "x.sqlite")
-    thread = MACHINE | 7 << 24 | 70
-    export.nvtx(10, None, "epoch", thread)
-    export.nvtx(90, 120, "ncclAllReduce", thread)
-    trace = read_small(export, tmp_path / "x.sqlite")
-    assert any("1 NVTX ranges had not ended" in note for note in trace.quality.notes)
-    assert any("--include-blobs=true" in note for note in trace.quality.notes)
 
 
 @pytest.mark.parametrize(
