@@ -15,10 +15,7 @@ from stepscope.cli.main import main
 from stepscope.contract.run_folder import json_object_in
 from stepscope.errors import UsageError
 from stepscope.output_path import (
-    OutputRefusedError,
     opened_to_grow,
-    refuse_output,
-    why_no_file,
     why_no_folder,
     why_no_output,
 )
@@ -139,18 +136,6 @@ def test_regular_and_new_files_may_be_written(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     for name in ("old", "new", "old/below", "no/such/folder"):
         assert why_no_output(tmp_path / name) is None
-
-
-def test_other_kinds_are_named(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("nowhere")
-    assert "a named pipe" in str(why_no_file(tmp_path / "pipe"))
-    assert "a link" in str(why_no_file(tmp_path / "link"))
-    assert "a folder" in str(why_no_file(tmp_path))
-    assert "a device" in str(why_no_file("/dev/null"))
-    with pytest.raises(OutputRefusedError) as refused:
-        refuse_output(tmp_path / "pipe")
-    assert isinstance(refused.value, OSError) and "a named pipe" in str(refused.value.strerror)
 
 
 def test_file_that_grows_is_seen_line_by_line_and_nothing_else_is_written_to(tmp_path: Path) -> None:

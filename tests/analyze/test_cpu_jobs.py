@@ -11,7 +11,6 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.program import NOTHING, host_program
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.stragglers import find_stragglers
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
@@ -138,17 +137,6 @@ def uneven(folder: Path, *, flops: tuple[int, int], more_operators: bool = False
             trace.ran("aten::add_", at + 70 * MS, at + 75 * MS)
     about = {str(rank): {"flops": {"total": flops[rank]}} for rank in range(RANKS)}
     return built_run(folder, ranks, description={"schema": 1, "world_size": RANKS, "ranks": about})
-
-
-@pytest.mark.parametrize(
-    ("flops", "more_operators", "cause"),
-    [((10**9, 2 * 10**9), False, "load"), ((10**9, 10**9), False, "host"), ((10**9, 2 * 10**9), True, "host")],
-)
-def test_more_flops_for_as_many_operators_are_more_load(
-    tmp_path: Path, flops: tuple[int, int], more_operators: bool, cause: str
-) -> None:
-    (late,) = find_stragglers(aligned(uneven(tmp_path, flops=flops, more_operators=more_operators)))
-    assert (late.rank, late.cause) == (1, cause)
 
 
 def test_evenly_spread_load_saves_half_of_the_difference(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Our own implementations on one rank in this process: gradients kept, models freed, parameters nobody used."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from stepscope.bench.config import WorkloadSpec  # noqa: E402
 from stepscope.bench.implementations import Options, hybrid_shards, parallel  # noqa: E402
-from stepscope.bench.sweep_child import TrainStep, check_first_steps  # noqa: E402
-from stepscope.bench.training import Training  # noqa: E402
-from stepscope.bench.workloads import workload  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 OWN = ("ddp", "ddp_individual", "ddp_individual_v2", "ddp_bucketed")
@@ -72,39 +67,6 @@ def test_fsdp_gathers_parameters_in_the_precision_of_training(precision: str, dt
     made.backward(made.model(torch.ones(2, 8)).float().sum())
     assert set(seen) == {dtype}
     assert {p.dtype for p in made.weights().values()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"strategy": "pytorch_ddp"},
-        {"strategy": "zero1"},
-        {"strategy": "fsdp2_zero3"},
-        {"strategy": "pytorch_ddp", "accumulation": 2, "exchange_each": True},
-        {"strategy": "fsdp2_zero3", "accumulation": 2},
-    ],
-)
-def test_strategies_take_the_plain_step(settings: dict[str, Any]) -> None:
-    spec = WorkloadSpec(d_model=16, num_layers=2, num_heads=2, seq_len=8, vocab_size=32, batch_size=4)
-    whole = workload(spec, "cpu")
-    plain = check_first_steps(TrainStep(whole, {}), whole)
-    work = workload(replace(spec, batch_size=2) if "accumulation" in settings else spec, "cpu")
-    count = settings.get("accumulation", 1)
-    training = Training(
-        work,
-        parallel(settings["strategy"], work.model, Options(lr=1e-4, grad_accum=count)),
-        rank=0,
-        world_size=1,
-        grad_accum=count,
-        lr=lambda _: 1e-4,
-        exchange_each=settings.get("exchange_each", False),
-    )
-    found = check_first_steps(training, work)
-    training.close()
-    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-    apart = torch.tensor(found["sketch"]) - torch.tensor(plain["sketch"])
-    assert float(apart.norm()) <= 1e-5 * float(torch.tensor(plain["sketch"]).norm())
-    assert training.fed.per_step(range(3)) == (4, 32)
 
 
 def test_hybrid_sharding_stays_on_a_machine() -> None:

@@ -16,7 +16,6 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import main
-from stepscope.cli.messages import say_with_answer, warn
 from stepscope.cli.progress import reading_progress
 from stepscope.errors import InputError
 
@@ -150,17 +149,6 @@ def test_reader_that_leaves_is_no_error(words: str, folder: Path) -> None:
 def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[str, str], folder: Path) -> None:
     code, said = shell(f"stepscope {words.format(run=folder)} > /dev/null", **environ)
     assert (code, said) == (0, "")
-
-
-def test_what_is_said_about_an_answer_waits_for_it(monkeypatch, capsys):
-    def refuses(_: Any) -> int:
-        warn("rank 3 was not read")
-        say_with_answer("note: one of two chips")
-        raise InputError("calibration.json is damaged; measure again")
-
-    monkeypatch.setattr("stepscope.cli.doctor.run", refuses)
-    assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "stepscope doctor: calibration.json is damaged; measure again\n"
 
 
 class Terminal(io.StringIO):

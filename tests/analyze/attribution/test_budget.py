@@ -18,7 +18,6 @@ from stepscope.analyze.budget import (
     beyond_window,
     budgets,
     step_budget,
-    unprofiled_step_ns,
 )
 from stepscope.analyze.idle import Cause, Idle
 from stepscope.analyze.layers import PART_CODE, PARTS
@@ -353,29 +352,3 @@ def test_step_that_is_longer_without_the_profiler_leaves_the_difference_unknown(
     assert ms_of(whole) == {"forward": 6, "host_sync": 4, "unknown": 2}
     assert whole is not None and whole.overhead_pct == 0
     assert any("counts as 0" in line for line in whole.warnings)
-
-
-def test_steps_out_of_the_ordinary_do_not_count() -> None:
-    rank = budget(forward=6, causes={Cause.STALL: 0.0})
-    part_ns = np.repeat(rank.part_ns[:1], 5, axis=0)
-    part_ns[3, PART_CODE["host_stall"]] += 500_000_000  # a checkpoint
-    cause_ns = np.repeat(rank.cause_ns[:1], 5, axis=0)
-    cause_ns[3, Cause.STALL] += 500_000_000
-    end = np.cumsum(part_ns.sum(axis=1))
-    periods = StepPeriods(np.arange(5), end - part_ns.sum(axis=1), end, np.ones(5, bool))
-    odd = RankBudget(periods, part_ns, cause_ns, np.zeros(5, np.int64), rank.idle, None)
-    assert ms_of(step_budget([odd])) == {"forward": 6}
-
-
-@pytest.mark.parametrize(
-    ("given", "described", "known"),
-    [(5.5, 4.0, 5.5), (None, 4.0, 4.0), (None, None, None), (None, "fast", None), (None, True, None), (None, -1, None)],
-)
-def test_unprofiled_time_is_as_given_else_as_described(
-    tmp_path: Path, given: float | None, described: object, known: float | None
-) -> None:
-    r = RankTrace()
-    r.step(0, 0, 10)
-    r.kernel("k", at=1, start=2, end=3)
-    run = built_run(tmp_path, [r], description={"unprofiled_step_ms": described})
-    assert unprofiled_step_ns(run, ns_of_ms(given)) == ns_of_ms(known)

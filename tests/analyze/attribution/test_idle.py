@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.budget import RankBudget, budgets, rank_budget
-from stepscope.analyze.host_time import blocked_host, computing_operators, host_parts
+from stepscope.analyze.host_time import blocked_host
 from stepscope.analyze.idle import CAUSE_NAMES
 from stepscope.run.aligned import aligned
 from stepscope.run.rank import Rank
@@ -128,20 +127,6 @@ def rank_of(folder: Path, trace: RankTrace) -> Rank:
     return built_run(folder, [trace]).ranks[0]
 
 
-def busy(trace: RankTrace, start: float, end: float) -> None:
-    """Let the host run short operators with no hole in between."""
-    for at in np.arange(start, end, 0.5 * MS).tolist():
-        trace.ran("aten::work", at, min(at + 0.5 * MS, end))
-
-
-def parts_ms(rank: Rank, start: float, end: float) -> dict[str, float]:
-    """Return the parts of one span of true time in ms."""
-    origin = int(rank.steps.start_ns[0])
-    at = [np.array([origin + round(t * 1000)]) for t in (start, end)]
-    found = host_parts(rank, *at)
-    return {name: getattr(found, f"{name}_ns")[0] / 1e6 for name in ("own", "data", "allocator", "stall")}
-
-
 def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
     """The host is 150 launches ahead and gets on no faster than the device; its first launch was slow by itself."""
     trace = RankTrace(0)
@@ -153,17 +138,3 @@ def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
         trace.kernel("gemm", at=2000 + 200 * (i - 150), start=100 + 200 * i, end=300 + 200 * i, call_us=190)
     start, end = blocked_host(rank_of(tmp_path, trace))
     assert ((end - start) / 1000).tolist() == [190] * 10
-
-
-def test_an_operator_that_computes_on_the_host_stalls_the_device(tmp_path: Path) -> None:
-    trace = RankTrace(0)
-    trace.step(0, 0, 20 * MS)
-    busy(trace, 0, 5 * MS)
-    trace.kernel("gemm", at=1 * MS, start=1.1 * MS, end=3 * MS)
-    trace.ran("aten::tril", 5 * MS, 12 * MS)  # a mask made on the host
-    with trace.op("aten::copy_", 12 * MS, 15 * MS):  # long, but it waits for the device
-        trace.call("cudaMemcpyAsync", 12.1 * MS, 14.9 * MS)
-    busy(trace, 15 * MS, 20 * MS)
-    rank = rank_of(tmp_path, trace)
-    assert [rank.trace.text(rank.trace["name"][row]) for row in computing_operators(rank)] == ["aten::tril"]
-    assert parts_ms(rank, 0, 20 * MS)["stall"] == 7

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
@@ -70,17 +69,6 @@ def test_every_loss_is_what_was_put_in(tmp_path: Path) -> None:
     assert rows[ACHIEVED] == pytest.approx(10.5)
     assert used.mfu == pytest.approx(0.105)
     assert used.hfu == pytest.approx(0.205)
-
-
-def test_equal_steps_have_no_spread_and_unequal_ones_have(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    equal = analysed(built_run(tmp_path, [known_step()]))[1].rows
-    unequal = analysed(built_run(tmp_path / "b", [known_step(jitter_us=(0, 40, 0, 80))]))[1].rows
-    assert equal and unequal
-    other = LOSSES.index("non_matmul_kernels")
-    assert equal[other].plus_minus == pytest.approx(0, abs=1e-9)
-    jitter = np.std([4.0, 0.0, 8.0], ddof=1)
-    assert unequal[other].plus_minus == pytest.approx(2 * jitter / 3**0.5, rel=0.01)
 
 
 @pytest.mark.parametrize(("chip", "reason"), [(None, "no such chip"), (CHIP, "FLOPs unknown")])

@@ -22,22 +22,6 @@ def read(folder: Path, recorders: list[Recorder]) -> Hang:
     return found
 
 
-def test_missing_rank_is_named_with_what_it_did_last(tmp_path: Path) -> None:
-    ranks = world()
-    for r in ranks:
-        r.call("all_reduce", line=10).call("broadcast", line=11)
-        if r.rank != 2:
-            r.call("all_reduce", line=12, state="started")
-    found = read(tmp_path, ranks)
-    (group,) = found.groups
-    assert group.verdict == "missing-rank" and group.missing == (2,) and found.suspects == (2,)
-    assert group.last_common is not None and (group.last_common.seq, group.last_common.op) == (2, "broadcast")
-    (line,) = conclusions(found)
-    assert "rank 2 did not arrive at nccl:all_reduce number 3 of group default_pg" in line
-    assert "rank 0-1, 3 issued at train.py:12 (step)" in line
-    assert "rank 2 last issued nccl:broadcast number 2 of group default_pg at train.py:11 (step)" in line
-
-
 def test_call_left_out_is_told_from_a_wrong_order(tmp_path: Path) -> None:
     ranks = world()
     for r in ranks:

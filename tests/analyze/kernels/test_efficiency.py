@@ -104,19 +104,6 @@ def test_a_distributed_tensor_counts_its_local_part(tmp_path: Path) -> None:
     assert costs_of(tmp_path, r).flops.sum() == MM
 
 
-def test_forward_operators_inside_backward_are_recomputed(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 1000)
-    matmul(r, 10, start=100, end=200, **FORWARD)
-    node(r, "MmBackward0", 300, 400)
-    matmul(r, 310, start=400, end=500, thread=AUTOGRAD, **FORWARD)
-    matmul(r, 330, start=500, end=600, thread=AUTOGRAD)
-    matmul(r, 350, start=600, end=700, thread=AUTOGRAD)
-    costs = costs_of(tmp_path, r)
-    assert costs.flops[costs.recomputed].sum() == MM
-    assert costs.flops[~costs.recomputed].sum() == 3 * MM
-
-
 def test_gradients_of_gradients_are_not_taken_for_recomputation(tmp_path: Path) -> None:
     """With create_graph=True backward's own products run with gradients on; no forward has their shapes."""
     r = RankTrace()

@@ -88,22 +88,6 @@ def test_annotations_decide_over_order(tmp_path: Path, trace: RankTrace) -> None
     assert parts["evaluation"] == (Region.FORWARD, False)
 
 
-def test_closure_inside_the_optimizer_is_forward_and_backward(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 500)
-    r.annotation("Optimizer.step#LBFGS.step", 10, 400)
-    with r.op("aten::mm", 20, 40, **FORWARD_OP):
-        r.kernel("closure", at=30, start=50, end=60)
-    with r.op(EVALUATE, 100, 200, thread=AUTOGRAD):
-        r.kernel("closure backward", at=110, start=120, end=130, thread=AUTOGRAD)
-    with r.op("aten::add_", 300, 320):
-        r.kernel("update", at=310, start=330, end=340)
-    parts = found(tmp_path, r)
-    assert parts["closure"][0] is Region.FORWARD
-    assert parts["closure backward"][0] is Region.BACKWARD
-    assert parts["update"][0] is Region.OPTIMIZER
-
-
 def test_graph_goes_by_device_annotation_else_other(tmp_path: Path, trace: RankTrace) -> None:
     trace.kernel("graph a", at=50, start=60, end=65, call="cudaGraphLaunch")
     trace.kernel("graph b", at=51, start=66, end=70, call="cudaGraphLaunch")

@@ -19,18 +19,6 @@ def job(n: int, **slowdowns: float) -> HistoryRow:
     return HistoryRow(run=f"run{n}", created=day(n), host_times=times)
 
 
-def test_row_of_a_light_run(tmp_path: Path) -> None:
-    light_run(tmp_path / "one", created=day(1), step_ms=20.0, late_ms=(0.0, 5.0), hosts=("a", "b", "c"))
-    (row,) = history_rows(tmp_path, cache=False)
-    assert row.step_ms == pytest.approx(25.0, abs=0.2) and row.step_source == "unprofiled"
-    assert (row.run, row.created, row.commit, row.world_size) == ("one", day(1), "c" * 40, 3)
-    assert row.peak_memory_bytes == 3_000_000_002 and row.hosts == ("a", "b", "c")
-    assert "torchrun train.py" in row.config and "3 x NVIDIA H200" in row.config
-    slow = {one.host: one.slowdown for one in row.host_times}
-    assert slow["b"] == pytest.approx(1.25, abs=0.03) and slow["c"] < 1.02
-    assert {one.host for one in row.host_times if one.has_rank_0} == {"a"}
-
-
 def test_host_that_is_always_the_slowest_is_named() -> None:
     rows = [job(n, a=1.0, b=1.0 + n % 3 / 1000, bad=1.2, d=0.99) for n in range(1, 8)]
     first, *others = host_records(rows)

@@ -10,7 +10,7 @@ from tests.cost import collective_simulator as sim
 
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.alpha_beta import fit, fit_pieces
-from stepscope.cost.calibration import calibrate, calibration_json, load_calibration
+from stepscope.cost.calibration import calibrate, load_calibration
 from stepscope.cost.closed_form import Fabric, Link, fastest, hierarchical_ns, ring_ns, ring_steps, tree_ns
 from stepscope.cost.measured_collectives import Point, points_from_csv, points_from_nccl_tests
 from stepscope.errors import InputError, UsageError
@@ -91,17 +91,6 @@ def test_world_sizes_follow_the_ring_and_what_it_misses_goes_on():
     shared = calibrate(ring(2, 1.2) + ring(3, 1.2)).predict("all_gather", size_bytes=1e8, world_size=4)
     assert shared.time_ns == pytest.approx(3 * 1e8 / 4 * 1.2**2, rel=0.12)
     assert shared.low_ns < shared.time_ns < shared.high_ns and "world size 3" in shared.how
-
-
-def test_calibration_survives_its_file(tmp_path, four_ranks):
-    calibration = calibrate(four_ranks, about={"source": "test"})
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(calibration_json(calibration)))
-    again = load_calibration(path)
-    assert again.about["source"] == "test"
-    for op, size, world in (("all_reduce", 2048, 4), ("broadcast", 10**6, 16)):
-        a, b = (c.predict(op, size_bytes=size, world_size=world) for c in (calibration, again))
-        assert a.time_ns == pytest.approx(b.time_ns) and a.high_ns == pytest.approx(b.high_ns)
 
 
 NCCL_TEXT = """# nccl-tests version 2.17.6 nccl-headers=22907 nccl-library=22907

@@ -21,8 +21,6 @@ from stepscope.run.collectives import Collectives, calls_of_operators, flight_ca
 from stepscope.run.load import Run, load
 from stepscope.run.rank import Rank
 
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
 
 def rank(folder: Path, trace: RankTrace) -> Rank:
     return built_run(folder, [trace]).ranks[0]
@@ -59,37 +57,6 @@ def test_range_around_the_launch_names_the_operation_and_shapes_give_bytes(tmp_p
     c = rank(tmp_path, trace).collectives
     assert ops(c) == ["all_to_all"]
     assert c.in_bytes.tolist() == c.out_bytes.tolist() == [24576]
-
-
-def test_arguments_on_the_kernel_itself_are_used(tmp_path: Path) -> None:
-    record: dict[str, Any] = {
-        "Collective name": "allreduce",
-        "In msg nelems": 8,
-        "Out msg nelems": 8,
-        "dtype": "Float",
-        "Group size": 2,
-        "Process Group Name": "1",
-    }
-    c = rank_of(tmp_path, [event("kernel", NCCL, 5, 9, correlation=1, **record)]).collectives
-    assert ops(c) == ["all_reduce"]
-    assert c.in_bytes.tolist() == [32]
-    assert (c.groups[0].name, c.groups[0].size) == ("1", 2)
-
-
-def test_coalesced_messages_are_all_counted(tmp_path: Path) -> None:
-    trace = RankTrace(1, world_size=4)
-    trace.step(0, 0, 900)
-    trace.messages(("recv", 0), ("send", 2), at=10, start=60, end=90, elements=100)
-    trace.messages(("send", 0), at=110, start=160, end=190, elements=50)
-    c = rank(tmp_path, trace).collectives
-    assert ops(c) == ["send_recv", "send"]
-    assert c.in_bytes.tolist() == [400, 200]
-    assert c.out_bytes.tolist() == [400, 0]
-    assert c.peer.tolist() == [-1, 0]
-    m = c.messages
-    assert list(
-        zip(m.collective.tolist(), m.is_send.tolist(), m.peer.tolist(), m.size_bytes.tolist(), strict=True)
-    ) == [(0, False, 0, 400), (0, True, 2, 400), (1, True, 0, 200)]
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "gloo-mesh"
