@@ -27,11 +27,18 @@ def source_nodes() -> dict[str, tuple[ast.AST, ...]]:
 
 @cache
 def desk_calls() -> tuple[tuple[str, str, ast.Call], ...]:
-    """Return every call on the desk side: its file, what is called as it is written, and its node."""
+    """Return every call on the desk side: its file, the dotted name that is called, and its node."""
     return tuple(
-        (path, ast.unparse(node.func), node)
+        (path, _written(node.func), node)
         for path, nodes in source_nodes().items()
         if path.split("/")[0] not in JOB_SIDE
         for node in nodes
         if isinstance(node, ast.Call)
     )
+
+
+def _written(function: ast.expr) -> str:
+    """Return a dotted name as it is written; what is called before a dot as `...`."""
+    if isinstance(function, ast.Attribute):
+        return f"{_written(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else "..."

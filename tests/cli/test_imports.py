@@ -48,12 +48,14 @@ def imported_by(*words: str, first: str = "") -> set[str]:
     return set(names)
 
 
+@pytest.mark.slow
 def test_query_over_what_was_recorded_needs_no_analysis(run: Path) -> None:
     pytest.importorskip("duckdb")
     imported = imported_by("sql", str(run), "SELECT count(*) FROM events")
     assert not {"pandas", "stepscope.analyze.account", "stepscope.diagnose.findings"} & imported
 
 
+@pytest.mark.slow
 def test_query_of_a_trace_that_was_read_before_runs_no_scanner(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     shutil.copy(TRACE, tmp_path)

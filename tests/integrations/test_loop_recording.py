@@ -101,6 +101,7 @@ def test_own_profiler_of_a_framework_goes_first(tmp_path: Path, capfd: pytest.Ca
     assert not (tmp_path / "run" / trace_file(0)).exists()
 
 
+@pytest.mark.slow
 def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from stepscope.integrations.accelerate import StepscopeKwargs
@@ -124,6 +125,7 @@ def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) 
         StepscopeKwargs(schedule_option={"first": 1}).build()
 
 
+@pytest.mark.slow
 def test_accelerate_without_a_schedule_records_the_block_and_has_the_tables_of_torch(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from stepscope.integrations.accelerate import StepscopeKwargs
@@ -141,6 +143,7 @@ def test_accelerate_without_a_schedule_records_the_block_and_has_the_tables_of_t
     assert {"aten::linear", "ProfilerStep#3"} <= names
 
 
+@pytest.mark.slow
 def test_accelerate_hands_every_window_to_a_callback(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from stepscope.integrations.accelerate import StepscopeKwargs
@@ -185,6 +188,7 @@ class Engine(nn.Module):
         self.micro += 1
 
 
+@pytest.mark.slow
 def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> None:
     engine = Engine()
     with engine_recorded(engine, out=tmp_path / "run", **WINDOW) as recording:
