@@ -12,9 +12,12 @@ JOB_SIDE = ("record", "bench", "integrations")
 @cache
 def source_trees() -> dict[str, ast.Module]:
     """Return the tree of every file of ours by its path below the package."""
-    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-    gc.freeze()  # millions of nodes that stay: the collector need not walk through them after every test
-    return trees
+    gc.disable()  # millions of nodes that stay: the collector need not walk through them, now or after every test
+    try:
+        return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
@@ -38,7 +41,9 @@ def desk_calls() -> tuple[tuple[str, str, ast.Call], ...]:
 
 
 def _written(function: ast.expr) -> str:
-    """Return a dotted name as it is written; what is called before a dot as `...`."""
+    """Return a dotted name as it is written, without arguments and operators."""
     if isinstance(function, ast.Attribute):
         return f"{_written(function.value)}.{function.attr}"
+    if isinstance(function, ast.Call):
+        return f"{_written(function.func)}(...)"
     return function.id if isinstance(function, ast.Name) else "..."
