@@ -33,6 +33,7 @@ def test_the_ending_of_the_file_chooses_its_form(folder: Path, tmp_path: Path) -
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
 
 
+@pytest.mark.slow
 def test_tables_are_one_file_each(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra `sql`")
     from pyarrow import parquet
@@ -83,6 +84,7 @@ def test_wrong_use_is_one_line(
     assert (tmp_path / "file").read_text() == "old" and not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exists", [False, True])
 def test_export_that_fails_leaves_no_half_filled_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool

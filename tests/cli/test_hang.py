@@ -25,6 +25,7 @@ def planted(folder: Path) -> None:
         r.write(folder)
 
 
+@pytest.mark.slow
 def test_recorded_dumps_are_read_exactly(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hang", str(RECORDED), "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -97,6 +98,7 @@ def test_snapshot_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(v or 0 for k, v in parts.items() if k != "reserved_unused") == one["peak"]["allocated_bytes"]
 
 
+@pytest.mark.slow
 def test_changes_of_a_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
     changes = ["checkpointing=4", "offload=optimizer", "batch=2x", "zero=1"]
     words = [word for change in changes for word in ("--what-if", change)]

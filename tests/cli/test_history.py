@@ -56,6 +56,7 @@ def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
     assert "bad:" in said and "\x1b" not in said
 
 
+@pytest.mark.slow
 def test_run_against_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for n in range(3):
         shutil.copytree(TRACES, tmp_path / f"run{n}")

@@ -65,6 +65,7 @@ def test_query_of_a_trace_that_was_read_before_runs_no_scanner(tmp_path: Path) -
     assert "wasmtime" not in imported_by(*words, first=also_small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [

@@ -64,6 +64,7 @@ def test_interrupt_is_130_without_a_traceback(
     assert capsys.readouterr().err == "stepscope doctor: stopped\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux lists them")
 def test_a_report_starts_no_threads_of_blas_and_leaves_no_variable_for_what_comes_after() -> None:
     run = Path(__file__).parents[1] / "data" / "h200-fsdp2"

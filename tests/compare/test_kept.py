@@ -67,6 +67,7 @@ def test_only_the_run_that_changed_is_analysed_again(folders: tuple[Path, Path],
     assert compared("--json", "-") == (first, 0)
 
 
+@pytest.mark.slow
 def test_step_time_given_by_hand_is_part_of_what_was_kept(compared: Comparison) -> None:
     compared("--json", "-")
     given, analysed = compared("--json", "-", "--unprofiled-step-ms-a", "1.0")

@@ -53,6 +53,7 @@ def regions_of(folder: Path | None) -> list[dict[str, int]]:
     return [{name: found["n"] for name, found in json.loads(line)["regions"].items()} for line in lines]
 
 
+@pytest.mark.slow
 def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> None:
     with recorded(out=tmp_path / "run", **WINDOW) as recording:
         losses = trained()
@@ -63,6 +64,7 @@ def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> Non
     assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_model_or_in_torch(tmp_path: Path) -> None:
     model, doors = Net(), _doors()
     with recorded(out=tmp_path / "run", **WINDOW):

@@ -21,6 +21,7 @@ def stats() -> Any:
     return pytest.importorskip("scipy.stats")
 
 
+@pytest.mark.slow
 def test_two_sided_probability_of_t(stats: Any) -> None:
     """Beyond 100,000 degrees of freedom ours is the normal distribution's, which is right to five places."""
     for df, t in product(DEGREES, (0.0, 0.01, 0.7, 1.96, 4.3, 31.0)):

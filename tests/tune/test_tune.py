@@ -123,6 +123,7 @@ def test_jobs_in_which_nothing_helps_keep_nothing(noise: Callable[[random.Random
     assert sum(one is not None for one in kept) <= MAX_FALSE * JOBS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "at_least"), [(with_hiccups, 0.9), (on_a_busy_machine, 0.95)])
 def test_a_large_gain_is_kept_though_a_round_was_disturbed(
     noise: Callable[[random.Random, int], float], at_least: float

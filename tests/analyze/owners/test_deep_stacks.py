@@ -79,6 +79,7 @@ def test_frames_beyond_the_bound_are_counted_for_the_one_around_them(
     assert lines[4096]["own_host_ms"] == pytest.approx((20 * 5000 - 8 * 4095) / 5000)
 
 
+@pytest.mark.slow
 def test_modules_nested_without_end_have_paths_of_bounded_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

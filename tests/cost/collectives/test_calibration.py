@@ -71,6 +71,7 @@ def test_interval_holds_most_left_out_sizes_of_four_ranks(four_ranks):
     assert np.concatenate(error)[np.concatenate(main)].mean() < 0.18  # 16 times between neighbours: harder than in use
 
 
+@pytest.mark.slow
 def test_world_size_four_follows_from_two(two_ranks, four_ranks):
     error, inside, main = errors(calibrate(two_ranks), four_ranks)
     assert error[main].mean() < 0.15
