@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.owners.owned_folder import owned_folder
-from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.analysis import load as analysed
 from stepscope.analyze.account import account_of
 from stepscope.compare.runs import Comparison, changed_rows, compare, rows_of
 from stepscope.compare.samples import PerStepTimes, RunSamples, run_samples
-from stepscope.run.load import load
 
 LATE_US = 2000.0
 RANKS = 4
@@ -64,21 +62,6 @@ def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found
     assert [row.name.split("_")[0] for row in found.kernels] == ["ncclDevKernel"]
     assert found.kernels[0].what == "slower"
     assert found.kernels[0].difference.change == pytest.approx(3 / 4 * LATE_US / 1000, rel=0.05)
-
-
-def test_unprofiled_steps_go_before_profiled_ones(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    sides = []
-    for name, ms in (("a", 10.0), ("b", 11.0)):
-        late_run(tmp_path / name, late_us=0, ranks=RANKS)
-        times = [200.0, 60.0, *(ms + rng.normal(0, 0.3, 60))]
-        write_step_logs(tmp_path / name, times, ranks=RANKS)
-        sides.append([run_samples(account_of(load(tmp_path / name)))])
-    found = compare(*sides)
-    assert found.basis == "unprofiled" and found.logged
-    assert sides[0][0].logged is not None and sides[0][0].logged.warm_up_steps == 2
-    assert found.step.change == pytest.approx(1.0, abs=0.2)
-    assert found.sampled["steadiness.mean_ms"].significant
 
 
 def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Path, prompt: RunSamples) -> None:

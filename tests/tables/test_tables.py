@@ -190,18 +190,6 @@ def test_second_query_gives_the_same_rows_and_types(ask: Ask, name: str) -> None
         assert ask(sql, "--json", "-") == (first, False)
 
 
-def test_a_query_of_kept_tables_imports_nothing_heavy(folder: Path, ask: Ask) -> None:
-    ask()
-    code = (
-        "import sys; from stepscope.document import cache; cache.MIN_RAW_BYTES = 1;"
-        "from stepscope.cli.main import main;"
-        f"assert main(['sql', {str(folder)!r}, {QUERY!r}]) == 0;"
-        "print({'numpy', 'pyarrow', 'pandas', 'wasmtime', 'stepscope.run.load'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
-
-
 def _touch(folder: Path) -> None:
     trace = min(folder.glob("*.json*"))
     trace.write_bytes(trace.read_bytes())

@@ -46,11 +46,11 @@ def training(r: RankTrace) -> RankTrace:
     return r
 
 
-def parts(budget: RankBudget | None) -> list[dict[str, float]]:
-    """Return the microseconds of each step by part."""
+def parts(budget: RankBudget | None, *, unit_ns: int = 1000) -> list[dict[str, float]]:
+    """Return the time of each step by part; clocks are aligned to a fraction of a microsecond."""
     assert budget is not None
     assert (budget.part_ns.sum(axis=1) == budget.periods.dur_ns).all()
-    rows = (budget.part_ns / 1000).tolist()
+    rows = (budget.part_ns / unit_ns).round(3).tolist()
     return [{part: us for part, us in zip(PARTS, row, strict=True) if us} for row in rows]
 
 
@@ -220,20 +220,13 @@ def gloo_rank(rank: int, *, arrives: float) -> RankTrace:
     return r
 
 
-def parts_host_budget(budget: RankBudget | None) -> list[dict[str, float]]:
-    assert budget is not None
-    assert (budget.part_ns.sum(axis=1) == budget.periods.dur_ns).all()
-    rows = (budget.part_ns / 1e6).round(3).tolist()  # clocks are aligned to a fraction of a microsecond
-    return [{p: ms for p, ms in zip(PARTS, row, strict=True) if ms} for row in rows]
-
-
 def test_parts_of_a_cpu_rank(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=14 * MS)])
     first, second = budgets(aligned(run))
     base = {"data_loading": 3, "forward": 4, "backward": 5, "optimizer": 1, "exposed_transfer": 3, "other_compute": 2}
-    assert parts_host_budget(first) == [{**base, "wait": 2}] * 2
+    assert parts(first, unit_ns=NS_PER_MS) == [{**base, "wait": 2}] * 2
     assert (
-        parts_host_budget(second) == [{**base, "unknown": 2}] * 2
+        parts(second, unit_ns=NS_PER_MS) == [{**base, "unknown": 2}] * 2
     )  # after its all-reduce was asked for and before it began
 
 
@@ -247,7 +240,7 @@ def test_waiting_inside_backward_is_communication(tmp_path: Path) -> None:
             r.ran("aten::mm", 6 * MS, 10 * MS)
         ranks.append(r)
     first, _ = budgets(aligned(built_run(tmp_path, ranks)))
-    assert parts_host_budget(first) == [{"backward": 6, "exposed_transfer": 4}]
+    assert parts(first, unit_ns=NS_PER_MS) == [{"backward": 6, "exposed_transfer": 4}]
 
 
 def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:

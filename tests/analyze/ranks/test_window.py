@@ -83,20 +83,6 @@ def test_worked_example(tmp_path: Path) -> None:
     assert account.warnings == ()
 
 
-def test_cpu_rank_computes_on_the_host(tmp_path: Path) -> None:
-    trace = RankTrace(0, world_size=2, backend="gloo")
-    trace.step(0, 0, 1000)
-    trace.ran("aten::mm", 100, 400)
-    trace.gloo("allreduce", at=405, start=410, end=700)
-    trace.ran("aten::add", 600, 650)
-    account = rank_account(built_run(tmp_path, [trace]).ranks[0])
-    assert account is not None
-    found = totals(account)
-    assert (found["compute"], found["comm"], found["exposed"]) == (350_000, 290_000, 240_000)
-    assert account.memory is None, "copies of a CPU rank are operators like any other"
-    assert found["idle"] == 1_000_000 - 350_000 - 240_000
-
-
 def test_an_operator_around_a_collectives_call_does_not_hide_it(tmp_path: Path) -> None:
     r = RankTrace(backend="gloo")
     r.step(0, 0, 1000)

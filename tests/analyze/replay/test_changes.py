@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.build import RankTrace, built_run
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
@@ -33,7 +33,6 @@ from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.removal import MAX_REPLAYED
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.replay.saving import Fix, predict, saving_of, together
-from stepscope.diagnose.findings import diagnose
 
 KERNELS = [kernel(300) for _ in range(5)]
 TINY = [kernel(20, host_us=100, name="tiny") for _ in range(8)]
@@ -189,25 +188,6 @@ def test_messages_put_together_take_their_hooks_with_them(tmp_path: Path) -> Non
     saved = marked.period_ns - larger_messages(marked).period_ns
     assert saved > 0.7 * 16 * 400e3
     assert saved > plain.period_ns - larger_messages(plain).period_ns + 16 * 150e3
-
-
-def test_fused_kernels_are_launched_once(tmp_path: Path) -> None:
-    """Host-bound: ten elementwise kernels of 10 us, each launched in 100 us. Fused they cost the host one launch, but
-    no more is claimed than what the kernels take.
-    """
-    r = RankTrace()
-    for n in range(6):
-        t = n * 1500
-        r.step(n, t, t + 1500)
-        for k in range(10):
-            at = t + 5 + 100 * k
-            with r.op("aten::mul", at, at + 95):
-                r.kernel("void at::native::vectorized_elementwise_kernel<4>", at=at + 90, start=at + 95, end=at + 165)
-        r.backward("MmBackward0", t + 1100, t + 1110)
-        r.kernel("gemm", at=t + 1105, start=t + 1110, end=t + 1400, thread=AUTOGRAD)
-        r.call("cudaDeviceSynchronize", t + 1115, t + 1405)
-    found = {f.id: f for f in diagnose(account_of(built_run(tmp_path, [r]))).findings}
-    assert found["memory-bound-kernels"].alone_ns == pytest.approx(700e3, rel=0.1)
 
 
 def test_fixes_that_claim_the_same_time_remove_it_once() -> None:
