@@ -48,8 +48,8 @@ all-tests: $(VENV)/.dev browser
 	  echo "make: some tests failed beside others; each of them once more, alone" && \
 	  $(BIN)/python -m pytest -p no:xdist --last-failed --last-failed-no-failures none -v; }
 
-unit: $(VENV)/.dev  ## the quick tests, under two minutes on two cores: no job, no browser, nothing slow
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not (job or slow or browser or gpu)'
+unit: $(VENV)/.dev  ## the quick tests, a minute on two cores: no job, no browser, nothing slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not (job or slow or browser or gpu)'
 
 scanner: $(VENV)/.dev  ## rebuild the WebAssembly scanner from its C source
 	$(BIN)/python tools/build_scanner.py

@@ -15,7 +15,7 @@ one that just slept its cores sooner: neither is what is saved. `off by` is the 
 
 noise: clean jobs in light mode, several at a time, next to no load, one busy loop per job, or loops that come and go
 for one to five seconds. Writes the duration of each step and region on each rank in microseconds, for
-`tests/analyze/ranks/test_real_noise.py`.
+`tests/analyze/ranks/test_log_stragglers.py`.
 """
 
 import argparse

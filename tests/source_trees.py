@@ -12,9 +12,12 @@ JOB_SIDE = ("record", "bench", "integrations")
 @cache
 def source_trees() -> dict[str, ast.Module]:
     """Return the tree of every file of ours by its path below the package."""
-    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-    gc.freeze()  # millions of nodes that stay: the collector need not walk through them after every test
-    return trees
+    gc.disable()  # millions of nodes that stay: the collector need not walk through them, now or after every test
+    try:
+        return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
@@ -27,11 +30,20 @@ def source_nodes() -> dict[str, tuple[ast.AST, ...]]:
 
 @cache
 def desk_calls() -> tuple[tuple[str, str, ast.Call], ...]:
-    """Return every call on the desk side: its file, what is called as it is written, and its node."""
+    """Return every call on the desk side: its file, the dotted name that is called, and its node."""
     return tuple(
-        (path, ast.unparse(node.func), node)
+        (path, _written(node.func), node)
         for path, nodes in source_nodes().items()
         if path.split("/")[0] not in JOB_SIDE
         for node in nodes
         if isinstance(node, ast.Call)
     )
+
+
+def _written(function: ast.expr) -> str:
+    """Return a dotted name as it is written, without arguments and operators."""
+    if isinstance(function, ast.Attribute):
+        return f"{_written(function.value)}.{function.attr}"
+    if isinstance(function, ast.Call):
+        return f"{_written(function.func)}(...)"
+    return function.id if isinstance(function, ast.Name) else "..."

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.intervals import (
-    EMPTY,
     Intervals,
     clip,
     complement,
@@ -16,7 +15,6 @@ from stepscope.intervals import (
     subtract,
     union,
     union_by,
-    union_of,
 )
 
 MOMENT = st.integers(-20, 40)
@@ -50,21 +48,10 @@ def test_union_covers_every_moment_once(raw: list[tuple[int, int]]) -> None:
 
 
 @given(RAW)
-def test_union_merges_what_touches(raw: list[tuple[int, int]]) -> None:
-    x = of(raw)
-    assert (x.start[1:] > x.end[:-1]).all()
-
-
-@given(RAW)
 def test_union_never_exceeds_the_wall_time(raw: list[tuple[int, int]]) -> None:
     spans = [(a, b) for a, b in raw if b > a]
     wall = max((b for _, b in spans), default=0) - min((a for a, _ in spans), default=0)
     assert of(raw).total_ns <= wall
-
-
-@given(st.lists(RAW, min_size=1, max_size=4))
-def test_union_of_several_sets(raws: list[list[tuple[int, int]]]) -> None:
-    assert_is(union_of(*map(of, raws)), set().union(*map(moments, raws)))
 
 
 @pytest.mark.parametrize("scale", [1, 1 << 55])
@@ -108,12 +95,6 @@ def test_difference(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     assert_is(subtract(of(a), of(b)), moments(a) - moments(b))
 
 
-@given(RAW, RAW)
-def test_difference_and_intersection_make_up_the_whole(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
-    x, y = of(a), of(b)
-    assert subtract(x, y).total_ns + intersect(x, y).total_ns == x.total_ns
-
-
 @given(RAW, MOMENT, MOMENT)
 def test_clip_and_complement_split_a_window(raw: list[tuple[int, int]], start: int, end: int) -> None:
     window = set(range(start, end))
@@ -127,15 +108,6 @@ def test_covered_time_of_each_span(raw: list[tuple[int, int]], spans: list[tuple
     start, end = (np.array([s[i] for s in spans], np.int64) for i in (0, 1))
     expected = [len(moments(raw) & set(range(a, b))) for a, b in spans]
     assert covered_ns(of(raw), start, end).tolist() == expected
-
-
-def test_nothing_is_an_interval_set_too() -> None:
-    x = union([3], [9])
-    assert len(EMPTY) == EMPTY.total_ns == 0
-    assert intersect(x, EMPTY) is EMPTY
-    assert subtract(x, EMPTY) is x
-    assert_is(union_of(EMPTY, x), covered(x))
-    assert len(union_of()) == 0
 
 
 @pytest.mark.parametrize("base", [0, 1_800_000_000_000_000_000, -(2**62)])

@@ -1,13 +1,14 @@
-"""Records that hold arrays compare by identity and print in one line: every one of them, found by its types."""
+"""Records compare by identity and print in one line; our dataclasses are those of the standard library."""
 
-import gc
+import copy
+import dataclasses
 import inspect
 import pkgutil
 import types
 import typing
-import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -16,8 +17,8 @@ import numpy.typing as npt
 import pytest
 
 import stepscope
-from stepscope.records import MAX_REPR, ArrayRecord, once_per_record
-from stepscope.trace.table import Trace
+from stepscope.dataclass import dataclass
+from stepscope.records import MAX_REPR, ArrayRecord
 
 JOB_SIDE = ("stepscope.record.", "stepscope.bench.", "stepscope.integrations.")
 """no arrays there: the standard library and torch only"""
@@ -81,24 +82,6 @@ def test_records_that_hold_arrays_print_in_one_line(holders: set[type]) -> None:
     assert own <= {"Table"}, "the repr that a dataclass writes for itself shows every number"
 
 
-def test_holders_are_found_through_collections_and_not_through_functions() -> None:
-    @dataclass
-    class Direct:
-        values: npt.NDArray[np.int64]
-
-    @dataclass
-    class Nested:
-        several: "tuple[Direct, ...] | None"
-
-    @dataclass
-    class Asks:
-        answer: Callable[[Direct], int]
-
-    Nested.__annotations__["several"] = tuple[Direct, ...] | None
-    assert array_holders([Direct, Nested, Asks]) == {Direct, Nested}
-    assert compares_fields(Direct)
-
-
 def test_repr_is_short_whatever_a_record_holds() -> None:
     @dataclass(frozen=True, eq=False, repr=False)
     class Big(ArrayRecord):
@@ -111,18 +94,125 @@ def test_repr_is_short_whatever_a_record_holds() -> None:
     assert len(repr(Big(np.zeros(1), "x", ()))) <= MAX_REPR
 
 
-def test_answer_is_remembered_as_long_as_its_record() -> None:
-    asked = []
+Maker = Callable[..., Any]
 
-    @once_per_record
-    def length(record: Trace) -> int:
-        asked.append(record.path)
-        return len(record.strings)
 
-    first, second = (Trace(path, 0, {}, strings, {}, {}) for path, strings in (("a", ["x"]), ("b", ["x", "y"])))
-    gone = weakref.ref(first)
-    assert [length(first), length(first), length(second), length(second)] == [1, 1, 2, 2]
-    assert asked == ["a", "b"]
-    del first
-    gc.collect()
-    assert gone() is None
+def records(make: Maker) -> list[Any]:
+    """Return classes of every sort that we have, made by one of the two decorators."""
+
+    @make(frozen=True)
+    class Plain:
+        """Doc."""
+
+        rank: int
+        name: str = "x"
+        found: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @make(frozen=True)
+    class Longer(Plain):
+        more: float = 0.5
+        kind: str = dataclasses.field(default="longer", init=False)
+        seen: list[int] = dataclasses.field(default_factory=list, repr=False, compare=False)
+        made: set[int] = dataclasses.field(default_factory=set, init=False)
+
+    @make(frozen=True)
+    class One:
+        value: float
+
+    @make(frozen=True)
+    class Empty:
+        pass
+
+    @make(frozen=True, eq=False, repr=False)
+    class ByIdentity:
+        value: int
+
+    @make(frozen=True)
+    class OwnWords:
+        value: int
+        doubled: int = 0
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "doubled", 2 * self.value)
+
+        def __repr__(self) -> str:
+            return f"<{self.value}>"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, OwnWords) and abs(self.value - other.value) < 2
+
+    @make
+    class Changes:
+        rank: int
+        name: str = "x"
+        found: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    return [Plain, Longer, One, Empty, ByIdentity, OwnWords, Changes]
+
+
+OURS, STANDARD = records(dataclass), records(dataclasses.dataclass)
+BOTH = pytest.mark.parametrize(
+    ("ours", "standard"), list(zip(OURS, STANDARD, strict=True)), ids=[c.__name__ for c in OURS]
+)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "Plain": (3,),
+    "Longer": (3, "y"),
+    "One": (1.5,),
+    "ByIdentity": (4,),
+    "OwnWords": (5,),
+    "Changes": (3,),
+}
+
+
+@BOTH
+def test_same_fields_and_same_call(ours: Any, standard: Any) -> None:
+    described = [(f.name, f.type, f.default, f.init, f.repr, f.compare) for f in dataclasses.fields(ours)]
+    assert described == [(f.name, f.type, f.default, f.init, f.repr, f.compare) for f in dataclasses.fields(standard)]
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(standard).parameters)
+    assert ours.__match_args__ == standard.__match_args__
+    assert ours.__init__.__qualname__ == standard.__init__.__qualname__
+    with pytest.raises(TypeError) as refused:
+        ours(*range(9))
+    with pytest.raises(TypeError) as expected:
+        standard(*range(9))
+    assert str(refused.value) == str(expected.value)
+
+
+@BOTH
+def test_same_values(ours: Any, standard: Any) -> None:
+    given = VALUES.get(ours.__name__, ())
+    one, other = ours(*given), standard(*given)
+    assert dataclasses.asdict(one) == dataclasses.asdict(other) and vars(one) == vars(other)
+    assert (one == ours(*given)) is (other == standard(*given))
+    assert one != other and one != 3
+    assert copy.deepcopy(one).__dict__ == one.__dict__
+    if ours.__name__ != "ByIdentity":
+        assert repr(one) == repr(other)
+    if given:
+        name = dataclasses.fields(ours)[0].name
+        assert getattr(dataclasses.replace(one, **{name: 7}), name) == 7
+        assert (one == dataclasses.replace(one, **{name: 7})) is (other == dataclasses.replace(other, **{name: 7}))
+
+
+@BOTH
+def test_what_is_frozen_can_be_neither_set_nor_deleted(ours: Any, standard: Any) -> None:
+    if ours.__name__ == "Changes":
+        one = ours(1)
+        one.rank = 2
+        del one.name
+        assert one.rank == 2 and "name" not in vars(one)
+        return
+    one, other = (made(*VALUES.get(made.__name__, ())) for made in (ours, standard))
+    for change in (lambda x: setattr(x, "value", 1), lambda x: delattr(x, "value")):
+        with pytest.raises(dataclasses.FrozenInstanceError) as refused:
+            change(one)
+        with pytest.raises(dataclasses.FrozenInstanceError) as expected:
+            change(other)
+        assert str(refused.value) == str(expected.value)
+
+
+def test_many_threads_may_make_the_first_object() -> None:
+    plain, *_ = records(dataclass)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(plain, range(64)))
+    assert made == [plain(i) for i in range(64)]

@@ -22,14 +22,11 @@ def test_rounded_parts_add_up_to_the_rounded_whole(parts_ns: list[int]) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
         (999, "999 B"),
         (999.7, "1.0 kB"),
         (1000, "1.0 kB"),
         (1_500_000, "1.5 MB"),
-        (999_999, "1.0 MB"),
         (999_960_000, "1.0 GB"),
-        (2.5e9, "2.5 GB"),
         (7e15, "7000.0 TB"),
         (-4096, "-4.1 kB"),
     ],

@@ -11,7 +11,6 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.program import NOTHING, host_program
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.stragglers import find_stragglers
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
@@ -56,10 +55,6 @@ def test_collectives_run_side_by_side_on_gloos_threads(tmp_path: Path) -> None:
     program = host_program(aligned(run), 0, np.array([0, 1]))
     assert program.stream[:4].tolist() == [0, 1, 0, 1]
     assert program.stream_predecessor[:4].tolist() == [NOTHING, NOTHING, 0, 1]
-
-
-def test_replay_takes_as_long_as_the_cpu_job(tmp_path: Path) -> None:
-    assert replay_of_run(overlapped(tmp_path)).period_ns == pytest.approx(70e6, rel=0.01)
 
 
 def test_merging_messages_spares_the_calls_and_no_compute(tmp_path: Path) -> None:
@@ -128,13 +123,6 @@ def test_step_of_a_run_with_recurring_long_steps_is_their_mean(tmp_path: Path) -
     assert any("33 % of the unprofiled steps take over 1.5 times their median" in w for w in found.warnings)
 
 
-def test_given_step_goes_before_the_logs(tmp_path: Path) -> None:
-    run = with_logs(alone(tmp_path, [50, 50, 200] * 4), [50, 50, 200] * 10)
-    found = account_of(run, unprofiled_ms=60)
-    assert found.step is not None and found.step.unprofiled_ns == 60e6
-    assert not any("of the unprofiled steps" in w for w in found.warnings)
-
-
 def uneven(folder: Path, *, flops: tuple[int, int], more_operators: bool = False) -> Run:
     """Return a run in which rank 1 computes 60 ms and rank 0 30 ms before they meet."""
     ranks = traces()
@@ -149,17 +137,6 @@ def uneven(folder: Path, *, flops: tuple[int, int], more_operators: bool = False
             trace.ran("aten::add_", at + 70 * MS, at + 75 * MS)
     about = {str(rank): {"flops": {"total": flops[rank]}} for rank in range(RANKS)}
     return built_run(folder, ranks, description={"schema": 1, "world_size": RANKS, "ranks": about})
-
-
-@pytest.mark.parametrize(
-    ("flops", "more_operators", "cause"),
-    [((10**9, 2 * 10**9), False, "load"), ((10**9, 10**9), False, "host"), ((10**9, 2 * 10**9), True, "host")],
-)
-def test_more_flops_for_as_many_operators_are_more_load(
-    tmp_path: Path, flops: tuple[int, int], more_operators: bool, cause: str
-) -> None:
-    (late,) = find_stragglers(aligned(uneven(tmp_path, flops=flops, more_operators=more_operators)))
-    assert (late.rank, late.cause) == (1, cause)
 
 
 def test_evenly_spread_load_saves_half_of_the_difference(tmp_path: Path) -> None:

@@ -46,6 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, Any]:
+    out = folder.parent / "whole.json"
+    assert main(["report", str(folder), "--no-cache", "--json", str(out)]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
 def fail(*_: Any, **__: Any) -> None:
     raise ZeroDivisionError("planted")
 
@@ -58,25 +66,18 @@ def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_failed_analysis_is_one_warning(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = report(folder, capsys)
     monkeypatch.setattr(FUNCTIONS[name], fail)
     found = report(folder, capsys)
     said = [line for line in found["warnings"] if "planted" in line]
     assert len(said) == 1 and said[0].startswith(f"{name} could not be analysed (ZeroDivisionError: planted)")
     assert found.keys() == whole.keys() and found["step"]["profiled_ms"] == whole["step"]["profiled_ms"]
-    assert main(["report", str(folder), "--no-cache"]) == 0
-    capsys.readouterr()
-    monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
-    assert main(["report", str(folder), "--no-cache", "--json", "-"]) == 2
-    assert "ZeroDivisionError: planted" in capsys.readouterr().err
 
 
 def test_failed_kind_leaves_the_other_findings(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = report(folder, capsys)
     assert whole["findings"]
     broken = next(kind for kind in KINDS if kind.id != whole["findings"][0]["id"])
     original = Kind.candidates
@@ -109,6 +110,9 @@ def test_failure_shows_in_commands_that_show_no_warnings(
     assert "memory could not be analysed" in capsys.readouterr().err
     assert main(["export", str(folder), "--no-cache", "--csv", str(tmp_path / "tables")]) == 0
     assert "memory could not be analysed" in capsys.readouterr().err
+    monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
+    assert main(["report", str(folder), "--no-cache", "--json", "-"]) == 2
+    assert "ZeroDivisionError: planted" in capsys.readouterr().err
 
 
 def test_step_numbers_out_of_order_have_no_memory_trend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

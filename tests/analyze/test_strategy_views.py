@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace
-from tests.analyze.jobs import LAG, Job, collective, ddp, fsdp, job_run, tp
+from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp
 
 from stepscope.analyze.account import by_strategy
 from stepscope.analyze.data_parallel import bucket_view, sharding_view
@@ -65,28 +65,6 @@ def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
     assert found.buckets[0].occurrences == 16
 
 
-def test_reduction_after_backward_is_all_tail(tmp_path: Path) -> None:
-    found = seen(tmp_path, bucket_view, lambda r, at: collective(r, "allreduce", at + 3200, took=300))
-    one = found.ranks[0]
-    assert ms(one.exposed_ns) == pytest.approx(0.3 - 0.0, abs=0.001)
-    assert ms(one.tail_ns) == pytest.approx((3200 + LAG + 300 - 3110) / 1000)
-    assert one.first_delay_pct > 100
-
-
-def test_hooks_on_gradients_are_told_apart_from_adding_them(tmp_path: Path) -> None:
-    def hooked(r: RankTrace, at: float) -> None:
-        node = "torch::autograd::AccumulateGrad"
-        r.ran(f"autograd::engine::evaluate_function: {node}", at + 1500, at + 1560, thread=AUTOGRAD)
-        r.ran(node, at + 1502, at + 1512, thread=AUTOGRAD)
-        r.kernel("add", at=at + 1505, start=at + 1910, end=at + 1920, thread=AUTOGRAD)
-        r.kernel("copy_to_bucket", at=at + 1520, start=at + 1920, end=at + 1950, thread=AUTOGRAD)
-        collective(r, "allreduce", at + 1530, thread=AUTOGRAD)
-
-    one = seen(tmp_path, bucket_view, hooked).ranks[0]
-    assert ms(one.hook_host_ns) == pytest.approx(0.050)
-    assert ms(one.hook_device_ns) == pytest.approx(0.030)
-
-
 @pytest.mark.parametrize(("again", "times"), [(True, 2), (False, 1)])
 def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> None:
     found = seen(tmp_path, sharding_view, lambda r, at: fsdp(r, at, again=again))
@@ -97,18 +75,6 @@ def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> 
     assert one.gathers_of_parameters == times
     assert one.traffic_of_parameters == times + 1
     assert ms(one.gather_ns) == pytest.approx(0.2 * times)
-
-
-def test_early_gathers_are_those_that_start_under_compute(tmp_path: Path) -> None:
-    def job(r: RankTrace, at: float) -> None:
-        whole = {"elements": 1_000_000, "out_elements": 4_000_000}
-        collective(r, "_allgather_base", at + 120, took=50, **whole)  # type: ignore[arg-type]
-        collective(r, "_allgather_base", at + 225, took=20, **whole)  # type: ignore[arg-type]
-        collective(r, "_reduce_scatter_base", at + 3100, thread=AUTOGRAD, elements=8_000_000, out_elements=2_000_000)
-
-    one = seen(tmp_path, sharding_view, job).ranks[0]
-    assert one.early_pct == pytest.approx(50)
-    assert ms(one.gather_exposed_ns) == pytest.approx(0.02)
 
 
 def test_layers_of_tensor_parallelism(tmp_path: Path) -> None:
@@ -147,12 +113,6 @@ def test_load_of_experts_is_on_the_uneven_side(tmp_path: Path) -> None:
     assert found.ranks[0].load_bytes == 2 * 4 * 13_000
     assert found.ranks[1].sent_bytes == 4 * (sent + 1_000)
     assert found.ranks[2].routing_imbalance == pytest.approx(3.25)
-
-
-def test_even_experts_have_no_fullest_rank(tmp_path: Path) -> None:
-    found = seen(tmp_path, experts_view, lambda r, at: collective(r, "all_to_allv", at + 100))
-    assert found.imbalance == 1
-    assert found.fullest_rank is None
 
 
 def test_ring_of_context_parallelism_and_uneven_compute(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Settings from files and the command line: what is given holds, what is wrong is named with its place."""
 
-import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import fields
@@ -55,22 +54,14 @@ def test_example_in_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
     assert config_from(written(tmp_path, yaml, "job.yaml")) == config_from(written(tmp_path, TOML))
 
 
-def test_wrong_value_is_named_with_file_and_line(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "[train]\nsteps = 3\nlr = -1\n")
-    assert said.endswith("job.toml, line 3: train.lr has to be a number above 0, not -1")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[train]\nstrateggy = 'ddp'", "line 2: train.strateggy: no such setting, did you mean strategy?"),
         ("[train]\nweight_decay = 0.1", "train.weight_decay: no such setting, did you mean optimizer.weight_decay?"),
         ("[shceduler]\ndecay = 'linear'", "line 1: shceduler: no such setting, did you mean scheduler?"),
-        ("train = 3", "train has to hold settings by name, not 3"),
         ("[train]\nprecision = 'fp61'", "train.precision has to be one of fp32, tf32, fp16, bf16, not 'fp61'"),
-        ("[train]\nsteps = true", "train.steps has to be a whole number of at least 1, not True"),
         ("[train]\nlr = nan", "train.lr has to be a number above 0, not nan"),
-        ("[optimizer]\nbetas = [0.9]", "optimizer.betas has to be a list of 2 numbers of at least 0, not [0.9]"),
         ("[profile]\nranks = [-1]", "profile.ranks has to be a list of numbers of at least 0, or none"),
         ("[scheduler]\ndecay = 'linear'\nwarmup_steps = 100", "warmup_steps has to be below the 100 total steps"),
         ("[train]\nprecision = 'fp16'\nstrategy = 'fsdp2_zero3'", "whose shards share no loss scale, not 'fp16'"),
@@ -87,7 +78,6 @@ def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> N
         ("train.lr=fast", "--set: train.lr has to be a number above 0, not 'fast'"),
         ("lr=1", "--set lr=1: has to be section.name=value"),
         ("train.lr", "--set train.lr: has to be section.name=value"),
-        ("tarin.lr=1", "did you mean train?"),
         ("train.clip_norm.x=1", "clip_norm has to hold settings"),
     ],
 )
@@ -98,11 +88,6 @@ def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override:
 def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert "pip install 'stepscope[yaml]', or write it as TOML" in refusal(tmp_path, "train: {}", name="job.yaml")
-
-
-def test_configurations_are_read_without_torch() -> None:
-    code = "import sys, stepscope.bench.config as c; c.config_from(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_manual_lists_every_setting() -> None:
@@ -139,14 +124,8 @@ def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsy
     assert len(said.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("deep", ["a: " + "[" * 20_000, "- " * 20_000 + "a", "? " * 5_000])
-def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
-    pytest.importorskip("yaml")
-    assert "nested too deeply" in refusal(tmp_path, deep, name="deep.yaml")
-
-
 @pytest.mark.parametrize("name", ["4294967296", "yes", "null", "2024-11-15", "1e999", "[a, b]"])
-@pytest.mark.parametrize("place", ["{}: 1\n", "? {}\n: {{steps: 3}}\n", "train:\n  ? {}\n  : 3\n"])
+@pytest.mark.parametrize("place", ["{}: 1\n", "train:\n  ? {}\n  : 3\n"])
 def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
     pytest.importorskip("yaml")
     said = refusal(tmp_path, place.format(name), name="job.yaml")
@@ -176,13 +155,6 @@ def test_a_setting_under_two_names_is_refused_at_its_line(tmp_path: Path) -> Non
     said = refusal(tmp_path, "[training]\nlr = 0.1\nlearning_rate = 0.2\n")
     assert said == f"{tmp_path}/job.toml, line 3: train.lr is given a second time; remove one"
     assert "train.lr" in refusal(tmp_path, "[training]\nlearning_rate = -1\n")
-
-
-def test_yaml_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 8)]
-    assert "write them out" in refusal(tmp_path, "\n".join(lines), name="job.yaml")
 
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])

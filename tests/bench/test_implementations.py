@@ -1,9 +1,6 @@
 """Our own implementations on one rank in this process: gradients kept, models freed, parameters nobody used."""
 
-import gc
-import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from stepscope.bench.config import WorkloadSpec  # noqa: E402
-from stepscope.bench.data_parallel import Outcome, agreement  # noqa: E402
-from stepscope.bench.implementations import Options, hybrid_shards, parallel, partition  # noqa: E402
-from stepscope.bench.sweep_child import TrainStep, check_first_steps  # noqa: E402
-from stepscope.bench.training import Training  # noqa: E402
-from stepscope.bench.workloads import workload  # noqa: E402
+from stepscope.bench.implementations import Options, hybrid_shards, parallel  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 OWN = ("ddp", "ddp_individual", "ddp_individual_v2", "ddp_bucketed")
@@ -57,39 +49,9 @@ def test_parameters_that_no_batch_reached_get_zero_gradients(name: str) -> None:
         made.optimizer.zero_grad(set_to_none=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", (*OWN, "pytorch_ddp"))
-def test_model_is_freed_with_its_implementation(name: str) -> None:
-    made = parallel(name, Branches(), Options())
-    made.backward(made.model(torch.ones(2, 4)).sum())
-    made.finish()
-    alive = weakref.ref(made.model)
-    del made
-    gc.collect()
-    assert alive() is None
-
-
-def test_agreement_is_judged_by_the_precision() -> None:
-    weights = {"w": torch.ones(100)}
-    reference = Outcome(weights, weights, (1.0, 0.5), steps=2)
-    off = Outcome({"w": torch.ones(100) * 1.001}, weights, (1.0, 0.5), steps=2)
-    assert agreement(off, reference, precision="bf16")["agrees"]
-    in_fp32 = agreement(off, reference, precision="fp32")
-    assert not in_fp32["agrees"] and in_fp32["gradient_error"] == pytest.approx(1e-3, rel=1e-3)
-    assert agreement(reference, reference, precision="fp32")["equal"]
-
-
 def parameters(*sizes_mb: float, dtype: Any = torch.float32) -> list[nn.Parameter]:
     size = torch.empty(0, dtype=dtype).element_size()
     return [nn.Parameter(torch.empty(int(mb * 2**20) // size, dtype=dtype)) for mb in sizes_mb]
-
-
-def test_buckets_close_at_their_size_the_first_at_one_megabyte_and_kinds_are_never_mixed() -> None:
-    given = parameters(0.6, 0.6, 2, 2, 2, 2)
-    assert [len(b) for b in partition(given, size_mb=4)] == [2, 2, 2]
-    assert [p for bucket in partition(given, size_mb=4) for p in bucket] == given
-    mixed = parameters(0.1) + parameters(0.1, dtype=torch.bfloat16)
-    assert [len(b) for b in partition(mixed, size_mb=25)] == [1, 1]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -105,41 +67,6 @@ def test_fsdp_gathers_parameters_in_the_precision_of_training(precision: str, dt
     made.backward(made.model(torch.ones(2, 8)).float().sum())
     assert set(seen) == {dtype}
     assert {p.dtype for p in made.weights().values()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"strategy": "pytorch_ddp"},
-        {"strategy": "zero1"},
-        {"strategy": "fsdp2_zero2"},
-        {"strategy": "fsdp2_zero3"},
-        {"strategy": "pytorch_ddp", "accumulation": 2},
-        {"strategy": "pytorch_ddp", "accumulation": 2, "exchange_each": True},
-        {"strategy": "fsdp2_zero3", "accumulation": 2},
-    ],
-)
-def test_strategies_take_the_plain_step(settings: dict[str, Any]) -> None:
-    spec = WorkloadSpec(d_model=16, num_layers=2, num_heads=2, seq_len=8, vocab_size=32, batch_size=4)
-    whole = workload(spec, "cpu")
-    plain = check_first_steps(TrainStep(whole, {}), whole)
-    work = workload(replace(spec, batch_size=2) if "accumulation" in settings else spec, "cpu")
-    count = settings.get("accumulation", 1)
-    training = Training(
-        work,
-        parallel(settings["strategy"], work.model, Options(lr=1e-4, grad_accum=count)),
-        rank=0,
-        world_size=1,
-        grad_accum=count,
-        lr=lambda _: 1e-4,
-        exchange_each=settings.get("exchange_each", False),
-    )
-    found = check_first_steps(training, work)
-    training.close()
-    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-    apart = torch.tensor(found["sketch"]) - torch.tensor(plain["sketch"])
-    assert float(apart.norm()) <= 1e-5 * float(torch.tensor(plain["sketch"]).norm())
-    assert training.fed.per_step(range(3)) == (4, 32)
 
 
 def test_hybrid_sharding_stays_on_a_machine() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that die, refuse, hang or fill the disk: a clear message, no hang, and what was measured is kept."""
+"""Ranks that die, refuse, hang or fill the disk, also on two machines: a clear message, nothing measured is lost."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from tests.limits import HANG_S
 
 from stepscope.bench import rank as rank_process
 from stepscope.bench.launch import launch, launched_by, records_of
-from stepscope.bench.rank import run_to_exit_code
 from stepscope.errors import UsageError
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.job
+
+torch = pytest.importorskip("torch")
 JOBS = "tests.bench.launch_jobs"
 ROOT = Path(__file__).parents[2]
 
@@ -101,11 +101,7 @@ SMALL = [
     *("--d-model", "32", "--num-layers", "1", "--num-heads", "2", "--seq-len", "16", "--vocab-size", "64"),
     *("--batch-size", "2", "--steps", "6", "--warmup-steps", "2", "--runs", "2"),
 ]
-TWO_OF_MPI = {
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+TWO_OF_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -129,16 +125,6 @@ def test_a_process_without_others_is_alone() -> None:
     assert launched_by({"RANK": "0", "WORLD_SIZE": "1"}) is None
     batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "gpu1"}
     assert launched_by(batch_script) is None
-
-
-def test_sessions_of_one_command_never_meet() -> None:
-    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
-    plain = launched_by(environ)
-    agent = launched_by({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert plain is not None and agent is not None
-    assert [plain.of_session(n)["MASTER_PORT"] for n in (0, 1)] == ["7", "8"]
-    assert [agent.of_session(n)["MASTER_PORT"] for n in (0, 1)] == ["7", "7"]  # torchrun's store stays, its keys differ
-    assert [agent.of_session(n)["STEPSCOPE_BENCH_SESSION"] for n in (0, 1)] == ["0", "1"]
 
 
 def under_torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -169,36 +155,6 @@ def test_ranks_of_torchrun_are_the_ranks_of_the_benchmark(tmp_path: Path) -> Non
     assert done.stderr.count("measuring on the 2 ranks that torchrun started") == 1
 
 
-def test_ranks_on_machines_without_a_shared_folder_bring_their_records_to_rank_0(tmp_path: Path) -> None:
-    port, ranks = str(_free_port()), []
-    for rank in (0, 1):
-        machine = tmp_path / f"machine{rank}"
-        machine.mkdir()
-        environ = {
-            **os.environ,
-            **TWO_OF_MPI,
-            "OMPI_COMM_WORLD_RANK": str(rank),
-            "PYTHONPATH": python_path(ROOT / "src"),
-        }
-        words = ("ddp", "--implementations", "pytorch_ddp", "--no-trace", "--out", "out", *SMALL)
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "stepscope", "bench", *words],
-                env={**environ, "MASTER_PORT": port},
-                cwd=machine,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    said = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    results = json.loads((tmp_path / "machine0" / "out" / "results.json").read_text())
-    assert results["complete"] and len(results["series"][0]["samples_ms"]) == 2
-    assert not (tmp_path / "machine1" / "out" / "results.json").exists()
-    assert "results in" not in said[1]
-
-
 def test_too_few_devices_are_refused_unless_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -214,11 +170,55 @@ def test_too_few_devices_are_refused_unless_ranks_share(monkeypatch: pytest.Monk
     assert os.environ["NCCL_HOSTID"] == "rank3"
 
 
-@pytest.mark.parametrize("error", [UsageError("expected a\nfound \x1b[31m"), OSError(28, "No space left on device")])
-def test_refusals_are_one_line_and_exit_code_2(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    def program() -> int:
-        raise error
+WORKLOAD = """
+import os
+import torch
+from torch import nn
 
-    assert run_to_exit_code("program", program) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("program: ") and said.count("\n") == 1 and "\x1b" not in said
+def make(spec, device):
+    def loss(model, batch):
+        if spec.precision == "bf16" and os.environ["RANK"] == "1":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return model(batch).square().mean()
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), [torch.ones(2, 8)], loss
+"""
+
+
+@pytest.mark.slow
+def test_two_machines_make_one_benchmark_and_a_rank_that_gives_up_loses_nothing_else(tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    agents = [_agent(tmp_path / f"machine{i}", i, port) for i in (0, 1)]
+    try:
+        said = [agent.communicate(timeout=HANG_S)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    results = json.loads((tmp_path / "machine0" / "out" / "results.json").read_text())
+    assert results["complete"] and results["environment"]["world_size"] == 2
+    assert {row["name"]: len(row["samples_ms"]) for row in results["series"]} == {"ddp": 2}
+    assert all(row["summary"]["samples_per_step"] == 4 for row in results["series"])
+    assert "ran out" not in said[0] and results["recommendation"]["excluded"]["ddp-bf16"].startswith("out of memory")
+    assert "2 GiB" in results["recommendation"]["excluded"]["ddp-bf16"]  # the reason of the other machine's rank
+    assert results["recommendation"]["series"] == "ddp"
+    assert not (tmp_path / "machine1" / "out" / "results.json").exists()
+    assert "results in out" in said[0] and "results in" not in said[1]
+
+
+def _agent(folder: Path, number: int, port: int) -> "subprocess.Popen[str]":
+    folder.mkdir()
+    (folder / "own.py").write_text(WORKLOAD)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    where = [f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    method = ["--only", "ddp-bf16", "--steps", "3", "--warmup-steps", "1", "--runs", "2", "--batch-size", "2"]
+    return subprocess.Popen(
+        [*torchrun, *where, "-m", "stepscope", "bench", "strategy", "--workload", "own:make",
+         "--out", "out", *method],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": python_path(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip

@@ -8,21 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.bench.parallel_job import CASES, SHAPE
 
-torch = pytest.importorskip("torch")
-
-from tests.bench.parallel_job import CASES, SHAPE  # noqa: E402
-
-from stepscope.bench.simulate import Job, Shape, simulate_step  # noqa: E402
-from stepscope.contract.collectives import op_name  # noqa: E402
-from stepscope.cost.model_flops import Experts, Recompute, Transformer  # noqa: E402
-from stepscope.cost.model_memory import (  # noqa: E402
+from stepscope.bench.simulate import Job, Shape, simulate_step
+from stepscope.contract.collectives import op_name
+from stepscope.cost.model_flops import Experts, Recompute, Transformer
+from stepscope.cost.model_memory import (
     Batch,
-    training_memory,
 )
-from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding  # noqa: E402
-from stepscope.cost.strategy_cost import strategy_traffic  # noqa: E402
-from stepscope.errors import UsageError  # noqa: E402
+from stepscope.cost.model_shape import Layout, Precision, Sharding
+from stepscope.cost.strategy_cost import strategy_traffic
+from stepscope.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SHARDING = {"ddp": Sharding.DDP, "zero2": Sharding.ZERO2, "zero3": Sharding.ZERO3}
@@ -117,30 +113,6 @@ def test_simulated_memory_is_near_the_measured_peak(name):
     memory = simulate_step(job)["memory"]
     assert memory["peak_bytes"] / 1e6 + WORKSPACE_MB == pytest.approx(measured_mb, rel=0.03)
     assert sum(memory["parts"].values()) == memory["peak_bytes"] and memory["peak_when"] == "backward"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "job",
-    [
-        Job(SMALL, "ddp", data=2, micro_batch=8, precision="amp", checkpoint=True),
-        Job(SMALL, "zero2", data=2, micro_batch=8, precision="mixed", optimizer="sgd"),
-        Job(SMALL, "zero3", data=8, micro_batch=8, precision="mixed", foreach=False),
-        Job(replace(SMALL, vocab=8192), "zero3", data=8, tensor=2, micro_batch=16, foreach=False),
-    ],
-    ids=["ddp checkpointed", "zero-2 sgd", "zero-3 mixed", "zero-3 x tensor"],
-)
-def test_formula_and_simulation_agree_on_memory(job):
-    batch, layout, model = by_formula(job)
-    formula = training_memory(
-        model,
-        batch,
-        layout=layout,
-        optimizer=Optimizer(job.optimizer),
-        foreach_optimizer=job.foreach,
-        workspace_bytes=0,
-    )
-    assert formula.peak_bytes == pytest.approx(simulate_step(job)["memory"]["peak_bytes"], rel=0.05)
 
 
 def test_nonsense_jobs_are_refused():

@@ -1,8 +1,5 @@
-"""Sweeps: the search for sizes, the comparison of gradients, and variants that fail alone."""
+"""Sweeps: the search for sizes, the comparison of gradients, variants that fail alone, processes that end early."""
 
-import io
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.limits import HANG_S
 
+from stepscope.bench import sweep_child as child
+from stepscope.bench import sweep_control as sessions
+from stepscope.bench.config import WorkloadSpec
+from stepscope.bench.launch import LaunchResult
+from stepscope.bench.sweep_child import HostOptimizer, TrainStep
+from stepscope.bench.sweep_control import Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps import SWEEPS, Sweep, Tolerance, Variant, largest_fitting, next_probe, sweep_named
+from stepscope.bench.workloads import workload
+from stepscope.errors import UsageError
+
 torch = pytest.importorskip("torch")
 
-from stepscope.bench import sweep_child as child  # noqa: E402
-from stepscope.bench.config import WorkloadSpec  # noqa: E402
-from stepscope.bench.rank import Bench  # noqa: E402
-from stepscope.bench.sweep_child import CompilerCaches, HostOptimizer, TrainStep, gradient_sketch  # noqa: E402
-from stepscope.bench.sweep_control import Method, fitting_sizes, run_sweep  # noqa: E402
-from stepscope.bench.sweeps import (  # noqa: E402
-    SWEEPS,
-    Sweep,
-    Tolerance,
-    Variant,
-    largest_fitting,
-    measured_sizes,
-    next_probe,
-    rounding,
-    sweep_named,
-)
-from stepscope.bench.workloads import workload  # noqa: E402
-from stepscope.errors import UsageError  # noqa: E402
-
-CPU = torch.device("cpu")
 SPEC: dict[str, Any] = {"name": "gpt", "d_model": 16, "num_layers": 1, "num_heads": 2, "seq_len": 8, "vocab_size": 32,
         "batch_size": 4, "precision": "fp32", "seed": 0, "options": {}}  # fmt: skip
-QUICK = {"accumulation": 1, "warmup_steps": 1, "steps": 2, "item_limit_s": 60, "reference": "first"}
 
 
 @given(capacity=st.integers(1, 20_000), start=st.sampled_from([1, 8, 32, 100]))
@@ -50,10 +36,6 @@ def test_search_ends_just_below_the_capacity(capacity: int, start: int) -> None:
     assert len(known) < 30
 
 
-def test_powers_of_two_and_the_largest_are_measured() -> None:
-    assert measured_sizes({32: True, 64: True, 128: False, 96: True, 112: False}) == [32, 64, 96]
-
-
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_distinct_variants_and_a_first_one_that_runs_anywhere(name: str) -> None:
     own: dict[str, Any] = {"batch-size": {"sizes": [4, 8]}, "strategy": {"world_size": 4}}
@@ -62,34 +44,6 @@ def test_every_sweep_has_distinct_variants_and_a_first_one_that_runs_anywhere(na
     assert len(set(names)) == len(names) >= 2
     assert sweep.variants[0].only_on is None
     assert all(v.why_only for v in sweep.variants if v.only_on)
-
-
-@pytest.mark.parametrize("error", [0.0, 1e-3, 0.3])
-def test_sketches_are_as_far_apart_as_gradients(error: float) -> None:
-    torch.manual_seed(0)
-    shapes = [(300, 40), (7,), (1000,)]
-    parameters = [torch.nn.Parameter(torch.zeros(s)) for s in shapes]
-    sketches, grads = [], [torch.randn(s) for s in shapes]
-    off = [torch.randn(s) for s in shapes]
-    scale = error * _norm(grads) / _norm(off)
-    for times in (0.0, scale):
-        for p, g, o in zip(parameters, grads, off, strict=True):
-            p.grad = g + times * o
-        sketches.append(torch.tensor(gradient_sketch(parameters, device=CPU)))
-    assert float((sketches[1] - sketches[0]).norm() / sketches[0].norm()) == pytest.approx(error, rel=0.3)
-
-
-def _norm(tensors: list) -> float:
-    return float(torch.cat([t.flatten() for t in tensors]).norm())
-
-
-def test_accumulated_halves_give_the_gradient_of_the_whole() -> None:
-    work, half = _work(), _work(batch_size=2)
-    whole = child.check_first_steps(TrainStep(work, {}), work)
-    halves = child.check_first_steps(TrainStep(half, {"accumulation": 2}), half)
-    apart = torch.tensor(whole["sketch"]) - torch.tensor(halves["sketch"])
-    assert float(apart.norm()) <= rounding("fp32").gradient * float(torch.tensor(whole["sketch"]).norm())
-    assert halves["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 
 
 def _work(**changes: object):
@@ -116,40 +70,6 @@ def test_optimizer_on_the_host_takes_the_same_steps() -> None:
             model(x).square().sum().backward()
             optimizer.step()
     assert torch.allclose(plain.weight, moved.weight, atol=1e-6)
-
-
-def test_each_compiled_variant_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(name, "elsewhere")
-    left = tmp_path / "compiled" / "0" / "of_a_killed_sweep"
-    left.mkdir(parents=True)
-    caches, used = CompilerCaches(tmp_path / "compiled"), []
-    for name, step in (("eager", {}), ("a", {"compile": "default"}), ("b", {"compile": "x"}), ("a", {"compile": "y"})):
-        caches.use({"name": name, "step": step})
-        used.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    assert used[0] == "elsewhere" and used[1] == used[3] != used[2] and not left.exists()
-    Path(used[1]).mkdir(parents=True)
-    caches.close()
-    assert not (tmp_path / "compiled").exists()
-
-
-def records(variants: list[Variant], *, spec: dict | None = None, **settings: object) -> list[dict]:
-    """Return what the measuring process would write."""
-    from dataclasses import asdict
-
-    stream = io.StringIO()
-    items = [{"variant": asdict(v), "run": 0} for v in variants]
-    bench = Bench(rank=0, world_size=1, device=CPU, out=Path(), stream=stream)
-    child.measure_items(bench, {**QUICK, "spec": spec or SPEC, "items": items, **settings})
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-@pytest.mark.slow
-def test_measured_variant_has_samples_flops_and_a_check() -> None:
-    found = records([Variant("plain", step={"accumulation": 2})])[-1]
-    assert found["what"] == "samples" and len(found["step_ms"]) == 2 and len(found["check"]["losses"]) == 3
-    assert found["samples_per_step"] == 8 and found["tokens_per_step"] == 64
-    assert found["flops_per_step"] == 2 * _work().flops_per_step()
 
 
 FAULTY = """
@@ -231,38 +151,6 @@ def test_settings_of_the_allocator_become_variants() -> None:
             sweep_named("allocator", SPEC, {"settings": (text,)})
 
 
-def test_strategies_come_from_simple_to_complicated_with_and_without_mixed_precision() -> None:
-    two = sweep_named("strategy", SPEC, {"world_size": 2}).variants
-    assert [v.name for v in two][:4] == ["ddp", "ddp-bf16", "zero1", "zero1-bf16"]
-    assert [v.name for v in two if v.why_not] == ["hybrid", "hybrid-bf16"]
-    mixed = sweep_named("strategy", {"precision": "bf16"}, {"world_size": 4}).variants
-    assert [v.name for v in mixed] == ["ddp", "zero1", "zero2", "zero3", "hybrid"]
-    assert all(v.tolerance is None and v.spec["precision"] == "bf16" and not v.why_not for v in mixed)
-
-
-def test_accumulation_on_ranks_also_measures_what_it_saves_in_communication() -> None:
-    assert [v.name for v in sweep_named("accumulation", SPEC, {}).variants] == ["1 x 4", "2 x 2", "4 x 1"]
-    more = sweep_named("accumulation", SPEC, {"world_size": 2}).variants[3:]
-    assert [v.name for v in more] == ["4 x 1 each", "2 x 4", "4 x 4"]
-    assert more[0].step["exchange_each"] and more[0].once == "4 x 1" and all(v.other_samples for v in more[1:])
-
-
-def test_job_has_all_samples_and_the_memory_of_the_fullest_rank() -> None:
-    one = {
-        "what": "samples", "step_ms": [10.0, 12.0], "warmup_ms": [20.0], "losses": [2.0, 1.0], "reference": None,
-        "memory_allocated_gb": None, "peak_memory_allocated_gb": 1.0, "peak_memory_reserved_gb": 2.0,
-        "peak_host_bytes": None, "samples_per_step": 4, "tokens_per_step": None, "flops_per_step": 10,
-        "check": {"losses": [2.0], "sketch": [1.0], "first_step_ms": 30.0},
-    }  # fmt: skip
-    slow = {"losses": [4.0], "sketch": [1.0], "first_step_ms": 50.0}
-    found = child.job_samples([one, {**one, "step_ms": [14.0, 12.0], "peak_memory_allocated_gb": 3.0, "check": slow}])
-    assert found["step_ms"] == [12.0, 12.0] and found["losses"] == [2.0, 1.0]
-    assert found["samples_per_step"] == 8 and found["flops_per_step"] == 20
-    assert found["tokens_per_step"] is None and found["memory_allocated_gb"] is None
-    assert found["peak_memory_allocated_gb"] == 3.0 and found["peak_host_bytes"] is None
-    assert found["check"] == {"losses": [3.0], "sketch": [1.0], "first_step_ms": 50.0} and found["reference"] is None
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -272,3 +160,90 @@ def test_job_has_all_samples_and_the_memory_of_the_fullest_rank() -> None:
 )
 def test_every_allocator_of_torch_that_ran_out_is_understood(said: str) -> None:
     assert child.refusal(RuntimeError(said))["what"] == "out_of_memory"
+
+
+PLAYED = {"name": "gpt", "batch_size": 4, "precision": "fp32", "options": {}}
+LEFT = "not finished after 1 s; raise --limit-s or ask for fewer steps"
+
+
+def sample(variant: str, run: int = 0, **changes: Any) -> dict[str, Any]:
+    """Return the record of a measurement."""
+    return {
+        "what": "samples", "variant": variant, "run": run, "step_ms": [1.0, 1.1], "warmup_ms": [2.0],
+        "losses": [3.0, 2.9], "memory_allocated_gb": [2.9, 2.9], "peak_memory_allocated_gb": 2.9,
+        "peak_memory_reserved_gb": 14.2, "peak_host_bytes": None, "samples_per_step": 4, "tokens_per_step": 32,
+        "flops_per_step": 10, "reference": None,
+        "check": {"losses": [3.0], "sketch": [1.0 + run], "first_step_ms": 5.0}, **changes,
+    }  # fmt: skip
+
+
+def ended(*records: dict[str, Any], code: int | None = 0, message: str | None = None) -> LaunchResult:
+    return LaunchResult(exit_codes=(code,), records=(list(records),), message=message, interrupted=False, took_s=1.0)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[LaunchResult]:
+    """Return the list of what the next processes will have done."""
+    results: list[LaunchResult] = []
+
+    def play(plan: dict[str, Any], *, on_record: Any, **_: Any) -> LaunchResult:
+        result = results.pop(0)
+        for record in result.records[0]:
+            if on_record:
+                on_record(record)
+        return result
+
+    monkeypatch.setattr(sessions, "launch", play)
+    return results
+
+
+def sweep(*variants: Variant, fresh: bool = True) -> Sweep:
+    return Sweep("trial", "?", variants, Tolerance(0, 0, ""), fresh=fresh)
+
+
+def begun(variant: str, run: int = 0) -> dict[str, Any]:
+    return {"what": "begin", "variant": variant, "run": run}
+
+
+def test_process_that_never_begins_at_all_ends_the_sweep(played: list, tmp_path: Path) -> None:
+    played += [ended(code=1, message="no torch")]
+    variants = Variant("a"), Variant("b", only_on="cuda", why_only="-")
+    with pytest.raises(UsageError, match="nothing could be measured: no torch"):
+        run_sweep(sweep(*variants), spec=PLAYED, method=Method(), out=tmp_path)
+
+
+def test_size_that_was_cut_off_by_the_limit_is_not_called_too_large(played: list, tmp_path: Path) -> None:
+    fitted = {"what": "probe", "batch_size": 32, "fits": True, "reason": None}
+    played += [
+        ended({"what": "begin", "batch_size": 32}, fitted, {"what": "begin", "batch_size": 64}, code=None, message=LEFT)
+    ]
+    with pytest.raises(UsageError, match=r"not finished after 60 s.*fitted until then: 32$"):
+        _fitting(tmp_path)
+
+
+def test_size_that_hangs_does_not_fit_for_the_reason_it_gave(played: list, tmp_path: Path) -> None:
+    hung = {"what": "failed", "batch_size": 1, "reason": "not finished after 9 s"}
+    played += [ended({"what": "begin", "batch_size": 1}, hung, code=3, message="rank 0 ended with exit code 3")]
+    assert _fitting(tmp_path, start=1) == ({1: False}, {1: "not finished after 9 s"})
+
+
+def _fitting(out: Path, *, start: int = 32) -> Any:
+    return fitting_sizes(
+        PLAYED, start=start, most=1024, memory_limit_bytes=None, method=Method(limit_s=60, item_limit_s=9), out=out
+    )
+
+
+def test_other_ranks_lost_the_one_that_ran_out_of_memory(played: list, tmp_path: Path) -> None:
+    lost = {"what": "failed", "variant": "b", "run": 0, "reason": "RuntimeError: Connection closed by peer"}
+    full = {"what": "out_of_memory", "variant": "b", "run": 0, "reason": "OutOfMemoryError: no more"}
+    first = [begun("a"), sample("a"), begun("b"), lost]
+    played += [
+        LaunchResult((3, 3), (first, [begun("b"), full]), "rank 0 ended with exit code 3", False, 1.0),
+        LaunchResult((0, 0), ([begun("c"), sample("c")], []), None, False, 1.0),
+    ]
+    found = run_sweep(
+        sweep(Variant("a"), Variant("b"), Variant("c"), fresh=False), spec=PLAYED, method=Method(runs=1, world_size=2),
+        out=tmp_path,
+    )  # fmt: skip
+    assert list(found.runs) == ["a", "c"] and found.message is None
+    assert found.refusals["b"]["what"] == "out_of_memory" and "no more" in found.refusals["b"]["reason"]

@@ -1,17 +1,17 @@
-"""The trainer in one process: what it writes, that recording changes nothing, and that it can be taken up again."""
+"""The trainer on one and on two ranks: what it writes, that recording changes nothing, that it can be resumed."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.integrations.two_ranks import two_ranks
 from torch import nn
 
 from stepscope.bench.trainer import Events, Trainer, TrainingResult, main
-from stepscope.contract.run_folder import steps_file, trace_file
-from stepscope.contract.tensorboard import checksum
+from stepscope.cli.main import main as stepscope_main
+from stepscope.contract.run_folder import trace_file
 from stepscope.errors import InputError, UsageError
 
 B3 = {
@@ -62,24 +62,6 @@ def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[Trai
     assert "stepscope report" in (done.folder / "summary.txt").read_text()
     (events,) = (done.folder / "tensorboard").iterdir()
     assert all(tag in events.read_bytes() for tag in (b"loss", b"learning_rate", b"samples_per_sec"))
-
-
-def test_steps_have_their_regions(recorded: tuple[TrainingResult, list[str]]) -> None:
-    folder = recorded[0].run_folder
-    assert folder is not None
-    steps = [json.loads(line) for line in (folder / steps_file(0)).read_text().splitlines()[1:]]
-    assert len(steps) == 12
-    counts = {name: found["n"] for name, found in steps[1]["regions"].items()}
-    assert counts == {
-        "lr_scheduling": 1,
-        "data_loading": 2,
-        "forward_pass": 2,
-        "backward_pass": 2,
-        "gradient_sync": 1,
-        "gradient_clipping_warmup": 1,
-        "optimizer_step": 1,
-    }
-    assert "gradient_clipping_warmup" not in steps[5]["regions"]
 
 
 def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[TrainingResult, list[str]]) -> None:
@@ -162,16 +144,42 @@ def test_flags_on_the_command_line_change_settings(tmp_path: Path, capsys: pytes
     assert "stepscope: --set: train.lr has to be a number above 0, not 'fast'" in capsys.readouterr().err
 
 
-def test_event_file_begins_with_its_version_and_holds_every_scalar(tmp_path: Path) -> None:
-    events = Events(tmp_path / "logs")
-    events.scalars(300, {"loss": 1.5})
-    events.close()
-    content, found = events.path.read_bytes(), []
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        assert content[8:12] == checksum(content[:8])
-        found.append(content[12 : 12 + length])
-        assert content[12 + length : 16 + length] == checksum(found[-1])
-        content = content[16 + length :]
-    assert found[0].endswith(b"\x1a\x0dbrain.Event:2")
-    assert found[1][9:] == b"\x10\xac\x02" + b"\x2a\x0d\x0a\x0b\x0a\x04loss\x15" + struct.pack("<f", 1.5)
+JOB = Path(__file__).parent / "trainer_job.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trainer")
+    two_ranks([str(JOB), str(out)])
+    return out
+
+
+def losses(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"losses{rank}.json").read_text())
+    return found
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_strategies_and_a_resumed_training_have_the_same_losses(folder: Path, rank: int) -> None:
+    found = losses(folder, rank)
+    assert len(found) == 6
+    for name, values in found.items():
+        assert values == pytest.approx(found["ddp"], rel=1e-5), name
+
+
+@pytest.mark.job
+def test_report_reads_the_run_of_both_ranks(folder: Path) -> None:
+    assert stepscope_main(["report", str(folder / "ddp_bucketed" / "run"), "--json", str(folder / "report.json")]) == 0
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["run"]["num_ranks"], report["run"]["num_steps"]) == (2, 2)
+    assert report["run"]["strategy"] == "ddp"
+    assert report["step"]["unprofiled_ms"] > 0
+
+
+@pytest.mark.job
+def test_summary_is_of_the_whole_job(folder: Path) -> None:
+    found = json.loads((folder / "ddp" / "summary.json").read_text())
+    assert found["world_size"] == 2
+    rate = found["summary"]["tokens_per_sec"] * found["summary"]["avg_step_time"] / 1000
+    assert rate == pytest.approx(2 * 2 * 2 * 8)  # ranks, micro-batches, samples, tokens

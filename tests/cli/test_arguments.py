@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
-from stepscope.cli.main import COMMANDS, command_parser, main
+from stepscope.cli.main import COMMANDS, main
 from stepscope.output_path import why_no_file
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -111,21 +111,3 @@ def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.C
         if (tmp_path / "r").exists():
             json.loads((tmp_path / "r").read_text(), parse_constant=lambda name: pytest.fail(name))
         assert capsys.readouterr().err.count("\n") <= 1
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "expected"),
-    [
-        (["demo", "--world-size", "4"], "ranks", 4),
-        (["demo", "--ranks", "4"], "ranks", 4),
-        (["bench", "scaling", "--world-size", "1,4"], "world_sizes", "1,4"),
-        (["bench", "scaling", "--world-sizes", "1,4"], "world_sizes", "1,4"),
-        (["bench", "collectives", "--world-size", "2,4"], "world_size", [2, 4]),
-        (["calibrate", "--world-size", "2,4"], "world_size", [2, 4]),
-        (["calibrate", "--world-size", "2", "--world-size", "4"], "world_size", [2, 4]),
-        (["predict", "scale", "run", "--world-size", "64,128"], "world_size", [64, 128]),
-        (["predict", "scale", "run", "--world-size", "64", "128"], "world_size", [64, 128]),
-    ],
-)
-def test_world_size_has_one_spelling_and_older_ones_are_taken(words: list[str], name: str, expected: object) -> None:
-    assert getattr(command_parser(words[0]).parse_args(words[1:]), name) == expected

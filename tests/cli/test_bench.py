@@ -1,16 +1,17 @@
 """`stepscope bench`: what is wrong is said in one line before anything runs; partial results are kept."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.bench.launch import LaunchResult
+from stepscope.bench.launch import LauncherPlace, LaunchResult
+from stepscope.cli import bench
 from stepscope.cli import bench as bench_session
 from stepscope.cli.main import main
-
-TORCH = pytest.importorskip("torch")
+from stepscope.errors import UsageError
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -114,15 +115,6 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     assert (tmp_path / "out" / "results.json").read_text() == "old"
 
 
-def test_json_on_standard_output_is_nothing_but_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended(monkeypatch, None)
-    words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--json", "-"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "bench"
-
-
 @pytest.mark.job
 @pytest.mark.slow
 def test_planted_straggler_costs_time_and_is_named(tmp_path: Path) -> None:
@@ -179,3 +171,102 @@ def test_collectives_take_the_one_world_size_of_a_configuration(
     out = str(tmp_path / "out")
     assert main(["bench", "collectives", "--config", str(tmp_path / "job.toml"), "--out", out]) == 2
     assert "world sizes have to be 2 or more, not 1" in capsys.readouterr().err
+
+
+pytest.importorskip("torch")
+
+SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--seq-len", "8", "--vocab-size", "32",
+         "--batch-size", "2", "--steps", "3", "--warmup-steps", "1", "--runs", "1"]  # fmt: skip
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_strategies_on_two_ranks_end_in_one_recommendation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out, as_json = tmp_path / "out", tmp_path / "strategy.json"
+    some = ["--only", "zero1,zero2-bf16,zero3"]
+    assert main(["bench", "strategy", *SMALL, *some, "--out", str(out), "--json", str(as_json)]) == 0
+    document = json.loads((out / "results.json").read_text())
+    assert document == json.loads(as_json.read_text()) and document["environment"]["world_size"] == 2
+    names = ["ddp", "zero1", "zero2-bf16", "zero3"]
+    assert [row["name"] for row in document["series"]] == names
+    assert all(v["agreement"]["agrees"] for v in document["sweep"]["verdict"]["variants"] if v["status"] == "measured")
+    assert all(row["summary"]["samples_per_step"] == 4 for row in document["series"])
+    found = document["recommendation"]
+    assert found["series"] in names and found["excluded"] == {}
+    assert found["time_over_low"] <= found["time_over"] <= found["time_over_high"]
+    text = capsys.readouterr().out
+    assert f"-> use {found['series']}: {found['reason']}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["strategy", "--world-size", "1"], "--world-size 2"),
+        (["strategy", "--precision", "fp16"], "bf16"),
+        (["strategy", "--only", "zero4"], "zero4"),
+        (["allocator", "--setting", "max_split_size_mb"], "--setting"),
+    ],
+)
+def test_wrong_arguments_are_named_in_one_line(
+    arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("what", "unless_told"), [("strategy", 2), ("accumulation", 1), ("batch-size", 1)])
+def test_sweeps_on_ranks_take_those_of_a_launcher(what: str, unless_told: int) -> None:
+    launched = LauncherPlace("torchrun", 1, 4, {})
+    args = Namespace(what=what, world_size=unless_told)
+    bench._take_ranks(args, launched)
+    assert args.world_size == 4
+    with pytest.raises(UsageError, match="--world-size 3"):
+        bench._take_ranks(Namespace(what=what, world_size=3), launched)
+
+
+pytest.importorskip("torch")
+
+SMALL_MODEL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--seq-len", "8", "--vocab-size", "32",
+         "--steps", "4", "--warmup-steps", "1", "--runs", "2"]  # fmt: skip
+
+
+@pytest.mark.job
+def test_sweep_ends_with_advice_and_a_results_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results"
+    assert main(["bench", "precision", *SMALL_MODEL, "--out", str(out), "--json", str(tmp_path / "p.json")]) == 0
+    text = capsys.readouterr().out
+    assert "tf32: not measured: tf32 is a mode" in text and "-> " in text
+    document = json.loads((out / "results.json").read_text())
+    assert document == json.loads((tmp_path / "p.json").read_text())
+    assert [row["name"] for row in document["series"]] == ["fp32", "fp16", "bf16"]
+    assert all(len(row["samples_ms"]) == 2 and len(row["samples_ms"][0]) == 4 for row in document["series"])
+    verdicts = document["sweep"]["verdict"]["variants"]
+    assert [v["status"] for v in verdicts] == ["measured", "not measured", "measured", "measured"]
+    assert all(v["agreement"]["agrees"] for v in verdicts if v["status"] == "measured")
+    assert (out / "results.svg").read_text().startswith("<svg")
+    assert main(["bench", "precision", *SMALL_MODEL, "--out", str(out)]) == 2  # not overwritten
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["accumulation", "--batch-size", "3"], "--batch-size"),
+        (["precision", "--only", "fp12"], "fp12"),
+        (["attention", "--option", "kv_heads"], "--option"),
+        (["batch-size", "--backend", "nccl", "--memory-limit", "1GB"], "--memory-limit"),
+        (["dataloader", "--workers", "two"], "two"),
+    ],
+)
+def test_wrong_arguments_of_sweeps_are_named_in_one_line(
+    arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["bench", *arguments, "--out", str(tmp_path / "out")])
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    error = capsys.readouterr().err
+    assert code == 2 and named in error and error.count("\n") == 1

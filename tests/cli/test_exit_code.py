@@ -1,7 +1,9 @@
-"""Every command ends in an exit code and at most one sentence, whatever is raised below it and wherever it writes."""
+"""Every command ends in an exit code and at most one sentence; a progress bar only where somebody watches."""
 
 import errno
+import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import main
-from stepscope.cli.messages import say_with_answer, warn
+from stepscope.cli.progress import reading_progress
 from stepscope.errors import InputError
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -149,28 +151,62 @@ def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[
     assert (code, said) == (0, "")
 
 
-def test_what_is_said_about_an_answer_waits_for_it(monkeypatch, capsys):
-    def refuses(_: Any) -> int:
-        warn("rank 3 was not read")
-        say_with_answer("note: one of two chips")
-        raise InputError("calibration.json is damaged; measure again")
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    monkeypatch.setattr("stepscope.cli.doctor.run", refuses)
-    assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "stepscope doctor: calibration.json is damaged; measure again\n"
+    def shown(self) -> str:
+        """Return the last line drawn, without what steers the terminal."""
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+        return [line for line in re.split(r"[\r\n]", text) if line.strip()][-1]
 
 
-def test_lines_of_a_command_inside_another_are_its_own(monkeypatch, capsys):
-    def inner(_: Any) -> int:
-        warn("inner")
-        return 0
+Watch = Callable[[], Terminal]
 
-    def outer(_: Any) -> int:
-        warn("outer")
-        main(["sql", "run", "SELECT 1"])
-        return 0
 
-    monkeypatch.setattr("stepscope.cli.sql.run", inner)
-    monkeypatch.setattr("stepscope.cli.doctor.run", outer)
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().err == "warning: inner\nwarning: outer\n"
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("stepscope.cli.progress.time.monotonic", found)
+    return found
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Return what puts a terminal in place of standard error; pytest swaps its own in between fixture and test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def put() -> Terminal:
+        found = Terminal()
+        monkeypatch.setattr("sys.stderr", found)
+        return found
+
+    return put
+
+
+def test_no_bar_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with reading_progress() as progress:
+        assert progress is None
+
+
+def test_bar_after_a_second_with_rate_and_remaining_time(watch: Watch, clock: Clock) -> None:
+    terminal = watch()
+    with reading_progress() as progress:
+        assert progress is not None
+        progress(10_000_000, 100_000_000)
+        assert terminal.getvalue() == ""
+        clock.now_s += 2
+        progress(50_000_000, 100_000_000)
+        assert terminal.shown().startswith("reading ")
+        assert terminal.shown().rstrip().endswith("50 % 20.0 MB/s, 0:03 left")
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar wipes itself"

@@ -1,8 +1,11 @@
-"""`stepscope history` and `compare --against`: text, JSON, gates and exit codes."""
+"""`stepscope history`, `compare --against`, and a finished run sent to a tracking server."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.compare.history.folders import light_run
@@ -53,6 +56,7 @@ def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
     assert "bad:" in said and "\x1b" not in said
 
 
+@pytest.mark.slow
 def test_run_against_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for n in range(3):
         shutil.copytree(TRACES, tmp_path / f"run{n}")
@@ -65,3 +69,27 @@ def test_run_against_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "A: 2 runs" in said.err and "run0 to run1" in said.err
     assert len(json.loads(said.out)["a"]["runs"]) == 2
     assert main([*words, "--fail-on", "step.unprofiled_ms>1"]) == 1
+
+
+RUN = str(Path(__file__).parents[1] / "data" / "gloo-ddp")
+
+
+@pytest.mark.slow
+def test_curves_and_report_reach_mlflow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    steps: list[int] = []
+    names: set[str] = set()
+    pages: list[str] = []
+    module: Any = ModuleType("mlflow")
+    module.active_run = lambda: object()
+
+    def log_metrics(values: dict[str, float], step: int) -> None:
+        steps.append(step)
+        names.update(values)
+
+    module.log_metrics = log_metrics
+    module.log_artifact = lambda path: pages.append(Path(path).read_text(encoding="utf-8"))
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    assert main(["export", RUN, "--mlflow", "mine", "--no-cache"]) == 0
+    assert steps == sorted(steps) == [2, 3, 4, 5] and "step/profiled_ms" in names
+    assert len(pages) == 1 and pages[0].lstrip().lower().startswith("<!doctype html")
+    assert "sent to mlflow: mine" in capsys.readouterr().out

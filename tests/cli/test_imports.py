@@ -8,15 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.cli.bench_arguments import WHAT as BENCHMARKS
+from stepscope.cli.main import COMMANDS
+from stepscope.cli.predict import WHAT as PREDICTIONS
+
 TRACE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
 CODE = """
 import sys
 before = set(sys.modules)
 from stepscope.cli.main import main
-code = main(sys.argv[1:])
+code = 0
+for words in " ".join(sys.argv[1:]).split(";"):
+    try:
+        code = code or main(words.split() if ";" in sys.argv else sys.argv[1:])
+    except SystemExit as ended:
+        code = code or ended.code
 import json
 print(json.dumps([code, sorted(set(sys.modules) - before)]), file=sys.stderr)
 """
+HEAVY = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb", "torch"}
+HEAVY_ROOMS = {"trace", "run", "analyze", "diagnose", "document", "compare", "investigate", "analysis"}
 TERMINAL, PAGE = "rich", "stepscope.report.html"
 OPENSSL = "_hashlib"
 MASKED = "numpy.ma"
@@ -37,12 +48,14 @@ def imported_by(*words: str, first: str = "") -> set[str]:
     return set(names)
 
 
+@pytest.mark.slow
 def test_query_over_what_was_recorded_needs_no_analysis(run: Path) -> None:
     pytest.importorskip("duckdb")
     imported = imported_by("sql", str(run), "SELECT count(*) FROM events")
     assert not {"pandas", "stepscope.analyze.account", "stepscope.diagnose.findings"} & imported
 
 
+@pytest.mark.slow
 def test_query_of_a_trace_that_was_read_before_runs_no_scanner(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     shutil.copy(TRACE, tmp_path)
@@ -52,6 +65,7 @@ def test_query_of_a_trace_that_was_read_before_runs_no_scanner(tmp_path: Path) -
     assert "wasmtime" not in imported_by(*words, first=also_small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [
@@ -68,3 +82,13 @@ def test_command_imports_what_it_needs(
     own = [name for name in imported if name.startswith("stepscope")]
     assert len(own) <= most_own, f"{len(own)} modules of our own"
     assert len(imported) <= most, f"{len(imported)} modules"
+
+
+def test_help_imports_little() -> None:
+    """Help of all commands in one process; beyond a bare Python most are the standard library's."""
+    benchmarks, predictions = (f"bench {what}" for what in BENCHMARKS), (f"predict {what}" for what in PREDICTIONS)
+    each = [f"{command} --help" for command in ("", *COMMANDS, *benchmarks, *predictions)]
+    imported = imported_by(*" ; ".join(each).split())
+    assert not HEAVY & {name.partition(".")[0] for name in imported}
+    assert not HEAVY_ROOMS & {name.split(".")[1] for name in imported if name.startswith("stepscope.")}
+    assert len(imported_by("report", "--help")) <= 120

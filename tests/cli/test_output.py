@@ -1,15 +1,14 @@
-"""Outputs appear whole, never over what exists, never through a link, never in place of a device."""
+"""Outputs appear whole, never over what exists, never through a link; what exists is refused before any work."""
 
-import io
 import json
 import os
 import socket
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 
+from stepscope.cli.main import main
 from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
@@ -131,13 +130,6 @@ def test_what_is_no_regular_file_is_refused_and_untouched(kind: str, force: bool
     assert os.listdir(tmp_path) == ["out.json"]
 
 
-def test_text_for_a_terminal_that_speaks_ascii_only_is_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    write_output("-", "\u03ba \u2026 \ud800", force=False)
-    assert raw.getvalue() == "\u03ba \u2026 ?".encode()
-
-
 def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = {"step": {"ms": [1.0, float("inf")], "x": float("nan")}, "warnings": ["other"]}
     write_json(str(tmp_path / "out.json"), document, force=False)
@@ -146,3 +138,29 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: 
     assert found == {"step": {"ms": [1.0, None], "x": None}, "warnings": ["other", note]}
     assert capsys.readouterr().err == f"warning: {note}\n"
     assert document["warnings"] == ["other"]
+
+
+COMMANDS = {
+    "report": ["no-such-run"],
+    "whatif": ["no-such-run", "--set", "straggler=off"],
+    "code": ["no-such-run"],
+    "compare": ["no-such-run", "no-other-run"],
+    "health": ["no-such-run"],
+    "history": ["no-such-folder"],
+    "investigate": ["no-such-run"],
+    "calibrate": ["--from-csv", "no-such-file.csv"],
+    "sql": ["no-such-run", "select 1"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_existing_output_is_refused_before_the_input_is_looked_at(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = tmp_path / "result.json"
+    there.write_text("mine")
+    assert main([command, *COMMANDS[command], "--json", str(there)]) == 2
+    said = capsys.readouterr().err
+    assert "exists" in said and "--force" in said
+    assert there.read_text() == "mine"

@@ -37,13 +37,6 @@ def test_one_size_gives_an_object_and_several_a_list(calibration, capsys):
     assert [row["bytes"] for row in many] == [2048, 8192, 1_000_000] and many[0] == one
 
 
-def test_calibration_lists_its_errors_and_is_not_overwritten(calibration, capsys):
-    curves = json.loads(calibration.read_text())["curves"]
-    assert len(curves) == 6 and all(c["r2"] > 0.99 and c["left_out_error"] > 0 for c in curves)
-    again = ["calibrate", "--from-csv", str(DATA / "collectives_w4_half.csv"), "--out", str(calibration)]
-    assert main(again) == 2 and "--force" in capsys.readouterr().err
-
-
 def test_links_stand_in_for_a_calibration(capsys):
     base = ["collective", "--op", "all_reduce", "--bytes", "1GB", "--world-size", 64]
     found = asked(capsys, *base, "--link", "50:5", "--node-link", "400:2")

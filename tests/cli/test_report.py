@@ -186,6 +186,7 @@ def test_results_of_a_benchmark_and_a_folder_of_runs_are_shown(
     assert main(["report", str(tmp_path / "bench"), "--json", "-"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["dlrm-8ranks", "h200-hsdp", "gloo-mesh"])
 def test_any_number_of_jobs_gives_the_same_bytes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = []

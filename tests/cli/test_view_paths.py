@@ -193,13 +193,7 @@ def as_another_user() -> list[str]:
 def test_another_user_of_the_machine_gets_nothing(viewed: Viewed, as_another_user: list[str]) -> None:
     paths = [f"/{path}" for path in [*encodings(viewed.secret), "", "report.html", "index.html", "tables.json"]]
     questions = [(port.number, path) for port in viewed.ports for path in paths]
-    done = subprocess.run(
-        as_another_user,
-        input=json.dumps(questions),
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
+    done = subprocess.run(as_another_user, input=json.dumps(questions), capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     user, answers = json.loads(done.stdout)
     assert (user, len(answers)) == (NOBODY, len(questions))

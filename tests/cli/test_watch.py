@@ -7,7 +7,6 @@ import pytest
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
 from stepscope.cli.main import main
-from stepscope.cli.trigger import newest_attempt
 from stepscope.cli.watch import LiveSite, WatchedJob
 from stepscope.contract.live import LIVE_FOLDER, WindowPlan
 
@@ -24,21 +23,6 @@ def test_look_is_one_line_where_nobody_watches(tmp_path: Path, capsys: pytest.Ca
     assert main(["watch", str(job(tmp_path / "run")), "--once"]) == 0
     (said,) = capsys.readouterr().out.splitlines()
     assert said[9:].startswith("step 39; ") and "10.0 ms per step; forward 2.5 ms" in said
-
-
-def test_watch_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(job(tmp_path / "run", ended="closed"))]) == 0
-    assert f"the job has ended; next: stepscope report {tmp_path / 'run'}" in capsys.readouterr().out
-
-
-def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = job(tmp_path / "run", ended="killed")
-    assert newest_attempt(first) == first
-    job(tmp_path / "run-2", launch="another job")
-    job(tmp_path / "run-3", ended="closed")
-    assert newest_attempt(first) == tmp_path / "run-3" == newest_attempt(tmp_path / "run-3")
-    assert main(["watch", str(first)]) == 0
-    assert f"stepscope report {tmp_path / 'run-3'}" in capsys.readouterr().out
 
 
 def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:

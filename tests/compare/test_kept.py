@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.analyze import account
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
-from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
 from stepscope.run.load import Run
 
@@ -53,11 +51,6 @@ def compared(
     return run
 
 
-def kept_file(folder: Path) -> Path:
-    (path,) = (folder / CACHE_FOLDER).glob("*.compared")
-    return path
-
-
 @pytest.mark.parametrize("options", [["--json", "-"], []])
 def test_second_comparison_is_the_first_to_the_byte(compared: Comparison, options: list[str]) -> None:
     first, analysed = compared(*options)
@@ -74,6 +67,7 @@ def test_only_the_run_that_changed_is_analysed_again(folders: tuple[Path, Path],
     assert compared("--json", "-") == (first, 0)
 
 
+@pytest.mark.slow
 def test_step_time_given_by_hand_is_part_of_what_was_kept(compared: Comparison) -> None:
     compared("--json", "-")
     given, analysed = compared("--json", "-", "--unprofiled-step-ms-a", "1.0")
@@ -84,18 +78,3 @@ def test_step_time_given_by_hand_is_part_of_what_was_kept(compared: Comparison) 
 def test_a_page_needs_the_runs_themselves(tmp_path: Path, compared: Comparison) -> None:
     compared()
     assert compared("--html", str(tmp_path / "page.html"))[1] == 2
-
-
-def test_lines_of_the_code_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, late_us in (("a", 0.0), ("b", 200.0)):
-        (tmp_path / name).mkdir()
-        owned_folder(tmp_path / name, late_us=late_us)
-    words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", "-"]
-    said = []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kept, "MIN_RAW_BYTES", 1)
-        for _ in range(2):
-            assert main(words) == 0
-            said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
-    assert json.loads(said[0])["code"] and json.loads(kept_file(tmp_path / "a").read_text())["lines"]

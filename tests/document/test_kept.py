@@ -1,6 +1,5 @@
 """A report of an unchanged run is shown as it was; whatever changed, and whatever was planted, is analysed."""
 
-import io
 import json
 import os
 import subprocess
@@ -75,11 +74,8 @@ def test_text_and_json_share_one_cached_document(report: Callable[..., tuple[str
     assert not report()[1] and not report("--json", "-")[1] and not report("-v")[1]
 
 
-@pytest.mark.parametrize("options", [["--json", "-"], []])
-def test_a_found_report_imports_nothing_heavy(
-    folder: Path, report: Callable[..., tuple[str, bool]], options: list[str]
-) -> None:
-    first, _ = report(*options)
+def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
+    first, _ = report("--json", "-")
     code = (
         "import sys; from stepscope.cli.main import main; code = main(sys.argv[1:]);"
         "sys.exit(code or bool({'numpy', 'wasmtime', 'rich'} & set(sys.modules)))"
@@ -125,13 +121,6 @@ def test_other_options_and_other_code_are_analysed_again(
     assert report("--json", "-")[1]
 
 
-def test_no_cache_neither_reads_nor_writes(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
-    assert report("--json", "-", "--no-cache")[1]
-    assert not (folder / CACHE_FOLDER).exists()
-    report("--json", "-")
-    assert report("--json", "-", "--no-cache")[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"key": 1', b"\xff" * 100, b"[" * 100_000])
 def test_damaged_report_is_no_report(folder: Path, report: Callable[..., tuple[str, bool]], content: bytes) -> None:
@@ -149,16 +138,3 @@ def test_where_the_key_cannot_be_told_nothing_fits(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))
     monkeypatch.setattr(kept, "MAX_FILES", 0)
     assert report("--json", "-")[1]
-
-
-def test_letters_that_the_output_cannot_hold_are_replaced_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = folder.rename(folder.with_name("rün"))
-    said = []
-    for _ in range(2):
-        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-        monkeypatch.setattr(sys, "stdout", out)
-        assert main(["report", str(named)]) == 0
-        out.flush()
-        said.append(out.buffer.getvalue())
-    assert b"r?n" in said[0]
-    assert said[0] == said[1]

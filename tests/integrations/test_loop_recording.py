@@ -1,4 +1,4 @@
-"""A loop recorded from inside its process: steps and regions found, other profilers respected, nothing left behind."""
+"""A loop recorded from inside its process: steps and regions found, other profilers respected; Slurm's variables."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
-from stepscope.contract.run_folder import steps_file, trace_file
+from stepscope.contract.run_folder import first_node, steps_file, trace_file
 from stepscope.errors import UsageError
 from stepscope.integrations.deepspeed import recorded as engine_recorded
+from stepscope.integrations.slurm import launcher_variables
 from stepscope.integrations.torchrun import recorded
 
 WINDOW: dict[str, Any] = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
@@ -52,6 +53,7 @@ def regions_of(folder: Path | None) -> list[dict[str, int]]:
     return [{name: found["n"] for name, found in json.loads(line)["regions"].items()} for line in lines]
 
 
+@pytest.mark.slow
 def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> None:
     with recorded(out=tmp_path / "run", **WINDOW) as recording:
         losses = trained()
@@ -62,6 +64,7 @@ def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> Non
     assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_model_or_in_torch(tmp_path: Path) -> None:
     model, doors = Net(), _doors()
     with recorded(out=tmp_path / "run", **WINDOW):
@@ -100,6 +103,7 @@ def test_own_profiler_of_a_framework_goes_first(tmp_path: Path, capfd: pytest.Ca
     assert not (tmp_path / "run" / trace_file(0)).exists()
 
 
+@pytest.mark.slow
 def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from stepscope.integrations.accelerate import StepscopeKwargs
@@ -123,6 +127,7 @@ def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) 
         StepscopeKwargs(schedule_option={"first": 1}).build()
 
 
+@pytest.mark.slow
 def test_accelerate_without_a_schedule_records_the_block_and_has_the_tables_of_torch(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from stepscope.integrations.accelerate import StepscopeKwargs
@@ -140,6 +145,7 @@ def test_accelerate_without_a_schedule_records_the_block_and_has_the_tables_of_t
     assert {"aten::linear", "ProfilerStep#3"} <= names
 
 
+@pytest.mark.slow
 def test_accelerate_hands_every_window_to_a_callback(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from stepscope.integrations.accelerate import StepscopeKwargs
@@ -184,6 +190,7 @@ class Engine(nn.Module):
         self.micro += 1
 
 
+@pytest.mark.slow
 def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> None:
     engine = Engine()
     with engine_recorded(engine, out=tmp_path / "run", **WINDOW) as recording:
@@ -194,3 +201,30 @@ def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> No
     twice = dict.fromkeys(("data_loading", "forward_pass", "backward_pass"), 2)
     assert regions_of(recording.run_folder)[1:] == [{**twice, "gradient_sync": 1, "optimizer_step": 1}] * (STEPS - 1)
     assert not {"backward", "step", "allreduce_gradients"} & set(vars(engine))
+
+
+TASK = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41234"}
+
+
+def test_task_becomes_a_rank() -> None:
+    found = launcher_variables({**TASK, "SLURM_JOB_NODELIST": "gpu[07-09,12]"})
+    assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07", "MASTER_PORT": "21234"}
+
+
+def test_variables_of_torchrun_and_a_given_address_hold() -> None:
+    assert launcher_variables({**TASK, "RANK": "0", "WORLD_SIZE": "2"}) == {}
+    assert "MASTER_ADDR" not in launcher_variables({**TASK, "MASTER_ADDR": "elsewhere"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("login1", "login1"),
+        ("a,b", "a"),
+        ("gpu[3,7]", "gpu3"),
+        ("gpu-a[001-064]-ib,b", "gpu-a001-ib"),
+        ("rack2-n[10]", "rack2-n10"),
+    ],
+)
+def test_first_node_of_a_short_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first

@@ -1,16 +1,20 @@
-"""Advice on strategies where the right answer is known beforehand."""
+"""Strategies and world sizes predicted where the right answer is known beforehand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.analyze.build import RankTrace, built_run
+from tests.diagnose.late import late_run
 
-from stepscope.cost.closed_form import Fabric, Link
+from stepscope.analyze.account import Account, account_of
+from stepscope.cost.closed_form import Fabric, Link, fastest
 from stepscope.cost.model_flops import Transformer
-from stepscope.cost.model_memory import Batch
-from stepscope.cost.model_shape import Layout, Sharding
+from stepscope.cost.model_shape import Sharding
 from stepscope.cost.strategy_cost import times_of
-from stepscope.errors import UsageError
-from stepscope.predict.strategy import Question, Speed, advise, step_time, time_band
+from stepscope.errors import InputError, UsageError
+from stepscope.predict.scale import growing_rows, scaled
+from stepscope.predict.strategy import Question, Speed, advise, time_band
 
 SMALL = Transformer(layers=12, d_model=768, heads=12, vocab=32000, mlp_width=3072)
 LARGE = Transformer(layers=32, d_model=4096, heads=32, vocab=32000, mlp_width=11008, gated_mlp=True)
@@ -64,19 +68,6 @@ def test_band_holds_the_prediction():
     assert low < best.time.total_ns < high
 
 
-def test_compute_of_a_step_is_its_flops_at_the_share_of_the_peak():
-    found = step_time(SMALL, Batch(8, 1024), Layout(), speed=SPEED, times=FAST)
-    per_token = 12 * (24 * 768**2 + 4 * 1024 * 768) + 2 * 32000 * 768
-    assert found.forward_ns == pytest.approx(8 * 1024 * per_token / 0.5e15 * 1e9)
-    assert found.backward_ns == 2 * found.forward_ns and found.comm_ns == 0
-
-
-def test_bubble_is_stages_less_one_over_micro_batches():
-    layout = Layout(pipeline=4, micro_batches=16)
-    found = step_time(SMALL, Batch(1, 1024), layout, speed=SPEED, times=FAST)
-    assert found.bubble_ns / (found.forward_ns + found.backward_ns) == pytest.approx(3 / 16)
-
-
 @pytest.mark.parametrize(
     "asked, said",
     [
@@ -89,3 +80,56 @@ def test_bubble_is_stages_less_one_over_micro_batches():
 def test_nonsense_and_models_that_fit_nowhere_are_refused(asked, said):
     with pytest.raises(UsageError, match=said):
         advise(asked, times=FAST)
+
+
+FABRIC = Fabric(Link(1_000, 1 / 10))
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    return account_of(late_run(tmp_path_factory.mktemp("even"), late_us=0))
+
+
+def test_the_recorded_world_size_gives_the_recorded_step(even: Account) -> None:
+    found = scaled(even, [4]).curve[0]
+    assert even.step is not None
+    assert found.step_ns == pytest.approx(even.step.step_ns)
+    assert found.weak_efficiency == pytest.approx(1) and found.straggler_ns == 0
+
+
+def test_more_ranks_take_longer_by_the_factor_of_the_ring(even: Account) -> None:
+    found = scaled(even, [4, 8, 1024])
+    comm = [point.comm_ns for point in found.curve]
+    assert comm[1] / comm[0] == pytest.approx((7 / 8) / (3 / 4), rel=0.06)
+    assert comm[2] / comm[0] < 1.6 and found.curve[2].step_ns > found.curve[1].step_ns
+    assert all(point.low_ns < point.step_ns < point.high_ns for point in found.curve)
+    widths = [point.high_ns - point.low_ns for point in found.curve]
+    assert widths == sorted(widths)
+
+
+def test_given_links_decide_what_an_exposed_transfer_takes(even: Account) -> None:
+    rank = even.run.ranks[0]
+    size = int(rank.collectives.full_bytes[growing_rows(even)[0][0]])
+    per_step = len(growing_rows(even)[0]) / even.num_steps
+    found = scaled(even, [64], source=FABRIC).curve[0]
+    wanted = per_step * fastest("all_reduce", size_bytes=size, ranks=64, fabric=FABRIC).time_ns
+    assert found.comm_ns == pytest.approx(wanted, rel=0.1)
+
+
+def test_compute_that_shares_its_cores_takes_longer(even: Account) -> None:
+    once, twice = (scaled(even, [4], compute_factor=f).curve[0] for f in (1.0, 2.0))
+    assert even.step is not None
+    assert twice.step_ns - once.step_ns == pytest.approx(even.step.step_ns - once.comm_ns, rel=0.1)
+
+
+def test_nonsense_is_refused(even: Account, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a world size has to be from 2"):
+        scaled(even, [0])
+    with pytest.raises(UsageError, match="compute factor"):
+        scaled(even, [8], compute_factor=0)
+    alone = RankTrace(0, world_size=1)
+    alone.step(0, 0, 1000)
+    with alone.op("aten::mm", 10, 60):
+        alone.kernel("gemm", at=20, start=100, end=900)
+    with pytest.raises(InputError, match="scaling needs at least 2"):
+        scaled(account_of(built_run(tmp_path, [alone])), [8])

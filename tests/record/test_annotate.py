@@ -1,6 +1,5 @@
 import json
 
-import pytest
 import torch
 from torch import nn
 
@@ -64,21 +63,3 @@ def test_results_are_the_same_under_a_profiler_and_every_module_has_its_range(tm
     assert counts["module: 0.first"] == 6  # a shared layer runs twice
     assert counts["module: 2.norm"] == 3
     assert set(counts) == {f"module: {name or 'Sequential'}" for name, _ in annotated.named_modules()}
-
-
-@pytest.mark.slow
-def test_the_model_compiles_into_one_graph_with_equal_results():
-    m = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
-    annotate_modules(m)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(m, fullgraph=True, backend=backend)
-    x = torch.randn(3, 6, requires_grad=True)
-    assert torch.equal(compiled(x), m(x))
-    compiled(x).sum().backward()
-    assert len(graphs) == 1
-    assert torch.export.export(m, (x,)) is not None

@@ -1,11 +1,14 @@
-"""Settings travel as one variable; the window follows from them and the step number alone."""
+"""Settings travel as one variable; the window follows from them and the step number alone; usual names are taken."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.profiler import schedule
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
+from stepscope.record.loop.steps import COUNT, LOADER, OPTIMIZER, StepUnit, unit_from
+from stepscope.record.profile import profile, window_of
 from stepscope.record.window.schedule import census_step, phase_of
 
 
@@ -35,3 +38,47 @@ def test_window_has_exactly_the_steps_asked_for(wait: int, warmup: int, active: 
     assert seen.count("A") == active * repeat and seen.count("w") == warmup * repeat
     counted = census_step(config)
     assert counted is not None and seen[counted] in "ba"
+
+
+def test_units() -> None:
+    assert unit_from(None) == unit_from("auto") == StepUnit()
+    assert unit_from("loader") == StepUnit(LOADER)
+    assert unit_from("optimizer") == unit_from("1") == StepUnit(COUNT, 1)
+    assert unit_from("4") == StepUnit(COUNT, 4)
+    assert unit_from("Adam") == unit_from("Adam#0") == StepUnit(OPTIMIZER, name="Adam")
+    assert unit_from("Adam#1") == StepUnit(OPTIMIZER, name="Adam", index=1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "\u00b2", "\u0663", "9" * 5000, "Adam#", "Adam#\u00b2", "Adam#" + "9" * 400]
+)
+def test_what_is_no_unit_is_refused_with_what_is_one(text: str) -> None:
+    with pytest.raises(UsageError, match="give loader, optimizer, a number"):
+        unit_from(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [
+        ({"wait": 1, "warmup": 1, "active": 3, "repeat": 1}, (1, 1, 3, 1)),
+        ({"wait": 2, "warmup": 0, "active": 1, "repeat": 3}, (2, 0, 1, 3)),
+        ({"wait": 1, "warmup": 1, "active": 2}, (1, 1, 2, 1)),
+        ({"wait": 0, "warmup": 2, "active": 2, "repeat": 1, "skip_first": 5}, (5, 2, 2, 1)),
+    ],
+)
+def test_a_schedule_is_read_by_asking_it(given: dict, window: tuple[int, ...]) -> None:
+    found = window_of(schedule(**given))
+    assert (found["wait"], found["warmup"], found["active"], found["repeat"]) == window
+
+
+def test_usual_names_are_settings() -> None:
+    made = profile(schedule=schedule(wait=3, warmup=1, active=2, repeat=1), trace_dir="here", rank0_only=True).config
+    assert (made.out, made.wait, made.active, made.ranks) == ("here", 3, 2, (0,))
+    assert profile(output_dir="there", wait=1).config.out == "there"
+
+
+def test_a_schedule_that_never_records_and_names_nobody_knows_are_refused() -> None:
+    with pytest.raises(UsageError, match="records nothing"):
+        window_of(lambda step: "NONE")
+    with pytest.raises(TypeError):
+        profile(no_such_setting=1)

@@ -1,121 +1,31 @@
-"""The small parts of the hooks, each alone: batches, imports, replaced functions, hooks that leave no trace."""
+"""Hooks leave the job as it was: its tracebacks, stacks, storages and groups; a warning is given once."""
 
-import copy
-import importlib
-import importlib.util
-import pickle
+import os
+import re
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.fx.traceback
+from tests.record.script_runs import script, started
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401 - registers the backend "fake"
 
-from stepscope.record.hooks.forward import ATTRIBUTE, TimedCall, leave_out_of_state, releasing
-from stepscope.record.hooks.patches import after_import
-from stepscope.record.loop.job_notes import JobNotes
+from stepscope.contract.step_line import ANOMALY_DETECTION
+from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import SAID, SEEN_VARIABLE, say
+from stepscope.record.hooks import install as anomaly
+from stepscope.record.hooks.forward import releasing
+from stepscope.record.hooks.install import let_gloo_finish
+from stepscope.record.hooks.patches import Patches
 from stepscope.record.loop.loop import ParameterWatch
-
-IMAGES, LABELS = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
-TOKENS = torch.zeros(4, 128, dtype=torch.long)
-
-
-class Loop:
-    recorder = None
-    optimizers = SimpleNamespace(main=lambda: None)
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def step_unit(self) -> None:
-        return None
-
-
-def test_a_step_has_the_batches_loaded_in_it_and_the_most_frequent_count_wins() -> None:
-    size = JobNotes()
-    for step, loads in enumerate([3, 2, 2, 2]):  # one batch ahead
-        for _ in range(loads):
-            size.loaded(TOKENS)
-        size.step_ended(Loop(step + 1))  # type: ignore[arg-type]
-    facts = size.batch()
-    assert (facts["samples_per_step"], facts["tokens_per_step"]) == (8, 1024)
-    assert facts["batch_source"].startswith("guess")
-
-
-def test_unknown_tokens_come_with_a_reason() -> None:
-    size = JobNotes()
-    size.loaded([IMAGES, LABELS])
-    size.step_ended(Loop(1))  # type: ignore[arg-type]
-    facts = size.batch()
-    assert facts["tokens_per_step"] is None
-    assert "no integer tensor" in facts["reasons"]["tokens_per_step"]
-
-
-def test_act_after_an_import_and_leave_the_loader_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "imported_once.py").write_text("value = 1")
-    monkeypatch.syspath_prepend(tmp_path)
-    seen: list[int] = []
-    after_import("imported_once", lambda: seen.append(sys.modules["imported_once"].value))
-    assert importlib.util.find_spec("imported_once") is not None
-    assert seen == []  # finding a module does not import it
-    module = importlib.import_module("imported_once")
-    assert seen == [1]
-    assert "exec_module" not in vars(module.__loader__)
-    after_import("imported_once", lambda: seen.append(2))
-    assert seen == [1, 2]
-
-
-def timed(module: torch.nn.Module, acted: list[str]) -> torch.nn.Module:
-    call = TimedCall(module, None, lambda: not acted.append("in"), lambda output: acted.append("out"))  # type: ignore[func-returns-value]
-    vars(module)[ATTRIBUTE] = call
-    return module
-
-
-def test_a_timed_call_is_in_no_pickle_and_no_copy_of_its_module() -> None:
-    acted: list[str] = []
-    plain = torch.nn.Linear(2, 2)
-    before = pickle.dumps(plain)
-    module = timed(plain, acted)
-    assert pickle.dumps(module) == before
-    for make in (copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))):
-        assert ATTRIBUTE not in vars(make(module))
-    module(torch.ones(1, 2))
-    assert acted == ["in", "out"]
-
-
-class Keeps(torch.nn.Linear):
-    """A class with its own idea of what a pickle holds, as DDP has."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-
-def test_a_class_with_its_own_state_is_pickled_as_without_us() -> None:
-    plain = Keeps(2, 2)
-    before, original = pickle.dumps(plain), Keeps.__getstate__
-    try:
-        assert leave_out_of_state(Keeps)
-        assert not leave_out_of_state(Keeps)
-        module = timed(plain, [])
-        assert pickle.dumps(module) == before
-        assert ATTRIBUTE not in vars(copy.deepcopy(module))
-    finally:
-        Keeps.__getstate__ = original  # type: ignore[method-assign]
-    assert vars(copy.deepcopy(module))[ATTRIBUTE] is None  # where nothing keeps it out, it is harmless
-
-
-def test_a_parameter_changed_in_place_is_noticed_once_per_backward() -> None:
-    model, watch = torch.nn.Linear(2, 2), ParameterWatch()
-    watch.watch(model)
-    assert not watch.changed()
-    with torch.no_grad():
-        model.weight -= 0.1
-    assert watch.changed()
-    watch.remember()
-    assert not watch.changed()
-    del model
-    assert not watch.changed()
+from stepscope.record.window.guards import Interruptions
 
 
 def test_the_storage_of_a_watched_parameter_can_still_be_freed() -> None:
@@ -142,3 +52,102 @@ def test_scripted_class_finds_the_names_of_the_file_that_scripts_it() -> None:
     model = torch.nn.Linear(2, 2)
     script(model)
     assert released == [model]
+
+
+def in_place(*, trains: bool = True) -> tuple[Any, Patches]:
+    loop, patches = SimpleNamespace(interruptions=Interruptions(), is_training_thread=lambda _: trains), Patches()
+    anomaly.anomaly_install(loop, patches)  # type: ignore[arg-type]
+    return loop.interruptions, patches
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains: bool) -> None:
+    noted, patches = in_place(trains=trains)
+    original = torch.fx.traceback.format_stack.__wrapped__
+    try:
+        x = torch.ones(2, requires_grad=True)
+        with torch.autograd.detect_anomaly(check_nan=False):
+            y = x * 2
+    finally:
+        patches.undo()
+    stack = y.grad_fn.metadata["traceback_"]
+    assert __file__ in stack[-1] and not any(anomaly.__file__ in line for line in stack)
+    taken = noted.taken(before_ns=1 << 62)
+    assert [one.name for one in taken] == [ANOMALY_DETECTION] * trains
+    assert all(0 < one.own_ns <= one.end_ns - one.begin_ns for one in taken)
+    assert torch.fx.traceback.format_stack is original
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Iterator[None]:
+    dist.init_process_group(request.param, store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def has_lock_meanwhile() -> bool:
+    """Return whether a thread that waits for Python's lock gets it, where the one that has it never gives way."""
+    held, had = threading.Lock(), threading.Event()
+
+    def wait() -> None:
+        with held:
+            had.set()
+
+    before = sys.getswitchinterval()
+    with held:
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        sys.setswitchinterval(1000.0)
+    try:
+        let_gloo_finish()
+        return had.is_set()
+    finally:
+        sys.setswitchinterval(before)
+        waiting.join()
+
+
+@pytest.mark.parametrize("group", ["gloo", "cpu:gloo,cuda:gloo"], indirect=True)
+@pytest.mark.usefixtures("group")
+def test_gloo_threads_get_the_lock_before_a_group_is_left() -> None:
+    assert has_lock_meanwhile()
+
+
+def test_ranks_of_one_machine_say_a_thing_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SEEN_VARIABLE, str(tmp_path))
+    program = "from stepscope.record.failsafe import say; say('the disk is slow')"
+    others = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
+    for text in ("the disk is slow", "something else", "something else"):
+        say(text)
+    assert others.stderr == "stepscope: the disk is slow\n"
+    assert capsys.readouterr().err == "stepscope: something else\n"
+    assert len(list(tmp_path.glob(f"{SAID}*"))) == 2
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    say("something else")
+    assert capsys.readouterr().err == "stepscope: something else\n"
+
+
+_FRAME = re.compile(r'^(?:\[rank0\]: )?  File "(.*)", line \d+, in (.*)$', re.MULTILINE)
+
+SEARCHED, ONLY_TIMED, IN_WINDOW = 1, 8, 11
+FAILURES = [
+    ("forward", SEARCHED),
+    ("forward", IN_WINDOW),
+    ("loop", ONLY_TIMED),
+    ("save", ONLY_TIMED),
+    ("collective", IN_WINDOW),
+]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("where", dict.fromkeys(where for where, _ in FAILURES))
+def test_errors_of_the_script_have_its_frames_alone(where: str, tmp_path: Path) -> None:
+    plain = started(script("raises.py", where, "8"), tmp_path)
+    assert (plain.returncode, len(_FRAME.findall(plain.stderr)) > 0) == (1, True)
+    for at in (at for name, at in FAILURES if name == where):
+        config = RecordConfig(out=str(tmp_path / f"run{at}"), telemetry=False)
+        done = started(script("raises.py", where, str(at)), tmp_path, config)
+        assert done.returncode == 1
+        assert _FRAME.findall(done.stderr) == _FRAME.findall(plain.stderr), done.stderr
+        assert (tmp_path / f"run{at}" / "run.json").exists()

@@ -1,4 +1,4 @@
-"""Every shape of training loop, on two real gloo ranks: its steps and regions are found and its losses unchanged.
+"""Every shape of training loop on real gloo ranks: steps, regions and strategy are found, losses unchanged.
 
 All loops run in one job, each first plain and then with the hooks; see `loops/job.py`.
 """
@@ -110,12 +110,7 @@ def test_every_stage_of_a_pipeline_has_the_same_steps(told: list[dict[str, Any]]
     for rank, loss_calls in ((0, 0), (1, 4)):
         found = told[rank]["pipeline"]
         assert found["steps"][1:] == [{FORWARD: 4 + loss_calls, BACKWARD: 4, STEP: 1}] * (STEPS - 1)
-        assert found["facts"]["pipeline"] == {
-            "schedule": "1F1B",
-            "microbatches": 4,
-            "stages": 2,
-            "stages_here": [rank],
-        }
+        assert found["facts"]["pipeline"] == {"schedule": "1F1B", "microbatches": 4, "stages": 2, "stages_here": [rank]}
 
 
 def test_model_compiled_in_the_middle_of_training_is_found_again(told: list[dict[str, Any]]) -> None:
@@ -140,3 +135,25 @@ def test_model_optimizer_and_batch_are_noted(told: list[dict[str, Any]]) -> None
     assert facts["samples_per_step"] == 4
     assert "tokens_per_step" in facts["reasons"]
     assert told[0]["accumulation"]["facts"]["samples_per_step"] == 16
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    job = Path(__file__).with_name("strategy_job.py")
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(job)], capture_output=True, text=True, check=True, env=environment)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp2", "hsdp", "fsdp2+tp", "tp"])
+def test_strategy_is_recognised(found: dict[str, Any], name: str) -> None:
+    assert found[name] == name
+
+
+def test_compiled_ddp_is_ddp_and_a_bare_model_is_unknown(found: dict[str, Any]) -> None:
+    assert found["compiled"] == "ddp" and found["plain"] is None
+
+
+def test_ranks_that_share_a_replica(found: dict[str, Any]) -> None:
+    assert found["replicas"] == [1, 1, 2]

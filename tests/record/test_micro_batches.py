@@ -84,6 +84,7 @@ def test_regions_agree_with_hand_timers(followed: bool, tmp_path: Path, monkeypa
         assert expected.items() <= line["regions"].items()  # a garbage collection is a region too
 
 
+@pytest.mark.slow
 def test_training_is_unchanged_and_hooks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Job(monkeypatch)
     for _ in range(20):

@@ -1,6 +1,6 @@
-"""Outside the window recording takes below 0.5 % of a step. `benchmarks/overhead.py` measures it in full.
+"""What recording costs: below 0.5 % of a step outside the window, calls of ours per step bounded, memory flat.
 
-T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+`benchmarks/overhead.py` measures it in full. T1, T2, ... in names number the faults that recording has to survive.
 """
 
 import importlib.util
@@ -9,8 +9,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
+
+from stepscope.record.config import RecordConfig
+from stepscope.record.hooks.install import install
+from stepscope.record.session import Recorder
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from overhead import SHAPES, soak
 
 RANK = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
 
@@ -31,3 +42,101 @@ def test_T26_light_mode_costs_less_than_a_step_that_does_next_to_nothing(tmp_pat
     assert found["calls_per_step"] < 400
     # CPU time of a step that does next to nothing, with light mode and without, on the same machine.
     assert found["on_us"] < 2 * found["off_us"]
+
+
+@pytest.mark.slow
+def test_memory_and_calls_per_step_stay_flat(tmp_path: Path) -> None:
+    looks = list(soak(tmp_path, steps=1_200, looks=3))
+    assert len(looks) == 3
+    # 800 steps later: not 60 bytes a step have stayed.
+    assert looks[-1].own_kb - looks[0].own_kb < 800 * 60 / 1024
+    assert looks[-1].calls <= looks[0].calls
+
+
+PER_MICRO_BATCH = 100  # where a step is followed, which happens once a second; else 24
+MOST = {
+    "one": 700,
+    "cells": 900,
+    "modules": 900,
+    "optimizers": 900 + 2 * 500,  # torch still calls two hooks that do nothing for each of them
+    "parameters": 700,
+    "micro8": 700 + 8 * PER_MICRO_BATCH,
+    "micro": 700 + 64 * PER_MICRO_BATCH,
+    "micro256": 700 + 256 * PER_MICRO_BATCH,
+    "hooked": 700,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_T31_calls_of_ours_per_step(shape: str, tmp_path: Path) -> None:
+    counts = counted(shape, RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False), steps=4)
+    assert 0 < max(counts) < MOST[shape], counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["one", "modules"])
+def test_steps_before_the_window_call_what_those_of_light_mode_call(shape: str, tmp_path: Path) -> None:
+    light = RecordConfig(out=str(tmp_path / "light"), light=True, telemetry=False)
+    waiting = RecordConfig(out=str(tmp_path / "record"), wait=10_000, telemetry=False)
+    assert min(counted(shape, waiting, steps=8)) == min(counted(shape, light, steps=8))
+
+
+@pytest.mark.slow
+def test_micro_batches_of_a_timed_step_take_few_calls(tmp_path: Path) -> None:
+    counts = counted("micro", RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False), steps=8)
+    assert min(counts) < 64 * 30
+
+
+def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:
+    """Return the calls of ours in each step once the loop is known."""
+    torch.manual_seed(0)
+    recorder = Recorder.start(config)
+    hooks = install(lambda: recorder)
+    hooks.loop.start()
+    try:
+        step = SHAPES[shape]()
+        for _ in range(12):
+            step()
+        return [calls_of_ours(step) for _ in range(steps)]
+    finally:
+        hooks.remove()
+        recorder.close()
+
+
+@pytest.mark.slow
+def test_live_export_and_alarms_are_no_call_more_on_the_training_thread(tmp_path: Path) -> None:
+    exports: dict[str, Any] = {"metrics": "0", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.1, "on_alarm": 5}
+    counts = []
+    for name, asked in (("light", {}), ("export", exports)):
+        recorder = Recorder.start(RecordConfig(out=str(tmp_path / name), light=True, telemetry=False, **asked))
+
+        def step(recorder: Recorder = recorder) -> None:
+            for region in ("forward_pass", "backward_pass", "optimizer_step"):
+                recorder.region_begin(region)
+                recorder.region_end(region)
+            recorder.step_end()
+
+        try:
+            for _ in range(12):
+                step()
+            counts.append(min(calls_of_ours(step) for _ in range(40)))  # of a step whose line is not sent at once
+        finally:
+            recorder.close()
+    assert counts[0] == counts[1] > 0
+
+
+def calls_of_ours(step: Any) -> int:
+    """Return how many functions a step calls from our files, ours and built-in ones: the same on every machine."""
+    count = 0
+
+    def counting(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call") and "/stepscope/record/" in frame.f_code.co_filename
+
+    sys.setprofile(counting)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return count

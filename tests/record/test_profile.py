@@ -5,8 +5,6 @@ T1, T2, ... in names number the faults that recording has to survive; `fault_run
 
 import gzip
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -212,23 +210,6 @@ def _cpu_ns(act: Any, *, times: int) -> float:
 def test_rank_comes_from_the_launchers_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
     place = place_of_process(environ)
     assert (place.rank, place.world_size, place.local_rank, place.source) == expected
-
-
-def test_job_side_needs_torch_and_the_standard_library_only() -> None:
-    program = (
-        "import sys, stepscope.record.profile, stepscope.record.helper.writer\n"
-        "mine = {m for m in sys.modules if m.startswith('stepscope.')}\n"
-        "ground = ('contract', 'errors', 'units', 'version', 'output_path', 'side_file', 'json_text')\n"
-        "allowed = ('stepscope.record', *(f'stepscope.{name}' for name in ground))\n"
-        "print([m for m in mine if not m.startswith(allowed)], 'rich' in sys.modules, 'wasmtime' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] False False"
-
-
-def test_helper_side_needs_no_torch() -> None:
-    program = "import sys, stepscope.record.helper.writer; assert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_job_too_short_for_the_window_is_told_which_would_do(

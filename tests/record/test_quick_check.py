@@ -128,8 +128,7 @@ def test_state_is_restored_when_the_users_code_fails():
 
 
 @pytest.mark.parametrize(
-    ("loader", "said"),
-    [([], "the loader has no batch"), ([torch.ones(2, 2)], "not Tensor; or give forward=")],
+    ("loader", "said"), [([], "the loader has no batch"), ([torch.ones(2, 2)], "not Tensor; or give forward=")]
 )
 def test_wrong_input_is_one_clear_line(loader, said):
     model = nn.Linear(2, 1)

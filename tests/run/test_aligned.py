@@ -1,4 +1,4 @@
-"""Waiting and transfer come apart as they were put in, whatever the clocks."""
+"""The same collective is found on every rank; waiting and transfer come apart as they were put in."""
 
 import json
 import random
@@ -9,8 +9,10 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
+from stepscope.contract.collectives import OPS
 from stepscope.run.aligned import UNMATCHED, aligned
-from stepscope.run.load import load
+from stepscope.run.load import Run, load
+from stepscope.run.matching import Matches, match_collectives
 
 SECOND = 1_000_000.0
 BASE_NS = 1_700_000_000_000_000_000
@@ -104,3 +106,109 @@ def test_coalesced_operation_waits_for_the_latest_of_its_peers(tmp_path: Path) -
             trace.messages(*listed, at=3000 * k, start=start, end=3000 * k + 900)
     waits = aligned(built_run(tmp_path, traces)).wait_ns
     assert [w.tolist() for w in waits] == [[300_000] * 3, [0] * 3, [150_000] * 3]
+
+
+def members(matches: Matches) -> list[set[tuple[int, int]]]:
+    """Return `(rank index, row)` of each match."""
+    pairs = list(zip(matches.rank_index.tolist(), matches.row.tolist(), strict=True))
+    return [set(pairs[a:b]) for a, b in zip(matches.first[:-1], matches.first[1:], strict=True)]
+
+
+def true_moments(run: Run, matches: Matches) -> list[set[int]]:
+    """Return for each match the true times (in us) at which its members were issued: one where it is right."""
+    return [{round(int(run.ranks[r].collectives.issue_ns[row]) / 1000) for r, row in m} for m in members(matches)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_collective_is_matched_on_all_ranks(tmp_path: Path, seed: int) -> None:
+    job = Job(seed=seed, arrival_jitter_us=3000)
+    run = job.run(tmp_path)
+    matches = match_collectives(run.ranks)
+    assert len(matches) == job.steps * job.per_step
+    assert all(len(m) == job.ranks for m in members(matches))
+    assert all(len(moments) == 1 for moments in true_moments(run, matches))
+    assert [OPS[matches.op[m]] for m in range(3)] == ["all_reduce", "all_gather", "reduce_scatter"]
+    assert matches.step.tolist() == sorted(matches.step.tolist())
+
+
+@pytest.mark.parametrize("skip", [(0, 0, 1, 0), (2, 0, 0, 0), (0, 1, 2, 3)])
+def test_shifted_windows_match_the_steps_they_share(tmp_path: Path, skip: tuple[int, ...]) -> None:
+    job = Job()
+    run = built_run(tmp_path, job.traces(skip_steps=skip))
+    matches = match_collectives(run.ranks)
+    assert all(len(moments) == 1 for moments in true_moments(run, matches))
+    there = [sum(step >= s for s in skip) for step in range(job.steps) for _ in range(job.per_step)]
+    assert sorted(len(m) for m in members(matches)) == sorted(n for n in there if n > 1)
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_kernels_without_any_arguments_are_matched_by_order(tmp_path: Path, steps: bool) -> None:
+    """Old versions record neither group nor size: the range around the launch has the operation."""
+    traces = []
+    for rank in range(3):
+        trace = RankTrace(rank, world_size=3, clock_offset_us=1e6 * rank)
+        if steps:
+            trace.step(0, 0, 10_000)
+        for k in range(6):
+            name = ("AllReduce", "SendRecv")[k % 2]
+            trace.annotation(("nccl:all_reduce", "nccl:all_to_all")[k % 2], 1000 * k, 1000 * k + 30)
+            trace.kernel(
+                f"ncclKernel_{name}_RING_LL_Sum", at=1000 * k + 10, start=1000 * k + 50 * rank, end=1000 * k + 700
+            )
+        traces.append(trace)
+    run = built_run(tmp_path, traces)
+    matches = match_collectives(run.ranks)
+    assert [len(m) for m in members(matches)] == [3] * 6
+    assert [OPS[matches.op[m]] for m in range(6)] == ["all_reduce", "all_to_all"] * 3
+    waits = np.stack(aligned(run).wait_ns)
+    assert (waits == [[100_000], [50_000], [0]]).all()
+
+
+def pipeline(*, coalesced: bool) -> list[RankTrace]:
+    """Return a chain of four ranks: each sends to the next and gets back from it, several times per step."""
+    traces = [RankTrace(r, world_size=4) for r in range(4)]
+    for trace in traces:
+        r = trace.rank
+        for step in range(2):
+            base = 50_000 * step
+            trace.step(step, base, base + 49_000)
+            for k in range(3):
+                for low in range(3):
+                    if r not in (low, low + 1):
+                        continue
+                    there, ready = (r == low), base + 10_000 * k + 2000 * low
+                    peer = low + 1 if there else low
+                    if coalesced:
+                        trace.messages(
+                            ("send", peer),
+                            ("recv", peer),
+                            at=ready,
+                            start=ready + 100,
+                            end=ready + 600,
+                            elements=10 + k,
+                        )
+                    else:
+                        first, second = ("send", "recv") if there else ("recv", "send")
+                        trace.collective(
+                            first, at=ready, start=ready + 100, end=ready + 300, peer=peer, elements=10 + k
+                        )
+                        trace.collective(
+                            second, at=ready + 400, start=ready + 500, end=ready + 700, peer=peer, elements=10 + k
+                        )
+        random.Random(r).shuffle(trace.events)
+    return traces
+
+
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_every_send_meets_its_receive(tmp_path: Path, coalesced: bool) -> None:
+    run = built_run(tmp_path, pipeline(coalesced=coalesced))
+    matches = match_collectives(run.ranks)
+    assert len(matches) == 2 * 3 * 3 * 2, "steps x repetitions x pairs x directions"
+    assert {OPS[matches.op[m]] for m in range(len(matches))} == {"send"}
+    for m, (first, after) in enumerate(zip(matches.first[:-1], matches.first[1:], strict=True)):
+        (sender, sent), (receiver, got) = zip(matches.rank_index[first:after], matches.row[first:after], strict=True)
+        there, back = run.ranks[sender].collectives, run.ranks[receiver].collectives
+        assert abs(sender - receiver) == 1
+        assert there.start_ns[sent] == back.start_ns[got]
+        assert matches.size_bytes[m] == there.in_bytes[sent] == back.out_bytes[got]
+    assert all((wait >= 0).all() for wait in aligned(run).wait_ns)

@@ -1,17 +1,15 @@
-"""Kernels find their launch, operator and step; what cannot be joined is counted."""
+"""Kernels find their launch, operator, step and device; what cannot be joined is counted."""
 
 import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.errors import TraceError
-from stepscope.run.device_work import MAX_STREAMS, enclosing
+from stepscope.run.device_work import MAX_STREAMS
+from stepscope.run.load import unread_lines
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
@@ -31,13 +29,6 @@ def kernel(start: float, correlation: int | None, name: str = "gemm", dur: float
 
 def op_names(rank: Rank) -> list[str | None]:
     return [rank.trace.text(int(rank.trace["name"][row])) if row >= 0 else None for row in rank.work.op_row]
-
-
-def test_kernel_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
-    rank = rank_of(
-        tmp_path, [step(4, 0, 100), step(5, 100, 200), launch(90, 1), kernel(150, 1), launch(110, 2), kernel(160, 2)]
-    )
-    assert rank.steps.number[rank.work.step].tolist() == [4, 5]
 
 
 def test_work_without_a_launch_is_in_no_step_and_counted(tmp_path: Path) -> None:
@@ -62,14 +53,6 @@ def test_launch_without_work_is_counted(tmp_path: Path) -> None:
 def test_reused_correlation_ids_are_counted(tmp_path: Path) -> None:
     rank = rank_of(tmp_path, [launch(1, 9), launch(5, 9), launch(8, 9), launch(9, 3), kernel(20, 9), kernel(30, 3)])
     assert rank.joins.reused_correlation == 2
-
-
-def test_graph_launch_carries_many_kernels(tmp_path: Path) -> None:
-    rank = rank_of(
-        tmp_path, [step(0, 0, 50), launch(10, 4, "cudaGraphLaunch"), *(kernel(20 + k, 4, dur=1) for k in range(9))]
-    )
-    assert (rank.work.step == 0).all()
-    assert rank.joins.launches_without_work == rank.joins.without_launch == 0
 
 
 def test_operator_by_external_id_or_else_by_the_call_stack(tmp_path: Path) -> None:
@@ -101,31 +84,6 @@ def test_work_overlapping_on_one_stream_never_exceeds_the_wall_time(tmp_path: Pa
     assert rank.work.start_ns.tolist() == sorted(rank.work.start_ns.tolist())
 
 
-SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 2)), max_size=12)
-
-
-@pytest.mark.slow
-@given(SPANS, st.lists(st.tuples(st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=6))
-def test_enclosing_is_the_shortest_span_around(
-    tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int, int]], points: list[tuple[int, int]]
-) -> None:
-    """Nested spans only: where spans of a thread cross there is no innermost."""
-    nested: list[tuple[int, int, int]] = []
-    for start, length, tid in spans:
-        end = start + length
-        crosses = any(t == tid and (s < start < e < end or start < s < end < e) for s, e, t in nested)
-        if not crosses and (start, end, tid) not in nested:
-            nested.append((start, end, tid))
-    events = [event("cpu_op", "outer", s, e - s, tid=t) for s, e, t in nested]
-    events += [event("cuda_runtime", "inner", at + 0.5, 0, tid=t) for at, t in points]
-    trace = rank_of(tmp_path_factory.mktemp("t"), events).trace
-    outer, inner = np.arange(len(nested)), np.arange(len(nested), len(events))
-    around = [
-        [(e - s, k) for k, (s, e, t) in enumerate(nested) if t == tid and s <= at and e > at] for at, tid in points
-    ]
-    assert enclosing(trace, outer, inner).tolist() == [min(a)[1] if a else -1 for a in around]
-
-
 def test_more_streams_than_any_job_has_are_one_line_of_error(tmp_path: Path) -> None:
     def on_streams(number: int) -> list[Event]:
         return [kernel(10 * i, None, dur=5, stream=i, device=0) for i in range(number)]
@@ -134,3 +92,54 @@ def test_more_streams_than_any_job_has_are_one_line_of_error(tmp_path: Path) -> 
     with pytest.raises(TraceError, match="work on 2,049 streams, where a rank has a few dozen") as error:
         rank_of(tmp_path, on_streams(MAX_STREAMS + 1))
     assert "\n" not in str(error.value)
+
+
+def device(number: int, name: str, **more: Any) -> dict[str, Any]:
+    return {"id": number, "name": name, "totalGlobalMem": 1, **more}
+
+
+def with_kernel(folder: Path, on: int, properties: list[dict[str, Any]], name: str = "gemm", **header: Any) -> Rank:
+    return rank_of(folder, [event("kernel", name, device=on, stream=7)], deviceProperties=properties, **header)
+
+
+def test_the_device_that_ran_the_work_is_named_by_its_number_or_by_the_name_all_share(tmp_path: Path) -> None:
+    assert with_kernel(tmp_path, 1, [device(0, "A"), device(1, "B")]).device_name == "B"
+    assert with_kernel(tmp_path, 9, [device(0, "A"), device(1, "A")]).device_name == "A"
+    assert with_kernel(tmp_path, 9, [device(0, "A"), device(1, "B")]).device_name is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("sm90_xmma_gemm_bf16", "NVIDIA GPU of compute capability 9.0"),
+        ("ampere_sgemm_128x64_nn", "NVIDIA Ampere GPU"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT64", "AMD GPU"),
+        ("void elementwise_kernel", None),
+    ],
+)
+def test_without_properties_the_kernels_tell_the_architecture(tmp_path: Path, kernel: str, name: str | None) -> None:
+    assert with_kernel(tmp_path, 0, [], kernel).device_name == name
+
+
+def labelled(process: str, thread: str, names: list[str]) -> list[Event]:
+    meta = [
+        {**event(None, what, ph="M"), "args": {"name": label}}
+        for what, label in (("process_name", process), ("thread_name", thread))
+    ]
+    return [*meta, *(event(None, name, 10.0 * i, 5) for i, name in enumerate(names))]
+
+
+def test_device_work_without_categories_is_told_by_its_process(tmp_path: Path) -> None:
+    ascend = rank_of(tmp_path, labelled("Ascend Hardware", "Stream 12", ["MatMulV2", "hcom_allReduce_", "EVENT_WAIT"]))
+    assert len(ascend.work) == 2 and len(ascend.collectives) == 1
+    assert ascend.device_name == "Ascend Hardware"
+    assert len(rank_of(tmp_path, labelled("/device:TPU:0", "XLA Ops", ["fusion.1", "copy.2"])).work) == 2
+    around = rank_of(tmp_path, labelled("/device:TPU:0", "XLA Modules", ["jit_step"]))
+    assert not len(around.work), "ranges around operations are not counted again"
+
+
+def test_what_is_not_understood_is_named_with_its_count(tmp_path: Path) -> None:
+    events = [event("mps_kernel", "gemm"), event("mps_kernel", "gemm"), event("Trace", "PyTorch Profiler (0)")]
+    lines = unread_lines((rank_of(tmp_path, [*events, *labelled("Tool", "t", ["x"])]),))
+    assert lines[0] == "2 events of category 'mps_kernel' are not understood and in no number here"
+    assert "of process 'Tool'" in lines[1] and len(lines) == 2

@@ -1,4 +1,4 @@
-"""A file of owners is read, or refused as a whole with the name of the field; training data never depends on it."""
+"""A file of owners is read or refused as a whole; source text is read from the run's own `source/` and nowhere else."""
 
 import gzip
 from pathlib import Path
@@ -8,9 +8,11 @@ import pytest
 from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank
 
-from stepscope.contract.run_folder import owners_file
+from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES
+from stepscope.contract.run_folder import SOURCE_FOLDER, owners_file
 from stepscope.run.load import load
 from stepscope.run.owners import Frame
+from stepscope.run.source_text import SourceText
 
 
 def a_rank() -> PlantedRank:
@@ -83,12 +85,7 @@ def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str
     assert len(line) < 300
 
 
-DAMAGED = {
-    "empty": b"",
-    "no gzip": b"no gzip",
-    "no object": gzip.compress(b"[]"),
-    "cut off": gzip.compress(b"{")[:12],
-}
+DAMAGED = {"empty": b"", "no gzip": b"no gzip", "no object": gzip.compress(b"[]"), "cut off": gzip.compress(b"{")[:12]}
 
 
 @pytest.mark.parametrize("what", DAMAGED)
@@ -106,3 +103,36 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     run = load(tmp_path, cache=False)
     assert run.owners == ()
     assert any("unpacked" in line for line in run.warnings)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    kept = tmp_path / "run" / SOURCE_FOLDER / "data"
+    kept.mkdir(parents=True)
+    (kept.parent / "train.py").write_text("import torch\n\tx = 1\n")
+    (kept / "augment.py").write_text("flip(x)\n")
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "secret.txt").write_text("secret\n")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../run.json", "../../secret.txt", "/etc/passwd", "data/../../run.json", "", ".", "data", "nul\0byte", "x" * 5000],
+)
+def test_a_name_that_leads_elsewhere_has_no_lines(folder: Path, name: str) -> None:
+    assert SourceText(folder).lines(name) is None
+
+
+def test_links_are_not_followed(folder: Path) -> None:
+    (folder / SOURCE_FOLDER / "link.py").symlink_to(folder.parent / "secret.txt")
+    (folder / SOURCE_FOLDER / "up").symlink_to(folder.parent)
+    source = SourceText(folder)
+    assert source.lines("link.py") is None and source.lines("up/secret.txt") is None
+
+
+def test_what_is_too_large_or_no_text_has_no_lines(folder: Path) -> None:
+    (folder / SOURCE_FOLDER / "large.py").write_bytes(b"#" * (MAX_SOURCE_FILE_BYTES + 1))
+    (folder / SOURCE_FOLDER / "binary.py").write_bytes(b"\xff\xfe\x00")
+    source = SourceText(folder)
+    assert source.lines("large.py") is None and source.lines("binary.py") is None

@@ -10,9 +10,8 @@ from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.report.text.summary import summary_text
-from stepscope.run.load import load, pulled_window, steps_it_stands_for
+from stepscope.run.load import load
 from stepscope.run.side_files import side_files
-from stepscope.run.step_log import step_log_of
 
 GB = 1 << 30
 
@@ -126,19 +125,3 @@ def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) ->
     document = report_json(account, diagnose(account))
     assert document["run"]["asked_by"] == why
     assert f"window 1, triggered by: {why}" in " ".join(summary_text(document).split())
-
-
-def test_window_of_an_alarm_is_held_against_the_steps_since_then() -> None:
-    lines = [
-        {"step": n, "start_ns": 0, "end_ns": 0, "dur_ns": (20 if n < 340 else 35) * 10**6, "profiled": n in (500, 501)}
-        for n in range(600)
-    ]
-    logs = [step_log_of(lines, rank=rank) for rank in (0, 1)]
-    windows = [{"window": 1, "ranks": {"0": {"asked_by": "a", "since": 340}}}]
-    described = {"unprofiled_step_ms": 20.0, "windows": windows}
-    kept, description, said = steps_it_stands_for(logs, described, pulled_window(described, 1))
-    assert description["unprofiled_step_ms"] == 35.0 and len(said) == 1 and "since step 340" in said[0]
-    assert [int(log.step[0]) for log in kept] == [340, 340] and len(kept[0]) == len(kept[0].phase) == 260
-    late = {"windows": [{"window": 1, "ranks": {"0": {"asked_by": "a", "since": 595}}}]}
-    assert steps_it_stands_for(logs, late, pulled_window(late, 1))[1:] == (late, [])  # too few to tell
-    assert steps_it_stands_for(logs, described, pulled_window(described, 0))[0] == tuple(logs)

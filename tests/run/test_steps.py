@@ -1,13 +1,23 @@
-"""Steps are found under their names, and moments belong to the right one."""
+"""Steps are found under their names; cut traces keep whole steps only; step logs become columns."""
 
+import gzip
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.run.traces import Event, event, trace_of
 
+from stepscope.analyze.rank_windows import rank_account
+from stepscope.contract.run_folder import steps_file
+from stepscope.errors import TraceError
+from stepscope.run.load import load
+from stepscope.run.rank import Rank
+from stepscope.run.step_log import read_step_log, step_logs, unprofiled_step
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import event_kinds
+from stepscope.units import ms
 
 AUTOGRAD = 2
 
@@ -75,3 +85,93 @@ def test_cut_trace_keeps_only_steps_whose_launches_are_there(tmp_path: Path) -> 
     """The host's side of all steps is written before the first launch, so it is there although the launches are not."""
     found = steps_of(tmp_path, steps_with_launches(3, threads=(AUTOGRAD, 1)), cut=True)
     assert found.number.tolist() == [0, 1]
+
+
+MS = 1_000_000
+
+
+def line(step: int, dur_ms: float, *, profiled: bool = False, **more: Any) -> dict[str, Any]:
+    start = step * 1000 * MS
+    dur = round(dur_ms * MS)
+    phase = "window" if profiled else "before"
+    fixed = {"step": step, "start_ns": start, "end_ns": start + dur, "dur_ns": dur, "device_ns": None}
+    return {
+        **fixed,
+        "profiled": profiled,
+        "phase": phase,
+        "regions": {"forward_pass": {"ns": dur // 3, "n": 1}},
+        **more,
+    }
+
+
+def write(path: Path, lines: list[dict[str, Any]], *, tail: bytes = b"", rank: int = 0) -> Path:
+    header = json.dumps({"schema": 1, "rank": rank}).encode()
+    path.write_bytes(b"\n".join([header, *(json.dumps(x).encode() for x in lines)]) + b"\n" + tail)
+    return path
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_torn_last_line_is_left_out_and_not_counted_as_lost(tmp_path: Path, cut: int) -> None:
+    last = json.dumps(line(2, 10)).encode()[:-cut]
+    log = read_step_log(write(tmp_path / steps_file(0), [line(0, 10), line(1, 10)], tail=last))
+    assert log.step.tolist() == [0, 1]
+    assert log.lost_lines == 0
+
+
+def test_bad_line_in_the_middle_is_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / steps_file(0), [line(0, 10)], tail=b"{garbage\n[1]\n" + json.dumps(line(1, 10)).encode())
+    log = read_step_log(path)
+    assert log.step.tolist() == [0, 1]
+    assert log.lost_lines == 2
+
+
+def test_unprofiled_step_leaves_out_warm_up_window_and_the_step_after_it(tmp_path: Path) -> None:
+    for rank, steady in ((0, 10.0), (1, 12.0)):
+        slow = [line(0, 900), line(1, 60)]
+        before = [line(n, steady + 0.01 * (n % 3)) for n in range(2, 12)]
+        window = [line(n, steady * 2, profiled=True) for n in range(12, 17)]
+        after = [line(17, 300), *(line(n, steady + 0.01 * (n % 3)) for n in range(18, 22))]
+        write(tmp_path / steps_file(rank), [*slow, *before, *window, *after], rank=rank)
+    found = unprofiled_step(step_logs(tmp_path))
+    assert found is not None
+    assert ms(found.median_ns) == pytest.approx(11.01, abs=0.02)
+    assert found.num_steps == 14
+    assert found.warm_up_steps == 2
+    assert (ms(found.over_ranks_ns.min), ms(found.over_ranks_ns.max)) == pytest.approx((10.01, 12.01), abs=0.02)
+
+
+WHOLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
+
+
+def work_by_step(rank: Rank) -> dict[int, int]:
+    if rank.steps.is_window:  # without a whole step, what was read is looked at as one stretch
+        return {}
+    counts = Counter(rank.work.step.tolist())
+    return {int(number): counts[i] for i, number in enumerate(rank.steps.number)}
+
+
+@pytest.mark.slow
+def test_cut_at_every_64th_keeps_only_whole_steps(tmp_path: Path) -> None:
+    content = gzip.decompress(WHOLE.read_bytes())
+    whole, path = work_by_step(load(WHOLE, cache=False).ranks[0]), tmp_path / "rank0.json"
+    kept, read = Counter[int](), []
+    for k in range(1, 64):
+        path.write_bytes(content[: len(content) * k // 64])
+        run = load(path, cache=False)
+        assert any(line.startswith("cut off") for line in run.warnings)
+        found = work_by_step(run.ranks[0])
+        assert found.items() <= whole.items()
+        assert len(found) < len(whole)
+        assert rank_account(run.ranks[0]) is not None
+        assert run.ranks[0].device_name == "NVIDIA H200"
+        kept[len(found)] += 1
+        read.append(run.ranks[0].trace.num_events)
+    assert kept[len(whole) - 1] >= 2, "late cuts cost no more than the last steps"
+    assert read == sorted(read)
+
+
+def test_cut_before_the_first_event_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(gzip.decompress(WHOLE.read_bytes())[:1200])
+    with pytest.raises(TraceError):
+        load(path, cache=False)

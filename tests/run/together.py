@@ -43,10 +43,7 @@ class Job:
         rng = random.Random(self.seed)
         built = [
             RankTrace(
-                r,
-                world_size=self.ranks,
-                clock_offset_us=_at(self.offset_us, r),
-                drift_ppm=_at(self.drift_ppm, r),
+                r, world_size=self.ranks, clock_offset_us=_at(self.offset_us, r), drift_ppm=_at(self.drift_ppm, r)
             )
             for r in range(self.ranks)
         ]

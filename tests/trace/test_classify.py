@@ -1,13 +1,20 @@
-"""Every event gets its kind, whichever version and chip wrote it."""
+"""Every event gets its kind and its call-stack parent; the page of columns is what the schema says."""
 
+import subprocess
+import sys
+from collections import deque
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.run.traces import event, trace_of
 
-from stepscope.trace.classify import _COMMUNICATES, COMMUNICATION, EventKind, event_kinds
+from stepscope.trace.classify import EventKind, event_kinds
+from stepscope.trace.scanner import call_stack
+from stepscope.trace.scanner.call_stack import call_stack_parents
+from stepscope.trace.scanner.wasm import Instance
 
 
 @pytest.mark.parametrize(
@@ -38,7 +45,51 @@ def test_communication_kernels_of_all_libraries(tmp_path: Path, name: str) -> No
     assert event_kinds(trace_of(tmp_path, [event("kernel", name)])).tolist() == [EventKind.COMM_KERNEL]
 
 
-@settings(deadline=None)
-@given(st.from_regex(COMMUNICATION))
-def test_every_name_of_communication_has_a_part_that_is_looked_for_first(name: str) -> None:
-    assert not name.isascii() or any(part in name.lower() for part in _COMMUNICATES)
+Rows = list[tuple[int, int, int]]
+
+
+@pytest.fixture(params=["stack", "few"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask the scanner's stack, or the way of few events, which is taken as long as there is no instance."""
+    monkeypatch.setattr(call_stack, "_IDLE", deque([Instance()] if request.param == "stack" else [], maxlen=4))
+
+
+def parents(rows: Rows) -> list[int]:
+    thread, start, end = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    return call_stack_parents(thread, start, end).tolist()
+
+
+def enclosing(rows: Rows, i: int) -> int:
+    """Return the parent by the definition: the last row before that encloses this one."""
+    thread, start, end = rows[i]
+    for j in range(i - 1, -1, -1):
+        other_thread, other_start, other_end = rows[j]
+        encloses = other_start <= start and end <= other_end and (start < other_end or start == other_start)
+        if thread == other_thread and encloses:
+            return j
+    return -1
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=25))
+def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:
+    rows = sorted(((t, s, s + d) for t, s, d in some), key=lambda r: (r[0], r[1], -r[2]))
+    assert parents(rows) == [enclosing(rows, i) for i in range(len(rows))]
+
+
+def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
+    code = (
+        "import numpy as np; from stepscope.trace.scanner import call_stack; ask = call_stack.call_stack_parents; "
+        "rows = np.arange(call_stack.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert call_stack._IDLE"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+TOOL = Path(__file__).parent.parent.parent / "tools" / "write_trace_columns.py"
+
+
+def test_columns_page_is_current() -> None:
+    done = subprocess.run([sys.executable, TOOL, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

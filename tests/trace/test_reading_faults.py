@@ -63,6 +63,7 @@ def test_cut_file_keeps_the_events_before_the_cut(tmp_path: Path, packed: bool) 
     assert not whole.quality.truncated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((SAMPLE.parent.parent / "layouts").glob("*.gz")), ids=lambda p: p.name)
 def test_cut_file_in_another_layout_keeps_the_events_before_the_cut(tmp_path: Path, path: Path) -> None:
     raw = gzip.decompress(path.read_bytes())
@@ -203,6 +204,7 @@ def test_long_name_is_shortened_and_kept_once(tmp_path: Path) -> None:
     assert trace.quality.shortened == 1
 
 
+@pytest.mark.slow
 def test_event_beyond_all_limits_is_dropped_and_the_next_ones_are_read(tmp_path: Path) -> None:
     trace = read_text(tmp_path, text_of(event(name="a"), event(name="x" * (40 << 20)), event(name="b")))
     assert names(trace)[0] == "a"
@@ -336,6 +338,7 @@ def peak_growth_bytes(code: str, *, warm_up: Path) -> int:
     return int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
 def test_limited_address_space_is_enough() -> None:
     program = (

@@ -1,6 +1,12 @@
-"""Any valid trace, in any layout, gives the same columns as the standard library's json with exact decimals."""
+"""Valid traces in any layout equal the standard library's json; damaged ones lose no event that was not touched.
+
+After any number of bytes changed, removed or put in anywhere behind the start of the events, every event that begins
+with its phase, as Kineto writes them, and was not touched is in the table, with all its values.
+"""
 
 import gzip
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +17,14 @@ from hypothesis import strategies as st
 from tests.trace import oracle
 from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, written
 
+from stepscope.errors import StepscopeError, TraceError
 from stepscope.trace import read as blocks
 from stepscope.trace import read as reading
 from stepscope.trace.implausible_values import Columns, PlausibleColumns
 from stepscope.trace.read import read
-from stepscope.trace.table import NONE_NS, SparseColumn
+from stepscope.trace.table import NONE_NS, SparseColumn, Trace
+
+pytestmark = pytest.mark.slow
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -45,7 +54,6 @@ def check(path: Path, text: str, *, threads: int = 1) -> None:
     assert not (quality.truncated or quality.malformed or quality.repaired or quality.bad_text or quality.shortened)
 
 
-@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events(), min_size=1, max_size=6), headers, layouts)
 def test_valid_trace_in_any_layout_equals_the_oracle(
@@ -59,7 +67,6 @@ def test_valid_trace_in_any_layout_equals_the_oracle(
 SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(events(), min_size=1, max_size=12),
@@ -70,13 +77,7 @@ SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
     st.sampled_from([16, 100, 5000]),
 )
 def test_blocks_and_threads_make_no_difference(
-    file: Path,
-    some: list[Pairs],
-    header: dict[str, Any],
-    layout: Layout,
-    threads: int,
-    block: int,
-    chunk: int,
+    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout, threads: int, block: int, chunk: int
 ) -> None:
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
@@ -128,7 +129,6 @@ def alike(draw: st.DrawFn) -> Pairs:
     return Pairs(tuple(members))
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(events(), max_size=2),
@@ -148,8 +148,137 @@ def test_events_that_differ_in_their_numbers_alone(
         check(file, data.decode())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", [DATA / "h200-fsdp2/rank0.json.gz", *sorted(DATA.glob("layouts/*.gz"))], ids=str)
 def test_real_trace_equals_the_oracle(path: Path) -> None:
     check(path, gzip.decompress(path.read_bytes()).decode(), threads=2)
     assert read(path).quality.far_times == 0
+
+
+SAMPLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A small sound trace: its bytes and where each event begins and ends."""
+
+    data: bytes
+    spans: list[tuple[int, int]]
+    names: list[str]
+
+
+@pytest.fixture(scope="module")
+def sound() -> Sound:
+    text = gzip.decompress(SAMPLE.read_bytes()).decode()
+    located = oracle.located_events(text)
+    first, last = located[0][1], located[-1][1]
+    end = text.index("\n  ]", last)
+    some = [at for event, at in located[::170] if next(iter(event)) == "ph"]
+    events = [text[at : json.JSONDecoder().raw_decode(text, at)[1]] for at in some]
+    data, spans = text[:first], []
+    for event in events:
+        spans.append((len(data), len(data) + len(event)))
+        data += event + ",\n  "
+    data = data.rstrip(", \n") + text[end:]
+    return Sound(data.encode(), spans, [json.loads(e)["name"] for e in events])
+
+
+@pytest.fixture(scope="module")
+def damaged_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damaged") / "trace.json"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """At a share of the file, so many bytes are replaced."""
+
+    where: float
+    removed: int
+    put: bytes
+
+
+_dirt = st.lists(
+    st.sampled_from(
+        [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"x", b"7", b"\xff", b'"ph":', b"},{", b'],"']
+    ),
+    max_size=4,
+).map(b"".join)
+_edits = st.lists(
+    st.builds(
+        Edit,
+        where=st.floats(0, 1, exclude_max=True),
+        removed=st.sampled_from([0, 0, 1, 1, 2, 10, 100, 1500]),
+        put=_dirt | st.binary(max_size=3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def damaged(sound: Sound, edits: list[Edit], *, start: int) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """Return the damaged bytes, and the edits made as (start, end, growth) on the sound ones."""
+    data, made = bytearray(sound.data), []
+    limit = len(data)
+    for edit in sorted(edits, key=lambda e: -e.where):
+        at = min(start + int(edit.where * (len(sound.data) - start)), limit)
+        end = min(at + edit.removed, limit)
+        data[at:end] = edit.put
+        made.append((at, end, len(edit.put) - (end - at)))
+        limit = at
+    return bytes(data), made
+
+
+@settings(max_examples=400, deadline=None)
+@given(edits=_edits)
+def test_untouched_events_survive_damage(sound: Sound, damaged_file: Path, edits: list[Edit]) -> None:
+    data, made = damaged(sound, edits, start=sound.spans[0][0])
+    damaged_file.write_bytes(data)
+    expected = {}
+    for (start, end), name in zip(sound.spans, sound.names, strict=True):
+        if all(edit_end <= start or at >= end for at, edit_end, _ in made):
+            moved = sum(growth for at, edit_end, growth in made if edit_end <= start)
+            expected[start + moved] = name
+    try:
+        trace = read(damaged_file)
+    except TraceError:
+        assert not expected
+        return
+    found = dict(zip(trace["offset"].tolist(), (trace.text(i) for i in trace["name"].tolist()), strict=True))
+    assert expected.items() <= found.items()
+
+
+@settings(max_examples=150, deadline=None)
+@given(edits=_edits)
+def test_damage_anywhere_gives_a_table_or_our_error_on_any_number_of_threads(
+    sound: Sound, damaged_file: Path, edits: list[Edit]
+) -> None:
+    damaged_file.write_bytes(damaged(sound, edits, start=0)[0])
+    serial, parallel = outcome(damaged_file, 1), outcome(damaged_file, 2)
+    assert type(serial) is type(parallel)
+    if isinstance(serial, Trace) and isinstance(parallel, Trace):
+        assert serial.quality == parallel.quality
+        for column in ("ph", "pid", "ts_ns", "dur_ns", "offset"):
+            assert np.array_equal(serial[column], parallel[column])
+
+
+def outcome(path: Path, threads: int) -> Trace | str:
+    try:
+        return read(path, threads=threads)
+    except StepscopeError as e:
+        assert "\n" not in str(e)
+        return str(e)
+
+
+@settings(max_examples=100, deadline=None)
+@given(edits=_edits)
+def test_damaged_gzip_gives_a_table_or_our_error(sound: Sound, damaged_file: Path, edits: list[Edit]) -> None:
+    packed = Sound(gzip.compress(sound.data, mtime=0), [], [])
+    damaged_file.write_bytes(damaged(packed, edits, start=0)[0])
+    outcome(damaged_file, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_give_a_table_or_our_error(damaged_file: Path, data: bytes) -> None:
+    for start in (b"", b'{"traceEvents": [', b"["):
+        damaged_file.write_bytes(start + data)
+        outcome(damaged_file, 1)

@@ -1,7 +1,9 @@
-"""Steps with a planted share of every part, and the shares found again."""
+"""Steps with a planted share of every part, and the shares found again, with and without a device and the profiler."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.budget import RankBudget, budgets, step_budget
-from stepscope.analyze.layers import PARTS
+from stepscope.analyze.budget import (
+    PART_OF_CAUSE,
+    RankBudget,
+    StepBudget,
+    beyond_window,
+    budgets,
+    step_budget,
+)
+from stepscope.analyze.idle import Cause, Idle
+from stepscope.analyze.layers import PART_CODE, PARTS
+from stepscope.analyze.step_periods import StepPeriods
+from stepscope.analyze.training_step import training_step
 from stepscope.run.aligned import aligned
-from stepscope.units import ns_of_ms
+from stepscope.units import NS_PER_MS, ns_of_ms
 
 STEP = 2000
 NUM_STEPS = 3
@@ -34,11 +46,11 @@ def training(r: RankTrace) -> RankTrace:
     return r
 
 
-def parts(budget: RankBudget | None) -> list[dict[str, float]]:
-    """Return the microseconds of each step by part."""
+def parts(budget: RankBudget | None, *, unit_ns: int = 1000) -> list[dict[str, float]]:
+    """Return the time of each step by part; clocks are aligned to a fraction of a microsecond."""
     assert budget is not None
     assert (budget.part_ns.sum(axis=1) == budget.periods.dur_ns).all()
-    rows = (budget.part_ns / 1000).tolist()
+    rows = (budget.part_ns / unit_ns).round(3).tolist()
     return [{part: us for part, us in zip(PARTS, row, strict=True) if us} for row in rows]
 
 
@@ -117,20 +129,6 @@ def test_idle_time_goes_to_its_cause(tmp_path: Path, part: str) -> None:
     assert parts(budget) == [expected] * NUM_STEPS
 
 
-def test_clock_of_a_rank_changes_nothing(tmp_path: Path) -> None:
-    results = []
-    for offset in (0, 20_000):
-        ranks = [training(RankTrace(n, world_size=2, clock_offset_us=offset * n)) for n in (0, 1)]
-        for t in range(0, NUM_STEPS * STEP, STEP):
-            ranks[0].collective("allreduce", at=t - 55, start=t + 600, end=t + 1300)
-            ranks[1].collective("allreduce", at=t - 55, start=t + 1000, end=t + 1300)
-        folder = tmp_path / str(offset)
-        folder.mkdir()
-        results.append([parts(b) for b in found(folder, *ranks)])
-    for one, other in zip(*results, strict=True):
-        assert one == [pytest.approx(step, abs=1) for step in other]
-
-
 def test_window_without_steps_is_one_period(tmp_path: Path) -> None:
     r = RankTrace()
     with r.op("aten::mm", 0, 10):
@@ -198,3 +196,152 @@ def random_rank(rank: int, world: int, events: list, steps: int) -> RankTrace:
         else:
             r.backward("MmBackward0", start, end)
     return r
+
+
+MS = 1000
+
+
+def gloo_rank(rank: int, *, arrives: float) -> RankTrace:
+    """Two steps of 20 ms: 3 data, 4 forward, 5 backward, waiting for an all-reduce until 18, 1 optimizer."""
+    r = RankTrace(rank, world_size=2, backend="gloo", clock_offset_us=700 * rank)
+    for k in range(2):
+        t = 20 * MS * k
+        r.step(k, t, t + 20 * MS)
+        r.annotation("data_loading", t, t + 3 * MS)
+        r.ran("aten::stack", t + 1 * MS, t + 2 * MS)
+        r.annotation("forward_pass", t + 3 * MS, t + 7 * MS)
+        r.ran("aten::mm", t + 3 * MS, t + 5 * MS)
+        r.ran("aten::mm", t + 6 * MS, t + 7 * MS)  # python between the two is forward as well
+        with r.op("autograd::engine::evaluate_function: MmBackward0", t + 7 * MS, t + 12 * MS):
+            r.ran("aten::mm", t + 8 * MS, t + 11 * MS)
+        r.gloo("allreduce", at=t + 12 * MS - 10, start=t + arrives, end=t + 17 * MS)
+        r.annotation("Optimizer.step#SGD.step", t + 18 * MS, t + 19 * MS)
+        r.ran("aten::add_", t + 18 * MS, t + 19 * MS)
+    return r
+
+
+def test_parts_of_a_cpu_rank(tmp_path: Path) -> None:
+    run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=14 * MS)])
+    first, second = budgets(aligned(run))
+    base = {"data_loading": 3, "forward": 4, "backward": 5, "optimizer": 1, "exposed_transfer": 3, "other_compute": 2}
+    assert parts(first, unit_ns=NS_PER_MS) == [{**base, "wait": 2}] * 2
+    assert (
+        parts(second, unit_ns=NS_PER_MS) == [{**base, "unknown": 2}] * 2
+    )  # after its all-reduce was asked for and before it began
+
+
+def test_waiting_inside_backward_is_communication(tmp_path: Path) -> None:
+    ranks = []
+    for n in (0, 1):
+        r = RankTrace(n, world_size=2, backend="gloo", clock_offset_us=700 * n)
+        r.step(0, 0, 10 * MS)
+        with r.op("autograd::engine::evaluate_function: Fsdp", 0, 10 * MS):  # waits for its gather inside the node
+            r.gloo("allreduce", at=MS, start=2 * MS, end=6 * MS)
+            r.ran("aten::mm", 6 * MS, 10 * MS)
+        ranks.append(r)
+    first, _ = budgets(aligned(built_run(tmp_path, ranks)))
+    assert parts(first, unit_ns=NS_PER_MS) == [{"backward": 6, "exposed_transfer": 4}]
+
+
+def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:
+    run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=12 * MS)])
+    whole = step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS)
+    assert whole is not None
+    assert whole.ns("exposed_transfer") == pytest.approx(5e6, rel=1e-3)
+    assert whole.ns("data_loading") == 3e6
+    assert whole.ns("forward") == 4e6 * 0.75  # 12 ms of operators and python lose 3
+
+
+WINDOW = {20: 8, 21: 10, 22: 13, 23: 14, 24: 10, 25: 9, 26: 12}
+"""ms by step; forward takes all but 2"""
+USUAL_MS = (16, 20, 24)
+"""in turn: a busy machine"""
+
+
+def logged(step: int) -> dict[str, Any]:
+    dur_ms = WINDOW.get(step, USUAL_MS[step % 3])
+    return {
+        "step": step,
+        "start_ns": 10**9 + step * 10**8,
+        "end_ns": 10**9 + step * 10**8 + dur_ms * 10**6,
+        "dur_ns": dur_ms * 10**6,
+        "profiled": step in WINDOW,
+        "phase": "window" if step in WINDOW else "before" if step < 20 else "after",
+        "regions": {"forward_pass": {"ns": (dur_ms - 2) * 10**6, "n": 1}, "optimizer_step": {"ns": 2 * 10**6, "n": 1}},
+    }
+
+
+def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
+    r, at = RankTrace(backend="gloo"), 0
+    for step, dur_ms in WINDOW.items():
+        end = at + dur_ms * MS
+        r.step(step, at, end)
+        r.annotation("forward_pass", at, end - 2 * MS)
+        r.ran("aten::mm", at, end - 2 * MS)
+        r.annotation("Optimizer.step#SGD.step", end - 2 * MS, end)
+        r.ran("aten::add_", end - 2 * MS, end)
+        at = end
+    lines = [{"schema": 1, "rank": 0, "world_size": 1}, *map(logged, range(40))]
+    (tmp_path / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    run = built_run(tmp_path, [r], description={"schema": 1, "world_size": 1})
+    (budget,) = budgets(aligned(run))
+    training = training_step(run.logs)
+    assert budget is not None and training is not None
+    beyond = beyond_window(training, run.ranks, [budget.periods], [False])
+    whole = step_budget([budget], unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
+    assert whole is not None
+    assert whole.ns("forward") + whole.ns("optimizer") == pytest.approx(whole.step_ns, rel=0.01)
+    assert whole.ns("unknown") == pytest.approx(0, abs=0.01 * whole.step_ns)
+
+
+def budget(*, causes: dict[Cause, float] | None = None, unmatched: float = 0, **parts: float) -> RankBudget:
+    """A rank with two equal steps of these parts and idle causes, in ms."""
+    part_ns = np.zeros((2, len(PARTS)), np.int64)
+    cause_ns = np.zeros((2, len(Cause)), np.int64)
+    for part, value in parts.items():
+        part_ns[:, PART_CODE[part]] += round(value * 1e6)
+    for cause, value in (causes or {}).items():
+        cause_ns[:, cause] = round(value * 1e6)
+        part_ns[:, PART_CODE[PART_OF_CAUSE[cause]]] += round(value * 1e6)
+    part_ns[:, PART_CODE["unknown"]] += round(unmatched * 1e6)
+    length = part_ns[0].sum()
+    periods = StepPeriods(np.arange(2), np.array([0, length]), np.array([length, 2 * length]), np.ones(2, bool))
+    idle: Idle = None if causes is None else object()  # type: ignore[assignment]  # only its presence is asked for
+    return RankBudget(periods, part_ns, cause_ns, np.full(2, round(unmatched * 1e6)), idle, None)
+
+
+def ms_of(whole: StepBudget | None) -> dict[str, float]:
+    assert whole is not None
+    return {p.part: round(p.ns_per_step / 1e6, 6) for p in whole.parts if p.ns_per_step}
+
+
+def test_launching_shrinks_first_and_the_devices_turnaround_does_not() -> None:
+    causes = {Cause.LAUNCH: 4.0, Cause.TURNAROUND: 1.0, Cause.SYNC: 2.0, Cause.PROFILER: 0.5}
+    whole = step_budget([budget(forward=6, wait=2.5, causes=causes)], unprofiled_ns=13 * NS_PER_MS)
+    assert ms_of(whole) == {"forward": 6, "wait": 2.5, "launch_gap": 2.5, "host_sync": 2}
+    assert whole is not None
+    assert whole.overhead_pct == pytest.approx(100 * 3 / 13)
+    assert {p.part: p.correction_ns / 1e6 for p in whole.parts if p.correction_ns} == pytest.approx(
+        {"launch_gap": -2.5, "unknown": -0.5}
+    )
+    assert whole.idle_ns == pytest.approx({"launch": 1.5e6, "device_turnaround": 1e6, "host_sync": 2e6})
+    assert not whole.warnings
+
+
+def test_then_blocks_then_waiting_then_work() -> None:
+    causes = {Cause.LAUNCH: 4.0, Cause.SYNC: 3.0, Cause.DATA: 1.0}
+    rank = budget(forward=6, exposed_transfer=2, wait=4, causes=causes)
+    assert ms_of(step_budget([rank], unprofiled_ns=14 * NS_PER_MS)) == {
+        "forward": 6, "exposed_transfer": 2, "wait": 4, "host_sync": 1.5, "data_loading": 0.5,
+    }  # fmt: skip
+    assert ms_of(step_budget([rank], unprofiled_ns=9 * NS_PER_MS)) == {"forward": 6, "exposed_transfer": 2, "wait": 1}
+    slower = step_budget([rank], unprofiled_ns=4 * NS_PER_MS)
+    assert ms_of(slower) == {"forward": 3, "exposed_transfer": 1}
+    assert slower is not None and any("taken from work itself" in line for line in slower.warnings)
+
+
+def test_step_that_is_longer_without_the_profiler_leaves_the_difference_unknown() -> None:
+    whole = step_budget([budget(forward=6, causes={Cause.SYNC: 4})], unprofiled_ns=12 * NS_PER_MS)
+    assert ms_of(whole) == {"forward": 6, "host_sync": 4, "unknown": 2}
+    assert whole is not None and whole.overhead_pct == 0
+    assert any("counts as 0" in line for line in whole.warnings)

@@ -1,13 +1,16 @@
-"""Each cause of idle time planted with a known length, and found again."""
+"""Each cause of idle time planted with a known length, and found again; also where two ranks share a device."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.budget import RankBudget, rank_budget
+from stepscope.analyze.budget import RankBudget, budgets, rank_budget
+from stepscope.analyze.host_time import blocked_host
 from stepscope.analyze.idle import CAUSE_NAMES
 from stepscope.run.aligned import aligned
+from stepscope.run.rank import Rank
 
 
 def one_gap(r: RankTrace, *, start: float, end: float, at: float, stream: int = 7, thread: int = 100) -> None:
@@ -33,13 +36,6 @@ def causes(tmp_path: Path, r: RankTrace) -> dict[str, float]:
     return {cause: us for cause, us in out.items() if us}
 
 
-def test_host_that_launches_late_is_launch(tmp_path: Path) -> None:
-    r = RankTrace()
-    one_gap(r, start=200, end=300, at=290)
-    r.ran("aten::mm", 150, 280)
-    assert causes(tmp_path, r) == {"launch": 100}
-
-
 def test_long_gap_before_queued_work_is_queued(tmp_path: Path) -> None:
     r = RankTrace()
     one_gap(r, start=200, end=260, at=100)
@@ -54,37 +50,6 @@ def test_gap_that_begins_in_a_synchronisation_is_all_its(tmp_path: Path, name: s
     one_gap(r, start=200, end=300, at=290)
     r.call(name, 50, 205)
     assert causes(tmp_path, r) == {"host_sync": 100}
-
-
-@pytest.mark.parametrize("name", ["cudaMalloc", "cudaFree", "cudaHostAlloc", "hipMalloc", "cuMemMap"])
-def test_allocator(tmp_path: Path, name: str) -> None:
-    r = RankTrace()
-    one_gap(r, start=200, end=300, at=290)
-    r.call(name, 190, 270)
-    assert causes(tmp_path, r) == {"allocator": 100}
-
-
-@pytest.mark.parametrize("name", ["data_loading", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"])
-def test_data_loader(tmp_path: Path, name: str) -> None:
-    r = RankTrace()
-    one_gap(r, start=200, end=5300, at=5290)
-    r.annotation(name, 150, 5200)
-    assert causes(tmp_path, r) == {"data_loading": 5100}
-
-
-def test_nothing_recorded_for_long_is_a_stall(tmp_path: Path) -> None:
-    r = RankTrace()
-    one_gap(r, start=200, end=5300, at=5290)
-    r.ran("aten::add", 150, 180)
-    r.ran("aten::mm", 5200, 5280)
-    assert causes(tmp_path, r) == {"host_stall": 5100}
-
-
-def test_garbage_collector_is_named(tmp_path: Path) -> None:
-    r = RankTrace()
-    one_gap(r, start=200, end=900, at=890)
-    r.python("<built-in function collect>", 190, 800)
-    assert causes(tmp_path, r) == {"garbage_collector": 700}
 
 
 def test_profilers_own_synchronisation_is_nobodys(tmp_path: Path) -> None:
@@ -111,3 +76,65 @@ def test_later_gaps_belong_to_a_block_until_the_lost_lead_is_used_up(tmp_path: P
     for k in range(4):  # four gaps of 60 follow; the host lost 150
         r.kernel("late", at=1150 + 100 * k, start=1160 + 100 * k, end=1200 + 100 * k)
     assert causes(tmp_path, r) == {"host_sync": 150, "launch": 90}
+
+
+def two_ranks(folder: Path, uuids: tuple[str | None, str | None], *, ahead_us: float = 0) -> list[dict[str, float]]:
+    """Return per rank its idle time by cause, us; in rank 0 a gap of 200 lies before queued work, and rank 1 runs for
+    150 of it.
+    """
+    ranks = [RankTrace(rank, world_size=2, clock_offset_us=ahead_us * rank) for rank in range(2)]
+    for r in ranks:
+        r.step(0, 0, 2000)
+        r.collective("allreduce", at=5, start=20, end=100)
+    ranks[0].kernel("first", at=10, start=100, end=500)
+    ranks[0].kernel("queued", at=15, start=700, end=1500)
+    ranks[1].kernel("meanwhile", at=10, start=520, end=670)
+    for r in ranks:
+        r.collective("allreduce", at=50, start=1500, end=1900)
+    (folder / "run.json").write_text(json.dumps({"schema": 1, "world_size": 2}))
+    for rank, uuid in enumerate(uuids):
+        if uuid is not None:
+            line = json.dumps({"kind": "device", "index": 0, "name": "NVIDIA H200", "uuid": uuid})
+            (folder / f"rank{rank:05d}.telemetry.jsonl").write_text(line + "\n")
+    found = budgets(aligned(built_run(folder, ranks)))
+    out = []
+    for budget in found:
+        assert budget is not None
+        assert (budget.part_ns.sum(axis=1) == budget.periods.dur_ns).all()
+        out.append(dict(zip(CAUSE_NAMES, (budget.cause_ns.sum(axis=0) / 1000).tolist(), strict=True)))
+        out[-1]["other_compute"] = float(budget.ns("other_compute").sum() / 1000)
+    return out
+
+
+@pytest.mark.parametrize("ahead_us", [0, 700])
+def test_another_ranks_work_on_the_device_is_why(ahead_us: float, tmp_path: Path) -> None:
+    first, _ = two_ranks(tmp_path, ("GPU-1", "GPU-1"), ahead_us=ahead_us)
+    assert first["shared_device"] == pytest.approx(150, abs=1)
+    assert first["queued"] == pytest.approx(50, abs=1)
+    assert first["other_compute"] == first["shared_device"]
+
+
+@pytest.mark.parametrize("uuids", [("GPU-1", "GPU-2"), (None, None), ("GPU-1", None)])
+def test_work_on_another_device_is_not(uuids: tuple[str | None, str | None], tmp_path: Path) -> None:
+    first, _ = two_ranks(tmp_path, uuids)
+    assert (first["shared_device"], first["queued"]) == (0, 200)
+
+
+MS = 1000.0
+
+
+def rank_of(folder: Path, trace: RankTrace) -> Rank:
+    return built_run(folder, [trace]).ranks[0]
+
+
+def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
+    """The host is 150 launches ahead and gets on no faster than the device; its first launch was slow by itself."""
+    trace = RankTrace(0)
+    trace.step(0, 0, 100 * MS)
+    trace.kernel("gemm", at=10, start=100, end=300, call_us=80)
+    for i in range(1, 150):
+        trace.kernel("gemm", at=100 + 10 * i, start=100 + 200 * i, end=300 + 200 * i, call_us=5)
+    for i in range(150, 160):
+        trace.kernel("gemm", at=2000 + 200 * (i - 150), start=100 + 200 * i, end=300 + 200 * i, call_us=190)
+    start, end = blocked_host(rank_of(tmp_path, trace))
+    assert ((end - start) / 1000).tolist() == [190] * 10

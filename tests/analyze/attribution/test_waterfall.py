@@ -8,21 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
 from stepscope.analyze.budget import budgets, step_budget
-from stepscope.analyze.efficiency import (
-    ACHIEVED,
-    LOSSES,
-    Efficiency,
-    GivenValues,
-    Waterfall,
-    efficiency,
-    waterfall,
-)
+from stepscope.analyze.efficiency import ACHIEVED, LOSSES, Efficiency, GivenValues, Waterfall, efficiency, waterfall
 from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.run.aligned import aligned
@@ -80,26 +71,6 @@ def test_every_loss_is_what_was_put_in(tmp_path: Path) -> None:
     assert used.hfu == pytest.approx(0.205)
 
 
-def test_without_the_profiler_the_idle_time_shrinks_and_the_rest_grows(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), unprofiled_ms=0.8)
-    rows = pct(found)
-    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
-    assert sum(rows[loss] for loss in IDLE) == pytest.approx(25)
-    assert rows["non_matmul_kernels"] == pytest.approx(15 / 0.8)
-    assert rows[ACHIEVED] == pytest.approx(10.5 / 0.8)
-
-
-def test_equal_steps_have_no_spread_and_unequal_ones_have(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    equal = analysed(built_run(tmp_path, [known_step()]))[1].rows
-    unequal = analysed(built_run(tmp_path / "b", [known_step(jitter_us=(0, 40, 0, 80))]))[1].rows
-    assert equal and unequal
-    other = LOSSES.index("non_matmul_kernels")
-    assert equal[other].plus_minus == pytest.approx(0, abs=1e-9)
-    jitter = np.std([4.0, 0.0, 8.0], ddof=1)
-    assert unequal[other].plus_minus == pytest.approx(2 * jitter / 3**0.5, rel=0.01)
-
-
 @pytest.mark.parametrize(("chip", "reason"), [(None, "no such chip"), (CHIP, "FLOPs unknown")])
 def test_unknown_flops_or_peak_give_no_waterfall(tmp_path: Path, chip: Chip | None, reason: str) -> None:
     r = known_step()
@@ -108,22 +79,6 @@ def test_unknown_flops_or_peak_give_no_waterfall(tmp_path: Path, chip: Chip | No
     _, found = analysed(built_run(tmp_path, [r]), chip=chip)
     assert found.rows is None
     assert reason in found.notes[0]
-
-
-def test_a_given_peak_on_an_unknown_chip_leaves_precision_unknown(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), chip=None, given=GivenValues(peak_tflops=1000))
-    rows = pct(found)
-    assert set(LOSSES) - set(rows) == {"precision"}
-    assert rows["matmul_below_peak"] == pytest.approx(19.5)
-    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
-    assert any("precision unknown" in note for note in found.notes)
-
-
-def test_more_flops_than_the_products_had_time_for_are_called_out(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), given=GivenValues(flops_per_step=5e11))
-    assert pct(found)["matmul_below_peak"] < 0
-    assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
-    assert any("FLOPs per step are too many" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("folder", ["h200-python-stacks", "h200-cuda-graphs"])

@@ -1,8 +1,12 @@
-"""A planted missing rank, wrong shape, wrong order and call left out are named from the dumps alone."""
+"""Planted hangs are named from the dumps alone: constructed ones, and those of real two-rank gloo jobs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from tests.analyze.hang.dumps import Recorder, world
+from tests.limits import HANG_S
 
 from stepscope.analyze.hang import Hang, hang_of
 from stepscope.document.hang import conclusions, hang_json
@@ -16,22 +20,6 @@ def read(folder: Path, recorders: list[Recorder]) -> Hang:
     found = hang_of(dumps.by_rank)
     assert hang_json(found, dumps)["conclusions"] == conclusions(found)
     return found
-
-
-def test_missing_rank_is_named_with_what_it_did_last(tmp_path: Path) -> None:
-    ranks = world()
-    for r in ranks:
-        r.call("all_reduce", line=10).call("broadcast", line=11)
-        if r.rank != 2:
-            r.call("all_reduce", line=12, state="started")
-    found = read(tmp_path, ranks)
-    (group,) = found.groups
-    assert group.verdict == "missing-rank" and group.missing == (2,) and found.suspects == (2,)
-    assert group.last_common is not None and (group.last_common.seq, group.last_common.op) == (2, "broadcast")
-    (line,) = conclusions(found)
-    assert "rank 2 did not arrive at nccl:all_reduce number 3 of group default_pg" in line
-    assert "rank 0-1, 3 issued at train.py:12 (step)" in line
-    assert "rank 2 last issued nccl:broadcast number 2 of group default_pg at train.py:11 (step)" in line
 
 
 def test_call_left_out_is_told_from_a_wrong_order(tmp_path: Path) -> None:
@@ -98,3 +86,56 @@ def test_overwritten_entries_are_not_compared(tmp_path: Path) -> None:
             r.call("all_reduce", line=line)
         r.entries = r.entries[3 * r.rank :]
     assert not read(tmp_path, ranks).found
+
+
+JOB = Path(__file__).with_name("planted_job.py")
+LINES = JOB.read_text().splitlines()
+
+
+def line_of(text: str) -> int:
+    return 1 + next(i for i, line in enumerate(LINES) if text in line)
+
+
+def dumped(folder: Path, fault: str) -> Hang:
+    started = [
+        subprocess.Popen(
+            [sys.executable, JOB, str(rank), "2", folder / "store", folder / f"fr_trace_rank_{rank}", fault],
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in started:
+            process.wait(timeout=HANG_S)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return hang_of(read_dumps([str(folder)]).by_rank)
+
+
+@pytest.mark.job
+def test_planted_missing_rank(tmp_path: Path) -> None:
+    found = dumped(tmp_path, "missing")
+    assert found.suspects == (1,) and found.groups[0].missing == (1,)
+    assert f"planted_job.py:{line_of('# REDUCE')} (main)" in conclusions(found)[0]
+    assert {g.desc: g.verdict for g in found.groups} == {"default_pg": "missing-rank", "tp": "finished"}
+
+
+@pytest.mark.job
+def test_planted_wrong_shape(tmp_path: Path) -> None:
+    found = dumped(tmp_path, "shape")
+    mismatch = found.groups[0].mismatch
+    assert mismatch is not None and mismatch.kind == "wrong-shape"
+    assert {rank: call.input_sizes for rank, call in mismatch.calls.items()} == {0: ((64,),), 1: ((96,),)}
+    assert f"planted_job.py:{line_of('# SHAPE')} (main)" in conclusions(found)[0]
+
+
+@pytest.mark.job
+def test_planted_wrong_order(tmp_path: Path) -> None:
+    found = dumped(tmp_path, "order")
+    mismatch = found.groups[0].mismatch
+    assert mismatch is not None and mismatch.kind == "wrong-order"
+    said = conclusions(found)[0]
+    assert f"rank 0 gloo:all_reduce at {JOB}:{line_of('# REDUCE')} (main)" in said
+    assert f"rank 1 gloo:broadcast at {JOB}:{line_of('# ORDER')} (main)" in said

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from stepscope.diagnose.kernel_rules import memory_bound_kernels
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.products import FP32_KERNEL, add, matmul
 
+from stepscope.analyze.account import account_of
 from stepscope.analyze.kernel_costs import call_costs, kernel_costs
 from stepscope.analyze.kernels import SHORT_NS, Kernel, KernelTable, kernel_table
 from stepscope.cost.chips import Chip
@@ -43,18 +45,6 @@ def test_achieved_bandwidth_of_an_elementwise_kernel(tmp_path: Path) -> None:
     assert (kernel.bound, kernel.tensor_core, kernel.precision) == ("memory-bound", False, None)
 
 
-def test_a_thin_product_is_memory_bound(tmp_path: Path) -> None:
-    r = RankTrace()
-    matmul(r, 0, m=1, n=10_000, k=10_000, start=100, end=400)
-    assert only(tmp_path, r).bound == "memory-bound"
-
-
-def test_a_short_kernel_far_from_its_roof_is_bound_by_latency(tmp_path: Path) -> None:
-    r = RankTrace()
-    add(r, 0, elements=1000, start=100, end=105)
-    assert only(tmp_path, r).bound == "latency"
-
-
 def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: Path) -> None:
     r = RankTrace()
     matmul(r, 0, m=1, n=10_000, k=10_000, start=100, end=400)
@@ -80,32 +70,6 @@ def test_counts_times_and_shares(tmp_path: Path) -> None:
     assert (table.short_count_share, table.short_time_share) == (0.5, 10 / 110)
 
 
-def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.kernel("a", at=10, start=100, end=130, **{"est. achieved occupancy %": 80})  # type: ignore[arg-type]
-    r.kernel("a", at=20, start=200, end=210, **{"est. achieved occupancy %": 40})  # type: ignore[arg-type]
-    assert only(tmp_path, r).occupancy_pct == pytest.approx(70)
-
-
-@pytest.mark.parametrize(("shared", "expected"), [(213_188, None), (48 << 10, 0.0)])
-def test_occupancy_of_0_with_much_shared_memory_is_unknown(tmp_path: Path, shared: int, expected: float | None) -> None:
-    r = RankTrace()
-    said = {"est. achieved occupancy %": 0, "shared memory": shared}
-    r.kernel("nvjet_sm90_tst_128x256", at=10, start=100, end=130, **said)  # type: ignore[arg-type]
-    found = only(tmp_path, r)
-    assert (found.occupancy_pct, found.occupancy_from) == (expected, None if expected is None else "estimated")
-
-
-def test_communication_has_no_bound(tmp_path: Path) -> None:
-    ranks = [RankTrace(0, world_size=2), RankTrace(1, world_size=2, clock_offset_us=100)]
-    for r in ranks:
-        r.collective("allreduce", at=10, start=100, end=200)
-    table = table_of(built_run(tmp_path, ranks))
-    (kernel,) = table.kernels
-    assert (kernel.family, kernel.bound, kernel.count) == ("communication", None, 1)
-    assert table.memory_bound_share is None
-
-
 def test_shares_of_tensor_cores_and_of_memory_bound_time(tmp_path: Path) -> None:
     r = RankTrace()
     matmul(r, 0, m=4096, n=4096, k=4096, start=100, end=130)
@@ -122,3 +86,42 @@ def test_no_product_of_a_real_run_beats_the_chip() -> None:
     products = [k for k in table.kernels if k.family == "gemm" and k.tflops]
     assert products and all(0 < (k.tflops or 0) < 989.4 for k in products)
     assert table.tensor_core_share == 1
+
+
+NODE = "autograd::engine::evaluate_function: "
+STORE = "torch::autograd::AccumulateGrad"
+CAST = 200
+"""us of every kernel"""
+
+
+def node(trace: RankTrace, name: str, at: float, *kernels: str) -> None:
+    """Add an autograd node of 10 us with kernels that run 1000 us later, one after the other."""
+    trace.ran(f"{NODE}{name}", at, at + 10)
+    for i, kernel in enumerate(kernels):
+        began = at + 1 + 4 * i
+        with trace.op("aten::copy_", began, began + 3):
+            start = 1000 + (at + 4 * i) * 50
+            trace.kernel(kernel, at=began + 1, start=start, end=start + CAST)
+
+
+def backward_run(folder: Path, *, stores: bool = True) -> RankTrace:
+    """Return a step of which the first and the third cast end in a gradient, where the engine `stores` it."""
+    trace = RankTrace(0)
+    for number in range(3):
+        begin = number * 10_000.0
+        node(trace, "ToCopyBackward0", begin + 10, "elementwise_kernel")
+        trace.ran(f"{NODE}{STORE if stores else 'ViewBackward0'}", begin + 22, begin + 26)
+        node(trace, "ToCopyBackward0", begin + 30, "elementwise_kernel")
+        node(trace, "ToCopyBackward0", begin + 50, "elementwise_kernel")
+        trace.ran(f"{NODE}{STORE if stores else 'ViewBackward0'}", begin + 62, begin + 66)
+        node(trace, "NativeLayerNormBackward0", begin + 70, "layer_norm_grad_input", "GammaBetaBackwardCUDAKernel")
+        trace.ran(f"{NODE}{STORE}", begin + 82, begin + 86)
+        trace.step(number, begin, begin + 9_000)
+    return trace
+
+
+@pytest.mark.parametrize(("stores", "kernels"), [(True, 2), (False, 4)])
+def test_only_chained_kernels_are_counted_and_fused(tmp_path: Path, stores: bool, kernels: int) -> None:
+    (found,) = memory_bound_kernels(account_of(built_run(tmp_path, [backward_run(tmp_path, stores=stores)])))
+    assert found.cost_ns == pytest.approx(kernels * CAST * 1000)
+    assert found.change is not None

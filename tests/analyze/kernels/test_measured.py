@@ -8,13 +8,11 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels import kernels_named, measured_rows
+from stepscope.analyze.kernels import measured_rows
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import Run
-from stepscope.trace.ncu import read_ncu_csv
 
-DATA = Path(__file__).parents[2] / "data"
 _VECTORIZED = "vectorized_elementwise_kernel"
 ADD = (
     f"void at::native::{_VECTORIZED}<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
@@ -26,10 +24,6 @@ RELU = (
 )
 NCU_ADD = (
     f"void at::{_VECTORIZED}<(int)4, at::CUDAFunctor_add<float>, std::array<char *, (unsigned long)3>>(int, T2, T3)"
-)
-NCU_RELU = (
-    f"void at::{_VECTORIZED}<4, at::<unnamed>::launch_clamp_scalar(at::TensorIteratorBase &)"
-    "::[lambda() (instance 1)], std::array<char *, 2>>(int, T2, T3)"
 )
 HEADER = ("ID", "Kernel Name", "Block Size", "Grid Size", "gpu__time_duration.sum",
           "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -93,12 +87,6 @@ def test_metrics_reach_the_report(tmp_path: Path) -> None:
     assert (kernel["bound"], kernel["bound_from"], kernel["sm_pct"]) == ("compute-bound", "measured", 90)
 
 
-def test_launches_are_taken_in_their_order(tmp_path: Path) -> None:
-    run = job(tmp_path, [launch("k", occupancy=10), launch("k", occupancy=30)], *[("k", [64, 1, 1])] * 3)
-    rows = measured_rows(run.ranks[0], run.measured)
-    assert rows is not None and rows.values("occupancy_pct").tolist() == [10, 30, 10]
-
-
 def test_other_grid_is_another_kernel_and_said(tmp_path: Path) -> None:
     run = job(
         tmp_path, [launch("k", occupancy=10), launch("k", grid="(8, 1, 1)")], ("k", [64, 1, 1]), ("k", [32, 1, 1])
@@ -106,11 +94,6 @@ def test_other_grid_is_another_kernel_and_said(tmp_path: Path) -> None:
     rows = measured_rows(run.ranks[0], run.measured)
     assert rows is not None and rows.launch.tolist() == [0, -1] and rows.unjoined == 1
     assert any("1 of 2 launches that Nsight Compute measured" in line for line in account_of(run).warnings)
-
-
-def test_file_of_another_rank_does_not_count(tmp_path: Path) -> None:
-    run = job(tmp_path, [launch("gemm")], ("gemm", [64, 1, 1]), file="rank00003.ncu.csv")
-    assert measured_rows(run.ranks[0], run.measured) is None
 
 
 def test_damaged_file_is_a_warning(tmp_path: Path) -> None:
@@ -121,26 +104,3 @@ def test_damaged_file_is_a_warning(tmp_path: Path) -> None:
     run = job(tmp_path, [launch("gemm")], ("gemm", [64, 1, 1]))
     assert any("written in two ways" in line for line in run.warnings)
     assert kernels_of(run)["gemm"].bound_from == "measured"
-
-
-def test_spellings_of_one_kernel_meet() -> None:
-    names = kernels_named([NCU_ADD, NCU_RELU, "nvjet_sm90", "unheard"], [ADD, RELU, "nvjet_sm90"])
-    assert names == {NCU_ADD: ADD, NCU_RELU: RELU, "nvjet_sm90": "nvjet_sm90"}
-
-
-def test_names_of_a_real_table_meet_those_of_a_real_trace() -> None:
-    softmax = (
-        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false, false>"
-        "(float*, float const*, int, int, int, bool const*, int, bool)"
-    )
-    gelu = (
-        f"void at::native::{_VECTORIZED}<8, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)"
-        "::{lambda()#2}, std::array<char*, 2ul> >(int)"
-    )
-    product = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
-    measured = {launch.name for launch in read_ncu_csv(DATA / "ncu-h200" / "wide.csv").launches}
-    found = kernels_named(measured, [softmax, gelu, product, ADD])
-    assert sorted(found.values()) == sorted([softmax, product, ADD])
-    (clamp,) = measured - found.keys()
-    assert "launch_clamp_scalar" in clamp
-    assert kernels_named([clamp], [gelu]) == {}, "the only kernel of that function does something else"

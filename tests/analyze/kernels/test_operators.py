@@ -56,37 +56,6 @@ def test_an_operator_that_calls_itself_counts_its_time_once(table: OperatorTable
     assert (to.device_self_ns, to.device_total_ns) == (50_000, 50_000)
 
 
-def test_self_times_sum_to_what_was_busy(table: OperatorTable) -> None:
-    assert sum(o.host_self_ns for o in table.operators) == 730_000
-    assert sum(o.device_self_ns for o in table.operators) == 160_000
-
-
-def test_memory_is_net_and_belongs_to_the_innermost_operator(table: OperatorTable) -> None:
-    mm, linear = named(table)["aten::mm"], named(table)["aten::linear"]
-    assert (mm.device_memory_bytes, mm.host_memory_bytes) == (3072, 64)
-    assert (linear.device_memory_bytes, linear.host_memory_bytes) == (0, 0)
-
-
-def test_memory_that_was_not_recorded_is_unknown(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.ran("aten::mm", 0, 10)
-    (mm,) = operator_table(built_run(tmp_path, [r]).ranks).operators
-    assert mm.device_memory_bytes is None
-    assert mm.host_memory_bytes is None
-
-
-def test_shapes_are_those_of_the_most_expensive_call(table: OperatorTable) -> None:
-    assert named(table)["aten::mm"].shapes == "[[8, 4], [4, 2]]"
-    assert named(table)["aten::mul"].shapes is None
-
-
-def test_several_ranks_give_means_per_rank(tmp_path: Path) -> None:
-    ranks = [two_threads(0, world_size=2), two_threads(1, world_size=2, mm_kernel_us=200)]
-    table = operator_table(built_run(tmp_path, ranks).ranks)
-    mm = named(table)["aten::mm"]
-    assert (mm.calls, mm.device_self_ns) == (2, 160_000)
-
-
 def test_a_real_trace() -> None:
     table = operator_table(load(STACKS, cache=False).ranks)
     mm = named(table)["aten::mm"]

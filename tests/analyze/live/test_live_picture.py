@@ -1,6 +1,5 @@
 """A running job from its logs: pace, lateness, alarms that rise and fall late, and ranks that stand still."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import pytest
 from tests.analyze.live.runs import line, write_facts, write_log
 
 from stepscope.analyze.live import GivenNumbers, explained, picture_of, states_of
-from stepscope.contract.live import BAD, BETWEEN, GOOD, LOOKS, Alarms, Change, Frame, Stall
-from stepscope.run.running import KEPT_STEPS, RunningJob
+from stepscope.contract.live import BAD, BETWEEN, GOOD, LOOKS, Alarms, Frame, Stall
+from stepscope.run.running import RunningJob
 
 
 def noise(step: int, rank: int) -> float:
@@ -52,23 +51,6 @@ def test_late_rank_is_the_one_with_the_longest_own_time(tmp_path: Path) -> None:
     assert states_of(picture)["straggler", 2][0] == BAD and states_of(picture)["straggler", 1][0] == GOOD
 
 
-def test_log_is_read_on_where_it_has_grown(tmp_path: Path) -> None:
-    path = write_log(tmp_path, 0, [line(step, 10.0) for step in range(KEPT_STEPS + 50)])
-    job = RunningJob(tmp_path)
-    first = job.look()
-    assert [one["step"] for one in first.ranks[0].lines] == list(range(50, KEPT_STEPS + 50))
-    with path.open("a") as log:
-        text = json.dumps(line(900, 10.0))
-        log.write(text[:20])
-        log.flush()
-        assert job.look().ranks[0].lines[-1]["step"] == KEPT_STEPS + 49
-        log.write(text[20:] + "\nno json\n[1]\n" + json.dumps({"step": "x"}) + "\n")
-    assert job.look().ranks[0].lines[-1]["step"] == 900
-    assert not first.is_over
-    write_facts(tmp_path, 0, "killed")
-    assert job.look().is_over
-
-
 KEY = ("straggler", 2)
 
 
@@ -78,21 +60,6 @@ def test_alarm_rises_and_falls_after_looks_in_a_row() -> None:
     changes = [[c.rises for c in alarms.judge({KEY: (state, state)})] for state in sequence]
     assert changes == [[], [], [], *[[]] * (LOOKS - 1), [True], [], [], [], [], *[[]] * (LOOKS - 1), [False]]
     assert not alarms.up
-
-
-def looked(alarms: Alarms, job: RunningJob) -> list[Change]:
-    picture = picture_of(job.look())
-    return alarms.update(picture.step, states_of(picture))
-
-
-def test_alarm_counts_looks_with_new_steps_only(tmp_path: Path) -> None:
-    alarms, job = Alarms(), RunningJob(balanced(tmp_path, late=2, by_ms=8.0))
-    assert not any(looked(alarms, job) for _ in range(2 * LOOKS))
-    for steps in (70, 80):
-        balanced(tmp_path, late=2, by_ms=8.0, steps=steps)
-        changes = looked(alarms, RunningJob(tmp_path))
-    assert [(c.kind, c.rank, c.rises) for c in changes] == [("straggler", 2, True)]
-    assert alarms.up["straggler", 2].startswith("rank 2 is 7.9")
 
 
 def stall(frames: list[tuple[str, int, str]], sequence: int | None, **change: Any) -> Stall:

@@ -1,4 +1,4 @@
-"""Peaks, categories, steps and growth of a constructed allocator's events are recovered."""
+"""Memory of constructed allocators is recovered: peaks, categories, steps, growth, and the lines that hold it."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepscope.diagnose.kernel_rules import memory_pressure
 from tests.analyze.build import AUTOGRAD, MAIN, PID, RankTrace, built_run
 from tests.analyze.jobs import STEP, training_step
+from tests.analyze.owners.planted import PlantedRank
 
+from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.memory import MemoryView, RankMemory, memory_view
 from stepscope.analyze.phases import passes
 from stepscope.run.load import Run
@@ -112,27 +115,6 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
     assert m.device == 0
 
 
-def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) -> None:
-    counted = MemoryEdge(0, 2, "end optimizer_step", {"parameters": 30 * MB, "optimizer": 60 * MB})
-    run = run_of(tmp_path)
-    m = seen(replace(run, beside=SideFiles(memory=(counted,))))
-    assert m.peak is not None and m.peak.by_category is not None and m.timeline is not None
-    parts = m.peak.by_category
-    assert (parts["weights"], parts["optimizer_state"], parts["kept"]) == (30 * MB, 60 * MB, KEPT - 90 * MB)
-    assert sum(size or 0 for size in parts.values()) == m.peak.allocated_bytes
-    assert m.timeline.by_category is not None
-    assert np.sum(list(m.timeline.by_category.values()), axis=0).tolist() == list(m.timeline.allocated_bytes)
-    assert "optimizer_state" not in m.reasons
-
-
-def test_without_totals_the_base_is_unknown_and_said_so(tmp_path: Path) -> None:
-    m = seen(run_of(tmp_path, totals=False))
-    assert m.peak is not None and m.peak.by_category is None
-    assert m.peak_reserved_bytes is None and m.peak_allocated_bytes is None
-    assert "counts only what the window allocated" in m.reasons["peak_allocated_bytes"]
-    assert "no totals" in m.reasons["by_category"]
-
-
 def test_source_lines_come_from_the_users_frames(tmp_path: Path) -> None:
     r = RankTrace()
     training_step(r, 0)
@@ -173,3 +155,96 @@ def test_step_log_alone_gives_peaks_retries_and_growth(tmp_path: Path) -> None:
     assert m.host_peak_bytes == 600
     assert m.growth is not None and m.growth.leaks
     assert m.host_growth is not None and not m.host_growth.leaks
+
+
+OWNED_STEP = 1000.0
+STEPS = 14
+
+
+def planted_step(r: PlantedRank, a: Allocator, n: int) -> None:
+    """Activations of two modules freed in backward, a gradient of each step freed in the next, and a kept statistic."""
+    at, number = n * OWNED_STEP, 100 * n
+    r.step(n, at, at + OWNED_STEP)
+    held = []
+    for k, size in enumerate((20 * MB, 40 * MB)):
+        start = at + 10 + 100 * k
+        with (
+            r.line("train.py:9", "train.py:10", "model.py:3", module=f"blocks.{k}"),
+            r.op("aten::linear", start, start + 80, **{"Sequence number": number + k}),
+        ):
+            r.kernel("gemm", at=start + 5, start=start + 60, end=start + 90)
+            held.append(a.get(size, at=start + 20))
+    args = {"Sequence number": number, "Fwd thread id": 1}
+    with (
+        r.line("train.py:9", "train.py:11"),
+        r.op("autograd::engine::evaluate_function: MmBackward0", at + 300, at + 390, thread=AUTOGRAD, **args),
+    ):
+        r.kernel("grad", at=at + 320, start=at + 430, end=at + 480, thread=AUTOGRAD)
+        for address in held:
+            a.free(address, at=at + 350, thread=AUTOGRAD)
+    r.annotation("Optimizer.step#SGD.step", at + 500, at + 600)
+    with r.line("train.py:9", "train.py:12"), r.op("aten::mean", at + 700, at + 800):
+        r.kernel("mean", at=at + 710, start=at + 720, end=at + 740)
+        a.get(3 * MB, at=at + 720)
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    folder = tmp_path_factory.mktemp("owned")
+    r = PlantedRank()
+    allocator = Allocator(r)
+    for n in range(STEPS + 1):
+        planted_step(r, allocator, n)
+    r.write_owners(folder, (STEPS * OWNED_STEP, (STEPS + 1) * OWNED_STEP))
+    r.events = [e for e in r.events if e["ts"] < r._local_ns(STEPS * OWNED_STEP) / 1000]
+    return account_of(built_run(folder, [r]))
+
+
+def test_what_is_alive_at_the_peak_by_line_and_module(account: Account) -> None:
+    assert account.memory is not None
+    peak = account.memory.ranks[0].peak
+    assert peak is not None and peak.step == STEPS - 1
+    assert [(h.name.partition(" ")[0], h.size_bytes) for h in peak.by_source_line] == [
+        ("model.py:3", 60 * MB),
+        ("train.py:12", 3 * (STEPS - 1) * MB),
+    ]
+    assert [(h.name, h.size_bytes) for h in peak.by_module] == [("blocks.1", 40 * MB), ("blocks.0", 20 * MB)]
+
+
+def test_line_that_keeps_what_it_allocates_in_each_step_is_a_suspect(account: Account) -> None:
+    assert account.memory is not None
+    (leak,) = account.memory.ranks[0].leaks
+    assert leak.name.startswith("train.py:12 ")
+    # of the last step nobody knows yet whether it is kept
+    assert (leak.steps, leak.size_bytes, leak.bytes_per_step) == (STEPS - 1, 3 * (STEPS - 1) * MB, 3 * MB)
+
+
+def test_growth_is_found_with_the_line_that_keeps_it(account: Account) -> None:
+    (found,) = memory_pressure(account)
+    said = {e.what: e.value for e in found.evidence}
+    assert said["growth per step"] == 3 * MB
+    assert any("kept by train.py:12 " in what for what in said)
+
+
+def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
+    """Return the memory of a rank without a device, whose profiler began with nothing allocated."""
+    r = RankTrace(backend="gloo", device="CPU")
+    allocator = Allocator(r, allocated=0)
+    gradients: list[int] = []
+    for n in range(2):
+        training_step(r, n)
+        gradients = training(allocator, n, gradients)
+    for event in r.events:
+        if event["name"] == "[memory]":
+            event["args"] |= {"Device Id": -1, "Device Type": 0}
+    run = built_run(folder, [r])
+    beside = SideFiles(memory=(MemoryEdge(0, 1, "end optimizer_step", counted),))
+    return seen(replace(run, beside=beside))
+
+
+def test_host_counts_from_the_profilers_start_so_state_and_peak_are_unknown(tmp_path: Path) -> None:
+    m = on_host(tmp_path, {})
+    assert m.device == -1 and m.peak is not None and m.peak.by_category is not None
+    assert m.peak_allocated_bytes is None and "from its own start" in m.reasons["peak_allocated_bytes"]
+    assert m.peak.by_category["optimizer_state"] is None and m.peak.by_category["weights"] is None
+    assert "from its own start" in m.reasons["optimizer_state"]

@@ -46,11 +46,10 @@ def calls_in(command: list[str]) -> int:
     return count
 
 
-@pytest.mark.parametrize("distinct", [50, 10**6])
-def test_work_grows_with_events_and_not_with_their_depth(distinct: int, tmp_path: Path) -> None:
+def test_work_grows_with_events_and_not_with_their_depth(tmp_path: Path) -> None:
     each = []
     for depth in (100, 200, 400):
-        trace = nested(tmp_path / f"{depth}.json", depth, distinct=min(distinct, depth))
+        trace = nested(tmp_path / f"{depth}.json", depth, distinct=depth)
         each.append(calls_in(["report", str(trace), "--no-cache", "--json", str(tmp_path / f"{depth}.out")]))
     assert each[2] - each[1] < 2.5 * (each[1] - each[0])
 
@@ -67,20 +66,20 @@ def test_a_thousand_frames_are_analysed_in_full(tmp_path: Path, capsys: pytest.C
         assert lines[line]["host_ms"] == pytest.approx((20 * 1000 - 8 * (line - 1)) / 5000)
 
 
+@pytest.mark.slow
 def test_frames_beyond_the_bound_are_counted_for_the_one_around_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = nested(tmp_path / "rank0.json", 5000, distinct=5000)
-    assert main(["report", str(trace), "--no-cache", "--json", "-"]) == 0
-    assert "rank 0: 904 Python events below 4,096 others" in capsys.readouterr().out
     assert main(["code", str(trace), "--no-cache", "--json", "-"]) == 0
     out, err = capsys.readouterr()
-    assert "904 Python events" in err
+    assert "rank 0: 904 Python events below 4,096 others" in err
     lines = {row["line"]: row for row in json.loads(out)["code"]}
     assert max(lines) == 4096
     assert lines[4096]["own_host_ms"] == pytest.approx((20 * 5000 - 8 * 4095) / 5000)
 
 
+@pytest.mark.slow
 def test_modules_nested_without_end_have_paths_of_bounded_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

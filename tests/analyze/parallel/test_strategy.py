@@ -1,13 +1,19 @@
-"""Each strategy is recognised from its traffic, by name where something names it, and mixes are told apart."""
+"""Strategies from traffic: by name where something names them, mixes told apart; stages and bubble of pipelines."""
 
 from pathlib import Path
 
 import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
-from tests.analyze.jobs import STEP, Job, collective, ddp, fsdp, job_run, tp, training_step
+from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp, training_step
+from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
 
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
+from stepscope.analyze.pipeline import Action, PipelineView, pipeline_view, replayed, schedule_name
+from stepscope.analyze.rank_windows import rank_account
+from stepscope.document.values import ms_or_none
+from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
+from stepscope.units import ms
 
 
 def recognised(tmp_path: Path, job: Job, **given: object) -> Strategy:
@@ -53,12 +59,6 @@ def test_gradients_to_owners_and_parameters_back_are_a_sharded_optimizer(tmp_pat
     found = recognised(tmp_path / "b", lambda r, at: zero(r, at, "_reduce_scatter_base"), ranks=4)
     assert found.name == "zero2"
     assert found.dimensions[0].instead == ("zero1",)
-
-
-def test_all_reduces_in_forward_are_tensor_parallel(tmp_path: Path) -> None:
-    found = recognised(tmp_path, tp)
-    assert (found.name, found.sure) == ("tp4", "pattern")
-    assert {(u.phase, u.count) for u in found.dimensions[0].uses} == {("forward", 4), ("backward", 4)}
 
 
 def test_scatters_in_forward_are_sequence_parallel_and_not_fsdp(tmp_path: Path) -> None:
@@ -136,24 +136,6 @@ def test_messages_in_the_middle_of_backward_are_no_pipeline(tmp_path: Path) -> N
     assert (found.name, found.sure) == ("cp2", "pattern")
 
 
-def test_group_that_the_trace_does_not_say_is_the_one_whose_name_fits(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(4):
-        groups = {"0": range(4), "1": (rank // 2 * 2, rank // 2 * 2 + 1)}
-        names = {"0": "default_pg", "1": "mesh_tp"}
-        r = RankTrace(rank, world_size=4, clock_offset_us=rank * 500, backend="gloo", groups=groups, descriptions=names)
-        r.step(0, 0, STEP)
-        r.ran("aten::mm", 10, 900)
-        r.gloo("allreduce", at=800, start=850, end=950)
-        r.ran("autograd::engine::evaluate_function: MmBackward0", 1000, 2000)
-        r.gloo("allreduce", at=1500, start=1600, end=1900)
-        r.annotation("Optimizer.step#SGD.step", 3000, 3500)
-        ranks.append(r)
-    found = strategy_of(built_run(tmp_path, ranks))
-    assert found.name == "tp2"
-    assert found.dimensions[0].members == ((0, 1), (2, 3))
-
-
 def test_routed_tokens_are_expert_parallel_and_equal_amounts_a_guess(tmp_path: Path) -> None:
     def experts(r: RankTrace, at: float, **args: object) -> None:
         for start in (at + 100, at + 600):
@@ -166,31 +148,6 @@ def test_routed_tokens_are_expert_parallel_and_equal_amounts_a_guess(tmp_path: P
     assert (equal.name, equal.sure) == ("ep4", "guess")
 
 
-def test_gloo_without_groups_is_recognised_by_phase(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        r = RankTrace(rank, world_size=2, clock_offset_us=rank * 500, backend="gloo")
-        r.step(0, 0, STEP)
-        r.ran("aten::mm", 10, 900)
-        r.ran("autograd::engine::evaluate_function: MmBackward0", 1000, 2000)
-        r.gloo("allreduce", at=1900, start=2000, end=2500)
-        r.annotation("Optimizer.step#SGD.step", 3000, 3500)
-        ranks.append(r)
-    assert strategy_of(built_run(tmp_path, ranks)).name == "ddp"
-
-
-def test_counts_gathered_beside_gradients_of_ddp_are_no_tensor_parallelism(tmp_path: Path) -> None:
-    """A trainer gathers how many tokens each replica has before it scales the loss."""
-
-    def job(r: RankTrace, at: float) -> None:
-        r.annotation("DistributedDataParallel.forward", at + 10, at + 900)
-        collective(r, "_allgather_base", at + 20, elements=500_000, out_elements=1_000_000)
-        collective(r, "allreduce", at + 40, elements=300_000)
-        ddp(r, at)
-
-    assert recognised(tmp_path, job).name == "ddp"
-
-
 def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -> None:
     def job(r: RankTrace, at: float) -> None:
         for k in range(4):
@@ -198,3 +155,81 @@ def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -
 
     found = recognised(tmp_path, job)
     assert (found.name, found.sure) == ("local-sgd", "pattern")
+
+
+def view_of(run: Run) -> PipelineView:
+    found = pipeline_view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("orders", "schedule"), [(gpipe(4, 4), "gpipe"), (one_f_one_b(4, 8), "1f1b"), (one_f_one_b(2, 3), "1f1b")]
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_schedule_and_bubble_are_recovered(tmp_path: Path, orders: list, schedule: str, marked: bool) -> None:
+    stages, microbatches = len(orders), sum(kind == "F" for kind, _, _ in orders[0])
+    found = view_of(pipeline_run(tmp_path, orders, marked=marked))
+    ideal = 100 * (stages - 1) / (microbatches + stages - 1)
+    assert (found.stages, found.microbatches, found.chunks, found.schedule) == (stages, microbatches, 1, schedule)
+    assert found.marked == marked
+    assert found.textbook_pct == pytest.approx(ideal)
+    assert found.schedule_pct == pytest.approx(ideal)
+    assert found.bubble_pct == pytest.approx(ideal, abs=1.5)  # messages take a little
+    assert found.imbalance == pytest.approx(1)
+    for r in found.ranks:
+        assert ms(r.forward_ns) == pytest.approx(0.2 * microbatches)
+        assert ms(r.backward_ns) == pytest.approx(0.4 * microbatches)
+        assert ms_or_none(r.forward_microbatch_ns) == pytest.approx(0.2)
+        parts = (r.forward_ns, r.backward_ns, r.other_ns, r.transfer_ns, r.wait_ns, r.gaps_ns, r.idle_ns)
+        assert sum(parts) == pytest.approx(r.step_ns)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_chunks_of_an_interleaved_pipeline_are_counted(tmp_path: Path, marked: bool) -> None:
+    found = view_of(pipeline_run(tmp_path, interleaved(4, 4, 2), marked=marked))
+    assert (found.stages, found.microbatches, found.chunks) == (4, 4, 2)
+    assert found.schedule == "interleaved-gpipe"
+    assert found.textbook_pct == pytest.approx(100 * 3 / (4 * 2 + 3))
+    assert found.bubble_pct == pytest.approx(found.textbook_pct, abs=1.5)
+    if marked:
+        assert found.schedule_pct == pytest.approx(found.textbook_pct)
+
+
+def test_work_between_backwards_that_builds_no_graph_is_no_micro_batch(tmp_path: Path) -> None:
+    found = view_of(pipeline_run(tmp_path, interleaved(4, 4, 2), scaled=True))
+    assert (found.microbatches, found.chunks, found.schedule) == (4, 2, "interleaved-gpipe")
+
+
+def test_missing_rank_leaves_the_schedule_unknown_and_says_so(tmp_path: Path) -> None:
+    run = pipeline_run(tmp_path, one_f_one_b(4, 4))
+    part = Run(run.name, run.ranks[:3])
+    found = view_of(part)
+    assert found.schedule is None
+    assert found.schedule_pct is None
+    assert "not all ranks" in found.notes[0]
+    assert (found.stages, found.microbatches) == (4, 4)
+
+
+def actions(orders: list, durations: dict[str, float]) -> tuple[list[list[Action]], list[list[float]]]:
+    made = [[Action(kind, stage, i, 0, 0, 0, 0) for kind, stage, i in order] for order in orders]
+    return made, [[durations[a.kind] for a in order] for order in made]
+
+
+def test_splitting_the_backward_shrinks_the_bubble() -> None:
+    """Weights' gradients fill what input gradients leave: ZB-H1 with F = I = W idles (p - 1) of 3 m + p - 1."""
+    stages, microbatches = 4, 8
+    orders = []
+    for s in range(stages):
+        order = []
+        for kind, _, i in one_f_one_b(stages, microbatches)[s]:
+            order.append((("I" if kind == "B" else "F"), s, i))
+            if kind == "B" and i >= s:
+                order.append(("W", s, i - s))
+        order += [("W", s, i) for i in range(microbatches - s, microbatches)]
+        orders.append(order)
+    made, durations = actions(orders, {"F": 1, "I": 1, "W": 1})
+    found = replayed(made, durations)
+    assert found is not None
+    assert schedule_name(made, chunks=1) == "zero-bubble"
+    assert found.mean_idle_share == pytest.approx((stages - 1) / (3 * microbatches + stages - 1), abs=0.03)

@@ -1,14 +1,23 @@
-"""A rank that others wait for is named, with its cause; a rank that merely lags or idles is not."""
+"""A rank that others wait for is named, with its cause; one that lags, idles, or is cleared by the log is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.stragglers import Straggler, find_stragglers
-from stepscope.run.aligned import AlignedRun, aligned
-from stepscope.run.load import load
+from stepscope.analyze import stragglers as judged_module
+from stepscope.analyze.account import account_of
+from stepscope.analyze.device_state import device_states, device_warnings
+from stepscope.analyze.stragglers import Straggler, find_stragglers, training_stragglers, uneven_compute
+from stepscope.diagnose.findings import diagnose
+from stepscope.run.aligned import aligned
+from stepscope.run.load import Run, load
+from stepscope.run.side_files import Telemetry
+from stepscope.run.step_log import StepLog, step_log_of
 
 GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
 MS = 1000.0
@@ -147,21 +156,6 @@ def test_recorded_gloo_rank_that_slept_is_named() -> None:
     assert straggler.late_ns_per_step > 4e6, "it slept 4 ms in every step"
 
 
-def test_point_to_point_waits_blame_nobody(tmp_path: Path) -> None:
-    """In a pipeline the last stage waits by schedule."""
-    traces = [RankTrace(r, world_size=2) for r in range(2)]
-    for trace in traces:
-        for step in range(4):
-            begin = 20 * MS * step
-            trace.step(step, begin, begin + 19 * MS)
-            own = 8 * MS if trace.rank == 0 else 2 * MS
-            trace.kernel("gemm", at=begin + 10, start=begin + 20, end=begin + own)
-            op, peer = ("send", 1) if trace.rank == 0 else ("recv", 0)
-            trace.collective(op, at=begin + 50, start=begin + own, end=begin + 9 * MS, peer=peer, elements=100)
-    shared: AlignedRun = aligned(built_run(tmp_path, traces))
-    assert find_stragglers(shared) == []
-
-
 def in_turn(extra_ms: float, *, first: bool) -> Slow:
     """Return a host that is slow in every other step."""
     turn = [first]
@@ -179,3 +173,166 @@ def test_ranks_that_are_late_in_turn_are_both_named(tmp_path: Path) -> None:
     found = find_stragglers(aligned(built_run(tmp_path, job(slow))))
     assert sorted(s.rank for s in found) == [0, 2]
     assert {s.cause for s in found} == {"host"} and not any(s.persistent for s in found)
+
+
+SHORT, LONG, TRANSFER = 2000, 4000, 200
+PERIOD = LONG + TRANSFER + 100
+
+
+def in_turns(folder: Path, *, more_threads: bool = True, uneven: bool = True, transfers: int = TRANSFER) -> Run:
+    """Return two ranks of which one computes 4 ms and the other 2 ms, in turns, before they meet in each step."""
+    built = []
+    for rank in range(2):
+        r = RankTrace(rank, world_size=2)
+        for n in range(8):
+            at = n * PERIOD
+            heavy = uneven and n % 2 == rank
+            took = LONG if heavy or not uneven else SHORT
+            r.step(n, at, at + PERIOD)
+            grid = [200 if heavy and more_threads else 100, 1, 1]
+            with r.op("aten::mm", at + 5, at + 30):
+                r.kernel("gemm", at=at + 10, start=at + 20, end=at + 20 + took, grid=grid, block=[128, 1, 1])
+            r.call("cudaStreamWaitEvent", at + 34, at + 36)
+            start = at + 20 + took
+            r.collective("allreduce", at=at + 40, start=start, end=at + 20 + LONG + transfers, elements=1 << 20)
+            r.call("cudaDeviceSynchronize", at + 60, at + 30 + LONG + transfers)
+        built.append(r)
+    folder.mkdir(exist_ok=True)
+    return built_run(folder, built)
+
+
+def test_work_in_turns_is_an_imbalance_of_no_rank(tmp_path: Path) -> None:
+    found = uneven_compute(in_turns(tmp_path).ranks)
+    assert found is not None and found.heaviest == ()
+    assert found.imbalance_ns == pytest.approx((LONG - SHORT) / 2 * 1000)
+
+
+def test_the_same_threads_in_more_time_are_a_slow_device_not_a_load(tmp_path: Path) -> None:
+    assert uneven_compute(in_turns(tmp_path, more_threads=False).ranks) is None
+
+
+def test_equal_ranks_are_even(tmp_path: Path) -> None:
+    assert uneven_compute(in_turns(tmp_path, uneven=False).ranks) is None
+
+
+def test_the_saving_is_that_of_the_mean_in_every_step(tmp_path: Path) -> None:
+    account = account_of(in_turns(tmp_path))
+    (found,) = [f for f in diagnose(account).findings if f.id == "load-imbalance"]
+    assert "take turns" in found.title and found.ranks == ()
+    assert found.alone_ns == pytest.approx((LONG - SHORT) / 2 * 1000, rel=0.1)
+
+
+COLUMNS = ("sm_clock_mhz", "power_w", "temperature_c", "utilization_pct", "memory_used_bytes")
+
+
+def telemetry(uuids: Sequence[str | None]) -> list[Telemetry]:
+    return [
+        Telemetry(rank, {"name": "H200", "uuid": uuid}, {c: np.ones(3) for c in COLUMNS}, (frozenset(),) * 3)
+        for rank, uuid in enumerate(uuids)
+    ]
+
+
+def test_ranks_on_one_device_are_warned_of_once() -> None:
+    states = device_states(telemetry(["GPU-a", "GPU-a", "GPU-a", "GPU-b"]), [])
+    assert [s.shared_with for s in states] == [(1, 2), (0, 2), (0, 1), ()]
+    (line,) = device_warnings(states)
+    assert line.startswith("ranks 0-2 share one device")
+
+
+def test_devices_of_their_own_or_without_a_name_are_not_shared() -> None:
+    assert device_warnings(device_states(telemetry(["GPU-a", "GPU-b"]), [])) == []
+    assert device_warnings(device_states(telemetry([None, None]), [])) == []
+
+
+LOGGED, WINDOW = 60, range(20, 25)
+TRACED_LATE_MS = 28.0
+
+SHORT_STEPS_KNOWN = (2, 9, 17, 30, 38, 45, 53)
+"""where steps are short the wait is measured a few times a second"""
+
+
+def log(rank: int, own_ms: np.ndarray, step_ms: np.ndarray) -> StepLog:
+    ends = 10**9 + np.cumsum(step_ms) * 1e6
+    return step_log_of(
+        [
+            {
+                "step": k,
+                "start_ns": int(ends[k] - step_ms[k] * 1e6),
+                "end_ns": int(ends[k]),
+                "dur_ns": int(step_ms[k] * 1e6),
+                "profiled": k in WINDOW,
+                "phase": "window" if k in WINDOW else "before",
+                "regions": {}
+                if np.isnan(own_ms[k])
+                else {"gradient_sync": {"ns": int((step_ms[k] - own_ms[k]) * 1e6), "n": 1}},
+            }
+            for k in range(LOGGED)
+        ],
+        rank=rank,
+    )
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, logged_ms: np.ndarray, traced_ms: np.ndarray) -> Any:
+    """Return the judgement on rank 1, late in the trace; own times by rank and step."""
+    ranks = [SimpleNamespace(rank=rank) for rank in range(2)]
+    monkeypatch.setattr(judged_module, "own_times", lambda _: traced_ms * 1e6)
+    monkeypatch.setattr(judged_module, "common_steps", lambda _: np.array(WINDOW))
+    late = Straggler(1, "host", TRACED_LATE_MS * 1e6, 2, 5, 5.7, 1.1, {})
+    step_ms = np.nan_to_num(logged_ms.max(axis=0), nan=250.0) + 5
+    logs = [log(rank, own, step_ms) for rank, own in enumerate(logged_ms)]
+    shared: Any = SimpleNamespace(run=SimpleNamespace(ranks=ranks))
+    shared.whole = shared
+    return training_stragglers(shared, [late], logs=logs, training=None)
+
+
+def test_a_busier_machine_outside_the_window_does_not_keep_the_log_from_clearing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    logged = 300 + 20 * rng.standard_normal((2, LOGGED))
+    traced = np.array([[200.0] * 5, [200.0 + TRACED_LATE_MS] * 5])
+    logged[:, list(WINDOW)] = traced
+    found = judged(monkeypatch, logged, traced)
+    assert found.stragglers == ()
+    assert "it is no straggler" in found.notes[0]
+
+
+def test_a_log_whose_own_times_hold_waits_does_not_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = np.array([[200.0] * 5, [200.0 + TRACED_LATE_MS] * 5])
+    logged = np.full((2, LOGGED), 200.0 + TRACED_LATE_MS)  # rank 0 waits for rank 1 where the log does not see it
+    found = judged(monkeypatch, logged, traced)
+    assert [s.rank for s in found.stragglers] == [1]
+    assert found.stragglers[0].late_ns_per_step == TRACED_LATE_MS * 1e6
+
+
+def few_known(excess_ms: list[float]) -> np.ndarray:
+    """Return own times of two ranks, known in the window and in seven other steps, where rank 1 has these more."""
+    own = np.full((2, LOGGED), np.nan)
+    own[:, list(WINDOW)] = [[200.0], [200.0 + TRACED_LATE_MS]]
+    own[0, list(SHORT_STEPS_KNOWN)] = 200.0
+    own[1, list(SHORT_STEPS_KNOWN)] = 200.0 + np.array(excess_ms)
+    return own
+
+
+TRACED = np.array([[200.0] * 5, [200.0 + TRACED_LATE_MS] * 5])
+
+
+@pytest.mark.parametrize(
+    "excess_ms",
+    [
+        [-16.0, -9.1, 30.6, 30.9, -7.3, 4.5, 6.9],  # says nothing
+        [35.3, 37.6, 24.7, 27.2, 30.3, -1.4, 30.6],  # as in a recording of equal ranks on busy cores
+    ],
+)
+def test_few_steps_without_the_profiler_that_do_not_bear_it_out_are_no_straggler(
+    excess_ms: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judged(monkeypatch, few_known(excess_ms), TRACED)
+    assert found.stragglers == ()
+    assert "a longer recording would tell" in found.notes[0]
+
+
+def test_few_steps_that_are_all_late_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged(monkeypatch, few_known([28.0, 27.6, 28.7, 28.2, 27.3, 28.4, 28.6]), TRACED)
+    assert [s.rank for s in found.stragglers] == [1]
+    assert found.stragglers[0].late_ns_per_step == pytest.approx(28.2e6, rel=0.02)

@@ -1,4 +1,4 @@
-"""Every what-if, made on the replay of a simulated job, gives the step of the job simulated with that change."""
+"""Every what-if on the replay of a simulated job gives the step of the job with that change, and its saving."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,25 +6,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.analyze.build import RankTrace, built_run
+from tests.analyze.owners.owned_folder import owned_folder
+from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
+from stepscope.analysis import Analysis
+from stepscope.analyze.account import account_of
 from stepscope.analyze.replay.changes import (
     Change,
-    as_graph,
     evenly_spread,
     faster_network,
     faster_work,
     fused_work,
+    save_ns,
+    state_saves,
     straggler_off,
     without_allocator,
     without_data_wait,
     without_stalls,
+    without_state_saves,
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.communication_changes import fewer_bytes, without_collectives
+from stepscope.analyze.replay.communication_changes import larger_messages
+from stepscope.analyze.replay.removal import MAX_REPLAYED
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.replay.saving import Fix, predict
+from stepscope.analyze.replay.saving import Fix, predict, saving_of, together
 
 KERNELS = [kernel(300) for _ in range(5)]
 TINY = [kernel(20, host_us=100, name="tiny") for _ in range(8)]
@@ -94,35 +102,11 @@ def test_prediction_equals_the_job_with_the_change(tmp_path: Path, name: str) ->
     assert change(replay).period_ns / 1000 == pytest.approx(truth_us, rel=0.02)
 
 
-def test_graph_launch_leaves_the_device_alone(tmp_path: Path) -> None:
-    """Host-bound: afterwards the step takes what the device does, back to back."""
-    replay = replayed(tmp_path, [TINY])
-    assert replay.period_ns / 1000 == pytest.approx(8 * 102, rel=0.01)
-    assert as_graph(replay).period_ns / 1000 == pytest.approx(8 * 20, rel=0.05)
-
-
 def test_changes_compose(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, Op("alloc", 2000), SYNC]])
     both = without_allocator(without_data_wait(replay))
     assert both.period_ns / 1000 == pytest.approx(simulate([*KERNELS, SYNC]).period_us, rel=0.02)
     assert without_data_wait(without_allocator(replay)).period_ns == both.period_ns
-
-
-def test_half_the_bytes_keep_the_latency(tmp_path: Path) -> None:
-    """Transfers of 100 us + 1 us per 10,000 elements: half the elements save only their own part."""
-    calls = [collective(100 + n / 10_000, elements=n) for n in (1_000_000, 4_000_000, 8_000_000)]
-    halved = [collective(100 + n / 20_000, elements=n) for n in (1_000_000, 4_000_000, 8_000_000)]
-    replay = replayed(tmp_path, [[kernel(100), *calls, WAIT, kernel(50), SYNC]] * 2)
-    truth = simulate(*[[kernel(100), *halved, WAIT, kernel(50), SYNC]] * 2).period_us
-    assert fewer_bytes(replay, 0.5).period_ns / 1000 == pytest.approx(truth, rel=0.02)
-
-
-def test_collectives_can_be_left_out(tmp_path: Path) -> None:
-    """Every second all-reduce is redundant."""
-    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
-    drop = [np.arange(len(r.collectives)) % 2 == 1 for r in replay.shared.run.ranks]
-    truth = simulate(*[[kernel(300), collective(500), kernel(300), kernel(300), WAIT, kernel(100), SYNC]] * 2).period_us
-    assert without_collectives(replay, drop).period_ns / 1000 == pytest.approx(truth, rel=0.03)
 
 
 LATE_IN_ONE_PLACE: dict[str, Sequence[Op]] = {
@@ -147,3 +131,103 @@ def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     assert found.low_ns < found.step_ns < found.high_ns <= found.baseline_ns
     assert found.changes == ("data=instant",)
     assert found.rank_step_ns == {0: pytest.approx(found.step_ns, rel=0.01)}
+
+
+def saving_run(folder: Path, *, copies: int) -> Replay:
+    """Return a job that copies tensors to the host after each step, the host busy 100 us before each copy."""
+    r = RankTrace()
+    at = 0.0
+    for n in range(6):
+        begin = at
+        with r.op("aten::mm", at + 2, at + 12):
+            r.kernel("gemm", at=at + 5, start=at + 10, end=at + 1010)
+        at += 1012
+        for _ in range(copies):
+            r.copy("DtoH (Device -> Pageable)", at=at + 100, start=at + 110, end=at + 160, call_us=62)
+            at += 165
+        r.step(n, begin, at)
+    found = replay_of(account_of(built_run(folder, [r])).shared)
+    assert found is not None
+    return found
+
+
+def test_many_copies_to_the_host_in_a_row_save_state(tmp_path: Path) -> None:
+    replay = saving_run(tmp_path, copies=20)
+    assert state_saves(replay.shared.run.ranks[0], replay.programs[0]).sum() == 20 * len(replay.steps)
+    assert save_ns(replay) > 20 * 100e3
+    assert without_state_saves(replay).period_ns == pytest.approx(1.01e6, rel=0.05)
+
+
+def unit_run(folder: Path, *, hooks: bool) -> Replay:
+    """Return a job of 16 small gathers, each inside 400 us of the host's hooks."""
+    ranks = []
+    for rank in range(2):
+        r = RankTrace(rank, world_size=2)
+        for n in range(6):
+            t = n * 8000
+            r.step(n, t, t + 8000)
+            for k in range(16):
+                at = t + 10 + k * 495
+                if hooks:
+                    r.annotation("FSDP::pre_forward (0.lin)", at, at + 400)
+                with r.op("aten::copy_", at + 300, at + 310):
+                    r.kernel("copy", at=at + 305, start=at + 310, end=at + 315)
+                r.collective("_allgather_base", at=at + 390, start=at + 395, end=at + 425, elements=10_000)
+                with r.op("aten::mm", at + 440, at + 450):
+                    r.kernel("gemm", at=at + 445, start=at + 450, end=at + 460)
+        ranks.append(r)
+    found = replay_of(account_of(built_run(folder, ranks)).shared)
+    assert found is not None
+    return found
+
+
+def test_messages_put_together_take_their_hooks_with_them(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    marked, plain = unit_run(tmp_path / "a", hooks=True), unit_run(tmp_path / "b", hooks=False)
+    saved = marked.period_ns - larger_messages(marked).period_ns
+    assert saved > 0.7 * 16 * 400e3
+    assert saved > plain.period_ns - larger_messages(plain).period_ns + 16 * 150e3
+
+
+def test_fixes_that_claim_the_same_time_remove_it_once() -> None:
+    stall = Fix(None, formula_ns=4e6, limit_ns=3e6, claim="host_stall")
+    other = Fix(None, doubt=0.4, formula_ns=2e6, limit_ns=2e6, claim="host_stall")
+    copies = Fix(None, formula_ns=1e6, limit_ns=1e6, claim="copies")
+    assert saving_of(None, together([stall, other]), step_ns=9e6).ns == 3e6
+    both = together([stall, copies])
+    assert saving_of(None, both, step_ns=9e6).ns == 4e6 and both.claim == "copies and host_stall"
+    assert saving_of(None, both, step_ns=2e6).ns == 2e6
+    assert together([stall, other]).doubt == 0.4
+    assert together([stall, replace(other, limit_ns=None)]).limit_ns is None
+
+
+DEVICE_BOUND = [kernel(150, host_us=20) for _ in range(6)]
+
+
+def test_a_line_saves_what_the_job_without_it_saves(tmp_path: Path) -> None:
+    program = [*DEVICE_BOUND, kernel(900, host_us=20), SYNC, collective(400), WAIT]
+    rest = [*DEVICE_BOUND, SYNC, collective(400), WAIT]
+    account = account_of(owned_run(tmp_path, program, program))
+    true_us = simulate(program, program).period_us - simulate(rest, rest).period_us
+    assert account.line_savings[f"train.py:{line_of(6)}"] / 1000 == pytest.approx(true_us, rel=0.05)
+
+
+def test_savings_are_those_of_the_what_if(tmp_path: Path) -> None:
+    run = Analysis(owned_run(tmp_path, [*DEVICE_BOUND, kernel(700), SYNC]))
+    for owner, saving_ns in run.account.line_savings.items():
+        answer = run.without(owner).prediction
+        assert saving_ns == pytest.approx(answer.baseline_ns - answer.step_ns)
+
+
+def test_the_first_ten_lines_have_one(tmp_path: Path) -> None:
+    program = [kernel(100 + 10 * k) for k in range(14)]
+    account = account_of(owned_run(tmp_path, program))
+    assert account.code is not None and len(account.code.lines) == 14
+    assert list(account.line_savings) == [line.owner for line in account.code.lines[:MAX_REPLAYED]]
+
+
+def test_a_line_around_the_whole_step_has_none(tmp_path: Path) -> None:
+    account = account_of(owned_folder(tmp_path))
+    assert "train.py:9" not in account.line_savings
+    assert {"train.py:10", "train.py:12"} <= set(account.line_savings)

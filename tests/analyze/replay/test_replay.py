@@ -1,5 +1,7 @@
-"""The replay of a recorded job takes as long as the job did, and knows what the profiler added."""
+"""The replay of a recorded job takes as long as the job did, and its critical path names what decides the step."""
 
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,8 +9,9 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
+from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.run.aligned import aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
 
 GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
@@ -111,16 +114,6 @@ def test_run_without_launches_has_no_replay_and_one_without_steps_that_of_its_wi
     assert run.ranks[0].steps.is_window and run.ranks[0].steps.known == 0
 
 
-def test_rank_that_recorded_no_step_takes_no_part(tmp_path: Path) -> None:
-    job = simulate(*PROGRAMS["late host"])
-    truth = job.period_us
-    job.traces[2].events = [e for e in job.traces[2].events if "ProfilerStep" not in e["name"]]
-    replay = replay_of(job.aligned(tmp_path))
-    assert replay is not None
-    assert [len(p) > 0 for p in replay.programs] == [True, True, False]
-    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.003)
-
-
 def test_recorded_gloo_run_is_replayed() -> None:
     """Operators and gloo's threads: the replay comes near the recorded spans of the host's steps."""
     shared = aligned(load(GLOO, cache=False))
@@ -129,3 +122,82 @@ def test_recorded_gloo_run_is_replayed() -> None:
     recorded = [(r.steps.end_ns[-1] - r.steps.start_ns[0]) / len(r.steps) for r in shared.run.ranks]
     assert replay.period_ns == pytest.approx(sum(recorded) / 2, rel=0.15)
     assert len(replay.meetings) == 12
+
+
+LAUNCHES, HOST_US, DEVICE_US = 20, 100, 500
+PROFILED_MS = LAUNCHES * HOST_US / 1000
+
+
+def recorded(folder: Path, forward_ms: Sequence[float], *, device_us: float = DEVICE_US) -> AlignedRun:
+    """Return a device-bound job whose host works in forward, and whose log has forwards of such lengths."""
+    job = simulate([kernel(device_us, host_us=HOST_US) for _ in range(LAUNCHES)])
+    (trace,) = job.traces
+    marks = [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
+    trace.events += [{**e, "name": "forward_pass", "dur": e["dur"]} for e in marks]
+    lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]
+    for step, ms in enumerate(forward_ms):
+        at, dur = step * 10_000_000, 10_000_000
+        regions = {"forward_pass": {"ns": int(ms * 1e6), "n": 1}}
+        about = {"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": False, "phase": "after"}
+        lines.append({**about, "regions": regions})
+    (folder / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return job.aligned(folder)
+
+
+def test_quickest_forwards_tell_the_factor_of_a_device_bound_step(tmp_path: Path) -> None:
+    """The host waits for the queue in most forwards; in three it does not, and takes 0.6 of its profiled time."""
+    quick = 0.6 * PROFILED_MS
+    shared = recorded(tmp_path, [9.0] * 10 + [quick, 1.1 * quick, 0.98 * quick])
+    replay = replay_of(shared, unprofiled_ns=DEVICE_US * LAUNCHES * 1e3)
+    assert replay is not None and not replay.factor_identified
+    assert replay.host_factor == pytest.approx(0.6, abs=0.02)
+
+
+def test_step_that_the_replay_misses_by_a_little_is_not_the_hosts_doing(tmp_path: Path) -> None:
+    """Profiled, host and device take about as long; unprofiled the step is 5 % above the device's time."""
+    quick, device_us = 0.6 * PROFILED_MS, 92.0
+    shared = recorded(tmp_path, [9.0] * 10 + [quick, 1.1 * quick, 0.98 * quick], device_us=device_us)
+    replay = replay_of(shared, unprofiled_ns=1.05 * device_us * LAUNCHES * 1e3)
+    assert replay is not None and not replay.factor_identified
+    assert replay.host_factor == pytest.approx(0.6, abs=0.02)
+
+
+EXPOSED_DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), WAIT, kernel(100), SYNC]
+
+
+def path_of(folder: Path, *programs: Sequence[Op]) -> CriticalPath:
+    replay = replay_of(simulate(*programs).aligned(folder))
+    assert replay is not None
+    path = critical_path(replay)
+    assert path.ns_per_step == pytest.approx(replay.period_ns, rel=0.01), "the path covers the step"
+    assert sum(s.pct for s in path.segments) == pytest.approx(100, abs=0.1)
+    assert all(s.rank >= 0 for s in path.segments)
+    return path
+
+
+def shares(path: CriticalPath) -> dict[tuple[int, str], float]:
+    out: dict[tuple[int, str], float] = defaultdict(float)
+    for s in path.segments:
+        out[(s.rank, s.what)] += s.pct
+    return out
+
+
+def test_path_runs_through_the_late_rank_alone(tmp_path: Path) -> None:
+    path = path_of(tmp_path, EXPOSED_DDP, [kernel(4000), *EXPOSED_DDP[1:]], EXPOSED_DDP)
+    by_rank = shares(path)
+    assert by_rank[(1, "kernel")] > 50
+    assert by_rank[(0, "kernel")] < 15
+    assert by_rank[(2, "kernel")] < 15
+    assert path.slack_ns[0] > 500_000, "rank 0 could compute for longer and nobody would notice"
+
+
+def test_exposed_collectives_are_on_the_path_and_hidden_ones_are_not(tmp_path: Path) -> None:
+    hidden = [kernel(300), collective(200), kernel(900), WAIT, kernel(100), SYNC]
+    (tmp_path / "a").mkdir()
+    assert (
+        sum(v for (_, what), v in shares(path_of(tmp_path / "a", hidden, hidden)).items() if what == "collective") == 0
+    )
+    (tmp_path / "b").mkdir()
+    exposed = [kernel(300), collective(900), kernel(200), WAIT, kernel(100), SYNC]
+    share = sum(v for (_, what), v in shares(path_of(tmp_path / "b", exposed, exposed)).items() if what == "collective")
+    assert share == pytest.approx(100 * 900 / 1335, abs=3)

@@ -47,7 +47,7 @@ def document(found: Account) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [0, 13, RANKS - 1])
+@pytest.mark.parametrize("late", [RANKS - 1])
 def test_late_rank_is_named_with_its_cost_wherever_it_is(tmp_path: Path, late: int) -> None:
     folder = job(tmp_path / "job", late=[late])
     some, whole = account(folder, IN_FULL), account(folder, RANKS)
@@ -103,6 +103,7 @@ def test_the_step_of_the_job_is_within_what_the_sample_says(tmp_path: Path) -> N
     assert "waiting -" in said and "compute +" in said
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_be_read_is_lost_as_ever(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     (folder / "rank00007.pt.trace.json.gz").write_bytes(b"no trace")

@@ -1,13 +1,16 @@
-"""Warm-up, drift, spikes and throughput of series whose truth is known."""
+"""Warm-up, drift, spikes and throughput of series whose truth is known; step periods; variables that slow a job."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.analyze.build import RankTrace, built_run
+from tests.analyze.build import RankTrace, built_run, true_ns
 
+from stepscope.analyze.account import account_of
 from stepscope.analyze.steadiness import Series, steadiness, steadiness_of
+from stepscope.analyze.step_periods import StepPeriods, step_periods
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog, step_log_of
 from stepscope.units import NS_PER_MS, ms
@@ -90,17 +93,6 @@ def test_step_logs_speak_before_recorded_steps_and_profiled_ones_do_not_count(tm
     assert (found.over_ranks_ns.min, found.over_ranks_ns.max) == (100 * NS_PER_MS, 102 * NS_PER_MS)
 
 
-def test_device_that_falls_behind_its_host_gives_the_step(tmp_path: Path) -> None:
-    """The host asks for a step every millisecond, the device takes three for each."""
-    r = RankTrace(0)
-    for n in range(5):
-        r.step(n, 1000 * n, 1000 * n + 1000)
-        r.kernel("gemm", at=1000 * n + 10, start=3000 * n + 20, end=3000 * n + 3020)
-    found = steadiness(built_run(tmp_path, [r]))
-    assert found is not None
-    assert ms(found.median_ns) == pytest.approx(3.0)
-
-
 def test_recorded_steps_stand_in_where_there_is_no_log(tmp_path: Path) -> None:
     found = steadiness(two_rank_run(tmp_path))
     assert found is not None
@@ -109,3 +101,45 @@ def test_recorded_steps_stand_in_where_there_is_no_log(tmp_path: Path) -> None:
     assert ms(found.median_ns) == pytest.approx(1.0)
     assert found.drift is None
     assert found.samples_per_s is None
+
+
+def periods(tmp_path: Path, trace: RankTrace) -> StepPeriods:
+    found = step_periods(built_run(tmp_path, [trace]).ranks[0])
+    assert found is not None
+    return found
+
+
+def lagging(*, older: bool) -> RankTrace:
+    """Three steps of 100 on the host, whose device work ends at 250, 460 and 650."""
+    r = RankTrace()
+    if older:
+        r.kernel("older", at=None, start=-50, end=40)
+    for k, (start, end) in enumerate([(60, 250), (250, 460), (460, 650)]):
+        r.step(k + 7, k * 100, k * 100 + 99)
+        r.kernel("k", at=k * 100 + 10, start=start, end=end)
+    return r
+
+
+def test_period_is_from_device_end_to_device_end(tmp_path: Path) -> None:
+    p = periods(tmp_path, lagging(older=True))
+    assert p.start_ns.tolist() == [true_ns(t) for t in (40, 250, 460)]
+    assert p.end_ns.tolist() == [true_ns(t) for t in (250, 460, 650)]
+    assert p.complete.all()
+    assert p.median_ns == 210_000
+
+
+def test_first_period_without_older_work_is_incomplete_and_left_out(tmp_path: Path) -> None:
+    p = periods(tmp_path, lagging(older=False))
+    assert p.start_ns[0] == true_ns(0)
+    assert p.complete.tolist() == [False, True, True]
+    assert p.median_ns == 200_000
+    assert p.typical.tolist() == [1, 2]
+
+
+def test_it_is_a_warning_of_the_report(tmp_path: Path) -> None:
+    r = RankTrace(0)
+    for n in range(3):
+        r.step(n, 1000.0 * n, 1000.0 * (n + 1))
+        r.ran("aten::mm", 1000.0 * n + 10, 1000.0 * n + 900)
+    run = replace(built_run(tmp_path, [r]), description={"environment": {"CUDA_LAUNCH_BLOCKING": "1"}})
+    assert any(line.startswith("CUDA_LAUNCH_BLOCKING=1") for line in account_of(run).warnings)

@@ -42,26 +42,16 @@ def known_peak(found: Chip, **given: Any) -> Peak:
         ("NVIDIA H200", 150109880320, "H200 SXM", 989.4),
         ("NVIDIA H100 80GB HBM3", 85018279936, "H100 SXM", 989.4),
         ("NVIDIA H100 PCIe", 84942979072, "H100 PCIe", 756),
-        ("NVIDIA H100 NVL", 99875291136, "H100 NVL", 835.5),
         ("NVIDIA A100-PG509-200", 42297524224, "A100 SXM 40GB", 312),
         ("NVIDIA A100-PG509-200", 85097971712, "A100 SXM 80GB", 312),
-        ("NVIDIA A100 80GB PCIe", None, "A100 PCIe 80GB", 312),
         ("Tesla V100-SXM2-32GB", 34079899648, "V100 SXM2 32GB", 125),
         ("NVIDIA B200", 191503138816, "B200", 2250),
-        ("NVIDIA GB200", None, "GB200", 2500),
-        ("NVIDIA B300 SXM6 AC", None, "B300", 2250),
-        ("NVIDIA L4", 23580639232, "L4", 121),
-        ("NVIDIA L40S", None, "L40S", 362.05),
         ("NVIDIA GeForce RTX 4090", 25393692672, "RTX 4090", 165.2),
         ("AMD Instinct MI300X", 206141652992, "MI300X", 1307.4),
         ("AMD Instinct MI250X", 68702699520, "MI250X (one of two dies)", 191.5),
-        ("AMD Instinct MI355X", None, "MI355X", 2516.6),
         ("GAUDI3", None, "Gaudi 3", 1835),
         ("AMD Instinct MI300X VF", 205571227648, "MI300X", 1307.4),
-        ("AMD Instinct MI355X OAM VF", None, "MI355X", 2516.6),
         ("Tesla V100-DGXS-32GB", 34084028416, "V100 DGX Station 32GB", 125),
-        ("NVIDIA GeForce RTX 2080 Ti", 11554586624, "RTX 2080 Ti", 53.8),
-        ("Quadro GP100", 17059545088, "Quadro GP100", 20.7),
         ("NVIDIA H100", 85018279936, "H100 SXM", 989.4),
         ("NVIDIA H100", 99875291136, "H100 NVL", 835.5),
     ],
@@ -81,10 +71,7 @@ def test_devices_are_found_by_the_names_traces_write(device, memory_bytes, name,
         ("NVIDIA H200", 40 * 2**30, "none of the known variants"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, "MIG slice"),
         ("GRID A100-10C", None, "virtual GPU"),
-        ("NVIDIA A10G", None, "not in the hardware table"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None, "not in the hardware table"),
-        ("NVIDIA GeForce RTX 3090 Ti", None, "not in the hardware table"),
-        ("Quadro RTX 6000", None, "not in the hardware table"),
         ("cpu", None, "not in the hardware table"),
     ],
 )
@@ -92,16 +79,6 @@ def test_what_name_and_memory_do_not_settle_stays_unknown(device, memory_bytes, 
     found = look_up(device, memory_bytes=memory_bytes)
     assert found.chip is None
     assert reason in str(found.reason)
-
-
-@pytest.mark.parametrize(
-    ("family", "variant"), [("H100", "H100 SXM"), ("a100", "A100 SXM 80GB"), ("V100", "V100 SXM2 32GB")]
-)
-def test_a_familys_bare_name_means_the_stated_variant_and_says_so(family, variant):
-    found = look_up(family)
-    assert found.chip is not None and found.chip.name == variant
-    assert "is taken as" in str(found.note)
-    assert look_up("NVIDIA H200").note is None
 
 
 def test_a_chip_is_known_by_what_reports_call_it():
@@ -140,16 +117,6 @@ def test_every_row_has_a_source_a_bandwidth_and_rising_peaks():
         assert set(row.tflops) <= set(PEAK_PRECISIONS)
 
 
-def test_mfu_peak_is_sixteen_bit_unless_most_work_is_eight_bit():
-    h200 = known_chip("NVIDIA H200")
-    assert (known_peak(h200).precision, known_peak(h200).flops_per_s) == ("bf16", 989.4e12)
-    assert known_peak(h200, eight_bit_share=0.4).precision == "bf16"
-    assert known_peak(h200, eight_bit_share=0.6).precision == "fp8"
-    v100 = known_chip("Tesla V100-SXM2-16GB")
-    assert known_peak(v100, eight_bit_share=0.9).precision == "fp16"
-    assert v100.peak_flops("bf16") is None
-
-
 OWN = """
 [[chip]]
 name = "My Chip"
@@ -174,15 +141,11 @@ def test_a_users_row_goes_before_ours(tmp_path):
     [
         (("bf16 = 500", "bf17 = 500"), "field 'tflops.bf17' is not known; it can be fp64"),
         (("bf16 = 500", "bf16 = -1"), "field 'tflops.bf16' has to be a number above 0, not -1"),
-        (("bf16 = 500", "bf16 = true"), "field 'tflops.bf16' has to be a number above 0, not True"),
         (("tflops = { bf16 = 500 }", ""), "field 'tflops' has to be dense peaks"),
         (('source = "measured"', ""), "field 'source' has to be text, not None"),
-        (('name = "My Chip"', "name = 3"), "field 'name' has to be text, not 3"),
         (('["My Device.*", "NVIDIA H200"]', '"H200"'), "field 'match' has to be a list of device names"),
         (("My Device.*", "(unclosed"), "field 'match' has to hold regular expressions"),
         (('source = "measured"', 'source = "x"\nmemory_gbs = 5'), "field 'memory_gbs' is not known; it can be"),
-        (('source = "measured"', 'source = "x"\nlink = 5'), "field 'link' has to be text, not 5"),
-        (("[[chip]]", "[chips]"), "there is no [[chip]] table"),
         (("[[chip]]", "[[chip"), "is not TOML: "),
     ],
 )

@@ -1,4 +1,4 @@
-"""Calibrations: curves with a known truth, measured NCCL times with sizes and world sizes left out."""
+"""Calibrations: curves with a known truth, measured NCCL times; closed forms against simulated algorithms."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.cost import collective_simulator as sim
 
+from stepscope.contract.collectives import bus_factor
 from stepscope.cost.alpha_beta import fit, fit_pieces
-from stepscope.cost.calibration import calibrate, calibration_json, load_calibration
+from stepscope.cost.calibration import calibrate, load_calibration
+from stepscope.cost.closed_form import Fabric, Link, fastest, hierarchical_ns, ring_ns, ring_steps, tree_ns
 from stepscope.cost.measured_collectives import Point, points_from_csv, points_from_nccl_tests
 from stepscope.errors import InputError, UsageError
 from stepscope.report.text.bench import print_calibration
@@ -68,6 +71,7 @@ def test_interval_holds_most_left_out_sizes_of_four_ranks(four_ranks):
     assert np.concatenate(error)[np.concatenate(main)].mean() < 0.18  # 16 times between neighbours: harder than in use
 
 
+@pytest.mark.slow
 def test_world_size_four_follows_from_two(two_ranks, four_ranks):
     error, inside, main = errors(calibrate(two_ranks), four_ranks)
     assert error[main].mean() < 0.15
@@ -88,17 +92,6 @@ def test_world_sizes_follow_the_ring_and_what_it_misses_goes_on():
     shared = calibrate(ring(2, 1.2) + ring(3, 1.2)).predict("all_gather", size_bytes=1e8, world_size=4)
     assert shared.time_ns == pytest.approx(3 * 1e8 / 4 * 1.2**2, rel=0.12)
     assert shared.low_ns < shared.time_ns < shared.high_ns and "world size 3" in shared.how
-
-
-def test_calibration_survives_its_file(tmp_path, four_ranks):
-    calibration = calibrate(four_ranks, about={"source": "test"})
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(calibration_json(calibration)))
-    again = load_calibration(path)
-    assert again.about["source"] == "test"
-    for op, size, world in (("all_reduce", 2048, 4), ("broadcast", 10**6, 16)):
-        a, b = (c.predict(op, size_bytes=size, world_size=world) for c in (calibration, again))
-        assert a.time_ns == pytest.approx(b.time_ns) and a.high_ns == pytest.approx(b.high_ns)
 
 
 NCCL_TEXT = """# nccl-tests version 2.17.6 nccl-headers=22907 nccl-library=22907
@@ -170,3 +163,103 @@ def test_a_curve_that_does_not_fit_is_called_so(capsys):
 
     assert "poor fit" not in said(0.02)
     assert "poor fit: all_reduce on 2 ranks" in said(3.0)
+
+
+SIZES_ALPHA_BETA = 1024.0 * 4 ** np.arange(9)
+
+
+def test_latency_and_bandwidth_come_back_from_noisy_times():
+    rng = np.random.default_rng(0)
+    sizes = np.repeat(SIZES_ALPHA_BETA, 5)
+    times = (50_000 + 0.4 * sizes) * rng.lognormal(0, 0.1, len(sizes))
+    found = fit(sizes, times)
+    assert found.alpha_ns == pytest.approx(50_000, rel=0.15)
+    assert found.ns_per_byte == pytest.approx(0.4, rel=0.15)
+    assert 0.05 < found.relative_error < 0.15 and found.spread == pytest.approx(0.16, abs=0.05)
+
+
+def test_one_outlier_does_not_move_the_line():
+    times = 50_000 + 0.4 * SIZES_ALPHA_BETA
+    times[3] *= 40
+    found = fit(SIZES_ALPHA_BETA, times)
+    assert found.alpha_ns == pytest.approx(50_000) and found.ns_per_byte == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("sizes, times", [([], []), ([1, 2], [1]), ([1, -2], [1, 1]), ([1, 2], [1, float("nan")])])
+def test_nonsense_points_are_refused(sizes, times):
+    with pytest.raises(InputError, match=r"needs a time|have to be above 0"):
+        fit(sizes, times)
+
+
+LINK = Link(alpha_ns=5_000, ns_per_byte=0.1)
+SIZE = 960_000
+
+
+def exact(found):
+    return pytest.approx(found, rel=1e-9)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 7, 8])
+def test_ring_all_reduce_adds_up_everything_in_the_predicted_time(p):
+    rounds = sim.ring_reduce_scatter(p) + sim.ring_all_gather(p, first=1)
+    held = [{b: {r} for b in range(p)} for r in range(p)]
+    everyone = set(range(p))
+    assert all(held_block == everyone for rank in sim.reduced(rounds, held) for held_block in rank.values())
+    assert len(rounds) == ring_steps("all_reduce", p)
+    assert ring_ns("all_reduce", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(rounds, SIZE / p, LINK))
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_ring_halves_and_all_to_all_take_the_predicted_time(p):
+    scatter, gather = sim.ring_reduce_scatter(p), sim.ring_all_gather(p)
+    held = sim.reduced(gather, [{b: {b} if b == r else set() for b in range(p)} for r in range(p)])
+    assert all(rank[b] == {b} for rank in held for b in range(p))
+    for op, rounds in (("reduce_scatter", scatter), ("all_gather", gather), ("all_to_all", sim.pairwise_all_to_all(p))):
+        assert ring_ns(op, size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(rounds, SIZE / p, LINK))
+        sent = sum(len(m[2]) for rnd in rounds for m in rnd if m[0] == 0) / p
+        assert sent == exact(bus_factor(op, p))
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_trees_take_the_predicted_time(p):
+    gather = sim.doubling_all_gather(p)
+    held = sim.reduced(gather, [{b: {b} if b == r else set() for b in range(p)} for r in range(p)])
+    assert all(rank[b] == {b} for rank in held for b in range(p))
+    assert tree_ns("all_gather", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(gather, SIZE / p, LINK))
+    assert tree_ns("reduce_scatter", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(gather, SIZE / p, LINK))
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_binomial_broadcast_and_bruck_take_the_predicted_time(p):
+    broadcast = sim.binomial_broadcast(p)
+    held = sim.reduced(broadcast, [{0: {0} if r == 0 else set()} for r in range(p)])
+    assert all(rank[0] == {0} for rank in held)
+    assert tree_ns("broadcast", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(broadcast, SIZE, LINK))
+    bruck = sim.bruck_all_to_all(p)
+    assert tree_ns("all_to_all", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(bruck, SIZE / p, LINK))
+
+
+def test_hierarchy_is_its_parts_one_after_the_other():
+    fabric = Fabric(inner=Link(1_000, 0.01), outer=LINK, per_node=4)
+    inside = sim.cost_ns(sim.ring_reduce_scatter(4), SIZE / 4, fabric.inner)
+    among = sim.cost_ns(sim.ring_reduce_scatter(3) + sim.ring_all_gather(3), SIZE / 4 / 3, LINK)
+    found = hierarchical_ns("all_reduce", size_bytes=SIZE, ranks=12, fabric=fabric)
+    tree = tree_ns("all_reduce", size_bytes=SIZE / 4, ranks=3, link=LINK)
+    assert found == exact(2 * inside + min(among, tree))
+    assert hierarchical_ns("all_reduce", size_bytes=SIZE, ranks=10, fabric=fabric) is None
+
+
+def test_small_messages_among_many_take_trees_and_large_ones_among_few_take_rings():
+    flat = Fabric(LINK)
+    assert fastest("all_reduce", size_bytes=1_000, ranks=1024, fabric=flat).algorithm == "tree"
+    assert fastest("all_reduce", size_bytes=10**9, ranks=8, fabric=flat).algorithm == "ring"
+    nodes = Fabric(Link(2_000, 1 / 400), Link(5_000, 1 / 50), 8)
+    assert fastest("all_to_all", size_bytes=10_000, ranks=64, fabric=nodes).algorithm in ("tree", "hierarchical")
+
+
+def test_one_rank_needs_no_time_and_nonsense_is_refused():
+    assert ring_ns("all_reduce", size_bytes=SIZE, ranks=1, link=LINK) == 0
+    with pytest.raises(UsageError, match="ranks have to be at least 1"):
+        fastest("all_reduce", size_bytes=-1, ranks=0, fabric=Fabric(LINK))
+    with pytest.raises(UsageError, match="bandwidth above 0"):
+        Link(1, 0)

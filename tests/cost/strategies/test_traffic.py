@@ -6,10 +6,9 @@ from stepscope.cost.closed_form import Fabric, Link, ring_ns
 from stepscope.cost.model_flops import Experts, Transformer
 from stepscope.cost.model_memory import Batch
 from stepscope.cost.model_shape import Layout, Precision, Sharding, parameters
-from stepscope.cost.strategy_cost import CommunicationProfiler, ddp_traffic, strategy_traffic
+from stepscope.cost.strategy_cost import CommunicationProfiler, strategy_traffic
 from stepscope.errors import UsageError
 
-MIB = 2**20
 MODEL = Transformer(layers=8, d_model=512, heads=8, vocab=8192, mlp_width=2048)
 BATCH = Batch(4, 256, Precision.MIXED)
 
@@ -25,19 +24,6 @@ def test_zero_3_sends_half_as_much_again_as_ddp_and_the_others_as_much():
     assert sent(Sharding.ZERO2) == pytest.approx(ddp, rel=0.001)
     root_stays = 2 * 2 * 8192 * 512 * 7 / 8  # embedding and head are not gathered again
     assert sent(Sharding.ZERO3) + root_stays == pytest.approx(1.5 * ddp, rel=0.001)
-
-
-def test_buckets_fill_from_the_last_parameter_on_and_the_first_is_small():
-    sizes = [30 * MIB, 10 * MIB, 10 * MIB, 10 * MIB, MIB // 2, MIB // 2]
-    buckets = [(t.size_bytes, t.count) for t in ddp_traffic(sizes, ranks=4)]
-    assert buckets == [(MIB, 1), (30 * MIB, 2)]
-    assert ddp_traffic(sizes, ranks=1) == []
-
-
-def test_tensor_ranks_reduce_two_activations_per_layer_and_direction():
-    found = [t for t in strategy_traffic(MODEL, BATCH, Layout(tensor=4)) if t.group == "tp" and t.count > 3]
-    assert {t.when: t.count for t in found} == {"forward": 2 * 8 + 1, "backward": 2 * 8 + 1}
-    assert all(t.size_bytes == 4 * 256 * 512 * 2 and t.op == "all_reduce" for t in found)
 
 
 def test_experts_exchange_their_tokens_there_and_back():
@@ -82,22 +68,6 @@ def test_costs_of_a_model_at_hand():
     assert ddp.time_ms == pytest.approx(wanted / 1e6)
     zero2 = profiler.estimate_fsdp_comm_cost(Model(), world_size=4, reshard_after_forward=False)
     assert zero2.sent_bytes < fsdp.sent_bytes
-
-
-class Sequential:
-    """The layers of `Model` as a Sequential names them."""
-
-    def named_parameters(self):
-        for layer in range(3):
-            yield f"{layer}.weight", Parameter(2_000_000)
-
-
-def test_without_links_bytes_are_known_and_times_are_not():
-    cost = CommunicationProfiler().estimate_ddp_comm_cost(Model(), world_size=4)
-    assert cost.sent_bytes == 2 * 3 / 4 * 28_000_000
-    assert (cost.time_ms, cost.interval_ms) == (None, None) and "calibrate" in str(cost.reason)
-    off = CommunicationProfiler(enabled=False).estimate_ddp_comm_cost(Model(), world_size=4)
-    assert (off.collectives, off.time_ms, off.reason) == (0, None, "the profiler is disabled")
 
 
 def test_nonsense_models_and_world_sizes_are_refused():

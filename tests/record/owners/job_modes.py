@@ -1,7 +1,6 @@
 """One training job in several shapes, named by its first argument; it prints the loss of every step."""
 
 import sys
-import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -43,17 +42,6 @@ class Net(nn.Module):
         return self.head(x)
 
 
-class Trained(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x, labels):
-        loss = F.mse_loss(self.net(x), labels)
-        show(loss)
-        return {"loss": loss}
-
-
 def show(loss):
     sys.stdout.write(loss.item().hex() + "\n")
     sys.stdout.flush()
@@ -78,44 +66,6 @@ def train(model):
         show(loss)
 
 
-def train_lightning(net):
-    import lightning
-
-    class Lit(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch, _index):
-            loss = F.mse_loss(self.net(batch[0]), batch[1])
-            show(loss)
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", **off)
-    trainer.fit(Lit(), DataLoader(samples(), batch_size=8))
-
-
-def train_transformers(net):
-    import transformers
-
-    settings = transformers.TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=STEPS,
-        per_device_train_batch_size=8,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    data = [{"x": x, "labels": y} for x, y in samples()]
-    transformers.Trainer(model=Trained(net), args=settings, train_dataset=data).train()
-
-
 def wrapped(net):
     if MODE == "ddp":
         return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.002)
@@ -136,13 +86,7 @@ def main():
     torch.manual_seed(0)
     if MODE in ("ddp", "fsdp"):
         torch.distributed.init_process_group("gloo" if DEVICE == "cpu" else "nccl")
-    net = Net()
-    if MODE == "lightning":
-        train_lightning(net)
-    elif MODE == "transformers":
-        train_transformers(net)
-    else:
-        train(wrapped(net.to(DEVICE)))
+    train(wrapped(Net().to(DEVICE)))
     if MODE in ("ddp", "fsdp"):
         torch.distributed.destroy_process_group()
 

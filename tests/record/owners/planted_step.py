@@ -14,10 +14,7 @@ class Scale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.mul(
-            grad,
-            2.0,
-        )
+        return torch.mul(grad, 2.0)
 
 
 class Block(nn.Module):
@@ -81,9 +78,6 @@ class Step:
         self.optimizer.step()
         with torch.no_grad():
             for average, p in zip(self.averages, self.model.parameters(), strict=True):
-                average.lerp_(
-                    p,
-                    0.1,
-                )
+                average.lerp_(p, 0.1)
         self.optimizer.zero_grad()
         del out, loss

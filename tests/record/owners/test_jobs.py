@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.contract.run_folder import owners_file
 
+pytestmark = pytest.mark.job
+
 JOB = Path(__file__).with_name("job_modes.py")
 SOURCE = Path(__file__).parents[3] / "src"
 LINES = JOB.read_text().splitlines()
-pytestmark = pytest.mark.job
 
 
 def line_of(text: str) -> int:
@@ -54,20 +56,17 @@ def operators(owners: dict) -> list[tuple[str, list[tuple[str, int]], str | None
     return [(owners["names"][n], user_lines(owners, s), modules[m] if m >= 0 else None) for n, s, m in rows]
 
 
-@pytest.mark.parametrize("mode", ["checkpoint", "compile", "lightning", "transformers"])
+@pytest.mark.parametrize("mode", ["checkpoint", "compile"])
 def test_every_operator_has_a_line_and_losses_are_equal(mode: str, tmp_path: Path) -> None:
-    if mode in ("lightning", "transformers"):
-        pytest.importorskip(mode)
     printed, (owners,) = run_job(mode, tmp_path)
     assert printed == losses([sys.executable, str(JOB), mode, "22"])
     found = operators(owners)
     assert len(found) > 300
     assert all(lines for _, lines, _ in found)
     in_forward = [lines for name, lines, _ in found if name == "aten::gelu"]
-    if mode != "compile":
-        prefix = "" if mode == "checkpoint" else "net."
+    if mode == "checkpoint":
         assert {lines[-1] for lines in in_forward} == {("job_modes.py", line_of("hidden = F.gelu"))}
-        assert {f"{prefix}blocks.2.up", f"{prefix}head"} <= set(owners["modules"])
+        assert {"blocks.2.up", "head"} <= set(owners["modules"])
     else:
         called = ("job_modes.py", line_of("loss = F.mse_loss(model(x.to"))
         assert in_forward and all(called in lines for lines in in_forward)  # below it: the compiled function
@@ -108,3 +107,29 @@ def test_step_with_frames_is_in_no_timing(tmp_path: Path) -> None:
     assert [x["step"] for x in lines if x["profiled"]] == [4, 5, 6, 7]
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["unprofiled_after"]["steps"] == len(lines) - 9  # 8 settles
+
+
+LOADER_JOB = Path(__file__).with_name("loader_job.py")
+(PLANTED,) = [i for i, line in enumerate(LOADER_JOB.read_text().splitlines(), 1) if "the planted line" in line]
+
+
+def printed(command: list[str]) -> list[str]:
+    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if "0x" in line]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_dataset_s_line_is_found_in_forked_workers(tmp_path: Path, start: str) -> None:
+    job = [sys.executable, str(LOADER_JOB), start]
+    record = [sys.executable, "-m", "stepscope", "record", "--steps", "4:6", "--out", str(tmp_path / "run"), "--"]
+    assert printed([*record, *job]) == printed(job)
+    owners = json.loads(gzip.decompress((tmp_path / "run" / owners_file(0)).read_bytes()))
+    if start == "spawn":
+        assert owners["loader"] is None and "loader" in owners["reasons"]
+        return
+    place, share = owners["loader"][0]
+    assert place == f"loader_job.py:{PLANTED}"
+    assert share > 0.9
+    assert "loader" not in owners["reasons"]

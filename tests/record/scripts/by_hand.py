@@ -1,4 +1,4 @@
-"""Updates of the parameters written by hand, without an optimizer: `by_hand.py add|subtract|assign`."""
+"""Updates of the parameters written by hand, without an optimizer: `by_hand.py add|assign`."""
 
 import sys
 
@@ -14,8 +14,6 @@ for step in range(steps):
     for p in model.parameters():
         if how == "add":
             p.data.add_(p.grad, alpha=-0.1)
-        elif how == "subtract":
-            p.data -= 0.1 * p.grad
         else:
             p.data = p.data - 0.1 * p.grad
     print(step, float(loss).hex())

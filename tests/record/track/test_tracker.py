@@ -1,4 +1,4 @@
-"""Throughput, MFU and alerts of a loop, and the same scalars in every place they are sent to."""
+"""Throughput, MFU, alerts and late ranks of a running loop, and the same scalars in every place they are sent to."""
 
 import json
 import sys
@@ -7,15 +7,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
 
-torch = pytest.importorskip("torch")
-
-from stepscope.contract.run_folder import steps_file  # noqa: E402
-from stepscope.record.tracker import (  # noqa: E402
-    Alert,
-    PerformanceTracker,
-    RunFollower,
-)
+from stepscope.contract.run_folder import steps_file
+from stepscope.record.batch_contents import contents_of
+from stepscope.record.straggler_detector import Exchange, FolderChannel
+from stepscope.record.tracker import Alert, PerformanceTracker, RunFollower
 
 
 class Clock:
@@ -137,3 +135,56 @@ def test_a_recorded_job_is_followed_through_its_files(tmp_path: Path) -> None:
     assert values["throughput/samples_per_s"] == pytest.approx(2 * 4 / 0.02)
     assert values["own_ms/rank1"] == pytest.approx(19) and values["late_ms/rank1"] == pytest.approx(11)
     assert "throughput/tokens_per_s" not in values
+
+
+class Words:
+    """A channel in memory."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+
+    def put(self, key: str, text: str) -> None:
+        self.words[key] = text
+
+    def look(self, key: str) -> str | None:
+        return self.words.get(key)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_ranks_hear_of_each_other_without_a_collective(kind: str, tmp_path: Path) -> None:
+    channel = Words() if kind == "memory" else FolderChannel(tmp_path / "words")
+    ranks = [Exchange(rank=rank, world_size=3, channel=channel) for rank in range(3)]
+    for own_ms, rank in zip((10.0, 15.0, 10.2), ranks, strict=True):
+        rank.swap(own_ms)
+    ranks[0].swap(10.0)  # rank 0 gathers what the others have left by now
+    ranks[1].swap(15.0)
+    assert ranks[0].known == ranks[1].known == {0: 10.0, 1: 15.0, 2: 10.2}
+
+
+TOKENS = torch.ones(4, 128, dtype=torch.long)
+IMAGES, LABELS = torch.zeros(8, 3, 4, 4), torch.zeros(8, dtype=torch.long)
+PADDED = torch.tensor([[1] * 128, [1] * 28 + [0] * 100, [1] * 64 + [0] * 64, [1] * 100 + [0] * 28])
+PACKED = {"cu_seqlens": torch.tensor([0, 300, 512], dtype=torch.int32), "input_ids": TOKENS.view(1, 512)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "tokens"),
+    [
+        (TOKENS, 4, 512),
+        ({"input_ids": TOKENS, "attention_mask": PADDED}, 4, 320),
+        ({"input_ids": TOKENS, "attention_mask": PADDED[:, None, None]}, 4, 512),
+        (PACKED, 2, 512),
+        (pack_sequence([torch.arange(5), torch.arange(3), torch.arange(2)]), 3, 10),
+        (pack_sequence([torch.zeros(5, 7), torch.zeros(3, 7)]), 2, None),
+        ([IMAGES, LABELS], 8, None),
+        (IMAGES.to(torch.uint8), 8, None),
+        ({"x": {"ids": (TOKENS,)}}, 4, 512),
+        ((torch.tensor(1.0),), None, None),
+        (None, None, None),
+    ],
+)
+def test_contents_of_a_batch(batch: Any, samples: int | None, tokens: int | None) -> None:
+    assert contents_of(batch) == (samples, tokens)

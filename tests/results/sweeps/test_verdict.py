@@ -1,11 +1,20 @@
-"""Verdicts of sweeps on results with a known truth."""
+"""Verdicts, agreement and strategy advice of sweeps on results with a known truth."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stepscope.results.sweeps import Verdict, gain, sweep_verdict
+from stepscope.results.sweeps import (
+    Agreement,
+    VariantResult,
+    Verdict,
+    agreement,
+    gain,
+    recommendation,
+    strategy_sentences,
+    sweep_verdict,
+)
 
 TOLERANCE = {"gradient": 1e-3, "loss": 1e-3, "why": "rounding"}
 
@@ -60,16 +69,6 @@ def test_differences_within_the_noise_are_none() -> None:
     assert found.chosen == "a" and "beyond the noise" in found.advice[0]
 
 
-def test_noise_that_hides_what_matters_is_called_undecided() -> None:
-    found = verdict(row("a", 100, noise=0.3), row("b", 95, noise=0.3))
-    assert found.chosen == "a" and any(line.startswith("undecided for b") for line in found.advice)
-
-
-def test_drift_of_the_machine_cancels_within_rounds() -> None:
-    found = gain(row("b", 90, drift=0.5), row("a", 100, drift=0.5))
-    assert found.low < 100 / 90 < found.high and found.high - found.low < 0.1
-
-
 @pytest.mark.slow
 def test_interval_holds_the_truth_as_often_as_it_says() -> None:
     inside = 0
@@ -79,42 +78,13 @@ def test_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert inside >= 182
 
 
-def test_speed_is_per_sample() -> None:
-    assert gain(row("64", 150, samples=64), row("32", 100, samples=32)).speedup == pytest.approx(2 / 1.5, rel=0.03)
-
-
 def test_fast_variant_with_other_results_is_out() -> None:
     found = verdict(row("exact", 100), row("wrong", 10, off=0.1), row("fine", 90))
     assert found.chosen == "fine"
     assert any("wrong is out" in line for line in found.advice)
 
 
-def test_variant_may_have_a_tolerance_of_its_own() -> None:
-    wide = {"gradient": 0.5, "loss": 0.5, "why": "rounded inputs"}
-    variants = [{"name": "exact", "tolerance": None}, {"name": "rounded", "tolerance": wide}]
-    assert verdict(row("exact", 100), row("rounded", 50, off=0.1), variants=variants).chosen == "rounded"
-
-
 EXACT = {"gradient": 0.0, "loss": 0.0, "why": "the same samples"}
-
-
-def test_loader_that_is_faster_is_recommended_although_the_device_adds_in_no_fixed_order() -> None:
-    rows = row("workers=0", 55.4, own=5e-4, runs=2), row("workers=1", 50.6, off=6e-4, own=3e-4, runs=2)
-    found = verdict(*rows, tolerance=EXACT, reordered=TOLERANCE)
-    assert found.chosen == "workers=1" and len(found.advice) == 1
-
-
-def test_faster_beyond_the_noise_wins_over_a_larger_gain_within_it() -> None:
-    rows = row("a", 100, noise=1e-3), row("sure", 95, noise=1e-3), row("unsure", 90, noise=0.3)
-    found = verdict(*rows)
-    assert found.chosen == "sure" and any("undecided for unsure" in line for line in found.advice)
-
-
-def test_results_of_before_checks_of_all_runs_were_kept_can_be_read() -> None:
-    rows = [row("a", 100), row("b", 50)]
-    for r in rows:
-        r["check"] = r.pop("checks")[0]
-    assert verdict(*rows).chosen == "b"
 
 
 def test_refused_variants_are_listed_with_their_reason() -> None:
@@ -132,22 +102,9 @@ def test_long_first_step_is_paid_back() -> None:
     assert "paid back after 1,2" in found.advice[0]  # 60 s at 50 ms a step
 
 
-def test_memory_saved_for_time_is_an_exchange() -> None:
-    rows = row("none", 100, memory_gb=10), row("half", 115, memory_gb=7), row("full", 133, memory_gb=4)
-    found = verdict(*rows, goal="memory")
-    assert found.chosen == "none"
-    assert "saves 60 %" in " ".join(found.advice) and "+33 %" in " ".join(found.advice)
-
-
 def test_memory_saved_for_nothing_is_taken() -> None:
     found = verdict(row("a", 100, noise=1e-3, memory_gb=10), row("b", 100, noise=1e-3, memory_gb=5), goal="memory")
     assert found.chosen == "b"
-
-
-def test_variant_beaten_in_memory_and_time_is_not_offered() -> None:
-    rows = row("none", 100, memory_gb=10), row("acts", 300, memory_gb=4), row("params", 400, memory_gb=8)
-    text = " ".join(verdict(*rows, goal="memory").advice)
-    assert "acts: saves 60 %" in text and "params:" not in text
 
 
 def test_allocator_is_told_apart_by_the_memory_it_holds() -> None:
@@ -166,11 +123,6 @@ def test_smallest_batch_that_is_as_good_as_the_best_is_chosen() -> None:
     assert found.chosen in ("128", "256") and agreement is not None and agreement.agrees
     rows = [row(str(n), ms, samples=n, noise=0.001) for n, ms in ((32, 100), (64, 200.1), (128, 400.2))]
     assert verdict(*rows, name="batch-size", reference="halves").chosen == "32"
-
-
-def test_mfu_is_flops_over_time_over_peak() -> None:
-    found = verdict(row("a", 100, noise=1e-6, flops=45e12))
-    assert found.variants[0].mfu == pytest.approx(450 / 989, rel=0.01)
 
 
 def test_accumulation_on_ranks_says_what_it_saves_in_communication() -> None:
@@ -203,3 +155,111 @@ def test_mfu_is_of_all_devices_that_the_ranks_have(method: dict[str, Any], times
              "variants": [{"name": "a"}], "method": method}  # fmt: skip
     found = sweep_verdict({"sweep": sweep, "series": [row("a", 10)], "environment": environment}).variants[0].mfu
     assert one and found == pytest.approx(one / times)
+
+
+REORDERED = {"gradient": 1e-2, "loss": 1e-2, "why": "another order"}
+
+
+def agreed(offs: list[float], own: list[float], *, other: float = 0.0, wide: bool = True) -> Agreement:
+    """Return the agreement of runs that are off by so much with a reference whose own runs are."""
+    return agreement(
+        [check(off) for off in offs], check(other), repeats=[check(off) for off in own], name="first",
+        tolerance=EXACT, reordered=REORDERED if wide else None,
+    )  # fmt: skip
+
+
+def test_distances_are_relative_and_the_largest_of_all_runs() -> None:
+    found = agreed([0.0, 0.3, 0.1], [0.0, 0.0])
+    assert found.gradient_error == pytest.approx(0.3) and found.loss_error == pytest.approx(0.3)
+    assert found.agrees is False
+
+
+def test_equal_results_agree_however_the_reference_varies() -> None:
+    assert agreed([0.0], [0.0, 5.0]) == Agreement(0.0, 0.0, True, "the same samples")
+
+
+def test_reference_that_differs_from_itself_asks_for_rounding_and_the_why_says_how_far() -> None:
+    found = agreed([6e-4, 1e-3], [0.0, 5e-4])
+    assert found.agrees is True
+    assert "first differs from itself between runs by 5.0e-04 in the gradient" in found.why
+    assert "another order (gradient 1.0e-02, loss 1.0e-02)" in found.why
+
+
+@pytest.mark.parametrize(("off", "agrees"), [(0.0, True), (5e-4, None), (0.02, False)])
+def test_one_run_cannot_tell_what_is_within_rounding(off: float, agrees: bool | None) -> None:
+    found = agreed([off], [0.0])
+    assert found.agrees is agrees
+    assert ("--runs 2" in found.why) == (agrees is None)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_nothing_can_be_compared_with_a_reference_that_is_random(wide: bool) -> None:
+    found = agreed([0.5], [0.0, 0.4], wide=wide)
+    assert found.agrees is None and "more than rounding explains" in found.why
+
+
+def test_results_that_are_not_finite_do_not_agree() -> None:
+    found = agreed([float("nan")], [0.0, 0.0])
+    assert (found.gradient_error, found.agrees) == (None, False)
+
+
+SAME = Agreement(0.0, 0.0, True, "the same")
+
+
+def measured(name: str, step_ms: float, peak_gb: float | None, **more: Any) -> VariantResult:
+    figures = {"step_ns": round(1e6 * step_ms), "peak_memory_gb": peak_gb, "agreement": SAME, **more}
+    return VariantResult(name, "measured", **figures)
+
+
+def runs(variants: list[VariantResult], *, spread: float = 0.005) -> dict[str, list[list[float]]]:
+    """Return three runs of 30 steps around each variant's time."""
+    random = np.random.default_rng(7)
+    return {
+        v.name: [list(v.step_ns / 1e6 * random.normal(1, spread, 30)) for _ in range(3)] for v in variants if v.step_ns
+    }
+
+
+def test_small_model_gets_ddp() -> None:
+    variants = [measured("ddp", 48.0, 4.0), measured("zero2", 50.0, 3.0), measured("zero3", 60.0, 2.0)]
+    found = recommendation(variants, runs(variants), limit_gb=80.0)
+    assert found and (found.series, found.against) == ("ddp", "zero2")
+    assert found.time_over_high and found.time_over_high < 1 and not found.no_difference
+    assert found.reason == "the simplest; nothing is clearly faster"
+    assert strategy_sentences(found, variants)[-1] == "it takes 4.0 GB of 80.0 GB a rank; least: zero3 with 2.0 GB"
+
+
+def test_clearly_faster_one_is_taken_with_its_margin_over_the_simplest() -> None:
+    variants = [measured("ddp", 100.0, 4.0), measured("ddp-bf16", 50.0, 3.0), measured("zero1-bf16", 55.0, 3.0)]
+    found = recommendation(variants, runs(variants), limit_gb=80.0)
+    assert found and (found.series, found.against) == ("ddp-bf16", "ddp")
+    assert found.time_over == pytest.approx(0.5, rel=0.02)
+    assert found.reason == "clearly faster than ddp, the simplest that can"
+
+
+def test_simpler_one_with_a_shorter_step_is_taken_though_its_runs_differ() -> None:
+    variants = [measured("zero2", 773.0, 4.0), measured("zero2-bf16", 400.0, 3.0), measured("zero3-bf16", 614.0, 2.0)]
+    timed = {**runs(variants), "zero2-bf16": [[300.0] * 8, [500.0] * 8]}
+    found = recommendation(variants, timed, limit_gb=None)
+    assert found and (found.series, found.against) == ("zero2-bf16", "zero3-bf16")
+    assert "simpler than zero3-bf16 and its step is shorter" in found.reason
+
+
+def test_large_model_gets_what_fits() -> None:
+    variants = [
+        VariantResult("ddp", "out of memory", "OutOfMemoryError: CUDA out of memory"),
+        measured("zero1", 300.0, 39.0),
+        measured("zero2", 320.0, 31.0),
+        measured("zero3", 400.0, 24.0),
+    ]
+    found = recommendation(variants, runs(variants), limit_gb=40.0)
+    assert found and found.series == "zero2"  # ZeRO-1 runs, with 97 % of the memory
+    assert found.excluded["ddp"].startswith("out of memory") and "95 %" in found.excluded["zero1"]
+    assert found.reason == "ddp and zero1 cannot be used; the simplest that can; nothing is clearly faster"
+    assert "zero1 is out: it takes 39.0 GB" in strategy_sentences(found, variants)[-1]
+
+
+def test_other_results_are_never_recommended() -> None:
+    other = Agreement(0.5, 0.1, False, "rounded")
+    variants = [measured("ddp", 100.0, 4.0), measured("zero3-bf16", 20.0, 2.0, agreement=other)]
+    found = recommendation(variants, runs(variants), limit_gb=None)
+    assert found and found.series == "ddp" and "results differ" in found.excluded["zero3-bf16"]

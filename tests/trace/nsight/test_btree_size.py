@@ -142,20 +142,6 @@ def test_commands_refuse_61_million_rows_in_one_line(
     assert "more rows than the file's bytes can hold" in said and said.count("\n") == 1
 
 
-def test_default_values_that_rows_do_not_hold_are_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    export = small(path)
-    export.db.executescript(
-        f"DROP TABLE {RANGES};"
-        f"CREATE TABLE {RANGES} (start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER);"
-        f"INSERT INTO {RANGES} VALUES (100, 200, 59, {THREAD});"
-        f"ALTER TABLE {RANGES} ADD COLUMN text TEXT DEFAULT '{'d' * 5000}'"
-    )
-    export.close()
-    (trace,) = read_nsys(path)
-    assert not any("ddd" in text for text in trace.strings)
-
-
 @pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
 def test_sound_files_of_any_layout_fit(tmp_path: Path, page_bytes: int) -> None:
     path = tmp_path / "x.sqlite"

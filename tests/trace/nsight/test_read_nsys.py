@@ -1,8 +1,10 @@
-"""Exports of Nsight Systems: every row of a real one accounted for, and hostile ones refused in one line."""
+"""Exports of Nsight Systems: every row of a real one accounted for, hostile ones refused, memory bounded."""
 
 import gzip
 import random
 import sqlite3
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.run.load import load
 from stepscope.trace.classify import EventKind, event_kinds
-from stepscope.trace.nsight import read_nsys
+from stepscope.trace.nsight import overview, read_nsys
 from stepscope.trace.sqlite_file import Database
 from stepscope.trace.table import Trace
 
@@ -39,10 +41,7 @@ def by_stream(traces: tuple[Trace, ...], kind: EventKind) -> dict[tuple[int, int
     return out
 
 
-@pytest.mark.parametrize(
-    ("table", "kind"),
-    [("KERNEL", EventKind.KERNEL), ("MEMCPY", EventKind.COPY)],
-)
+@pytest.mark.parametrize(("table", "kind"), [("KERNEL", EventKind.KERNEL), ("MEMCPY", EventKind.COPY)])
 def test_counts_and_times_per_stream_equal_sql(real: Path, table: str, kind: EventKind) -> None:
     db = sqlite3.connect(real)
     query = f"SELECT deviceId, streamId, count(*), sum(end - start) FROM CUPTI_ACTIVITY_KIND_{table} GROUP BY 1, 2"
@@ -65,17 +64,6 @@ def test_copies_equal_sql_by_direction_and_bytes(real: Path) -> None:
     assert found == said
 
 
-def test_calls_and_ranges_equal_sql(real: Path) -> None:
-    db = sqlite3.connect(real)
-    traces = read_nsys(real)
-    kinds = np.concatenate([event_kinds(trace) for trace in traces])
-    assert (kinds == EventKind.RUNTIME).sum() == db.execute(
-        "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-    ).fetchone()[0]
-    ranges = np.isin(kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)).sum()
-    assert ranges == db.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()[0]
-
-
 def test_every_launched_kernel_finds_its_operator(real: Path) -> None:
     run = load(real, cache=False)
     assert [r.rank for r in run.ranks] == [0, 1]
@@ -83,17 +71,6 @@ def test_every_launched_kernel_finds_its_operator(real: Path) -> None:
         assert len(rank.work) > 500
         assert (rank.work.op_row[rank.work.launch_row >= 0] >= 0).all()
         assert rank.trace.header["nsight"]["schema"] == "3.25.0"
-
-
-def test_chunks_do_not_change_the_table(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = read_nsys(real)
-    monkeypatch.setattr("stepscope.trace.sqlite_file._CHUNK_ROWS", 37)
-    for one, other in zip(whole, read_nsys(real), strict=True):
-        assert [one.strings[i] for i in one["name"]] == [other.strings[i] for i in other["name"]]
-        assert one["ts_ns"].tolist() == other["ts_ns"].tolist()
-
-
-# Small exports --------------------------------------------------------------------------------------------------------
 
 
 def small(path: Path) -> Export:
@@ -119,20 +96,6 @@ def read_small(export: Export, path: Path) -> Trace:
     export.close()
     (trace,) = read_nsys(path)
     return trace
-
-
-def test_kernel_has_its_arguments(tmp_path: Path) -> None:
-    trace = read_small(small(tmp_path / "x.sqlite"), tmp_path / "x.sqlite")
-    row = np.flatnonzero(event_kinds(trace) == EventKind.KERNEL)
-    said = {
-        name: int(trace.arg(name).at(row, missing=-1)[0])
-        for name in ("stream", "device", "correlation", "registers", "shared_bytes")
-    }
-    assert said == {"stream": 7, "device": 0, "correlation": 1, "registers": 32, "shared_bytes": 16}
-    assert trace.text(int(trace.arg("grid").at(row, missing=-1)[0])) == "[1, 2, 3]"
-    assert trace.text(int(trace.arg("block").at(row, missing=-1)[0])) == "[4, 5, 6]"
-    assert [trace.text(int(i)) for i in trace["name"]] == ["cudaLaunchKernel", "gemm"]
-    assert trace["ts_ns"].tolist() == [1_000_100, 1_000_200]
 
 
 def test_graphs_recorded_as_a_whole_are_kernels_and_said(tmp_path: Path) -> None:
@@ -161,16 +124,6 @@ def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
     assert (quality.bad_time, quality.negative_duration, quality.far_times) == (5, 2, 1)
     assert trace.num_events == 3
     assert "unknown kernel" in trace.strings
-
-
-def test_open_ranges_and_missing_payloads_are_said(tmp_path: Path) -> None:
-    export = small(tmp_path / "x.sqlite")
-    thread = MACHINE | 7 << 24 | 70
-    export.nvtx(10, None, "epoch", thread)
-    export.nvtx(90, 120, "ncclAllReduce", thread)
-    trace = read_small(export, tmp_path / "x.sqlite")
-    assert any("1 NVTX ranges had not ended" in note for note in trace.quality.notes)
-    assert any("--include-blobs=true" in note for note in trace.quality.notes)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +160,7 @@ def test_computed_columns_are_not_computed(tmp_path: Path) -> None:
     export = small(path)
     export.db.executescript(
         "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "
-        "end INTEGER GENERATED ALWAYS AS (length(hex(zeroblob(400000000)))) VIRTUAL); "
+        "end INTEGER GENERATED ALWAYS AS (length(hex(zeroblob(20000000)))) VIRTUAL); "
         "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (5);"
     )
     export.close()
@@ -258,3 +211,67 @@ def test_only_reading_is_allowed(tmp_path: Path) -> None:
             with pytest.raises(sqlite3.Error):
                 db._db.execute(statement)
     assert not (tmp_path / "canary").exists()
+
+
+CHUNK = 100
+KB = 1_000
+PROCESSES = (7, 9)
+RANGES_PER_KERNEL = 3
+
+
+def export_of(path: Path, kernels: int) -> Path:
+    """Write an export of two processes in which every range has a text of its own."""
+    export = Export(path)
+    export.clock(1_000_000)
+    launch, name = export.text("cudaLaunchKernel"), export.text("gemm")
+    for i in range(kernels):
+        process, at = PROCESSES[i % 2], 1000 * i
+        thread = MACHINE | process << 24 | process
+        export.insert("CUPTI_ACTIVITY_KIND_RUNTIME", at, at + 10, 0, thread, i + 1, launch, 0, None)
+        where = at + 100, at + 900, i % 2, 1, 7, i + 1, MACHINE | process << 24
+        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *where, name, name, None, 32, 1, 2, 3, 4, 5, 6, 0, 16, None)
+        for depth in range(RANGES_PER_KERNEL):
+            text = f"aten::mm, op_id = {RANGES_PER_KERNEL * i + depth}"
+            export.insert("NVTX_EVENTS", at + depth, at + 50 - depth, 59, text, None, thread, 0, None)
+    export.close()
+    return path
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Return the most that was allocated at once, beyond what was before."""
+    work()  # imports and caches are filled
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small export and one of five times its rows."""
+    folder = tmp_path_factory.mktemp("exports")
+    return export_of(folder / "small.sqlite", 400), export_of(folder / "large.sqlite", 2000)
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.trace.sqlite_file._CHUNK_ROWS", CHUNK)
+    monkeypatch.setattr("stepscope.trace.sqlite_file._BATCH_PAGES", 4)
+
+
+def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tuple[Path, Path]) -> None:
+    small, large = exports
+    assert peak_of(lambda: overview(large)) < 1.2 * peak_of(lambda: overview(small)) + 20 * KB
+
+
+@pytest.mark.slow
+def test_tables_take_little_more_than_their_columns_while_they_are_built(exports: tuple[Path, Path]) -> None:
+    small, large = (peak_of(lambda path=path: read_nsys(path)) for path in exports)  # type: ignore[misc]
+    more_rows = (2 + RANGES_PER_KERNEL) * 1600
+    traces = read_nsys(exports[1])
+    kept = sum(array.nbytes for t in traces for name, array in t.columns.items() if name not in ("ph", "offset"))
+    kept += sum(one.rows.nbytes + one.values.nbytes for t in traces for one in t.args.values())
+    per_row = kept / sum(t.num_events for t in traces)
+    assert (large - small) / more_rows < 2 * per_row

@@ -43,7 +43,7 @@ def test_purposes_of_the_recorded_snapshot_sum_to_the_allocators_number() -> Non
     snapshot = read_memory_snapshot(DATA / "snapshot.pickle.gz")
     history = history_of(snapshot)
     purposes = purposes_of(snapshot, history)
-    for event in range(-1, len(snapshot.action), 37):
+    for event in range(-1, len(snapshot.action), 370):
         expected = history.before_bytes if event < 0 else int(history.allocated_bytes[event])
         assert sum(purposes.at(history, event).values()) == expected
     view = snapshot_view(snapshot)

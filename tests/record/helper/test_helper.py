@@ -1,0 +1,245 @@
+"""The helper process: lines, messages, clocks, run.json, scratch folders, and what it does when the job dies.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.limits import HANG_S
+
+from stepscope.record.helper.open_run import Outbox
+from stepscope.record.helper.scratch import MARKER, make_scratch, remove_scratch, sweep_scratch
+from stepscope.record.helper.side_channel import SideChannel, ask, register, serve
+from stepscope.record.helper.writer import run_description
+from stepscope.record.step_statistics import StepStatistics
+
+AHEAD_NS = 37_123_000
+
+
+def probed(store: Any, *, ahead_ns: int) -> list[dict[str, Any] | None]:
+    """Return what two ranks on other hosts find, rank 0's clock being ahead."""
+    here, there = SideChannel(store), SideChannel(store)
+    numbers = [register(there, rank=r) for r in (8, 16)]
+    server = threading.Thread(
+        target=serve, args=(here,), kwargs={"when": "before", "clock": lambda: time.time_ns() + ahead_ns}
+    )
+    server.start()
+    found = [ask(there, number=n, when="before") for n in numbers]
+    server.join()
+    return found
+
+
+def test_works_over_the_store_that_jobs_have() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
+    for probe in probed(client, ahead_ns=AHEAD_NS):
+        assert probe is not None and abs(probe["offset_ns"] - AHEAD_NS) <= probe["uncertainty_ns"]
+
+
+def facts(rank: int, **more: Any) -> dict[str, Any]:
+    steps = {"count": 9, "last": 8, "before": None, "window": None, "after": None, "unprofiled": None}
+    return {"rank": rank, "created_ns": 10**18 + rank, "host": f"node{rank // 2}", "files": [], "steps": steps, **more}
+
+
+def test_flops_are_those_of_the_whole_job_without_recomputation() -> None:
+    plain = facts(0, flops={"events": 1, "total": 290, "forward": 100})
+    checkpointed = facts(1, flops={"events": 1, "total": 400, "forward": 100})
+    run = run_description([plain, checkpointed], world_size=2, finished=True)
+    assert run["flops_per_step"] == 290 + 300
+    assert run["hardware_flops_per_step"] == 690
+
+
+def test_tokens_of_one_replica_count_once() -> None:
+    found = [facts(r, tokens_per_step=1000, ranks_per_replica=2) for r in range(4)]
+    assert run_description(found, world_size=4, finished=True)["tokens_per_step"] == 2000
+
+
+def settings(scratch: Path, *, rank: int = 0, world_size: int = 1, **more: Any) -> dict[str, Any]:
+    made = make_scratch(str(scratch.parent))
+    remove_scratch(scratch)
+    made.rename(scratch)
+    patience = {"other_ranks_wait_s": 0.3, "write_timeout_s": 60.0}
+    return {"rank": rank, "world_size": world_size, "scratch": str(scratch), **patience, **more}
+
+
+def line(step: int, *, dur_ns: int = 100, phase: str = "before", profiled: bool = False) -> str:
+    return json.dumps({"step": step, "dur_ns": dur_ns, "device_ns": None, "phase": phase, "profiled": profiled})
+
+
+def open_box(tmp_path: Path, **more: Any) -> tuple[Outbox, Path]:
+    replies: queue.Queue[dict[str, Any]] = queue.Queue()
+    box = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch", **more))
+    box.put_step('{"schema": 1}')
+    box.put({"do": "claim", "out": str(tmp_path / "run"), "run_id": "a"})
+    return box, Path(replies.get(timeout=HANG_S)["folder"])
+
+
+def wait_until(what: Any, within_s: float = HANG_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    os.kill(box.helper_pid, signal.SIGKILL)
+
+    def dropped() -> int:
+        box.put_step(line(1))
+        return box.dropped
+
+    wait_until(dropped)
+    box.finish(own_wait_s=5, grace_s=5)
+    assert not (folder / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    os.kill(box.helper_pid, signal.SIGSTOP)
+    long_line = line(1)[:-1] + f', "x": "{"y" * 900}"}}'
+    for _ in range(4_000):
+        box.put_step(long_line)
+    assert box.dropped > 0 and len(box._held) <= 1 << 20
+    assert not box.finish(own_wait_s=0.2, grace_s=0.1)  # it returns although nobody reads
+    os.kill(box.helper_pid, signal.SIGCONT)
+    wait_until(lambda: (folder / "run.json").exists())
+    entries = (folder / "rank00000.steps.jsonl").read_text().splitlines()
+    assert len(entries) + box.dropped == 4_001
+    assert all(json.loads(entry) for entry in entries)
+
+
+def test_missing_ranks_are_named_after_the_wait(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path, world_size=3)
+    box.put({"do": "close"})
+    assert box.finish(own_wait_s=30, grace_s=10)
+    assert json.loads((folder / "run.json").read_text())["missing_ranks"] == [1, 2]
+
+
+def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared() -> None:
+    for slower, is_beyond in ((1.0, False), (1.2, True)):
+        steps = StepStatistics()
+        for step in range(60):
+            phase = "before" if step < 20 else "window" if step < 25 else "after"
+            dur = round((1000 + step % 3) * (slower if phase == "after" else 1))
+            steps.add(json.loads(line(step, dur_ns=dur, phase=phase, profiled=phase == "window")))
+        found = steps.summary()
+        assert (found["unprofiled"]["median_ns"], found["unprofiled_from"]) == (1001, "before")
+        compared = found["after_to_before"]
+        assert compared["ratio"] == pytest.approx(slower, rel=0.01)
+        assert (compared["low"] > 1.1) == is_beyond
+
+
+def test_a_helper_that_cannot_start_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path / "python", "#!/bin/sh\nexit 7\n"))
+    replies: queue.Queue[dict[str, Any]] = queue.Queue()
+    box = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch"))
+    said = replies.get(timeout=HANG_S)
+    assert said == {"error": f"the process that writes the run ended with code 7 ({tmp_path / 'python'})"}
+    box.put({"do": "facts"})
+    assert box.finish(own_wait_s=HANG_S, grace_s=HANG_S)
+
+
+def write_program(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+OWNER = """
+import sys, time
+from stepscope.record.helper.scratch import make_scratch
+print(make_scratch(sys.argv[1]), flush=True)
+time.sleep(600)
+"""
+
+
+def owner_of_one(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """Return a process that owns a scratch folder below `parent`, and that folder."""
+    command = [sys.executable, "-c", OWNER, str(parent)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["stepscope-20241115-results", "stepscope-12345678901234567890-x", "stepscope-1-a", "stepscope-", "stepscope-x"],
+)
+def test_T33_folders_of_the_user_are_never_touched(name: str, tmp_path: Path) -> None:
+    theirs = tmp_path / name
+    theirs.mkdir()
+    (theirs / "results.csv").write_text("1,2\n")
+    (tmp_path / "stepscope-7-file").write_text("not even a folder")
+    remove_scratch(make_scratch(str(tmp_path)))
+    remove_scratch(theirs)
+    assert (theirs / "results.csv").read_text() == "1,2\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted({name, "stepscope-7-file"})
+
+
+def test_T33_a_marker_that_is_not_ours_protects_its_folder(tmp_path: Path) -> None:
+    real = make_scratch(str(tmp_path))
+    marker = (real / MARKER).read_bytes()
+    for name, make in (
+        ("stepscope-empty", lambda path: path.touch()),
+        ("stepscope-link", lambda path: path.symlink_to(real / MARKER)),
+        ("stepscope-pipe", lambda path: os.mkfifo(path)),
+        ("stepscope-folder", lambda path: path.mkdir()),
+    ):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / MARKER)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / MARKER).write_bytes(marker)
+    (tmp_path / "stepscope-linked").symlink_to(tmp_path / "elsewhere")
+    assert sweep_scratch(tmp_path) == []
+    assert (tmp_path / "elsewhere" / MARKER).exists()
+    remove_scratch(real)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_T33_a_folder_of_another_user_is_kept(tmp_path: Path) -> None:
+    process, folder = owner_of_one(tmp_path)
+    process.kill()
+    process.wait()
+    os.chown(folder, 12345, 12345)
+    assert sweep_scratch(tmp_path) == []
+    os.chown(folder, 0, 0)
+    assert sweep_scratch(tmp_path) == [folder.name]
+
+
+def test_T8_scratch_of_a_killed_job_is_swept_and_of_a_living_one_kept(tmp_path: Path) -> None:
+    process, folder = owner_of_one(tmp_path)
+    (folder / "window0.json.tmp").touch()
+    mine = make_scratch(str(tmp_path))
+    assert folder.is_dir()  # by its lock alone: nothing in its name says who lives
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    later = make_scratch(str(tmp_path))
+    assert not folder.exists() and mine.is_dir()
+    for path in (mine, later):
+        remove_scratch(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.job
+def test_T33_record_runs_beside_them_and_without_a_temporary_folder(tmp_path: Path) -> None:
+    theirs = tmp_path / "tmp" / "stepscope-12345678901234567890-mine"
+    theirs.mkdir(parents=True)
+    command = [sys.executable, "-m", "stepscope.cli.main", "record", "--", sys.executable, "-c", "print('ran')"]
+    for folder in (tmp_path / "tmp", tmp_path / "none"):
+        environ = {**os.environ, "TMPDIR": str(folder)}
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert theirs.is_dir() and [p.name for p in (tmp_path / "tmp").iterdir()] == [theirs.name]

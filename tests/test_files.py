@@ -1,0 +1,235 @@
+"""Files beside the traces and outputs: only regular ones of bounded size, not behind a link of somebody else."""
+
+import ast
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.source_trees import desk_calls
+from tests.trace.test_reading_faults import SAMPLE
+
+from stepscope import later_writes
+from stepscope.cli.main import main
+from stepscope.contract.run_folder import json_object_in
+from stepscope.errors import UsageError
+from stepscope.output_path import (
+    opened_to_grow,
+    why_no_folder,
+    why_no_output,
+)
+from stepscope.record.helper.claim import claim_folder
+from stepscope.record.launch.launch import why_not_writable
+from stepscope.side_file import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_LINE_BYTES,
+    OVERLONG,
+    RefusedFile,
+    parsed_json,
+    read_side_file,
+    side_file_lines,
+    unusable_fields,
+)
+from stepscope.trace import cache
+from stepscope.trace.cache import read_cached
+
+
+def test_pipe_device_and_folder_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(RefusedFile, match="instead of a regular file"):
+            read_side_file(path)
+        with pytest.raises(RefusedFile):
+            next(side_file_lines(path))
+        assert json_object_in(path) == {}
+
+
+def test_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    with (tmp_path / "run.json").open("wb") as f:
+        f.truncate(MAX_BYTES + 1)
+    with pytest.raises(RefusedFile, match="where at most"):
+        read_side_file(tmp_path / "run.json")
+
+
+def test_file_that_does_not_tell_its_size_is_read_to_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(RefusedFile, match="more than 5 bytes"):
+        read_side_file("/proc/self/status", max_bytes=5)
+
+
+def test_link_to_a_regular_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").symlink_to("a")
+    assert read_side_file(tmp_path / "b") == b"1"
+
+
+def test_overlong_line_is_one_damaged_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n" + b"x" * (3 * MAX_LINE_BYTES) + b"\n2\n")
+    assert list(side_file_lines(path)) == [b"1\n", OVERLONG, b"2\n"]
+
+
+@pytest.mark.parametrize(
+    "text", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity", "9" * 400, "-" + "9" * 5000, str(2**63), "1" + "0" * 19]
+)
+def test_number_that_nothing_holds_is_unknown_and_named(text: str) -> None:
+    parsed = parsed_json(f'{{"good": 1, "ranks": {{"0": [{text}]}}}}')
+    assert parsed.value == {"good": 1, "ranks": {"0": [None]}}
+    assert unusable_fields(parsed, "run.json") == [
+        "run.json: ranks.0.0 out of range or no finite number; taken as unknown"
+    ]
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 1.5e300, 1790857026000000000, 0.1234567890123456789012])
+def test_number_that_fits_stays(number: float) -> None:
+    assert parsed_json(json.dumps([number])) == ([number], ())
+
+
+def test_deep_nesting_is_a_value_error() -> None:
+    for text in (b"[" * 200_000, b"[NaN," * 200_000):
+        with pytest.raises(ValueError, match="nested"):
+            parsed_json(text)
+
+
+DOORS = {"side_file.py", "output_path.py", "trace/streams.py", "report/view/server.py", "run/remote.py"}
+"""where files that anybody may have written are opened, each after a look at what they are"""
+OWN_FILES = {"cli/exit_code.py", "cost/chips.py", "cli/demo.py", "cli/view.py", "trace/scanner/wasm.py"}
+"""which open what the program itself brings or has just made"""
+
+
+def test_no_file_is_opened_past_the_doors() -> None:
+    found = {f"{path}:{node.lineno}" for path, called, node in desk_calls() if _opens(called)}
+    assert len(desk_calls()) > 5_000
+    assert not {place for place in found if place.partition(":")[0] not in DOORS | OWN_FILES}
+
+
+def _opens(called: str) -> bool:
+    """Return whether a call opens a file by its path; `files(...)` are the package's own."""
+    return called in ("open", "os.open", "np.load", "np.fromfile") or (
+        called.endswith((".read_text", ".read_bytes", ".open")) and not called.startswith("files(")
+    )
+
+
+def test_values_nested_too_deeply_are_no_json_whatever_python_bears() -> None:
+    parsed_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    parsed_json("[" + ", ".join(["[1]"] * 500) + "]")
+    for text in ("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2), '{"a":' * 500 + "1e999" + "}" * 500):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parsed_json(text)
+
+
+STRANGER = 54321
+
+
+def link_of_a_stranger(link: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a link that somebody else owns: really, or to whoever we say we are."""
+    link.symlink_to(target)
+    if os.geteuid() == 0:
+        os.lchown(link, STRANGER, STRANGER)
+    else:
+        monkeypatch.setattr("stepscope.output_path.os.geteuid", lambda: STRANGER)
+    return link
+
+
+def test_regular_and_new_files_may_be_written(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    for name in ("old", "new", "old/below", "no/such/folder"):
+        assert why_no_output(tmp_path / name) is None
+
+
+def test_file_that_grows_is_seen_line_by_line_and_nothing_else_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    with opened_to_grow(tmp_path / "old") as file:
+        for number in range(3):
+            file.write(b"line\n")
+            assert (tmp_path / "old").read_bytes() == b"line\n" * (number + 1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("old")
+    for name in ("pipe", "link", "."):
+        with pytest.raises(OSError):
+            opened_to_grow(tmp_path / name)
+    assert (tmp_path / "old").read_bytes() == b"line\n" * 3
+
+
+def test_own_links_to_folders_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "mine").symlink_to("real")
+    (tmp_path / "again").symlink_to(tmp_path / "mine")
+    assert why_no_output(tmp_path / "again" / "out.json") is None
+    assert why_no_folder(tmp_path / "again" / ".." / "real") is None
+
+
+@pytest.mark.parametrize("way", ["theirs", "theirs/below", "mine", "mine/below/../x", "real/../theirs"])
+def test_links_of_others_on_the_way_are_refused(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    theirs = link_of_a_stranger(tmp_path / "theirs", tmp_path / "real", monkeypatch)
+    (tmp_path / "mine").symlink_to("theirs")  # our link, to theirs
+    if os.geteuid() == STRANGER and way.startswith("mine"):
+        pytest.skip("every link is a stranger's to whoever we pretend to be")
+    why_not = why_no_output(tmp_path / way / "out.json")
+    assert why_not == f"{theirs} is a link that belongs to another user"
+    with pytest.raises(UsageError, match="belongs to another user"):
+        claim_folder(tmp_path / way, run_id="x")
+    assert "belongs to another user" in str(why_not_writable(str(tmp_path / way)))
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert "too many links" in str(why_no_folder(tmp_path / "a" / "x"))
+
+
+IN_A_FOLDER_OF_ITS_OWN = {"cli/doctor.py", "cli/export.py", "cli/view.py"}
+"""which write into a temporary folder that they have just made"""
+
+
+def calls(*endings: str) -> list[tuple[str, ast.Call]]:
+    """Return the calls on the desk side that end in one of these, each with its file."""
+    return [(path, node) for path, called, node in desk_calls() if called.endswith(endings)]
+
+
+def test_no_output_is_written_past_the_door() -> None:
+    writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
+    assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
+    assert {file for file, _ in calls("atomic_write")} >= {"cli/output.py", "cli/investigate.py", "trusted_file.py"}
+
+
+def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
+    found = [(file, {word.arg for word in call.keywords}) for file, call in calls("json.dumps", "json.dump")]
+    assert {file for file, words in found if "allow_nan" not in words} == {"trace/cache.py", "trace/pickles.py"}, (
+        "which nobody else reads"
+    )
+    assert {file for file, _ in found} >= {"json_text.py"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    later_writes.wait_for_all()
+
+
+def test_what_goes_wrong_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:
+    def write() -> None:
+        raise ValueError("no")
+
+    later_writes.write_later(tmp_path / "a", write)
+    with pytest.raises(ValueError, match="no"):
+        later_writes.wait_for(tmp_path / "a")
+
+
+def test_next_reader_in_a_process_finds_the_cache_that_was_to_be_written(tmp_path: Path) -> None:
+    first = read_cached(SAMPLE, cache_folder=tmp_path, min_raw_bytes=0, write_later=later_writes.write_later)
+    assert not first.from_cache and not list(tmp_path.iterdir())
+    assert read_cached(SAMPLE, cache_folder=tmp_path, min_raw_bytes=0).from_cache
+
+
+def test_cache_is_there_when_a_command_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cache, "MIN_RAW_BYTES", 0)
+    assert main(["report", str(SAMPLE), "--cache-folder", str(tmp_path)]) == 0
+    assert list(tmp_path.glob("*.columns"))
+    assert not later_writes._asked and not later_writes._begun
+    assert capsys.readouterr().out
