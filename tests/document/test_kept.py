@@ -48,7 +48,7 @@ def report(
 
     def run(*options: str) -> tuple[str, bool]:
         analysed.clear()
-        assert main(["report", str(folder), *options]) == 0
+        assert main(["report", str(folder), "--json", "-"]) == 0
         said = capsys.readouterr()
         assert not said.err
         return said.out, bool(analysed)
@@ -80,7 +80,7 @@ def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[...
         "import sys; from stepscope.cli.main import main; code = main(sys.argv[1:]);"
         "sys.exit(code or bool({'numpy', 'wasmtime', 'rich'} & set(sys.modules)))"
     )
-    words = [sys.executable, "-c", code, "report", str(folder), *options]
+    words = [sys.executable, "-c", code, "report", str(folder), "--json", "-"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.stdout == first
 

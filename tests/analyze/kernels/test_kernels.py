@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from stepscope.diagnose.kernel_rules import memory_bound_kernels
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.products import FP32_KERNEL, add, matmul
+from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.kernel_costs import call_costs, kernel_costs
@@ -122,6 +122,7 @@ def backward_run(folder: Path, *, stores: bool = True) -> RankTrace:
 
 @pytest.mark.parametrize(("stores", "kernels"), [(True, 2), (False, 4)])
 def test_only_chained_kernels_are_counted_and_fused(tmp_path: Path, stores: bool, kernels: int) -> None:
-    (found,) = memory_bound_kernels(account_of(built_run(tmp_path, [backward_run(tmp_path, stores=stores)])))
+    account = account_of(built_run(tmp_path, [backward_run(tmp_path, stores=stores)]))
+    (found,) = (c.match for c in matched(account, "memory-bound-kernels", "not fused"))
     assert found.cost_ns == pytest.approx(kernels * CAST * 1000)
     assert found.change is not None

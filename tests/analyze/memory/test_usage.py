@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stepscope.diagnose.kernel_rules import memory_pressure
 from tests.analyze.build import AUTOGRAD, MAIN, PID, RankTrace, built_run
 from tests.analyze.jobs import STEP, training_step
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.memory import MemoryView, RankMemory, memory_view
@@ -220,10 +220,10 @@ def test_line_that_keeps_what_it_allocates_in_each_step_is_a_suspect(account: Ac
 
 
 def test_growth_is_found_with_the_line_that_keeps_it(account: Account) -> None:
-    (found,) = memory_pressure(account)
+    (found,) = (c.match for c in matched(account, "memory-pressure"))
     said = {e.what: e.value for e in found.evidence}
     assert said["growth per step"] == 3 * MB
-    assert any("kept by train.py:12 " in what for what in said)
+    assert any("held by train.py:12 " in what for what in said)
 
 
 def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
