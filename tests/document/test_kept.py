@@ -48,7 +48,7 @@ def report(
 
     def run(*options: str) -> tuple[str, bool]:
         analysed.clear()
-        assert main(["report", str(folder), "--json", "-"]) == 0
+        assert main(["report", str(folder), *options]) == 0
         said = capsys.readouterr()
         assert not said.err
         return said.out, bool(analysed)
