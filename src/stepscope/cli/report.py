@@ -89,8 +89,8 @@ def _analyse(args: argparse.Namespace, place: "ReportPlace | None") -> int:
     make_page = page_maker(args, args.run) if args.html else None
     account = account_from(args)
     diagnosis = diagnose(account)
-    document = report_json(account, diagnosis) if args.json else None
-    page = make_page(account, diagnosis) if make_page else None
+    document = report_json(account, diagnosis, details=True) if args.json or args.html else None
+    page = make_page(account, document) if make_page and document else None
     write_json(args.json, document, force=args.force)
     if page is not None:
         write_output(args.html, page.html, force=args.force)

@@ -22,6 +22,7 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.code import code_json
+from stepscope.document.details import details_json
 from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.json_text import finite_document
 from stepscope.run.groups import UNKNOWN_GROUP, Group
@@ -219,8 +220,11 @@ _MAX_ROWS = 50
 _MAX_EXAMPLES = 20
 
 
-def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
+def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False) -> dict[str, Any]:
+    """Return the report's JSON object; a number that is not finite is null, and a warning names it.
+
+    `details` adds what pictures are drawn from.
+    """
     conclusion = conclude(account, diagnosis)
     document = {
         "schema": SCHEMA,
@@ -255,6 +259,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
         ],
+        **({"details": details_json(account, diagnosis)} if details else {}),
         "warnings": list(account.warnings),
     }
     return finite_document(document)[0]
@@ -280,6 +285,7 @@ def _run(account: Account) -> dict[str, Any]:
         "window": run.window,
         "asked_by": run.asked_by,
         "sources": [run.shown_path(r.trace.path) for r in run.ranks_read],
+        "unreadable": len(run.unreadable),
     }
 
 
@@ -464,6 +470,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "id": f.id,
         "title": f.title,
         "ranks": list(f.ranks),
+        "docs": f"docs/findings/{f.id}.md",
         "cost_ms_per_step": ms_or_none(f.cost_ns),
         "saving_ms_per_step": ms(f.saving_ns),
         "saving_low_ms": ms(f.low_ns),
