@@ -29,12 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.analyze.live.runs import claim, line, write_log
 from tests.report.browser import Browser
-from tests.report.constructed import constructed
+from tests.report.constructed import constructed_page
 from tests.report.pages import all_pages, light_run, light_sheet
 
 from stepscope.analysis import Analysis, load
 from stepscope.cli.watch import LiveSite
-from stepscope.report.html.page import page_of
 from stepscope.report.html.sheets import runs_sheet, sheet_page
 from stepscope.report.runs import RunEntry
 from stepscope.report.text.summary import print_summary
@@ -250,8 +249,8 @@ def page_makers(corpus: Path, folder: Path) -> dict[str, Callable[[], str]]:
     predicted = ("predict-flops", "predict-memory", "predict-strategy", "predict-collective")
     return {
         **{name: partial(_report, corpus, run) for name, run in {**RUNS, **CPU_RUNS}.items()},
-        "large": lambda: page_of(constructed(ranks=64, steps=50)),
-        "owners": lambda: page_of(constructed(ranks=8, steps=20, slices_per_rank=90)),
+        "large": lambda: constructed_page(ranks=64, steps=50),
+        "owners": lambda: constructed_page(ranks=8, steps=20, slices_per_rank=90),
         "compare": lambda: analysed(corpus, COMPARED[0]).compare(analysed(corpus, COMPARED[1])).to_html(),
         "compare-owners": lambda: of_tests("compare"),
         "runs": lambda: sheet_page(runs_sheet("recordings", _entries(corpus))),

@@ -28,7 +28,7 @@ from stepscope.diagnose.verdict import (
 )
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
-from stepscope.report.html.page import parts_of, report_data
+from stepscope.report.html.page import page_of_run
 from stepscope.report.text.health import print_health
 from stepscope.report.text.summary import next_commands, print_summary
 from stepscope.units import NS_PER_MS
@@ -168,7 +168,7 @@ def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusio
     places = {
         "report": _printed(lambda out: print_summary(account, diagnosis, out)),
         "health": _printed(lambda out: print_health(account, conclusion, checks_of(account), [], out)),
-        "page": parts_of(report_data(account, diagnosis)).in_words,
+        "page": page_of_run(account, report_json(account, diagnosis, details=True)).in_words,
         "investigate": steps[1].answer if account.step is not None else conclusion.headline,
     }
     for place, text in places.items():

@@ -1,7 +1,7 @@
 """Every picture of a run, from its document; a picture that has nothing to show is None."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from math import ceil
 from typing import Any
 
@@ -119,11 +119,13 @@ _MARK_COLOURS = ("input", "copy", "optimizer", "transfer", "host")
 def run_steps(document: Document) -> Drawing | None:
     """Return the time of every step on every rank: the band of all ranks, single ranks, and special steps."""
     found = document["details"]["run_steps"]
-    if not found or (found["source"] != "step logs" and found["num_ranks"] == 1):
+    if not found or (found["source"] != "step logs" and (found["num_ranks"] == 1 or len(found["step"]) < 4)):
         return None  # the picture of the recorded steps shows as much
     steps, median, high = found["step"], found["median_ms"], found["max_ms"]
     usual = float(np.median([v for v in median if v is not None]))
-    most = max(4 * usual, float(np.percentile([v for v in high if v is not None], 95)))
+    # a few outliers do not flatten the rest: they are drawn at the edge
+    known = [v for v in high if v is not None]
+    most = min(max(known), max(4 * usual, float(np.percentile(known, 95))))
     marks = {int(step): mark for step, mark in found["marks"].items()}
     colours = {mark: _MARK_COLOURS[k % 5] for k, mark in enumerate(dict.fromkeys(marks.values()))}
     special = dict.fromkeys(found["outliers"], ("high", "outlier")) | {s: (colours[m], m) for s, m in marks.items()}
@@ -152,7 +154,8 @@ def run_steps(document: Document) -> Drawing | None:
         ]
 
     return line_chart(
-        "Step time of the whole run", lines, Axis("step", "count", zero=False), Axis("step time", "ms"), width=WIDE,
+        "Step time of the whole run", lines, Axis("step", "count", zero=False),
+        Axis("step time", "ms", zero=min(v for v in found["min_ms"] if v is not None) < 0.7 * most), width=WIDE,
         label=f"Times of steps {steps[0]} to {steps[-1]} on {found['num_ranks']} ranks, "
         f"median {unit_text(usual, 'ms')}",
         most=most, legend=legend, notes=notes, below=lambda x, y: _profiled(found, x, y), above=above,
@@ -245,7 +248,7 @@ def kernel_durations(document: Document) -> Drawing | None:
     if not found:
         return None
     families = sorted(found["families"], key=lambda f: -sum(f["ms"]))
-    spare = iter(c for c in ("unmatched", "range", "backward", "idle", "unknown", "wait") for _ in range(9))
+    spare = cycle(("backward", "unmatched", "wait", "idle", "range", "unknown"))
     colours = [_FAMILY_COLOUR.get(f["family"]) or next(spare) for f in families]
     used = [b for b in range(len(found["from_us"])) if any(f["count"][b] for f in families)]
     if not used:
@@ -725,7 +728,7 @@ def _stacked(
     notes = [note, *([f"The {len(shown)} longest of {len(rows)}."] if len(shown) < len(rows) else [])]
     columns = [(what, "ms", lambda row, k=k: row[1][k]) for _, what, k in parts]
     return bar_chart(
-        title, bars, "ms", width=760, left=150, right=270, axis=False, notes=notes,
+        title, bars, "ms", width=760, left=150, right=320, axis=False, notes=notes,
         legend=[(colour, what) for colour, what, _ in parts],
         table=table_of(rows, ("of", "text", lambda r: r[0]), *columns),
     )  # fmt: skip

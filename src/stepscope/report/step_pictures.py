@@ -49,7 +49,7 @@ def step_times(grid: Grid) -> Drawing | None:
     few = len(kept) < len(total)
     return column_chart(
         "Recorded steps" + (", mean over ranks" if len(grid.ranks) > 1 else ""), columns, Axis("step time", "ms"),
-        x_title="step", every=max(1, -(-len(kept) // 8)),
+        x_title="step", width=760, every=max(1, -(-len(kept) // 8)),
         label=f"Times of {len(total)} steps, median {unit_text(float(np.median(total)), 'ms')}",
         legend=[(GROUPS[k], GROUP_TEXT[GROUPS[k]]) for k in used],
         notes=[f"Of {len(total):,} steps the longest of each of {len(kept)} stretches is drawn."] if few else [],

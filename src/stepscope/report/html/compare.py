@@ -222,7 +222,7 @@ def _calls(document: Document, what: str) -> Section:
 
 
 def _metrics(document: Document) -> Section:
-    rows = sorted(document["metrics"], key=lambda r: (not r["significant"], -abs(r["change_pct"] or 0)))
+    rows = sorted(document["metrics"], key=lambda r: (not r.get("significant"), -abs(r["change_pct"] or 0)))
     said = "Those that differ by more than chance first. Several runs per side give every number an interval."
     table = table_of(
         rows,
@@ -230,9 +230,9 @@ def _metrics(document: Document) -> Section:
         ("A", "number", "a"),
         ("B", "number", "b"),
         ("change", "signed_pct", "change_pct"),
-        ("from", "signed_pct", "low_pct"),
-        ("to", "signed_pct", "high_pct"),
-        ("verdict", "text", lambda r: "differs" if r["significant"] else None),
+        ("from", "signed_pct", lambda r: r.get("low_pct")),
+        ("to", "signed_pct", lambda r: r.get("high_pct")),
+        ("verdict", "text", lambda r: "differs" if r.get("significant") else None),
     )
     return Section("metrics", "Every number of the reports", (said,), None, table)
 

@@ -3,9 +3,9 @@
 /** @param {Drawing} d @param {{ heading?: boolean }} [options] */
 function drawn(d, { heading = true } = {}) {
   const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 1000 ? MAX_GROWTH : 1.05);
-  if (d.size[0] > 1000) chart.classList.add("wide");
-  if (d.size[0] <= 360) chart.classList.add("small-picture");
-  const said = new WeakMap();
+  // Below this its letters could not be read: a phone scrolls it.
+  chart.style.setProperty("--least", `${d.size[0] > 1000 ? 760 : d.size[0] <= 360 ? 0 : 0.85 * d.size[0]}px`);
+  const said = new WeakMap(), numbers = d.table;
   for (const shape of d.shapes) {
     const node = shapeOf(shape);
     if (shape.tip) said.set(node, shape.tip);
@@ -20,7 +20,7 @@ function drawn(d, { heading = true } = {}) {
   return el("div", { class: "drawing" }, heading ? el("h3", {}, d.title) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),
     d.legend.length > 0 && legend(d.legend), d.notes.length > 0 && el("p", { class: "quiet" }, d.notes.join(" ")),
-    d.table && d.table.rows.length > 0 && foldedLater("as a table", () => table(d.title, d.table.rows, d.table.columns)));
+    numbers && numbers.rows.length > 0 && foldedLater("as a table", () => table(d.title, numbers.rows, numbers.columns)));
 }
 
 const SHAPES = {
@@ -41,5 +41,5 @@ function shapeOf(s) {
 // Those of these pictures that there are, next to each other where they fit.
 function drawings(...list) {
   const there = list.filter(Boolean);
-  return there.length ? el("div", { class: there.length > 1 ? "drawings" : null }, there.map((d) => drawn(d))) : null;
+  return there.length ? el("div", { class: "drawings" }, there.map((d) => drawn(d))) : null;
 }

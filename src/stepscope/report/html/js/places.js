@@ -56,7 +56,7 @@ function focusOf(finding, slices, families) {
   const isKind = (i) => seen.kinds?.includes(KINDS[slices.kind[i]]) || (seen.waits && slices.wait[i] > 0) || (seen.family && families_[slices.name[i]])
     || (seen.idle && KINDS[slices.kind[i]] === "idle" && idle[slices.name[i]]);
   const ofRank = (i) => !ranks.size || ranks.has(slices.ranks[slices.rank[i]]);
-  for (const marks of [(i) => ofRank(i) && atLine(i) && (!seen.idle || isKind(i)), (i) => ofRank(i) && isKind(i), (i) => ofRank(i) && atLine(i)]) {
+  for (const marks of [(i) => ofRank(i) && atLine(i) && isKind(i), (i) => ofRank(i) && isKind(i), (i) => ofRank(i) && atLine(i)]) {
     const longest = longestOf(slices, marks);
     if (longest !== null) return focusAround(slices, longest, marks);
   }
@@ -82,6 +82,7 @@ function lateArrival(slices, ranks) {
 }
 
 function longestOf(slices, marks) {
+  /** @type {number | null} */
   let best = null;
   for (let i = 0; i < slices.start.length; i++) if (marks(i) && (best === null || slices.dur[i] > slices.dur[best])) best = i;
   return best;

@@ -71,7 +71,11 @@ const perText = (report) => `${report.run.num_ranks > 1 ? "Mean over ranks, " : 
 // A section with a table, null where there are no rows.
 const tableSection = (id, title, note, rows, columns, options) => (rows.length ? panel(id, title, note && el("p", { class: "quiet" }, note), table(title, rows, columns, options)) : null);
 // A section with those of these pictures that there are.
-const pictureSection = (id, title, ...list) => (list.some(Boolean) ? panel(id, title, drawings(...list)) : null);
+function pictureSection(id, title, ...list) {
+  const there = list.filter(Boolean);
+  if (there.length === 1) return panel(id, there[0].title, drawn(there[0], { heading: false }));
+  return there.length ? panel(id, title, drawings(...there)) : null;
+}
 const hint = (id, title, text) => panel(id, title, el("p", {}, text));
 
 function rankTables(report) {
@@ -139,12 +143,12 @@ function tabsOf(data, timelines) {
   const place = timelines && el("div", { class: "timeline-place compact" }), whole = timelines && el("div", { class: "timeline-place" });
   return [
     ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, data.sentence), cards(report), ...findings(report, grid, place), switches(report),
-      pictureSection("budget", `Where the ${wholeOf(report)} goes`, shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps)]],
+      pictureSection("budget", "Where the time goes", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps)]],
     ["timeline", "Timeline", () => [whole ?? hint("timeline", "Timeline", "Nothing ran in a recorded step."), pictureSection("steps", "Recorded steps", shown.step_times),
       tableSection("critical-path", "Critical path", `What the length of a step consists of${report.run.num_ranks > 1 ? ", over all ranks" : ""}.`, report.critical_path, PATH_COLUMNS, { sort: "ms_per_step" }),
       tableSection("idle", "Why the device was idle", perText(report), report.idle.filter((r) => r.ms_per_step > 0), [{ title: "cause", key: "cause", unit: "words" }, MS("per step", "ms_per_step", { bar: true })], { sort: "ms_per_step" })]],
     ["ranks", "Ranks", () => [pictureSection("rank-times", "Ranks compared", shown.rank_times), grid && grid.ranks.length > 1 ? heatmap(grid, report.ranks) : null, ...rankTables(report),
-      pictureSection("traffic", "Between ranks", shown.waiting, shown.sending, shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report)]],
+      pictureSection("traffic", "Between ranks", shown.waiting, shown.sending), pictureSection("bandwidth", "Bandwidth", shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report)]],
     ["code", "Code", () => [code(report) ?? hint("code", "Code", "Source lines were not recorded: run the job with stepscope record, or add --stacks to a profiler.")]],
     ["kernels", "Kernels", () => {
       const there = [...kernelTables(report), pictureSection("kernel-pictures", "Kernels in pictures", shown.roofline, shown.kernel_durations, shown.device_queue)];
@@ -176,6 +180,7 @@ function showTabs(root, data) {
       button.tabIndex = one === id ? 0 : -1;
       panels.get(one).hidden = one !== id;
     }
+    bar.scrollLeft = buttons.get(id).offsetLeft - 60; // on a phone the bar is wider than the page
     const place = timelines && box.querySelector(".timeline-place");
     if (place) place.append(timelines);
     redraws.forEach((draw) => draw());
@@ -184,7 +189,7 @@ function showTabs(root, data) {
     state.set({ tab: id === tabs[0][0] ? null : id, at: null }, { push: true });
     show(id);
   }
-  const restore = () => show(panels.has(state.get("tab")) ? state.get("tab") : tabs[0][0]);
+  const restore = () => show(tabs.find(([id]) => id === state.get("tab"))?.[0] ?? tabs[0][0]);
   bar.addEventListener("keydown", (e) => {
     const ids = [...buttons.keys()], at = ids.indexOf(shown), to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: ids.length - 1 }[e.key];
     if (to === undefined) return;

@@ -23,7 +23,7 @@ function cards(report) {
   const limit = `limited by: ${words(report.verdict.replace(/-bound$/, ""))}`;
   const saving = (ms) => `${timeText(ms)} (${pctText((100 * ms) / (stepOf(report) || 1), 0)})`;
   const list = [
-    [wholeOf(report), timeText(stepOf(report)), stepWhy(report)],
+    [wholeOf(report) === "step" ? "Step" : "Window", timeText(stepOf(report)), stepWhy(report)],
     known(mfu) ? ["MFU", pctText(100 * mfu), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""} · ${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
     ["Saving", first ? `−${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : report.findings.length > 1 && all

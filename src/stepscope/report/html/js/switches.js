@@ -21,13 +21,13 @@ function switches(report) {
     keep();
     check();
   };
-  const keep = () => state.set({ fixes: [...on].sort((a, b) => a - b).join(".") }, { push: true });
+  const keep = () => state.set({ fixes: [...on].sort((a, b) => a - b).join(".") || "none" }, { push: true });
   function check() {
     boxes.forEach((label, i) => (label.querySelector("input").checked = on.has(findings[i].index)));
     draw();
   }
   function restore() {
-    const wanted = state.numbers("fixes") ?? [];
+    const wanted = state.get("fixes") === "none" ? [] : state.numbers("fixes") ?? [findings[0].index];
     on.clear();
     findings.forEach((f) => wanted.includes(f.index) && on.add(f.index));
     check();

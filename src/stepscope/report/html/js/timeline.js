@@ -1,6 +1,6 @@
 // One step over all ranks: zoom, pan, search, and the arrivals of a collective.
 
-const TALLEST = 620;
+const TALLEST = 620, TALLEST_COMPACT = 360;
 const ZOOM = 1.35;
 
 // The section: which step is shown, and that step.
@@ -38,7 +38,7 @@ function timeline(data) {
   });
   document.addEventListener("show-rank", (e) => shown.showRank(e.detail));
   document.addEventListener("show-finding", (e) => {
-    shown.showFocus(focusOf(e.detail, current.read(), families));
+    shown.showFocus(focusOf(e.detail, current?.read() ?? slices, families));
     jump("timeline");
   });
   document.addEventListener("show-step", (e) => { pick(e.detail); jump("timeline"); });
@@ -78,7 +78,7 @@ function oneStep(slices, families, kernels, steps, focus) {
     if (!box.clientWidth) return;
     const begin = performance.now();
     const whole = rows.length * rowHeight(view) + AXIS;
-    view.height = Math.min(TALLEST, whole);
+    view.height = Math.min(box.closest(".compact") ? TALLEST_COMPACT : TALLEST, whole);
     box.style.height = `${view.height}px`;
     spacer.style.height = `${Math.max(0, whole - view.height)}px`;
     view.width = Math.max(200, box.clientWidth); // once the heights have said whether there is a scrollbar
