@@ -16,6 +16,7 @@ from stepscope.report.drawing import (
     powers,
     rect,
     round_ticks,
+    table_of,
     unit_text,
     unit_tick,
     words,
@@ -32,8 +33,9 @@ class Bar(NamedTuple):
     """One row of a bar chart."""
 
     name: str
-    #: colour, length, and what it is
-    parts: Sequence[tuple[str, float, str]]
+    #: colour, what it is, length
+    parts: Sequence[tuple[str, str, float]]
+    #: written behind it instead of its length
     remark: str | None = None
     start: float = 0.0
     #: the interval of the value
@@ -47,15 +49,18 @@ class Bar(NamedTuple):
     @property
     def end(self) -> float:
         """Return where the bar ends."""
-        return self.start + sum(size for _, size, _ in self.parts)
+        return self.start + sum(size for _, _, size in self.parts)
 
 
 def bar_chart(
     title: str, bars: Sequence[Bar], unit: str, *, label: str = "", legend: Legend = (), notes: Sequence[str] = (),
-    table: Table | None = None, width: int = HALF, left: int = 190, right: int = 90, least: float = 0.0,
-    limit: float | None = None, axis: bool = True,
+    width: int = HALF, left: int = 190, right: int = 90, least: float = 0.0, limit: float | None = None,
+    axis: bool = True,
 ) -> Drawing:  # fmt: skip
-    """Return horizontal bars on one scale that begins at `least`; `limit` is a line across all of them."""
+    """Return horizontal bars on one scale that begins at `least`; `limit` is a line across all of them.
+
+    The legend names the parts, `legend` adds to it; the table has a column for each part.
+    """
     line = 32 if any(bar.samples for bar in bars) else 24 if len(bars) <= 32 else 16
     # Single values far out would press all others together: they are drawn at the edge.
     far = [sorted(v for run in bar.samples for v in run) for bar in bars]
@@ -73,13 +78,14 @@ def bar_chart(
         for i, run in enumerate(bar.samples):
             up = y + 3 + (line - 14) * (i + 0.5) / len(bar.samples)
             shapes += [dot(x(min(v, most)), up, 1.6, COLOURS[i % len(COLOURS)], opacity=0.5) for v in run]
-        for colour, size, what in bar.parts:
+        for colour, what, size in bar.parts:
             begin, end = x(max(at, least)), x(max(at + size, least))
             at += size
+            tip = (bar.name, f"{what} {unit_text(size, unit)}", *((bar.remark,) if bar.remark else ()))
             if bar.samples:
-                shapes.append(dot(end, y + line - 8, 3, "text", tip=(bar.name, what)))
+                shapes.append(dot(end, y + line - 8, 3, "text", tip=tip))
             elif size > 0:
-                shapes.append(rect(begin, y + 4, max(end - begin, 1.0), line - 8, colour, tip=(bar.name, what)))
+                shapes.append(rect(begin, y + 4, max(end - begin, 1.0), line - 8, colour, tip=tip))
         middle = y + line - 8 if bar.samples else y + line / 2
         if bar.low is not None and bar.high is not None:
             shapes.append(polyline([(x(max(bar.low, least)), middle), (x(bar.high), middle)], "text", width=1.2))
@@ -90,7 +96,24 @@ def bar_chart(
     if limit is not None:
         shapes.append(polyline([(x(limit), 0), (x(limit), bottom)], "high"))
     height = bottom + (24 if axis else 4)
-    return Drawing(title, width, height, label or title, tuple(shapes), tuple(legend), tuple(notes), table)
+    named, table = _parts(bars, unit)
+    if any(bar.remark for bar in bars):
+        table["columns"].append({"title": "remark", "key": len(table["columns"]), "unit": "text"})
+        table["rows"] = [[*row, bar.remark] for row, bar in zip(table["rows"], bars, strict=True)]
+    return Drawing(title, width, height, label or title, tuple(shapes), (*named, *legend), tuple(notes), table)
+
+
+def _parts(rows: "Sequence[Bar] | Sequence[Stack]", unit: str) -> tuple[list[tuple[str, str]], Table]:
+    """Return a legend of the parts where they have names, and a table with a column for each."""
+    legend = list(dict.fromkeys((colour, what) for row in rows for colour, what, _ in row.parts if what))
+    names = list(dict.fromkeys(what for row in rows for _, what, _ in row.parts))
+    columns = [(what or "value", unit, lambda row, what=what: _size(row, what)) for what in names]
+    return legend, table_of(rows, ("", "text", lambda row: row.name), *columns)
+
+
+def _size(row: "Bar | Stack", what: str) -> float | None:
+    found = [size for _, name, size in row.parts if name == what]
+    return sum(found) if found else None
 
 
 class Axis(NamedTuple):
@@ -145,7 +168,10 @@ def line_chart(
         shapes += _line(line, x, y, sx, sy)
     shapes += above(sx, sy)
     named = tuple((line.colour, line.name) for line in lines if line.name) if legend is None else tuple(legend)
-    return Drawing(title, width, height, label or title, tuple(shapes), named, tuple(notes), table)
+    rows = [(line.name, [p[1] for p in line.points]) for line in lines if line.name and line.points]
+    found = table or table_of(rows, ("", "text", lambda r: r[0]), ("smallest", y.unit, lambda r: min(r[1])),
+                              ("largest", y.unit, lambda r: max(r[1])))  # fmt: skip
+    return Drawing(title, width, height, label or title, tuple(shapes), named, tuple(notes), found)
 
 
 def _line(line: Line, x: Axis, y: Axis, sx: Scale, sy: Scale) -> list[Shape]:
@@ -200,33 +226,34 @@ class Stack(NamedTuple):
     """One column: its name below, and its parts from the bottom up."""
 
     name: str
-    #: colour, height, and what it is
-    parts: Sequence[tuple[str, float, str]]
+    #: colour, what it is, height
+    parts: Sequence[tuple[str, str, float]]
 
 
 def column_chart(
-    title: str, columns: Sequence[Stack], y: Axis, *, x_title: str = "", label: str = "", legend: Legend = (),
-    notes: Sequence[str] = (), table: Table | None = None, width: int = HALF, height: int = 250, every: int = 1,
+    title: str, columns: Sequence[Stack], unit: str, *, x_title: str = "", label: str = "", notes: Sequence[str] = (),
+    width: int = HALF, height: int = 250, every: int = 1,
 ) -> Drawing:  # fmt: skip
-    """Return stacked columns; each `every`-th has its name below."""
+    """Return stacked columns with their legend and table; each `every`-th has its name below."""
     base, left = height - 44, 66
-    ticks = round_ticks(max(sum(size for _, size, _ in column.parts) for column in columns))
+    ticks = round_ticks(max(sum(size for _, _, size in column.parts) for column in columns))
     scale, wide = Scale(0, ticks[-1], base, 10), (width - left - 8) / len(columns)
     shapes: list[Shape] = []
     for tick in ticks:
         shapes.append(polyline([(left, scale(tick)), (width - 4, scale(tick))], "line", width=1))
-        shapes.append(words(left - 8, scale(tick) + 4, unit_tick(tick, y.unit), anchor="end"))
+        shapes.append(words(left - 8, scale(tick) + 4, unit_tick(tick, unit), anchor="end"))
     bar = min(wide - min(4.0, wide / 4), 60)
     for k, column in enumerate(columns):
         below, at = 0.0, left + (k + 0.5) * wide
-        for colour, size, what in column.parts:
+        for colour, what, size in column.parts:
             if size > 0:
-                top = scale(below + size)
-                shapes.append(rect(at - bar / 2, top, bar, scale(below) - top, colour, tip=(column.name, what)))
+                top, tip = scale(below + size), (column.name, f"{what} {unit_text(size, unit)}")
+                shapes.append(rect(at - bar / 2, top, bar, scale(below) - top, colour, tip=tip))
             below += size
         if k % every == 0:
             shapes.append(words(at, base + 16, column.name, anchor="middle"))
     shapes.append(words((left + width) / 2, height - 8, x_title, anchor="middle"))
+    legend, table = _parts(columns, unit)
     return Drawing(title, width, height, label or title, tuple(shapes), tuple(legend), tuple(notes), table)
 
 

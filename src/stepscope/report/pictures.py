@@ -46,25 +46,18 @@ _PATH_COLOUR = {
 def budget(document: Document) -> Drawing | None:
     """Return the step as one bar per part, the longest first."""
     parts = sorted((p for p in document["step"]["budget"] if p["pct"] > 0), key=lambda p: -p["ms_per_step"])
-    if not parts:
-        return None
     whole = "step" if document["run"]["num_steps"] else "window"
-    total = sum(p["ms_per_step"] for p in parts)
-    bars = [_part_bar(p) for p in parts]
-    several = "Mean over ranks; every" if document["run"]["num_ranks"] > 1 else "Every"
-    table = table_of(parts, ("part", "text", lambda p: _words(p["part"])), (f"per {whole}", "ms", "ms_per_step"),
-                     ("share", "pct", "pct"))  # fmt: skip
-    return bar_chart(
-        f"Where the {whole} goes", bars, "ms", axis=False, right=130, table=table,
-        label=f"A {whole} of {unit_text(total, 'ms')} by its parts",
-        notes=[f"{several} instant of the {unit_text(total, 'ms')} is exactly one part."],
-    )  # fmt: skip
-
-
-def _part_bar(part: Document) -> Bar:
-    text = f"{unit_text(part['ms_per_step'], 'ms')}, {part['pct']:.0f} %"
-    name: str = part["part"]
-    return Bar(_words(name), [(PART_COLOUR.get(name, name), part["ms_per_step"], text)], text)
+    total = unit_text(sum(p["ms_per_step"] for p in parts), "ms")
+    mean = "Mean over ranks; every" if document["run"]["num_ranks"] > 1 else "Every"
+    bars = [
+        Bar(_words(p["part"]), [(PART_COLOUR.get(p["part"], p["part"]), "", p["ms_per_step"])],
+            f"{unit_text(p['ms_per_step'], 'ms')}, {p['pct']:.0f} %")
+        for p in parts
+    ]  # fmt: skip
+    return (bars and bar_chart(
+        f"Where the {whole} goes", bars, "ms", axis=False, right=130, label=f"A {whole} of {total} by its parts",
+        notes=[f"{mean} instant of the {total} is exactly one part."],
+    )) or None  # fmt: skip
 
 
 def waterfall(document: Document) -> Drawing | None:
@@ -72,24 +65,21 @@ def waterfall(document: Document) -> Drawing | None:
     rows = document["waterfall"]
     if not rows:
         return None
-    bars, left = [Bar("peak", [("compute", 100, "100 %")], "100 %")], 100.0
+    bars, left = [Bar("peak", [("compute", "", 100)])], 100.0
     for row in rows:
         share, last = row["pct_of_peak"] or 0.0, row["loss"] == "achieved"
         left -= 0 if last else share
-        if share < 0.05 and not last:
-            continue
         own = ("non_matmul_kernels", "matmul_below_peak", "precision", "recomputation")
         colour = "compute" if last else "unknown" if row["loss"] in own else "wait"
         error = f" ± {row['plus_minus']:.1f}" if row["plus_minus"] else ""
         text = f"{'' if last else '-'}{share:.1f}{error} %"
-        bars.append(Bar(_words(row["loss"]), [(colour, share, text)], text, start=0 if last else max(0.0, left)))
+        if share >= 0.05 or last:
+            bars.append(Bar(_words(row["loss"]), [(colour, "", share)], text, start=0 if last else max(0.0, left)))
     source = document["efficiency"]["flops_source"]
     return bar_chart(
         "From peak to achieved", bars, "pct", axis=False, right=110,
         label="Waterfall from peak to achieved FLOP rate; the table below holds its numbers",
         notes=[f"FLOPs from {source}; attention counted in full."] if source else [],
-        table=table_of(rows, ("loss", "text", lambda r: _words(r["loss"])), ("of peak", "pct", "pct_of_peak"),
-                       ("per step", "ms", "ms_per_step"), ("±", "pct", "plus_minus")),
     )  # fmt: skip
 
 
@@ -101,14 +91,9 @@ def what_if(document: Document) -> Drawing | None:
     bars = []
     for state in (s for s in made["states"] if len(s["fixes"]) < 2):
         name = document["findings"][state["fixes"][0]]["title"] if state["fixes"] else "as it is"
-        parts = [(_PATH_COLOUR.get(k, "unknown"), v, f"{k} {unit_text(v, 'ms')}") for k, v in state["path"].items()]
+        parts = [(_PATH_COLOUR.get(k, "unknown"), k, v) for k, v in state["path"].items()]
         bars.append(Bar(name, parts, unit_text(made["step_ms"] - state["saving_ms"], "ms")))
-    used = dict.fromkeys(what for s in made["states"] for what in s["path"])
-    return bar_chart(
-        "The step with each fix alone", bars, "ms", width=760, left=230, axis=False,
-        label=f"A step of {unit_text(made['step_ms'], 'ms')} and what {len(bars) - 1} fixes leave of it",
-        legend=[(_PATH_COLOUR.get(what, "unknown"), what) for what in used],
-    )  # fmt: skip
+    return bar_chart("The step with each fix alone", bars, "ms", width=760, left=230, axis=False)
 
 
 # Steps over the run
@@ -253,23 +238,15 @@ def kernel_durations(document: Document) -> Drawing | None:
     used = [b for b in range(len(found["from_us"])) if any(f["count"][b] for f in families)]
     if not used:
         return None
-    edges = [unit_text(us / 1000, "ms").replace(".0", "") for us in found["from_us"]]
+    edges = ["< 2 µs", *(unit_text(us / 1000, "ms").replace(".0", "") for us in found["from_us"][1:])]
     bins = range(used[0], used[-1] + 1)
-
-    def part(b: int, colour: str, family: Document) -> tuple[str, float, str]:
-        spent = unit_text(family["ms"][b], "ms")
-        return colour, family["ms"][b], f"{family['family']}: {spent} in {family['count'][b]:,.0f} kernels"
-
-    columns = [Stack(edges[b] if b else "< 2 µs", [part(b, c, f) for c, f in zip(colours, families, strict=True)])
-               for b in bins]  # fmt: skip
-    rows = [{"from": edges[b], "family": f["family"], "count": f["count"][b], "ms": f["ms"][b]}
-            for b in bins for f in families if f["count"][b]]  # fmt: skip
+    columns = [
+        Stack(edges[b], [(c, f["family"], f["ms"][b]) for c, f in zip(colours, families, strict=True)]) for b in bins
+    ]
     return column_chart(
-        "Time in kernels of each duration", columns, Axis("time", "ms"), x_title="duration of a kernel, at least",
-        legend=[(c, f["family"]) for c, f in zip(colours, families, strict=True)], every=1 if len(bins) <= 8 else 3,
+        "Time in kernels of each duration", columns, "ms", x_title="duration of a kernel, at least",
+        every=1 if len(bins) <= 8 else 3,
         notes=["Per rank over the window. Bins double; kernels below 10 µs are about as short as their launch."],
-        table=table_of(rows, ("from", "text", "from"), ("family", "text", "family"), ("kernels", "count", "count"),
-                       ("time", "ms", "ms")),
     )  # fmt: skip
 
 
@@ -279,18 +256,17 @@ def device_queue(document: Document) -> Drawing | None:
     if not found or not found["queue_pct"]:
         return None
     last = max((k for k, pct in enumerate(found["queue_pct"]) if pct > 0), default=0)
-    rows = list(zip(found["queue_at_least"], found["queue_pct"], strict=True))[: last + 1]
-    columns = [
-        Stack(str(least), [("wait" if k == 0 else "host" if k < 3 else "forward", pct, f"{pct:.1f} % of the time")])
-        for k, (least, pct) in enumerate(rows)
+    kinds = [
+        ("wait", "empty: the device waits"),
+        *[("host", "nearly empty")] * 2,
+        *[("forward", "the host is ahead")] * last,
     ]
+    rows = list(zip(found["queue_at_least"], found["queue_pct"], kinds, strict=False))[: last + 1]
     return column_chart(
-        "Work queued on the device", columns, Axis("share", "pct"), x_title="operations in the queue, at least",
+        "Work queued on the device", [Stack(str(least), [(*kind, pct)]) for least, pct, kind in rows], "pct",
+        x_title="operations in the queue, at least",
         label="Share of time by length of the device's queue; the table below holds its numbers",
-        legend=[("wait", "empty: the device waits"), ("host", "nearly empty"), ("forward", "the host is ahead")],
         notes=[f"Half of all launches find {found['queue_median']:,.0f} or more before them."],
-        table=table_of(rows, ("in the queue, at least", "count", lambda r: r[0]),
-                       ("of the time", "pct", lambda r: r[1])),
     )  # fmt: skip
 
 
@@ -378,26 +354,20 @@ def bandwidth(document: Document, calibration: Calibration | None = None) -> Dra
     known = [c for c in document["collectives"] if c["busbw_gb_per_s"] and c["bytes"] and c["count"]]
     if not known:
         return None
-    known = sorted(known, key=lambda c: -c["bytes"])[:14]
-    bars, rows = [], []
-    for c in known:
-        size, limit, bus = c["bytes"] / c["count"], _calibrated(calibration, c), c["busbw_gb_per_s"]
-        name = f"{c['op']} · {c['group']}"
+    bars = []
+    for c in sorted(known, key=lambda c: -c["bytes"])[:14]:
+        limit, bus = _calibrated(calibration, c), c["busbw_gb_per_s"]
         of = f", {share_text(bus, limit)} of the calibrated {digits(limit)}" if limit else ""
-        text = f"{digits(bus)} GB/s{of}"
-        bars.append(Bar(name, [("transfer", bus, f"{text}, {c['count']:,.0f} of {unit_text(size, 'bytes')} each")],
-                        f"{digits(bus)} GB/s", mark=limit))  # fmt: skip
-        rows.append({"name": name, "size": size, "bus": bus, "limit": limit})
+        text = f"{digits(bus)} GB/s{of}, {c['count']:,.0f} of {unit_text(c['bytes'] / c['count'], 'bytes')} each"
+        bars.append(
+            Bar(f"{c['op']} · {c['group']}", [("transfer", "in this run, without waiting", bus)], text, mark=limit)
+        )
     calibrated = any(bar.mark for bar in bars)
-    note = "Run `stepscope calibrate` to add a reference." if not calibrated else (
-        "Lines are what this machine's calibration measured for the mean size."
-    )  # fmt: skip
+    reference = "Lines are what this machine's calibration measured for the mean size."
     return bar_chart(
-        "Bandwidth of each group's collectives", bars, "gb_per_s", notes=[note],
-        label=f"Bus bandwidth of {len(known)} operations",
-        legend=[("transfer", "in this run, without waiting"), *([("text", "calibrated")] if calibrated else [])],
-        table=table_of(rows, ("collective", "text", "name"), ("mean size", "bytes", "size"), ("bus", "gb_per_s", "bus"),
-                       ("calibrated", "gb_per_s", "limit")),
+        "Bandwidth of each group's collectives", bars, "gb_per_s", width=760, right=280,
+        label=f"Bus bandwidth of {len(bars)} operations", legend=[("text", "calibrated")] if calibrated else [],
+        notes=[reference if calibrated else "Run `stepscope calibrate` to add a reference."],
     )  # fmt: skip
 
 
@@ -523,21 +493,17 @@ def memory_peak(document: Document) -> Drawing | None:
     peak = rank and rank["peak"]
     if not rank or not peak:
         return None
+    by = {"forward": "by category", "copy": "by line, or operator, that allocated it"}
     categories = [(_words(n), s, "forward") for n, s in (peak["by_category"] or {}).items() if s]
-    holders = (peak["by_source_line"] or peak["by_operator"])[:10]
-    rows = sorted(categories, key=lambda c: -c[1]) + [(h["name"], h["size_bytes"], "copy") for h in holders]
-    rows = [row for row in rows if row[1] > 0]
-    if not rows:
-        return None
+    holders = [(h["name"], h["size_bytes"], "copy") for h in (peak["by_source_line"] or peak["by_operator"])[:10]]
+    rows = [row for row in (*sorted(categories, key=lambda c: -c[1]), *holders) if row[1] > 0]
     where = f"in step {peak['step']}" if peak["step"] is not None else "outside of all steps"
     during = f", during {peak['operator']}" if peak["operator"] else ""
-    return bar_chart(
-        f"Alive at the peak of rank {rank['rank']}",
-        [Bar(name, [(colour, size, unit_text(size, "bytes"))]) for name, size, colour in rows], "bytes",
-        axis=False, left=230, legend=[("forward", "by category"), ("copy", "by line, or operator, that allocated it")],
+    bars = [Bar(name, [(colour, by[colour], size)]) for name, size, colour in rows]
+    return (bars and bar_chart(
+        f"Alive at the peak of rank {rank['rank']}", bars, "bytes", axis=False, left=230,
         notes=[f"{unit_text(peak['allocated_bytes'], 'bytes')} {where} ({peak['phase']} pass{during})."],
-        table=table_of(rows, ("what", "text", lambda r: r[0]), ("alive", "bytes", lambda r: r[1])),
-    )  # fmt: skip
+    )) or None  # fmt: skip
 
 
 def _fullest(document: Document) -> Document | None:
@@ -568,7 +534,6 @@ def _memory_lines(
         title, lines, x, Axis("memory", "bytes"), notes=[note],
         label=f"{title}: at most {unit_text(max(most.values()), 'bytes')} of {len(curves)} ranks",
         legend=[(line.colour, line.name) for line in lines if line.name] + others,
-        table=table_of(curves, ("rank", "number", lambda c: c[0]), ("most", "bytes", lambda c: most[c[0]])),
     )  # fmt: skip
 
 
@@ -639,22 +604,19 @@ def experts(document: Document) -> Drawing | None:
         return None
     mean = sum(r["load_bytes"] for r in ranks) / len(ranks)
     shown = sorted(ranks, key=lambda r: -r["load_bytes"])[:64] if len(ranks) > 64 else ranks
-    bars = []
-    for r in shown:
-        waited = "" if r["wait_ms"] is None else f", {unit_text(r['wait_ms'], 'ms')} waiting"
-        text = f"{unit_text(r['load_bytes'], 'bytes')}, {r['load_bytes'] / mean:.2f} times the mean{waited}"
-        bars.append(Bar(f"rank {r['rank']}", [("compute", r["load_bytes"], text)], text))
-    what = "embedding rows" if view["kind"] == "embedding" else "tokens"
+    what = f"{'embedding rows' if view['kind'] == 'embedding' else 'tokens'}, in bytes per step"
+    bars = [Bar(f"rank {r['rank']}", [("compute", what, r["load_bytes"])], _load_text(r, mean)) for r in shown]
     fullest, imbalance = view["fullest_rank"], view["imbalance"]
-    note = "All ranks get the same load." if fullest is None else (
-        f"The fullest rank ({fullest}) gets {imbalance:.2f} times the mean load."
-    )  # fmt: skip
+    note = f"The fullest rank ({fullest}) gets {imbalance or 1:.2f} times the mean load."
     return bar_chart(
         "Load of each rank", bars, "bytes", width=760, left=80, right=280, axis=False, limit=mean,
-        legend=[("compute", f"{what}, in bytes per step"), ("high", "an even load")], notes=[note],
-        table=table_of(ranks, ("rank", "number", "rank"), ("load", "bytes", "load_bytes"), ("waits", "ms", "wait_ms"),
-                       ("of the mean", "x", lambda r: r["load_bytes"] / mean)),
+        legend=[("high", "an even load")], notes=["All ranks get the same load." if fullest is None else note],
     )  # fmt: skip
+
+
+def _load_text(rank: Document, mean: float) -> str:
+    waited = "" if rank["wait_ms"] is None else f", {unit_text(rank['wait_ms'], 'ms')} waiting"
+    return f"{unit_text(rank['load_bytes'], 'bytes')}, {rank['load_bytes'] / mean:.2f} times the mean{waited}"
 
 
 def buckets(document: Document) -> Drawing | None:
@@ -721,17 +683,9 @@ def _stacked(
     shown = [row for row in rows if length(row) >= least][:_MAX_BARS]
     if not least and not any(map(length, rows)):
         return None
-    bars = [
-        Bar(name, [(c, values[k] or 0.0, f"{what} {unit_text(values[k], 'ms')}") for c, what, k in parts], remark)
-        for name, values, remark in shown
-    ]
+    bars = [Bar(name, [(c, what, values[k] or 0.0) for c, what, k in parts], remark) for name, values, remark in shown]
     notes = [note, *([f"The {len(shown)} longest of {len(rows)}."] if len(shown) < len(rows) else [])]
-    columns = [(what, "ms", lambda row, k=k: row[1][k]) for _, what, k in parts]
-    return bar_chart(
-        title, bars, "ms", width=760, left=150, right=320, axis=False, notes=notes,
-        legend=[(colour, what) for colour, what, _ in parts],
-        table=table_of(rows, ("of", "text", lambda r: r[0]), *columns),
-    )  # fmt: skip
+    return bar_chart(title, bars, "ms", width=760, left=150, right=320, axis=False, notes=notes)
 
 
 # The user's code

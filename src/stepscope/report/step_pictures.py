@@ -42,19 +42,14 @@ def step_times(grid: Grid) -> Drawing | None:
     kept = [int(s[np.argmax(total[s])]) for s in stretches]
     used = [k for k in range(len(GROUPS)) if mean[k].any()]
     columns = [
-        Stack(str(grid.steps[s]), [(GROUPS[k], mean[k, s], f"{GROUP_TEXT[GROUPS[k]]} {unit_text(mean[k, s], 'ms')} of "
-                                    f"{unit_text(total[s], 'ms')}") for k in used])
-        for s in kept
-    ]  # fmt: skip
+        Stack(str(grid.steps[s]), [(GROUPS[k], GROUP_TEXT[GROUPS[k]], float(mean[k, s])) for k in used]) for s in kept
+    ]
     few = len(kept) < len(total)
     return column_chart(
-        "Recorded steps" + (", mean over ranks" if len(grid.ranks) > 1 else ""), columns, Axis("step time", "ms"),
-        x_title="step", width=760, every=max(1, -(-len(kept) // 8)),
+        "Recorded steps" + (", mean over ranks" if len(grid.ranks) > 1 else ""), columns, "ms", width=760,
+        x_title="step", every=max(1, -(-len(kept) // 8)),
         label=f"Times of {len(total)} steps, median {unit_text(float(np.median(total)), 'ms')}",
-        legend=[(GROUPS[k], GROUP_TEXT[GROUPS[k]]) for k in used],
         notes=[f"Of {len(total):,} steps the longest of each of {len(kept)} stretches is drawn."] if few else [],
-        table=table_of(kept, ("step", "number", lambda s: grid.steps[s]), ("total", "ms", lambda s: float(total[s])),
-                       *((GROUP_TEXT[GROUPS[k]], "ms", lambda s, k=k: float(mean[k, s])) for k in used)),
     )  # fmt: skip
 
 
@@ -74,35 +69,31 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
     rows = [(rank, float(value)) for rank, value in zip(grid.ranks, own, strict=True) if value == value]
     begins = f" The scale begins at {unit_text(least, 'ms')}." if least else ""
     notes = [f"Median step without waiting and communication. The line is the median rank.{begins}"]
-    slowest = sorted(rows, key=lambda r: -r[1])
-    table = table_of(slowest, ("rank", "number", lambda r: r[0]), ("own time", "ms", lambda r: r[1]),
-                     ("over the median rank", "ms", lambda r: r[1] - middle))  # fmt: skip
-    title = "Own time of each rank"
+    title, kinds = "Own time of each rank", {True: ("high", "straggler"), False: ("compute", "own time per step")}
     label = f"{title}: from {unit_text(low, 'ms')} to {unit_text(high, 'ms')} per step"
-    legend = [("compute", "own time per step"), *([("high", "straggler")] if late else [])]
     if len(rows) <= _MAX_BARS:
-        bars = []
-        for rank, value in rows:
-            over = f" (+{unit_text(value - middle, 'ms')})" if rank in late and value > middle else ""
-            text = f"{unit_text(value, 'ms')}{over}"
-            bars.append(Bar(f"rank {rank}", [("high" if rank in late else "compute", value, text)], text))
-        return bar_chart(title, bars, "ms", left=70, right=150, least=least, limit=middle, label=label, notes=notes,
-                         legend=legend,
-                      table=table)  # fmt: skip
+        bars = [
+            Bar(f"rank {rank}", [(*kinds[rank in late], value)],
+                f"{unit_text(value, 'ms')} (+{unit_text(value - middle, 'ms')})" if rank in late else None)
+            for rank, value in rows
+        ]  # fmt: skip
+        return bar_chart(title, bars, "ms", left=70, right=150, least=least, limit=middle, label=label, notes=notes)
     edges = node_edges(document, grid.ranks)
 
     def nodes(x: Scale, y: Scale) -> list[Shape]:
         return [polyline([(x(grid.ranks[k] - 0.5), y.start), (x(grid.ranks[k] - 0.5), y.end)], "line") for k in edges]
 
     lines = [
-        Line("straggler" if is_late else "own time per step", [r for r in rows if (r[0] in late) == is_late],
-             "high" if is_late else "compute", "dots")
-        for is_late in (False, True)
-    ]  # fmt: skip
-    return line_chart(title, lines, Axis("rank", "count", zero=False), Axis("own time", "ms", zero=not least),
-                      width=WIDE, label=label, below=nodes,
-                      notes=[*notes, *(["Lines separate nodes."] if edges else [])], legend=legend,
-                      table=table)  # fmt: skip
+        Line(name, [r for r in rows if (r[0] in late) == is_late], colour, "dots")
+        for is_late, (colour, name) in kinds.items()
+    ]
+    return line_chart(
+        title, [line for line in lines if line.points], Axis("rank", "count", zero=False),
+        Axis("own time", "ms", zero=not least), width=WIDE, label=label, below=nodes,
+        notes=[*notes, *(["Lines separate nodes."] if edges else [])],
+        table=table_of(sorted(rows, key=lambda r: -r[1]), ("rank", "number", lambda r: r[0]),
+                       ("own time", "ms", lambda r: r[1]), most=200),
+    )  # fmt: skip
 
 
 # One step over all ranks as a static picture

@@ -6,7 +6,7 @@ from typing import Any
 from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
 from stepscope.report.charts import COLOURS, Axis, Bar, Line, bar_chart, line_chart
-from stepscope.report.drawing import Drawing, unit_text
+from stepscope.report.drawing import Drawing
 from stepscope.report.pictures import calibration_lines
 from stepscope.results.times import BenchTimes, ScalingPoint, bench_times
 from stepscope.units import ms, printable
@@ -20,9 +20,8 @@ def series_chart(rows: Sequence[tuple[str, Sequence[Sequence[float]], BenchTimes
     bars = []
     for name, samples, times in rows:
         median, low, high = (ms(t) for t in (times.median_ns, times.low_ns, times.high_ns))
-        text = f"{unit_text(median, 'ms')}, 95 % interval {unit_text(low, 'ms')} to {unit_text(high, 'ms')}"
         shown = [run[:: max(1, len(run) // _MAX_SAMPLES)] for run in samples]
-        bars.append(Bar(name, [("text", median, text)], unit_text(median, "ms"), low=low, high=high, samples=shown))
+        bars.append(Bar(name, [("text", "", median)], low=low, high=high, samples=shown))
     label = "Median step time of each series with its 95 % interval; dots are steps"
     return bar_chart("Step times", bars, "ms", width=760, label=label)
 

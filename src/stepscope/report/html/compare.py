@@ -37,10 +37,10 @@ def render_comparison(document: dict[str, Any], *, lanes: dict[str, Any] | None 
             title=f"{document['a']['name']} against {document['b']['name']}",
             facts=tuple(facts),
             cards=() if document["basis"] == "bench" else _cards(document),
-            sections=(
-                *([Section("gates", "Gates", tuple(gates))] if gates else []),
-                *made,
-                _metrics(document),
+            sections=tuple(
+                section
+                for section in (Section("gates", "Gates", tuple(gates)) if gates else None, *made, _metrics(document))
+                if section
             ),
             notes=tuple(document["notes"]),
         )
@@ -74,43 +74,60 @@ def _cards(document: Document) -> tuple[Values, ...]:
     )
 
 
+_CHANGE: tuple[Column, ...] = (
+    ("A", "ms", "a"), ("B", "ms", "b"), ("change", "signed_ms", "change"), ("from", "signed_ms", "low"),
+    ("to", "signed_ms", "high"),
+)  # fmt: skip
+_CALLS: tuple[Column, ...] = (
+    ("name", "text", "name"), *_CHANGE, ("A calls", "count", "a_count"), ("B calls", "count", "b_count"),
+    ("A each", "ms", "a_each_ms"), ("B each", "ms", "b_each_ms"),
+    ("verdict", "verdict", lambda r: None if r["what"] == "no difference found" else r["what"]),
+)  # fmt: skip
+
+
 def _run_sections(document: Document, lanes: Document | None) -> list[Section]:
-    found = [_budget(document), _findings(document), *_lanes_sections(lanes), _code(document), _steps(document)]
-    found += [_waterfall(document), _calls(document, "kernels"), _calls(document, "operators")]
+    code, losses = document["code"], [r for r in document["waterfall"] if r["a_pct_of_peak"] or r["b_pct_of_peak"]]
+    slower = f"{sum(r['change'] > 0 for r in code)} of {len(code)} got slower"
+    found = [
+        _budget(document),
+        _section("findings", "New and resolved findings", "", document["findings"], ("became", "verdict", "what"),
+            ("finding", "text", "id"), ("title", "text", "title"),
+            ("ranks", "text", lambda f: ", ".join(map(str, f["ranks"])) or None),
+            ("A: to save", "ms", lambda f: f["a_saving_ms"] if f["a_runs"] else None),
+            ("B: to save", "ms", lambda f: f["b_saving_ms"] if f["b_runs"] else None),
+            ("runs of A, B", "text", lambda f: f"{f['a_runs']}, {f['b_runs']}")),
+        _timelines(lanes),
+        _section("code", "Lines of code that changed",
+            f"The longer of a line's own host and device time per step: {slower}.", code,
+            ("line", "text", lambda r: f"{r['file']}:{r['line']}"),
+            ("source", "text", lambda r: r["source"] or r["function"]), *_CHANGE, ("verdict", "verdict", "what")),
+        _steps(document),
+        _section("waterfall", "Where the FLOPs go, in % of peak", "", losses,
+            ("loss", "text", lambda r: _words(r["loss"])), ("A", "pct", "a_pct_of_peak"),
+            ("B", "pct", "b_pct_of_peak"), ("change", "signed_pct", "change_pct_of_peak"),
+            ("A per step", "ms", "a_ms"), ("B per step", "ms", "b_ms")),
+        *(_section(what, what.capitalize(), f"Per step, mean over ranks; {document[f'{what}_changed']} differ.",
+                   sorted(document[what], key=lambda r: -abs(r["change"])), *_CALLS)
+          for what in ("kernels", "operators")),
+    ]  # fmt: skip
     return [section for section in found if section is not None]
 
 
-_CHANGE: tuple[Column, ...] = (
-    ("A", "ms", "a"),
-    ("B", "ms", "b"),
-    ("change", "signed_ms", "change"),
-    ("from", "signed_ms", "low"),
-    ("to", "signed_ms", "high"),
-)
+def _section(id_: str, title: str, said: str, rows: Sequence[Document], *columns: Column) -> Section | None:
+    return Section(id_, title, (said,) if said else (), None, table_of(rows, *columns)) if rows else None
 
 
 def _budget(document: Document) -> Section | None:
-    rows = [r for r in document["budget"] if r["a"] or r["b"]]
-    if not rows:
-        return None
-    rows = sorted(rows, key=lambda r: -abs(r["change"]))
     ordered = [r for r in document["budget"] if r["a"] or r["b"]]
+    rows = sorted(ordered, key=lambda r: -abs(r["change"]))
     bars = [
-        Bar(
-            side.upper(),
-            [
-                (PART_COLOUR.get(r["part"], r["part"]), r[side], f"{_words(r['part'])} {unit_text(r[side], 'ms')}")
-                for r in ordered
-            ],
-        )
+        Bar(side.upper(), [(PART_COLOUR.get(r["part"], r["part"]), _words(r["part"]), r[side]) for r in ordered])
         for side in _SIDES
     ]
-    legend = list(dict.fromkeys((PART_COLOUR.get(r["part"], r["part"]), _words(r["part"])) for r in ordered))
-    whole = bar_chart("Both steps by their parts", bars, "ms", width=WIDE, left=40, legend=legend)
-    total = sum(r["change"] for r in rows)
-    said = f"Per step, mean over ranks; all parts together: {_signed(total)}."
+    said = f"Per step, mean over ranks; all parts together: {_signed(sum(r['change'] for r in rows))}."
     table = table_of(rows, ("part", "text", lambda r: _words(r["part"])), *_CHANGE, ("verdict", "verdict", "what"))
-    return Section("budget", "Where the difference went", (said,), whole, table, (_changes(rows),))
+    both = rows and bar_chart("Both steps by their parts", bars, "ms", width=WIDE, left=40)
+    return (both and Section("budget", "Where the difference went", (said,), both, table, (_changes(rows),))) or None
 
 
 def _changes(rows: Sequence[Document]) -> Drawing:
@@ -118,146 +135,57 @@ def _changes(rows: Sequence[Document]) -> Drawing:
     reach = max(abs(v) for r in rows for v in (r["change"], r["low"] or 0.0, r["high"] or 0.0)) or 1.0
     bars = []
     for r in rows:
-        colour = "unknown" if r["low"] is None or r["low"] <= 0 <= r["high"] else "high" if r["change"] > 0 else "low"
-        start, size = reach + min(0.0, r["change"]), abs(r["change"])
+        chance = r["low"] is None or r["low"] <= 0 <= r["high"]
+        kind = ("unknown", "may be chance") if chance else ("high", "longer") if r["change"] > 0 else ("low", "shorter")
         low, high = (None if v is None else reach + v for v in (r["low"], r["high"]))
-        text = _signed(r["change"])
-        bars.append(Bar(_words(r["part"]), [(colour, size, text)], text, start=start, low=low, high=high))
-    return bar_chart(
-        "Change of each part",
-        bars,
-        "ms",
-        width=760,
-        axis=False,
-        limit=reach,
-        legend=[("high", "longer"), ("low", "shorter"), ("unknown", "may be chance")],
-        label="Change of each part of the step; the table below holds its numbers",
-    )
-
-
-def _findings(document: Document) -> Section:
-    rows = document["findings"]
-    if not rows:
-        return Section("findings", "New and resolved findings", ("Neither side has findings.",))
-    table = table_of(
-        rows,
-        ("became", "verdict", "what"),
-        ("finding", "text", "id"),
-        ("title", "text", "title"),
-        ("ranks", "text", lambda f: ", ".join(map(str, f["ranks"])) or None),
-        ("A: to save", "ms", lambda f: f["a_saving_ms"] if f["a_runs"] else None),
-        ("B: to save", "ms", lambda f: f["b_saving_ms"] if f["b_runs"] else None),
-        ("runs of A, B", "text", lambda f: f"{f['a_runs']}, {f['b_runs']}"),
-    )
-    return Section("findings", "New and resolved findings", (), None, table)
-
-
-def _code(document: Document) -> Section | None:
-    rows = document["code"]
-    if not rows:
-        return None
-    slower = sum(r["change"] > 0 for r in rows)
-    said = (
-        f"The longer of a line's own time on the host and on the device, per step: {slower} of {len(rows)} got slower."
-    )
-    one = ("One run on a side: changes have no interval.",) if any(r["reason"] for r in rows) else ()
-    table = table_of(
-        rows,
-        ("line", "text", lambda r: f"{r['file']}:{r['line']}"),
-        ("source", "text", lambda r: r["source"] or r["function"]),
-        *_CHANGE,
-        ("verdict", "verdict", "what"),
-    )
-    return Section("code", "Lines of code that changed", (said, *one), None, table)
+        bars.append(Bar(_words(r["part"]), [(*kind, abs(r["change"]))], _signed(r["change"]),
+                        start=reach + min(0.0, r["change"]), low=low, high=high))  # fmt: skip
+    label = "Changes with their intervals; the table below holds the numbers"
+    return bar_chart("Changes", bars, "ms", width=760, axis=False, limit=reach, label=label)
 
 
 def _steps(document: Document) -> Section | None:
     lines = []
     for side, colour in (("a", "input"), ("b", "compute")):
         points = [(i, t) for run in document[side]["runs"] for i, t in enumerate(run["step_times_ms"])]
-        if points:
-            level = document["step_ms"][side]
-            last = max(i for i, _ in points)
-            lines.append(Line(f"{side.upper()}: {document[side]['name']}", points, colour, "dots", radius=2))
-            lines.append(Line("", [(0, level), (last, level)], colour, dashed=True))
-    if not lines:
-        return None
+        level = document["step_ms"][side]
+        name = f"{side.upper()}: {document[side]['name']}"
+        lines += [Line(name, points, colour, "dots", radius=2)] if points else []
+        lines += [Line("", [(0, level), (len(points) - 1, level)], colour, dashed=True)] if points and level else []
     x, y = Axis("step, warm-up left out", "count", zero=False), Axis("step time", "ms", zero=False)
-    chart = line_chart("Step times", lines, x, y, width=WIDE, notes=["Dashed: the mean of the middle half."])
-    return Section("steps", "Step times", (), chart)
-
-
-def _waterfall(document: Document) -> Section | None:
-    rows = [r for r in document["waterfall"] if r["a_pct_of_peak"] or r["b_pct_of_peak"]]
-    if not rows:
-        return None
-    table = table_of(
-        rows,
-        ("loss", "text", lambda r: _words(r["loss"])),
-        ("A", "pct", "a_pct_of_peak"),
-        ("B", "pct", "b_pct_of_peak"),
-        ("change", "signed_pct", "change_pct_of_peak"),
-        ("A per step", "ms", "a_ms"),
-        ("B per step", "ms", "b_ms"),
+    note = ["Dashed: the mean of the middle half."]
+    return (
+        Section("steps", "Step times", (), line_chart("Step times", lines, x, y, width=WIDE, notes=note))
+        if lines
+        else None
     )
-    return Section("waterfall", "Where the FLOPs go, in % of peak", (), None, table)
 
 
-def _calls(document: Document, what: str) -> Section:
-    rows, title = document[what], what.capitalize()
-    if not rows:
-        return Section(what, title, ("Nothing differs.",))
-    said = f"Per step, mean over ranks; {document[f'{what}_changed']} differ."
-    table = table_of(
-        sorted(rows, key=lambda r: -abs(r["change"])),
-        ("name", "text", "name"),
-        *_CHANGE,
-        ("A calls", "count", "a_count"),
-        ("B calls", "count", "b_count"),
-        ("A each", "ms", "a_each_ms"),
-        ("B each", "ms", "b_each_ms"),
-        ("verdict", "verdict", lambda r: None if r["what"] == "no difference found" else r["what"]),
-    )
-    return Section(what, title, (said,), None, table)
-
-
-def _metrics(document: Document) -> Section:
+def _metrics(document: Document) -> Section | None:
     rows = sorted(document["metrics"], key=lambda r: (not r.get("significant"), -abs(r["change_pct"] or 0)))
     said = "Those that differ by more than chance first. Several runs per side give every number an interval."
-    table = table_of(
-        rows,
-        ("name", "text", "name"),
-        ("A", "number", "a"),
-        ("B", "number", "b"),
-        ("change", "signed_pct", "change_pct"),
+    return _section(
+        "metrics", "Every number of the reports", said, rows, ("name", "text", "name"), ("A", "number", "a"),
+        ("B", "number", "b"), ("change", "signed_pct", "change_pct"),
         ("from", "signed_pct", lambda r: r.get("low_pct")),
         ("to", "signed_pct", lambda r: r.get("high_pct")),
         ("verdict", "text", lambda r: "differs" if r.get("significant") else None),
-    )
-    return Section("metrics", "Every number of the reports", (said,), None, table)
+    )  # fmt: skip
 
 
 def _bench_sections(document: Document) -> list[Section]:
-    rows = [{**s["step_ms"], "part": s["name"], "what": s["verdict"], **s} for s in document["series"]]
-    only = [
-        f"Only in {side}: {', '.join(names)}"
-        for side, names in (("A", document["only_a"]), ("B", document["only_b"]))
-        if names
-    ]
-    table = rows and table_of(
-        rows,
-        ("series", "text", "part"),
-        *_CHANGE,
-        ("p", "number", "p_value"),
-        ("runs", "text", lambda r: ", ".join(map(str, r["num_runs"]))),
-        ("verdict", "verdict", "what"),
-    )
-    return [Section("series", "Series of both sides", tuple(only), _changes(rows) if rows else None, table or None)]
+    rows = [{**s["step_ms"], **s, "part": s["name"], "what": s["verdict"]} for s in document["series"]]
+    sides = (("A", document["only_a"]), ("B", document["only_b"]))
+    only = tuple(f"Only in {side}: {', '.join(names)}" for side, names in sides if names)
+    table = table_of(rows, ("series", "text", "part"), *_CHANGE, ("p", "number", "p_value"),
+                     ("runs", "text", lambda r: ", ".join(map(str, r["num_runs"]))),
+                     ("verdict", "verdict", "what"))  # fmt: skip
+    return [Section("series", "Series of both sides", only, _changes(rows) if rows else None, table)]
 
 
-def _lanes_sections(lanes: Document | None) -> list[Section]:
+def _timelines(lanes: Document | None) -> Section | None:
     if not lanes:
-        return []
+        return None
     drawn = []
     for rank in lanes["ranks"]:
         end = max(side["span_ms"] for side in rank["sides"])
@@ -273,7 +201,7 @@ def _lanes_sections(lanes: Document | None) -> list[Section]:
         legend = [(_KIND[k], _words(_KIND[k])) for k in kinds]
         drawn.append(lane_chart(f"Rank {rank['rank']}, {rank['why']}", rows, end, legend=legend, left=70))
     said = "The step nearest to the median of the first run of each side."
-    return [Section("timelines", "One step of each side, on one scale", (said,), None, None, tuple(drawn))]
+    return Section("timelines", "One step of each side, on one scale", (said,), None, None, tuple(drawn))
 
 
 def _span(side: Document, kind: int, start_us: float, dur_us: float, name: int) -> Span:

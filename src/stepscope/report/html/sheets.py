@@ -15,7 +15,7 @@ from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
 from stepscope.document.values import ms_or_none, plain
 from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Line, bar_chart, line_chart
-from stepscope.report.drawing import Drawing, table_of, unit_text
+from stepscope.report.drawing import Drawing, table_of
 from stepscope.report.html.assemble import sheet_html
 from stepscope.report.html.page_data import PageData, packed
 from stepscope.report.runs import RunEntry, run_rows, step_ms
@@ -107,12 +107,8 @@ def _stacks(
     """Return bars by name and parts; `limit` is drawn as a line."""
     names = list(dict.fromkeys(part for _, parts in rows for part, _ in parts))
     colours = {part: _PART_COLOURS.get(part, COLOURS[k % len(COLOURS)]) for k, part in enumerate(names)}
-    bars = [
-        Bar(name, [(colours[p], size, f"{p.replace('_', ' ')} {unit_text(size, unit)}") for p, size in parts])
-        for name, parts in rows
-    ]
-    legend = [(colours[part], part.replace("_", " ")) for part in names]
-    return bar_chart(title, bars, unit, width=760, limit=limit, legend=legend)
+    bars = [Bar(name, [(colours[part], part.replace("_", " "), size) for part, size in parts]) for name, parts in rows]
+    return bar_chart(title, bars, unit, width=760, limit=limit)
 
 
 # The page of a benchmark: series with their intervals, what else was measured of them, scaling and collectives.
@@ -522,15 +518,7 @@ def _flops(document: Document, asked: str) -> Sheet:
 def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
-    bars = [
-        Bar(
-            layout_name(r),
-            [("compute", r["step_ms"], unit_text(r["step_ms"], "ms"))],
-            low=r["low_ms"],
-            high=r["high_ms"],
-        )
-        for r in rows
-    ]
+    bars = [Bar(layout_name(r), [("compute", "", r["step_ms"])], low=r["low_ms"], high=r["high_ms"]) for r in rows]
     chart = bar_chart("Predicted step of each candidate", bars, "ms", width=760)
     table = table_of(
         rows,

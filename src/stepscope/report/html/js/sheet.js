@@ -22,7 +22,7 @@ function sheetTable({ title, table: { columns, rows, links } }) {
 
 function sheetSection(section) {
   const plain = section.chart && { ...section.chart, table: null };
-  return panel(section.id, section.title, section.lines.map((line) => el("p", {}, line)), plain && drawn(plain, { heading: false }), drawings(...section.more), section.table && sheetTable(section));
+  return panel(section.id, section.title, section.lines.map((line) => el("p", {}, line)), plain && drawn(plain, { heading: false }), drawings(...section.more.map((d) => ({ ...d, table: null }))), section.table && sheetTable(section));
 }
 
 async function showSheet() {

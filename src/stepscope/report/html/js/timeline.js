@@ -38,7 +38,7 @@ function timeline(data) {
   });
   document.addEventListener("show-rank", (e) => shown.showRank(e.detail));
   document.addEventListener("show-finding", (e) => {
-    shown.showFocus(focusOf(e.detail, current?.read() ?? slices, families));
+    shown.showFocus(focusOf(e.detail, stepNamed(state.get("step")).read(), families));
     jump("timeline");
   });
   document.addEventListener("show-step", (e) => { pick(e.detail); jump("timeline"); });
