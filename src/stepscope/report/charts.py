@@ -104,11 +104,13 @@ def bar_chart(
 
 
 def _parts(rows: "Sequence[Bar] | Sequence[Stack]", unit: str) -> tuple[list[tuple[str, str]], Table]:
-    """Return a legend of the parts where they have names, and a table with a column for each."""
-    legend = list(dict.fromkeys((colour, what) for row in rows for colour, what, _ in row.parts if what))
-    names = list(dict.fromkeys(what for row in rows for _, what, _ in row.parts))
-    columns = [(what or "value", unit, lambda row, what=what: _size(row, what)) for what in names]
-    return legend, table_of(rows, ("", "text", lambda row: row.name), *columns)
+    """Return a legend of the parts that have one colour each, and a table with a column for each part."""
+    pairs = list(dict.fromkeys((colour, what) for row in rows for colour, what, _ in row.parts))
+    names = [what for _, what in pairs]
+    columns = [(what, unit, lambda row, what=what: _size(row, what)) for what in dict.fromkeys(names)]
+    return [p for p in pairs if names.count(p[1]) == 1], table_of(
+        rows, ("name", "text", lambda row: row.name), *columns
+    )
 
 
 def _size(row: "Bar | Stack", what: str) -> float | None:
@@ -169,8 +171,10 @@ def line_chart(
     shapes += above(sx, sy)
     named = tuple((line.colour, line.name) for line in lines if line.name) if legend is None else tuple(legend)
     rows = [(line.name, [p[1] for p in line.points]) for line in lines if line.name and line.points]
-    found = table or table_of(rows, ("", "text", lambda r: r[0]), ("smallest", y.unit, lambda r: min(r[1])),
-                              ("largest", y.unit, lambda r: max(r[1])))  # fmt: skip
+    found = table or table_of(
+        rows, ("name", "text", lambda r: r[0]), (f"smallest {y.title}", y.unit, lambda r: min(r[1])),
+        (f"largest {y.title}", y.unit, lambda r: max(r[1])),
+    )  # fmt: skip
     return Drawing(title, width, height, label or title, tuple(shapes), named, tuple(notes), found)
 
 

@@ -50,7 +50,7 @@ def budget(document: Document) -> Drawing | None:
     total = unit_text(sum(p["ms_per_step"] for p in parts), "ms")
     mean = "Mean over ranks; every" if document["run"]["num_ranks"] > 1 else "Every"
     bars = [
-        Bar(_words(p["part"]), [(PART_COLOUR.get(p["part"], p["part"]), "", p["ms_per_step"])],
+        Bar(_words(p["part"]), [(PART_COLOUR.get(p["part"], p["part"]), f"per {whole}", p["ms_per_step"])],
             f"{unit_text(p['ms_per_step'], 'ms')}, {p['pct']:.0f} %")
         for p in parts
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def waterfall(document: Document) -> Drawing | None:
     rows = document["waterfall"]
     if not rows:
         return None
-    bars, left = [Bar("peak", [("compute", "", 100)])], 100.0
+    bars, left = [Bar("peak", [("compute", "of peak", 100)])], 100.0
     for row in rows:
         share, last = row["pct_of_peak"] or 0.0, row["loss"] == "achieved"
         left -= 0 if last else share
@@ -74,7 +74,9 @@ def waterfall(document: Document) -> Drawing | None:
         error = f" ± {row['plus_minus']:.1f}" if row["plus_minus"] else ""
         text = f"{'' if last else '-'}{share:.1f}{error} %"
         if share >= 0.05 or last:
-            bars.append(Bar(_words(row["loss"]), [(colour, "", share)], text, start=0 if last else max(0.0, left)))
+            bars.append(
+                Bar(_words(row["loss"]), [(colour, "of peak", share)], text, start=0 if last else max(0.0, left))
+            )
     source = document["efficiency"]["flops_source"]
     return bar_chart(
         "From peak to achieved", bars, "pct", axis=False, right=110,
@@ -470,7 +472,7 @@ def memory_over_steps(document: Document) -> Drawing | None:
             kept = _largest(line["allocated_bytes"])
             curves.append((rank["rank"], [(line["time_ms"][i], line["allocated_bytes"][i]) for i in kept]))
     note = "Allocated, since the first recorded step began."
-    return _memory_lines(curves, "Memory over the recorded steps", Axis("time", "ms", zero=False), note, "steps")
+    return _memory_lines(curves, "Memory over the recorded steps", Axis("time", "ms", zero=False), note)
 
 
 def memory_over_run(document: Document) -> Drawing | None:
@@ -483,7 +485,7 @@ def memory_over_run(document: Document) -> Drawing | None:
                 curves.append((log["rank"], [known[i] for i in _largest([v for _, v in known])]))
         if curves:
             note = f"Memory {what}, sampled once per step."
-            return _memory_lines(curves, "Memory over the run", Axis("step", "count", zero=False), note, "line")
+            return _memory_lines(curves, "Memory over the run", Axis("step", "count", zero=False), note)
     return None
 
 
@@ -520,18 +522,18 @@ def _largest(values: Sequence[float], most: int = _MAX_POINTS) -> list[int]:
 
 
 def _memory_lines(
-    curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], title: str, x: Axis, note: str, look: str
+    curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], title: str, x: Axis, note: str
 ) -> Drawing | None:
     if not curves:
         return None
     most = {rank: max(v for _, v in points) for rank, points in curves}
     by_most = sorted(curves, key=lambda c: -most[c[0]])
     named = sorted(by_most[:6])
-    lines = [Line("", points, "unknown", look, width=0.8) for _, points in by_most[6:]]
-    lines += [Line(f"rank {rank}", points, COLOURS[k], look) for k, (rank, points) in enumerate(named)]
+    lines = [Line("", points, "unknown", "steps", width=0.8) for _, points in by_most[6:]]
+    lines += [Line(f"rank {rank}", points, COLOURS[k], "steps") for k, (rank, points) in enumerate(named)]
     others = [("unknown", f"{len(curves) - 6} other ranks")] if len(curves) > 6 else []
     return line_chart(
-        title, lines, x, Axis("memory", "bytes"), notes=[note],
+        title, lines, x, Axis("allocated" if x.unit == "ms" else "sampled", "bytes"), notes=[note],
         label=f"{title}: at most {unit_text(max(most.values()), 'bytes')} of {len(curves)} ranks",
         legend=[(line.colour, line.name) for line in lines if line.name] + others,
     )  # fmt: skip

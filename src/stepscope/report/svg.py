@@ -21,7 +21,7 @@ def series_chart(rows: Sequence[tuple[str, Sequence[Sequence[float]], BenchTimes
     for name, samples, times in rows:
         median, low, high = (ms(t) for t in (times.median_ns, times.low_ns, times.high_ns))
         shown = [run[:: max(1, len(run) // _MAX_SAMPLES)] for run in samples]
-        bars.append(Bar(name, [("text", "", median)], low=low, high=high, samples=shown))
+        bars.append(Bar(name, [("text", "median", median)], low=low, high=high, samples=shown))
     label = "Median step time of each series with its 95 % interval; dots are steps"
     return bar_chart("Step times", bars, "ms", width=760, label=label)
 

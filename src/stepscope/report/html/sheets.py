@@ -518,7 +518,10 @@ def _flops(document: Document, asked: str) -> Sheet:
 def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
-    bars = [Bar(layout_name(r), [("compute", "", r["step_ms"])], low=r["low_ms"], high=r["high_ms"]) for r in rows]
+    bars = [
+        Bar(layout_name(r), [("compute", "predicted step", r["step_ms"])], low=r["low_ms"], high=r["high_ms"])
+        for r in rows
+    ]
     chart = bar_chart("Predicted step of each candidate", bars, "ms", width=760)
     table = table_of(
         rows,

@@ -17,7 +17,7 @@ function drawn(d, { heading = true } = {}) {
     lines ? tip.show(e, lines[0], lines.slice(1)) : tip.hide();
   });
   chart.addEventListener("mouseleave", tip.hide);
-  return el("div", { class: "drawing" }, heading ? el("h3", {}, d.title) : null,
+  return el("div", { class: d.size[0] > 1000 ? "drawing wide" : "drawing" }, heading ? el("h3", {}, d.title) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),
     d.legend.length > 0 && legend(d.legend), d.notes.length > 0 && el("p", { class: "quiet" }, d.notes.join(" ")),
     numbers && numbers.rows.length > 0 && foldedLater("as a table", () => table(d.title, numbers.rows, numbers.columns)));
