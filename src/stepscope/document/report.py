@@ -22,7 +22,6 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.code import code_json
-from stepscope.document.details import details_json
 from stepscope.document.values import in_ms, ms_or_none, plain
 from stepscope.json_text import finite_document
 from stepscope.run.groups import UNKNOWN_GROUP, Group
@@ -259,14 +258,16 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
         ],
-        **({"details": details_json(account, diagnosis)} if details else {}),
+        **({"details": _details(account, diagnosis)} if details else {}),
         "warnings": list(account.warnings),
     }
     return finite_document(document)[0]
 
 
-def _checks(account: Account) -> list[Check]:
-    return attempt(account.failures, "checks", lambda: checks_of(account), list)
+def _details(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
+    from stepscope.document.details import details_json  # what only pictures need
+
+    return details_json(account, diagnosis)
 
 
 def _run(account: Account) -> dict[str, Any]:

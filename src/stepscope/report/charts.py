@@ -22,7 +22,8 @@ from stepscope.report.drawing import (
     words,
 )
 
-HALF, WIDE = 560, 1180
+# of charts, in units that are about pixels; bars fit a phone
+BARS, HALF, WIDE = 460, 560, 1180
 COLOURS = ("compute", "transfer", "copy", "input", "optimizer", "host", "wait", "other", "unknown")
 
 Legend = Sequence[tuple[str, str]]
@@ -54,7 +55,7 @@ class Bar(NamedTuple):
 
 def bar_chart(
     title: str, bars: Sequence[Bar], unit: str, *, label: str = "", legend: Legend = (), notes: Sequence[str] = (),
-    width: int = HALF, left: int = 190, right: int = 90, least: float = 0.0, limit: float | None = None,
+    width: int = BARS, left: int = 140, right: int = 90, least: float = 0.0, limit: float | None = None,
     axis: bool = True,
 ) -> Drawing:  # fmt: skip
     """Return horizontal bars on one scale that begins at `least`; `limit` is a line across all of them.

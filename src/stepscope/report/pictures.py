@@ -55,7 +55,7 @@ def budget(document: Document) -> Drawing | None:
         for p in parts
     ]  # fmt: skip
     return (bars and bar_chart(
-        f"Where the {whole} goes", bars, "ms", axis=False, right=130, label=f"A {whole} of {total} by its parts",
+        f"Where the {whole} goes", bars, "ms", axis=False, right=110, label=f"A {whole} of {total} by its parts",
         notes=[f"{mean} instant of the {total} is exactly one part."],
     )) or None  # fmt: skip
 
@@ -79,7 +79,7 @@ def waterfall(document: Document) -> Drawing | None:
             )
     source = document["efficiency"]["flops_source"]
     return bar_chart(
-        "From peak to achieved", bars, "pct", axis=False, right=110,
+        "From peak to achieved", bars, "pct", axis=False, right=90,
         label="Waterfall from peak to achieved FLOP rate; the table below holds its numbers",
         notes=[f"FLOPs from {source}; attention counted in full."] if source else [],
     )  # fmt: skip
@@ -335,7 +335,7 @@ def _matrix(
         shapes.append(polyline([(left + at, top), (left + at, top + size)], "text", width=1))
         shapes.append(polyline([(left, top + at), (left + size, top + at)], "text", width=1))
     cells = [(value, names[i], names[j]) for i, row in enumerate(values) for j, value in enumerate(row) if value > 0]
-    legend = [(colour, f"darker is more, up to {unit_text(most, unit)} per step")]
+    legend = [(colour, f"stronger is more, up to {unit_text(most, unit)} per step")]
     return Drawing(
         title, max(int(_MATRIX_LEFT + size) + 10, 300), int(_MATRIX_TOP + size) + 8,
         f"{title}: a matrix of {num} by {num}; the darkest is {unit_text(most, unit)} per step",
@@ -503,7 +503,7 @@ def memory_peak(document: Document) -> Drawing | None:
     during = f", during {peak['operator']}" if peak["operator"] else ""
     bars = [Bar(name, [(colour, by[colour], size)]) for name, size, colour in rows]
     return (bars and bar_chart(
-        f"Alive at the peak of rank {rank['rank']}", bars, "bytes", axis=False, left=230,
+        f"Alive at the peak of rank {rank['rank']}", bars, "bytes", axis=False, left=190,
         notes=[f"{unit_text(peak['allocated_bytes'], 'bytes')} {where} ({peak['phase']} pass{during})."],
     )) or None  # fmt: skip
 

@@ -77,7 +77,7 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
                 f"{unit_text(value, 'ms')} (+{unit_text(value - middle, 'ms')})" if rank in late else None)
             for rank, value in rows
         ]  # fmt: skip
-        return bar_chart(title, bars, "ms", left=70, right=150, least=least, limit=middle, label=label, notes=notes)
+        return bar_chart(title, bars, "ms", left=64, right=130, least=least, limit=middle, label=label, notes=notes)
     edges = node_edges(document, grid.ranks)
 
     def nodes(x: Scale, y: Scale) -> list[Shape]:

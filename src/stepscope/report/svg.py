@@ -23,7 +23,7 @@ def series_chart(rows: Sequence[tuple[str, Sequence[Sequence[float]], BenchTimes
         shown = [run[:: max(1, len(run) // _MAX_SAMPLES)] for run in samples]
         bars.append(Bar(name, [("text", "median", median)], low=low, high=high, samples=shown))
     label = "Median step time of each series with its 95 % interval; dots are steps"
-    return bar_chart("Step times", bars, "ms", width=760, label=label)
+    return bar_chart("Step times", bars, "ms", width=760, left=200, label=label)
 
 
 def bench_svg(document: dict[str, Any]) -> str:

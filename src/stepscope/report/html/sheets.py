@@ -108,7 +108,7 @@ def _stacks(
     names = list(dict.fromkeys(part for _, parts in rows for part, _ in parts))
     colours = {part: _PART_COLOURS.get(part, COLOURS[k % len(COLOURS)]) for k, part in enumerate(names)}
     bars = [Bar(name, [(colours[part], part.replace("_", " "), size) for part, size in parts]) for name, parts in rows]
-    return bar_chart(title, bars, unit, width=760, limit=limit)
+    return bar_chart(title, bars, unit, width=760, left=160, limit=limit)
 
 
 # The page of a benchmark: series with their intervals, what else was measured of them, scaling and collectives.
@@ -522,7 +522,7 @@ def _strategy(document: Document, asked: str) -> Sheet:
         Bar(layout_name(r), [("compute", "predicted step", r["step_ms"])], low=r["low_ms"], high=r["high_ms"])
         for r in rows
     ]
-    chart = bar_chart("Predicted step of each candidate", bars, "ms", width=760)
+    chart = bar_chart("Predicted step of each candidate", bars, "ms", width=760, left=200)
     table = table_of(
         rows,
         ("strategy", "text", layout_name),

@@ -4,7 +4,7 @@
 function drawn(d, { heading = true } = {}) {
   const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 1000 ? MAX_GROWTH : 1.05);
   // Below this its letters could not be read: a phone scrolls it.
-  chart.style.setProperty("--least", `${d.size[0] > 1000 ? 760 : d.size[0] <= 360 ? 0 : 0.85 * d.size[0]}px`);
+  chart.style.setProperty("--least", `${d.size[0] > 1000 ? 760 : d.size[0] <= 460 ? 0 : 0.85 * d.size[0]}px`);
   const said = new WeakMap(), numbers = d.table;
   for (const shape of d.shapes) {
     const node = shapeOf(shape);

@@ -102,7 +102,8 @@ function kernelTables(report) {
 }
 
 function memoryTab(report, shown) {
-  const view = report.memory, there = [shown.memory_of_fullest, shown.memory_peak, shown.memory_over_steps, shown.memory_over_run].filter(Boolean);
+  const view = report.memory, every = report.run.num_ranks > 1 || !shown.memory_of_fullest ? shown.memory_over_steps : null;
+  const there = [shown.memory_of_fullest, shown.memory_peak, every, shown.memory_over_run].filter(Boolean);
   const ranks = view?.ranks ?? [];
   if (!ranks.length && !there.length) return [hint("memory", "Memory", "Memory was not recorded; record with --memory.")];
   const growing = ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);

@@ -24,7 +24,7 @@ function cards(report) {
   const saving = (ms) => `${timeText(ms)} (${pctText((100 * ms) / (stepOf(report) || 1), 0)})`;
   const list = [
     [wholeOf(report) === "step" ? "Step" : "Window", timeText(stepOf(report)), stepWhy(report)],
-    known(mfu) ? ["MFU", pctText(100 * mfu), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""} · ${limit}`]
+    known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""} · ${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
     ["Saving", first ? `−${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : report.findings.length > 1 && all
       ? `fix 1 alone; all ${report.findings.length} together −${saving(all.saving_ms_per_step)}` : `likely ${timeText(first.saving_low_ms)} to ${timeText(first.saving_high_ms)}`],

@@ -14,7 +14,9 @@ function timeline(data) {
   const steps = [{ step: slices.step, read: () => slices }, ...more].sort((a, b) => (a.step ?? 0) - (b.step ?? 0));
   /** @type {any} */
   let shown = null, current = null;
-  const usual = steps.find((s) => s.step === slices.step) ?? steps[0];
+  // The typical step, or the first one in which the first finding can be seen.
+  const typical = steps.find((s) => s.step === slices.step) ?? steps[0], first = report.findings[0];
+  const usual = first ? [typical, ...steps].find((s) => focusOf(first, s.read(), families)) ?? typical : typical;
   const stepNamed = (step) => steps.find((s) => String(s.step) === String(step)) ?? usual;
   function open(step) {
     current = step;
