@@ -48,13 +48,15 @@ def _run_steps(account: Account) -> dict[str, Any] | None:
     if found is None:
         return None
     times = found.dur_ns / NS_PER_MS
-    with np.errstate(all="ignore"):
-        low, middle, high = np.nanmin(times, axis=0), np.nanmedian(times, axis=0), np.nanmax(times, axis=0)
-        medians = np.nan_to_num(np.nanmedian(times, axis=1))
+    low, middle, high = np.fmin.reduce(times, axis=0), _medians(times), np.fmax.reduce(times, axis=0)
     num = len(found.step)
     stretches = np.array_split(np.arange(num), min(num, _MAX_STEPS))
     kept = [int(s[np.argmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
-    longest = sorted(np.argsort(-medians, kind="stable")[:_MAX_LINES].tolist()) if len(found.ranks) > 1 else []
+    longest = (
+        sorted(np.argsort(-np.nan_to_num(_medians(times.T)), kind="stable")[:_MAX_LINES].tolist())
+        if len(found.ranks) > 1
+        else []
+    )
     spikes = account.steadiness.spikes if account.steadiness else ()
     slowest = np.argmax(np.nan_to_num(times[:, kept]), axis=0)
     return {
@@ -162,6 +164,13 @@ def _node(node: CodeNode) -> dict[str, Any]:
         **{name: value for name, value in times.items() if value},
         **({"children": [_node(child) for child in node.children]} if node.children else {}),
     }
+
+
+def _medians(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the median of each column, NaN ignored; `np.nanmedian` would import masked arrays."""
+    ordered, known = np.sort(times, axis=0), np.maximum((~np.isnan(times)).sum(axis=0), 1)
+    each = np.arange(times.shape[1])
+    return (ordered[(known - 1) // 2, each] + ordered[known // 2, each]) / 2
 
 
 def _rounded(values: Any) -> list[Any]:
