@@ -1,9 +1,10 @@
 """Every picture of a run, from its document; a picture that has nothing to show is None."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import cycle, groupby
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -579,25 +580,6 @@ def pipeline(document: Document) -> Drawing | None:
     )  # fmt: skip
 
 
-def stages(document: Document) -> Drawing | None:
-    """Return where the step of each pipeline stage goes."""
-    view = document["by_strategy"].get("pipeline")
-    if not view:
-        return None
-    parts = (("forward", "forward", "forward_ms"), ("backward", "backward", "backward_ms"),
-             ("other", "other compute", "other_ms"), ("transfer", "send and receive", "transfer_ms"),
-             ("wait", "bubble", "wait_ms"), ("host", "gaps", "gaps_ms"), ("unknown", "idle", "idle_ms"))  # fmt: skip
-    schedule = f", {view['schedule']}" if view["schedule"] else ""
-    own = f"; this schedule with the stages' own times {view['schedule_pct']:.1f} %" if view["schedule_pct"] else ""
-    textbook = view["textbook_pct"]
-    equal = f" (p - 1) / (m + p - 1) gives {textbook:.1f} % for equal stages{own}." if textbook is not None else ""
-    note = f"{view['stages']} stages, {view['microbatches'] or 'unknown'} micro-batches{schedule}: "
-    note += f"stages wait for {unit_text(view['bubble_pct'], 'pct')} of the step.{equal}"
-    bars = [(f"stage {r['stage']} · rank {r['rank']}", r, f"bubble {unit_text(r['bubble_pct'], 'pct')}")
-            for r in view["ranks"]]  # fmt: skip
-    return _stacked("The step of each stage", bars, parts, note)
-
-
 def experts(document: Document) -> Drawing | None:
     """Return the load of each rank of an expert-parallel job against an even load."""
     view = document["by_strategy"].get("experts")
@@ -621,73 +603,81 @@ def _load_text(rank: Document, mean: float) -> str:
     return f"{unit_text(rank['load_bytes'], 'bytes')}, {rank['load_bytes'] / mean:.2f} times the mean{waited}"
 
 
-def buckets(document: Document) -> Drawing | None:
-    """Return the time of each gradient bucket."""
-    view = document["by_strategy"].get("buckets")
-    if not view or not view["buckets"]:
+class _Stacked(NamedTuple):
+    """Bars of one dimension of parallelism, in time per step."""
+
+    #: of `by_strategy`
+    view: str
+    title: str
+    rows: Callable[[Document], Sequence[Any]]
+    name: Callable[[Any], str]
+    #: colour, what it is, and its time
+    parts: Sequence[tuple[str, str, Callable[[Any], float | None]]]
+    remark: Callable[[Any], str]
+    note: Callable[[Document], str]
+
+
+def _key(name: str) -> Callable[[Any], float | None]:
+    return lambda row: row[name]
+
+
+_STACKED = {
+    "stages": _Stacked(
+        "pipeline", "The step of each stage", lambda view: view["ranks"],
+        lambda r: f"stage {r['stage']} · rank {r['rank']}",
+        [("forward", "forward", _key("forward_ms")), ("backward", "backward", _key("backward_ms")),
+         ("other", "other compute", _key("other_ms")), ("transfer", "send and receive", _key("transfer_ms")),
+         ("wait", "bubble", _key("wait_ms")), ("host", "gaps", _key("gaps_ms")), ("unknown", "idle", _key("idle_ms"))],
+        lambda r: f"bubble {unit_text(r['bubble_pct'], 'pct')}",
+        lambda view: f"{view['stages']} stages, {view['microbatches'] or 'unknown'} micro-batches"
+        f"{', ' + view['schedule'] if view['schedule'] else ''}: stages wait for "
+        f"{unit_text(view['bubble_pct'], 'pct')} of the step. (p - 1) / (m + p - 1) gives "
+        f"{unit_text(view['textbook_pct'], 'pct')} for equal stages, this schedule with the stages' own times "
+        f"{unit_text(view['schedule_pct'], 'pct')}.",
+    ),
+    "buckets": _Stacked(
+        "buckets", "Time of each bucket", lambda view: view["buckets"],
+        lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes')}",
+        [("wait", "waiting for other ranks", _key("wait_ms")),
+         ("transfer", "transfer", lambda b: max(0.0, b["time_ms"] - (b["wait_ms"] or 0)))],
+        lambda b: f"ready {unit_text(b['ready_ms'], 'ms')} into backward, {unit_text(b['exposed_ms'], 'ms')} exposed",
+        lambda view: f"Gradients travel in {len(view['buckets'])} buckets per backward pass, the first ready first.",
+    ),
+    "sharding": _Stacked(
+        "sharding", "Gathers and scatters of each rank",
+        lambda view: [(r, what) for r in view["ranks"] for what in ("gather", "scatter")],
+        lambda row: f"rank {row[0]['rank']} · {row[1]}s",
+        [("other", "hidden behind compute",
+          lambda row: max(0.0, (row[0][f"{row[1]}_ms"] or 0) - (row[0][f"{row[1]}_exposed_ms"] or 0))),
+         ("transfer", "exposed", lambda row: row[0][f"{row[1]}_exposed_ms"])],
+        lambda row: f"{unit_text(row[0][f'{row[1]}ed_bytes'], 'bytes')}, "
+        f"{unit_text(row[0][f'{row[1]}_wait_ms'], 'ms')} waiting",
+        lambda view: f"Parameters sharded as {view['stage']}: each rank gathers them "
+        f"{unit_text(view['ranks'][0]['gathers_of_parameters'], 'count')} times per step.",
+    ),
+    "layers": _Stacked(
+        "tensor_parallel", "Compute and communication of each layer", lambda view: view["layers"],
+        lambda r: f"{_words(r['part'])} {r['position']}",
+        [("compute", "compute", _key("compute_ms")), ("transfer", "exposed communication", _key("exposed_ms"))],
+        lambda r: f"{unit_text(r['share_pct'], 'pct')} communication, {unit_text(r['size_bytes'], 'bytes')}",
+        lambda view: "Each layer computes, then waits for its part of the others' results.",
+    ),
+}  # fmt: skip
+
+
+def stacked(document: Document, name: str) -> Drawing | None:
+    """Return the longest bars of one dimension of parallelism."""
+    spec = _STACKED[name]
+    view = document["by_strategy"].get(spec.view)
+    rows = spec.rows(view) if view else []
+    bars = [Bar(spec.name(r), [(c, what, of(r) or 0.0) for c, what, of in spec.parts], spec.remark(r)) for r in rows]
+    least = sorted((bar.end for bar in bars), reverse=True)[:_MAX_BARS][-1:]
+    shown = [bar for bar in bars if bar.end >= least[0]][:_MAX_BARS]
+    few = [f"The {len(shown)} longest of {len(bars)}."] if len(shown) < len(bars) else []
+    if not view or not any(bar.end for bar in shown):
         return None
-    rows = [
-        (f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes')}",
-         {**b, "rest_ms": max(0.0, b["time_ms"] - (b["wait_ms"] or 0))},
-         f"ready {unit_text(b['ready_ms'], 'ms')} into backward, {unit_text(b['exposed_ms'], 'ms')} exposed")
-        for b in view["buckets"]
-    ]  # fmt: skip
-    num = len(rows)
-    note = f"Gradients travel in {num} bucket{'s' * (num != 1)} per backward pass, in the order they became ready."
-    parts = (("wait", "waiting for other ranks", "wait_ms"), ("transfer", "transfer", "rest_ms"))
-    return _stacked("Time of each bucket", rows, parts, note)
-
-
-def sharding(document: Document) -> Drawing | None:
-    """Return the gathers and scatters of each rank of a sharded job."""
-    view = document["by_strategy"].get("sharding")
-    if not view or not view["ranks"]:
-        return None
-    rows = []
-    for r in view["ranks"]:
-        for what in ("gather", "scatter"):
-            whole, exposed = r[f"{what}_ms"] or 0.0, r[f"{what}_exposed_ms"] or 0.0
-            values = {"hidden_ms": max(0.0, whole - exposed), "exposed_ms": exposed}
-            size, waited = unit_text(r[f"{what}ed_bytes"], "bytes"), unit_text(r[f"{what}_wait_ms"], "ms")
-            rows.append((f"rank {r['rank']} · {what}s", values, f"{size}, {waited} waiting"))
-    first = view["ranks"][0]
-    note = f"Parameters sharded as {view['stage']}"
-    if first["gathers_of_parameters"] is not None:
-        note += f": each rank gathers them {first['gathers_of_parameters']:,.1f} times per step"
-    parts = (("other", "hidden behind compute", "hidden_ms"), ("transfer", "exposed", "exposed_ms"))
-    return _stacked("Gathers and scatters of each rank", rows, parts, f"{note}.")
-
-
-def layers(document: Document) -> Drawing | None:
-    """Return compute and communication of each layer of a tensor-parallel job."""
-    view = document["by_strategy"].get("tensor_parallel")
-    if not view or not view["layers"]:
-        return None
-    rows = [
-        (f"{_words(r['part'])} {r['position']}", r,
-         f"{unit_text(r['share_pct'], 'pct')} communication, {unit_text(r['size_bytes'], 'bytes')}")
-        for r in view["layers"]
-    ]  # fmt: skip
-    note = "Each layer computes, then waits for its part of the others' results."
-    parts = (("compute", "compute", "compute_ms"), ("transfer", "exposed communication", "exposed_ms"))
-    return _stacked("Compute and communication of each layer", rows, parts, note)
-
-
-def _stacked(
-    title: str, rows: Sequence[tuple[str, Document, str]], parts: Sequence[tuple[str, str, str]], note: str
-) -> Drawing | None:
-    """Return the longest rows as bars; `parts` are a colour, a name, and the key of the rows' values."""
-
-    def length(row: tuple[str, Document, str]) -> float:
-        return sum(row[1][key] or 0.0 for _, _, key in parts)
-
-    least = sorted((length(row) for row in rows), reverse=True)[:_MAX_BARS][-1]
-    shown = [row for row in rows if length(row) >= least][:_MAX_BARS]
-    if not least and not any(map(length, rows)):
-        return None
-    bars = [Bar(name, [(c, what, values[k] or 0.0) for c, what, k in parts], remark) for name, values, remark in shown]
-    notes = [note, *([f"The {len(shown)} longest of {len(rows)}."] if len(shown) < len(rows) else [])]
-    return bar_chart(title, bars, "ms", width=760, left=150, right=320, axis=False, notes=notes)
+    notes = [spec.note(view), *few]
+    return bar_chart(spec.title, shown, "ms", width=760, left=150, right=320, axis=False, notes=notes)
 
 
 # The user's code
@@ -735,8 +725,8 @@ PICTURES: Mapping[str, Callable[[Document], Drawing | None]] = {
     "budget": budget, "waterfall": waterfall, "run_steps": run_steps, "roofline": roofline,
     "kernel_durations": kernel_durations, "device_queue": device_queue, "waiting": waiting, "sending": sending,
     "memory_of_fullest": memory_of_fullest, "memory_over_steps": memory_over_steps, "memory_over_run": memory_over_run,
-    "memory_peak": memory_peak, "pipeline": pipeline, "stages": stages, "experts": experts, "buckets": buckets,
-    "sharding": sharding, "layers": layers,
+    "memory_peak": memory_peak, "pipeline": pipeline, "experts": experts,
+    **{name: partial(stacked, name=name) for name in _STACKED},
 }  # fmt: skip
 
 
