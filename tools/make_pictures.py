@@ -50,6 +50,10 @@ RUNS = {
     "moe": "moe_ep_skewed",
     "single": "naive_attention",
     "serving": "foreign-amd/vllm.json.gz",
+    "loader": "slow_dataloader_cpu",
+    "precision": "fp32_no_tensor_cores",
+    "launch": "launch_bound_tiny",
+    "tensor": "tp4_mlp",
 }
 """recordings by what they show, in the corpus or in `tests/data`"""
 COMPARED = ("ddp_host_straggler_rank2", "ddp_healthy")
@@ -99,7 +103,7 @@ WIDTHS = (390, 1400, 2560)
 SCHEMES = ("light", "dark")
 PAPER = 760
 """how wide a page is on paper, in CSS pixels"""
-GALLERY = (1180, 720)
+GALLERY = {"": (1400, 900), "-phone": (390, 844)}
 README_WIDTH = 1180
 TALLEST = 16_000
 """of one picture: a browser draws no more at once"""
@@ -125,16 +129,17 @@ def write_docs(browser: Browser, corpus: Path, folder: Path) -> None:
     (IMAGES / "terminal.svg").write_text(terminal_svg(straggler))
     page = folder / "page.html"
     page.write_text(straggler.to_html())
-    save(browser, IMAGES / "report.png", part_of(browser, page, "#waterfall", scheme="light"))
-    save(browser, IMAGES / "timeline.png", part_of(browser, page, "#timeline", scheme="dark", first="#heatmap"))
+    save(browser, IMAGES / "report.png", part_of(browser, page, "#timeline", scheme="light"))
+    save(browser, IMAGES / "timeline.png", part_of(browser, page, "#timeline", scheme="dark", tab="timeline"))
     browser.prefer("light")
     makers = page_makers(corpus, folder)
     for name in (*RUNS, "compare"):
         page.write_text(makers[name]())
-        browser.size(*GALLERY)
-        browser.open(page)
-        hide_scrollbars(browser)
-        save(browser, IMAGES / "gallery" / f"{name}.png", browser.picture())
+        for suffix, size in GALLERY.items():
+            browser.size(*size)
+            browser.open(page)
+            hide_scrollbars(browser)
+            save(browser, IMAGES / "gallery" / f"{name}{suffix}.png", browser.picture())
 
 
 def save(browser: Browser, path: Path, png: bytes) -> None:
@@ -153,17 +158,17 @@ def terminal_svg(analysis: Analysis) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
-def part_of(browser: Browser, page: Path, last: str, *, scheme: str, first: str = "body") -> bytes:
-    """Return the page from one section to another as PNG."""
+def part_of(browser: Browser, page: Path, last: str, *, scheme: str, tab: str = "summary") -> bytes:
+    """Return a tab of the page from the top to the end of a section as PNG."""
     browser.size(README_WIDTH, 1000)
     browser.prefer(scheme)
     browser.open(page)
-    edge = "Math.round(document.querySelector('{}').getBoundingClientRect().{} + scrollY)"
-    top, bottom = (browser.run(f"return {edge.format(*where)}") for where in ((first, "top"), (last, "bottom")))
-    margin = 0 if first == "body" else 84  # below the list of sections
-    browser.size(README_WIDTH, bottom - top + 16 + margin)
+    browser.show(tab)
+    bottom = browser.run(
+        f"return Math.round(document.querySelector('{last}').getBoundingClientRect().bottom + scrollY)"
+    )
+    browser.size(README_WIDTH, bottom + 16)
     hide_scrollbars(browser)
-    browser.run(f"scrollTo({{top: {top - margin}, behavior: 'instant'}})")
     return browser.picture()
 
 

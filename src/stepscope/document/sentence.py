@@ -44,7 +44,7 @@ def _subject(finding: Mapping[str, Any], num_ranks: int) -> str:
             return f"Rank {ranks[0]} holds up {others}"
         return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} hold up {others}"
     title = finding["title"].rstrip(".")
-    return title[:1].upper() + title[1:]
+    return title if "." in title.split(" ")[0] else title[:1].upper() + title[1:]  # file names keep their case
 
 
 def _missing_ranks(run: Mapping[str, Any]) -> str:
