@@ -15,19 +15,25 @@ function header(report) {
 
 // What shares are of: without a recorded step the whole window stands for it.
 const wholeOf = (report) => (report.run.num_steps ? "step" : "window");
+// Findings that save nothing on their own are notes, and come last.
+const firstFix = (report) => (report.findings[0]?.saving_alone_ms > 0 ? report.findings[0] : null);
+function together(report) {
+  const count = report.findings.filter((f) => f.saving_alone_ms > 0).length;
+  return count < 2 ? null : count === 2 ? "both together" : `all ${count} together`;
+}
 const stepOf = (report) => report.step.unprofiled_ms ?? report.step.profiled_ms;
 
 function cards(report) {
   const { mfu, peak_tflops, peak_precision } = report.efficiency;
-  const first = report.findings.find((f) => f.saving_alone_ms > 0), all = report.findings_combined.at(-1);
+  const first = firstFix(report), all = report.findings_combined.at(-1);
   const limit = `limited by: ${words(report.verdict.replace(/-bound$/, ""))}`;
   const saving = (ms) => `${timeText(ms)} (${pctText((100 * ms) / (stepOf(report) || 1), 0)})`;
   const list = [
     [wholeOf(report) === "step" ? "Step" : "Window", timeText(stepOf(report)), stepWhy(report)],
     known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""} · ${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
-    ["Saving", first ? `−${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : report.findings.length > 1 && all
-      ? `fix 1 alone; all ${report.findings.length} together −${saving(all.saving_ms_per_step)}` : `likely ${timeText(first.saving_low_ms)} to ${timeText(first.saving_high_ms)}`],
+    ["Saving", first ? `−${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : together(report) && all
+      ? `fix 1 alone; ${together(report)} −${saving(all.saving_ms_per_step)}` : `likely ${timeText(first.saving_low_ms)} to ${timeText(first.saving_high_ms)}`],
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" }, list.map(([title, value, why]) =>
     el("div", { class: "card plain" }, el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
@@ -50,19 +56,19 @@ function clockBanner(report) {
 
 // The first fix with its timeline, then the others, folded.
 function findings(report, grid, place) {
-  const [first, ...others] = report.findings;
+  const first = firstFix(report), others = report.findings.slice(first ? 1 : 0);
+  const all = report.findings_combined.at(-1), step = stepOf(report), sum = together(report);
+  const boxes = others.map((f, i) => el("details", { class: "finding" }, el("summary", {}, findingTitle(f, i + 2, report)), findingBody(f, grid, report)));
+  const more = boxes.length ? panel("more-findings", first ? "Other fixes" : "Notes", keptOpen(boxes),
+    sum && all && known(step) ? el("p", { class: "quiet" }, `${sum}: ${timeText(step)} → ${timeText(step - all.saving_ms_per_step)} per ${wholeOf(report)}.`.replace(/^./, (c) => c.toUpperCase())) : null) : null;
   if (!first) {
     const clear = !report.not_examined.length && report.verdict !== "unclear";
     return [panel("findings", "What to fix", el("p", {}, `No fix worth reporting was found${clear ? "" : " in what could be examined"}.`), ...(report.not_judged ?? []).map((line) => el("p", { class: "quiet" }, line)),
-      clear ? null : el("p", {}, chip("what was not examined", () => jump("not-examined")))), place];
+      clear ? null : el("p", {}, chip("what was not examined", () => jump("not-examined")))), place, more];
   }
-  const all = report.findings_combined.at(-1), step = stepOf(report);
-  const together = others.length && all && known(step) ? `All ${report.findings.length} together: ${timeText(step)} → ${timeText(step - all.saving_ms_per_step)} per ${wholeOf(report)}.` : null;
-  const boxes = others.map((f, i) => el("details", { class: "finding" }, el("summary", {}, findingTitle(f, i + 2, report)), findingBody(f, grid, report)));
   return [
     el("section", { id: "findings", class: "panel first-fix", "aria-labelledby": "findings-title" }, el("h2", { id: "findings-title" }, findingTitle(first, 1, report)), findingBody(first, grid, report)),
-    place,
-    boxes.length ? panel("more-findings", "Other fixes", keptOpen(boxes), together && el("p", { class: "quiet" }, together)) : null,
+    place, more,
   ];
 }
 
@@ -70,7 +76,7 @@ const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medi
 
 function findingTitle(f, number, report) {
   const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving on its own";
-  return [el("span", { class: "what" }, `Fix ${number}: ${f.title}`), el("span", { class: `saves ${severity(f)}` }, saves)];
+  return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${severity(f)}` }, saves)];
 }
 
 // Those are open that the address names by their place: `open=2.3`.

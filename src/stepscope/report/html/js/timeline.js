@@ -15,13 +15,13 @@ function timeline(data) {
   /** @type {any} */
   let shown = null, current = null;
   // The typical step, or the first one in which the first finding can be seen.
-  const typical = steps.find((s) => s.step === slices.step) ?? steps[0], first = report.findings[0];
+  const typical = steps.find((s) => s.step === slices.step) ?? steps[0], first = firstFix(report);
   const usual = first ? [typical, ...steps].find((s) => focusOf(first, s.read(), families)) ?? typical : typical;
   const stepNamed = (step) => steps.find((s) => String(s.step) === String(step)) ?? usual;
   function open(step) {
     current = step;
     const chosen = step.read();
-    const focus = step === usual && report.findings.length ? () => focusOf(report.findings[0], chosen, families) : () => null;
+    const focus = step === usual && first ? () => focusOf(first, chosen, families) : () => null;
     shown = oneStep(chosen, families, kernels, steps.length > 1 ? picker(steps, step.step, pick) : null, focus);
     byTitle(section).textContent = timelineTitle(chosen);
     box.replaceChildren(...shown.parts);
