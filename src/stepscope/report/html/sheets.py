@@ -147,7 +147,7 @@ def bench_sheet(results: BenchResults) -> Sheet:
         facts=(*named, *torch, *(steps if len(timed) > 1 else ())),
         cards=_cards(results, timed),
         sections=(
-            *([Section("advice", "What to take", said)] if results.advice else []),
+            *([Section("advice", "Recommendation", said)] if results.advice else []),
             *sections,
             *_figures(results),
         ),
@@ -183,7 +183,7 @@ def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Values, ...]:
             "Steady",
             f"{len(timed) - unsteady} of {len(timed)}",
             "text",
-            "series without a doubt",
+            "series with a steady step time",
             "medium" if unsteady else "low",
         )
     )

@@ -208,7 +208,12 @@ function showTabs(root, data) {
     for (const [one] of tabs) if (!found) { build(one); found = holds(); }
     return found && found !== shown ? choose(found) : undefined;
   });
-  addEventListener("beforeprint", () => { for (const [id] of tabs) build(id); });
+  // On paper all tabs are below each other.
+  addEventListener("beforeprint", () => {
+    for (const [id] of tabs) build(id).hidden = false;
+    redraws.forEach((draw) => draw());
+  });
+  addEventListener("afterprint", () => panels.forEach((box, id) => (box.hidden = id !== shown)));
   root.before(bar);
   root.append(...panels.values());
   restore();
