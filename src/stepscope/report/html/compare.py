@@ -209,8 +209,8 @@ def _span(side: Document, kind: int, start_us: float, dur_us: float, name: int) 
     return Span(start_us / 1000, (start_us + dur_us) / 1000, _KIND[kind], tip, pale=_KIND[kind] in ("wait", "idle"))
 
 
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{unit_text(value, 'ms')}"
+def _signed(value: float | None) -> str:
+    return f"{'+' if value and value > 0 else ''}{unit_text(value, 'ms')}"
 
 
 def _words(name: str) -> str:
