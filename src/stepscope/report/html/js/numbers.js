@@ -61,7 +61,7 @@ const numberOf = (count, what) => `${countText(count)} ${what}${count === 1 ? ""
 const UNITS = {
   ms: timeText, bytes: bytesText, pct: (v) => pctText(v), share: (v) => pctText(100 * v), x: (v) => `${digits(v)}×`, count: countText,
   gb_per_s: (v) => `${digits(v)} GB/s`, flops: flopsText, rate: (v) => digits(v), words, kernel: shortName, rank: (v) => (v < 0 ? NONE : String(v)),
-  number: (v) => (Number.isInteger(v) ? String(v) : written(v, Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 1 ? 2 : 4, 0)),
+  number: (v) => (Number.isInteger(v) ? (Math.abs(v) < 1e4 ? String(v) : written(v, 0)) : written(v, Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 1 ? 2 : 4, 0)),
   signed_ms: (v) => (v > 0 ? `+${timeText(v)}` : timeText(v)), signed_pct: (v) => (v > 0 ? `+${pctText(v)}` : pctText(v)),
 };
 const TEXT_UNITS = ["text", "words", "kernel", "name", "verdict"];

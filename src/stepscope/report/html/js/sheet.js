@@ -29,7 +29,7 @@ async function showSheet() {
   const root = byId("report");
   const { report: sheet } = await unpack(byId("data").textContent);
   byId("top").append(...sheetHeader(sheet));
-  const notes = sheet.notes.length ? panel("notes", "What to know about it", el("ul", {}, sheet.notes.map((note) => el("li", {}, note)))) : null;
+  const notes = sheet.notes.length ? panel("notes", "Notes", el("ul", {}, sheet.notes.map((note) => el("li", {}, note)))) : null;
   const parts = [sheetCards(sheet), ...sheet.sections.map(sheetSection), notes].filter(Boolean);
   root.append(...parts);
   const skip = /** @type {HTMLAnchorElement} */ (document.querySelector("a.skip"));
