@@ -269,14 +269,12 @@ def page_report() -> None:
     """Print size, drawing and zooming of the pages of two constructed runs."""
     sys.path.insert(0, str(ROOT))
     from tests.report.browser import Browser
-    from tests.report.constructed import constructed
-
-    from stepscope.report.html.page import page_of
+    from tests.report.constructed import constructed_page
 
     with tempfile.TemporaryDirectory() as folder:
         for ranks, steps in ((64, 50), (1024, 1000)):
             begin = time.process_time()
-            text = page_of(constructed(ranks=ranks, steps=steps))
+            text = constructed_page(ranks=ranks, steps=steps)
             made_s = time.process_time() - begin
             path = Path(folder, f"{ranks}.html")
             path.write_text(text)

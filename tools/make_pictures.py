@@ -30,12 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.analyze.live.runs import claim, line, write_log
 from tests.report.browser import Browser
-from tests.report.constructed import constructed
+from tests.report.constructed import constructed_page
 from tests.report.pages import all_pages, light_run, light_sheet
 
 from stepscope.analysis import Analysis, load
 from stepscope.cli.watch import LiveSite
-from stepscope.report.html.page import page_of
 from stepscope.report.html.sheets import runs_sheet, sheet_page
 from stepscope.report.runs import RunEntry
 from stepscope.report.text.summary import summary_text
@@ -52,6 +51,10 @@ RUNS = {
     "moe": "moe_ep_skewed",
     "single": "naive_attention",
     "serving": "foreign-amd/vllm.json.gz",
+    "loader": "slow_dataloader_cpu",
+    "precision": "fp32_no_tensor_cores",
+    "launch": "launch_bound_tiny",
+    "tensor": "tp4_mlp",
 }
 """recordings by what they show, in the corpus or in `tests/data`"""
 COMPARED = ("ddp_host_straggler_rank2", "ddp_healthy")
@@ -101,7 +104,7 @@ WIDTHS = (390, 1400, 2560)
 SCHEMES = ("light", "dark")
 PAPER = 760
 """how wide a page is on paper, in CSS pixels"""
-GALLERY = (1180, 720)
+GALLERY = {"": (1400, 900), "-phone": (390, 844)}
 README_WIDTH = 1180
 TALLEST = 16_000
 """of one picture: a browser draws no more at once"""
@@ -127,16 +130,17 @@ def write_docs(browser: Browser, corpus: Path, folder: Path) -> None:
     (IMAGES / "terminal.svg").write_text(terminal_svg(straggler))
     page = folder / "page.html"
     page.write_text(straggler.to_html())
-    save(browser, IMAGES / "report.png", part_of(browser, page, "#waterfall", scheme="light"))
-    save(browser, IMAGES / "timeline.png", part_of(browser, page, "#timeline", scheme="dark", first="#heatmap"))
+    save(browser, IMAGES / "report.png", part_of(browser, page, "#timeline", scheme="light"))
+    save(browser, IMAGES / "timeline.png", part_of(browser, page, "#timeline", scheme="dark", tab="timeline"))
     browser.prefer("light")
     makers = page_makers(corpus, folder)
     for name in (*RUNS, "compare"):
         page.write_text(makers[name]())
-        browser.size(*GALLERY)
-        browser.open(page)
-        hide_scrollbars(browser)
-        save(browser, IMAGES / "gallery" / f"{name}.png", browser.picture())
+        for suffix, size in GALLERY.items():
+            browser.size(*size)
+            browser.open(page)
+            hide_scrollbars(browser)
+            save(browser, IMAGES / "gallery" / f"{name}{suffix}.png", browser.picture())
 
 
 def save(browser: Browser, path: Path, png: bytes) -> None:
@@ -155,17 +159,17 @@ def terminal_svg(analysis: Analysis) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
-def part_of(browser: Browser, page: Path, last: str, *, scheme: str, first: str = "body") -> bytes:
-    """Return the page from one section to another as PNG."""
+def part_of(browser: Browser, page: Path, last: str, *, scheme: str, tab: str = "summary") -> bytes:
+    """Return a tab of the page from the top to the end of a section as PNG."""
     browser.size(README_WIDTH, 1000)
     browser.prefer(scheme)
     browser.open(page)
-    edge = "Math.round(document.querySelector('{}').getBoundingClientRect().{} + scrollY)"
-    top, bottom = (browser.run(f"return {edge.format(*where)}") for where in ((first, "top"), (last, "bottom")))
-    margin = 0 if first == "body" else 84  # below the list of sections
-    browser.size(README_WIDTH, bottom - top + 16 + margin)
+    browser.show(tab)
+    bottom = browser.run(
+        f"return Math.round(document.querySelector('{last}').getBoundingClientRect().bottom + scrollY)"
+    )
+    browser.size(README_WIDTH, bottom + 16)
     hide_scrollbars(browser)
-    browser.run(f"scrollTo({{top: {top - margin}, behavior: 'instant'}})")
     return browser.picture()
 
 
@@ -251,8 +255,8 @@ def page_makers(corpus: Path, folder: Path) -> dict[str, Callable[[], str]]:
     predicted = ("predict-flops", "predict-memory", "predict-strategy", "predict-collective")
     return {
         **{name: partial(_report, corpus, run) for name, run in {**RUNS, **CPU_RUNS}.items()},
-        "large": lambda: page_of(constructed(ranks=64, steps=50)),
-        "owners": lambda: page_of(constructed(ranks=8, steps=20, slices_per_rank=90)),
+        "large": lambda: constructed_page(ranks=64, steps=50),
+        "owners": lambda: constructed_page(ranks=8, steps=20, slices_per_rank=90),
         "compare": lambda: analysed(corpus, COMPARED[0]).compare(analysed(corpus, COMPARED[1])).to_html(),
         "compare-owners": lambda: of_tests("compare"),
         "runs": lambda: sheet_page(runs_sheet("recordings", _entries(corpus))),

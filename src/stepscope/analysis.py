@@ -187,7 +187,7 @@ class Analysis(Plots):
     @cached_property
     def document(self) -> dict[str, Any]:
         """Return the report as the JSON document of the contract (schema 1)."""
-        return report_json(self.account, self.diagnosis)
+        return report_json(self.account, self.diagnosis, details=True)
 
     def to_json(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the report as JSON text; also written to `path` where one is given."""

@@ -23,7 +23,7 @@ from stepscope.diagnose.verdict import (
 )
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
-from stepscope.report.html.page import parts_of, report_data
+from stepscope.report.html.page import page_of_run
 from stepscope.report.text.summary import summary_text
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
@@ -161,7 +161,7 @@ def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusio
     steps = list(investigate(Measurement(account, diagnosis)))
     places = {
         "report": " ".join(summary_text(report, verbose=True).split()),
-        "page": parts_of(report_data(account, diagnosis)).in_words,
+        "page": page_of_run(account, report_json(account, diagnosis, details=True)).in_words,
         "investigate": steps[1].answer if account.step is not None else conclusion.headline,
     }
     for place, text in places.items():

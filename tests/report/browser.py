@@ -77,8 +77,18 @@ class Browser:
             assert time.monotonic() < until, "the page did not draw itself"
             time.sleep(0.05)
 
+    def tabs(self) -> list[str]:
+        """Return the ids of the page's tabs."""
+        return list(self.run("return [...document.querySelectorAll('[role=tab]')].map((t) => t.id)"))
+
+    def show(self, tab: str) -> None:
+        """Show a tab by its name."""
+        self.run(f"document.getElementById('tab-{tab}').click()")
+
     def unfold(self) -> None:
-        """Open everything that is folded and wait until it holds what it shows, which is made when it is opened."""
+        """Draw every tab and open everything that is folded, which is made when it is opened."""
+        for tab in reversed(self.tabs()):
+            self.show(tab.removeprefix("tab-"))
         self.waited(
             "[...document.querySelectorAll('details')].map((d) => {"
             " const whole = d.open && d.children.length > 1; d.open = true; return whole }).every(Boolean)"

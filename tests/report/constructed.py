@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.collective_costs import RankMatrix
-from stepscope.analyze.kernels import NUM_BINS, QUEUE_EDGES, Distributions
-from stepscope.analyze.steadiness import RunSteps
+from stepscope.cost.calibration import Calibration, calibrate
+from stepscope.cost.measured_collectives import Point
+from stepscope.report.html.page import page_data, page_of
 from stepscope.report.html.page_data import (
     GROUPS,
     KINDS,
@@ -15,19 +15,11 @@ from stepscope.report.html.page_data import (
     Grid,
     Launch,
     MatchedCollectives,
-    ReportData,
+    PageData,
     Slices,
+    Timeline,
 )
 from stepscope.report.html.timeline_data import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
-from stepscope.report.pictures import (
-    durations_drawing,
-    queue_drawing,
-    run_steps_drawing,
-    sending_drawing,
-    switches_json,
-    waiting_drawing,
-)
-from stepscope.whatif.settings import SwitchedStep, Switches
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -49,24 +41,27 @@ LAUNCHES = (
 STEP_NS = 250e6
 
 
-def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> ReportData:
+def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> PageData:
     """Return the data of a page with the findings, the grid and the slices of such a run."""
+    timeline = constructed_timeline(ranks=ranks, steps=steps, slices_per_rank=slices_per_rank)
+    return page_data(report(ranks=ranks, steps=steps), timeline, calibration=calibration(ranks))
+
+
+def constructed_page(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> str:
+    """Return the text of such a page."""
+    return page_of(constructed(ranks=ranks, steps=steps, slices_per_rank=slices_per_rank)).html
+
+
+def constructed_timeline(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> Timeline:
+    """Return the grid and the slices."""
     noise = np.random.default_rng(ranks)
     per_rank = min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))
     slices = _slices(noise, ranks, per_rank)
     others = (MAX_SLICES_OF_STEPS - len(slices)) // len(slices)
-    return ReportData(
-        report=report(ranks=ranks, steps=steps),
-        grid=_grid(noise, ranks, steps),
-        slices=slices,
-        more_slices=tuple(
-            replace(_slices(noise, ranks, per_rank), step=101 + k) for k in range(min(others, steps - 1, MAX_STEPS - 1))
-        ),
-        trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
-        calibration=_calibration(ranks),
-        code_trees=_code_trees(),
-        pictures=_pictures(noise, ranks, steps),
-    )
+    more = [
+        replace(_slices(noise, ranks, per_rank), step=101 + k) for k in range(min(others, steps - 1, MAX_STEPS - 1))
+    ]
+    return Timeline(_grid(noise, ranks, steps), slices, tuple(more))
 
 
 def _code_trees() -> dict[str, Any]:
@@ -112,14 +107,9 @@ def _code() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _calibration(ranks: int) -> dict[str, Any]:
-    sizes = [2**k for k in range(10, 28)]
-    line = [[b, 30 + b / 3e5, 25 + b / 4e5, 40 + b / 2e5] for b in sizes]
-    curve = {"op": "all_gather", "world_size": ranks, "alpha_us": 30.0, "algbw_gb_per_s": 300.0, "r2": 0.999}
-    return {
-        "curves": [{**curve, "left_out_error": 0.04, "points": [row[:2] for row in line], "line": line}],
-        "run": [{"op": "all_gather", "world_size": ranks, "bytes": 2**21, "us": 55.0}],
-    }
+def calibration(ranks: int) -> Calibration:
+    """Return the calibration of a machine."""
+    return calibrate([Point("all_gather", ranks, 2**k, 30e3 + 2**k / 300) for k in range(10, 28)])
 
 
 def report(*, ranks: int, steps: int) -> dict[str, Any]:
@@ -159,15 +149,25 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             "torch": "2.9.0",
             "sources": [],
         },
-        "ranks": [{"rank": r, **rank, "host": f"node{r % 2}", "clock_uncertainty_us": 18.0} for r in range(ranks)],
+        "ranks": [
+            {"rank": r, **rank, "host": f"node{r * 2 // ranks}", "clock_uncertainty_us": 18.0} for r in range(ranks)
+        ],
         "step": {
             "profiled_ms": 267.0,
             "unprofiled_ms": 261.0,
             "profiler_overhead_pct": 2.3,
             "overlap_efficiency": 0.8,
+            "tokens_per_s": 9000.0,
+            "samples_per_s": None,
             "budget": [{"part": p, "ms_per_step": 2.61 * pct, "pct": float(pct)} for p, pct in parts],
         },
-        "efficiency": {"mfu": 0.42, "peak_tflops": 989.0, "precision": "bf16", "flops_source": "recorded shapes"},
+        "efficiency": {
+            "mfu": 0.42,
+            "peak_tflops": 989.0,
+            "precision": "bf16",
+            "peak_precision": "bf16",
+            "flops_source": "recorded shapes",
+        },
         "waterfall": [
             {"loss": name, "pct_of_peak": float(pct), "ms_per_step": 2.6 * pct, "plus_minus": 0.5}
             for name, pct in losses
@@ -198,6 +198,12 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "mean_ms": 0.4,
                 "share": 0.1,
                 "bound": "compute-bound",
+                "precision": "bf16",
+                "tflops": 300.0 + i,
+                "gb_per_s": 900.0,
+                "measured_share": 0.0,
+                "step_ms": 40.0 - i,
+                "count_per_step": 64.0,
             }
             for i, k in enumerate(KERNELS)
         ],
@@ -225,9 +231,17 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "reason": "busy",
             }
         ],
-        "stragglers": [],
+        "stragglers": [{"rank": 37 % ranks, "cause": "device"}],
         "memory": {
-            "ranks": [{"rank": 0, "peak_allocated_bytes": 71_000_000_000, "timeline": _memory()}],
+            "ranks": [
+                {
+                    "rank": 0,
+                    "peak_allocated_bytes": 71_000_000_000,
+                    "device_total_bytes": 80_000_000_000,
+                    "timeline": _memory(),
+                    "peak": None,
+                }
+            ],
             "fullest_rank": 0,
         },
         "devices": [
@@ -257,6 +271,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "warnings": [],
             }
         ],
+        "memory_edges": [],
         "memory_steps": [
             {
                 "rank": r,
@@ -291,7 +306,9 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 ],
             },
             "buckets": {
-                "buckets": [{"order": 0, "size_bytes": None, "ready_ms": 2.0, "time_ms": 4.0, "exposed_ms": 1.0}]
+                "buckets": [
+                    {"order": 0, "size_bytes": None, "ready_ms": 2.0, "time_ms": 4.0, "wait_ms": 1.0, "exposed_ms": 1.0}
+                ]
             },
             "pipeline": {
                 "stages": 2,
@@ -301,7 +318,9 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "textbook_pct": 20.0,
                 "schedule_pct": 20.0,
                 "ranks": [
-                    {"rank": r, "stage": r, "forward_ms": 9.0, "wait_ms": 5.0, "bubble_pct": 21.0} for r in (0, 1)
+                    {"rank": r, "stage": r, "bubble_pct": 21.0, "forward_ms": 9.0, "backward_ms": 18.0, "wait_ms": 5.0}
+                    | dict.fromkeys(("other_ms", "transfer_ms", "gaps_ms", "idle_ms"), 1.0)
+                    for r in (0, 1)
                 ],
             },
         },
@@ -324,6 +343,8 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "cause": "device: the same kernels take 1.11 times as long",
                 "remedy": "check clocks and power of that device",
                 "evidence": [{"what": "own time", "value": 24.0, "unit": "ms", "where": f"rank {37 % ranks}"}],
+                "where": [],
+                "docs": "docs/findings/straggler.md",
             },
             _finding("launch-overhead", "The device waits for kernel launches", alone_ms=12.0, adds_ms=7.0),
             _finding("optimizer", "The optimizer is not fused", alone_ms=6.0, adds_ms=6.0),
@@ -333,6 +354,9 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             {"ids": ["straggler", "launch-overhead"], "saving_ms_per_step": 30.3},
             {"ids": ["straggler", "launch-overhead", "optimizer"], "saving_ms_per_step": 36.3},
         ],
+        "steadiness": None,
+        "guides": [],
+        "details": _details(ranks, steps),
         "warnings": ["cut off: the trace of rank 51"],
     }
 
@@ -342,39 +366,51 @@ def _finding(id_: str, title: str, *, alone_ms: float, adds_ms: float) -> dict[s
         "id": id_, "title": title, "ranks": [], "cost_ms_per_step": alone_ms, "saving_ms_per_step": adds_ms,
         "saving_low_ms": 0.5 * alone_ms, "saving_high_ms": 1.5 * alone_ms, "saving_pct": alone_ms / 2.67,
         "saving_alone_ms": alone_ms, "confidence": 0.8, "cause": "as it is", "remedy": "change it", "evidence": [],
+        "where": [], "docs": f"docs/findings/{id_}.md",
     }  # fmt: skip
 
 
-def _pictures(noise: np.random.Generator, ranks: int, steps: int) -> dict[str, Any]:
-    """Return every picture that the page draws from shapes, and the switches of three fixes."""
-    number = np.arange(steps)
-    dur = STEP_NS * (1 + 0.02 * noise.standard_normal((ranks, steps)))
-    profiled = number >= 3 * steps // 4
-    marks = {int(steps // 2): "checkpoint"}
-    run = RunSteps("step logs", number, tuple(range(ranks)), dur, profiled, marks)
-    waited = noise.uniform(0, 5e6, (ranks, ranks))
-    matrix = RankMatrix(tuple(range(ranks)), waited, np.zeros((ranks, ranks)), np.roll(np.eye(ranks), 1, axis=1) * 1e8)
-    count = noise.integers(1, 99, (4, NUM_BINS)).astype(float)
-    share = np.full(len(QUEUE_EDGES), 1 / len(QUEUE_EDGES))
-    spread = Distributions(("gemm", "attention", "elementwise", "other"), count, count * 1e5, share, 90.0)
-    drawings = {
-        "run_steps": run_steps_drawing(run, outliers=frozenset({1})),
-        "waiting": waiting_drawing(matrix),
-        "sending": sending_drawing(matrix),
-        "durations": durations_drawing(spread),
-        "queue": queue_drawing(spread),
-    }
-    return {**{k: d.as_json() for k, d in drawings.items() if d is not None}, "switches": switches_json(_switches())}
+def _details(ranks: int, steps: int) -> dict[str, Any]:
+    noise = np.random.default_rng(steps)
+    blocks = min(ranks, 64)
+    first = [k * ranks // blocks for k in range(blocks)]
+    number = sorted({k * steps // min(steps, 600) for k in range(min(steps, 600))})
+    times = np.round(250 * (1 + 0.02 * noise.standard_normal((4, len(number)))), 3)
+    count = noise.integers(1, 99, 16).astype(float).tolist()
+    return {
+        "run_steps": {
+            "source": "step logs", "num_steps": steps, "num_ranks": ranks, "step": number,
+            **{f"{name}_ms": times[k].tolist() for k, name in enumerate(("min", "median", "max"))},
+            "slowest_rank": [37 % ranks] * len(number), "profiled": [s >= 3 * steps // 4 for s in number],
+            "marks": {str(number[len(number) // 2]): "checkpoint"}, "outliers": [number[1]],
+            "ranks": [{"rank": r, "ms": times[3].tolist()} for r in range(min(ranks, 6))],
+        },
+        "kernels": {
+            "from_us": [0.0, *(2.0 * 2**k for k in range(15))],
+            "families": [{"family": f, "count": count, "ms": count} for f in ("gemm", "attention", "other")],
+            "queue_at_least": [0, 1, 2, 4, 8], "queue_pct": [20.0] * 5, "queue_median": 90.0,
+        },
+        "rank_matrix": {
+            "blocks": [[a, b - 1] for a, b in zip(first, [*first[1:], ranks], strict=True)],
+            "waited_ms": noise.uniform(0, 5, (blocks, blocks)).round(4).tolist(),
+            "message_bytes": np.zeros((blocks, blocks)).tolist(),
+            "ring_bytes": (np.roll(np.eye(blocks), 1, axis=1) * 1e8).tolist(),
+        },
+        "pipeline_step": None,
+        "what_if": _what_if(),
+        "code_trees": _code_trees(),
+        "chip": {"name": "H100", "tflops": {"bf16": 989.0}, "memory_gb_per_s": 3350.0},
+    }  # fmt: skip
 
 
-def _switches() -> Switches:
+def _what_if() -> dict[str, Any]:
     """Return a step of 261 ms with three fixes, the first two of which overlap by 5 ms."""
-    savings = {(): 0, (0,): 23.3, (1,): 12, (2,): 6, (0, 1): 30.3, (0, 2): 29.3, (1, 2): 18}
+    savings = {(): 0.0, (0,): 23.3, (1,): 12.0, (2,): 6.0, (0, 1): 30.3, (0, 2): 29.3, (1, 2): 18.0}
     states = [
-        SwitchedStep(fixes, ms * 1e6, {"kernel": 0.8 * (261e6 - ms * 1e6), "host": 0.2 * (261e6 - ms * 1e6)})
+        {"fixes": list(fixes), "saving_ms": ms, "path": {"kernel": 0.8 * (261 - ms), "host": 0.2 * (261 - ms)}}
         for fixes, ms in savings.items()
     ]
-    return Switches(261e6, (0, 1, 2), tuple(states), has_pairs=True)
+    return {"step_ms": 261.0, "findings": [0, 1, 2], "has_pairs": True, "states": states}
 
 
 def _memory() -> dict[str, Any]:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.analyze.owners.owned_folder import owned_folder
-from tests.report.constructed import constructed
+from tests.report.constructed import constructed_page
 
 from stepscope.analysis import load
 from stepscope.cli.main import main
 from stepscope.cost.calibration import calibrate
 from stepscope.cost.measured_collectives import Point
 from stepscope.document.light import light_json
-from stepscope.report.html.page import page_of
 from stepscope.report.html.sheets import Sheet, bench_sheet, calibration_sheet, runs_sheet, sheet_page, steps_sheet
 from stepscope.report.runs import RunEntry
 from stepscope.results.folder import bench_results_of
@@ -45,7 +44,7 @@ def all_pages(folder: Path) -> dict[str, str]:
         "runs": runs_sheet("runs", [*entries, RunEntry("broken", None, None, "no traces")]),
     }
     return {
-        "report": page_of(constructed(ranks=8, steps=20, slices_per_rank=90)),
+        "report": constructed_page(ranks=8, steps=20, slices_per_rank=90),
         "compare": a.compare(b).to_html(),
         **{name: sheet_page(sheet) for name, sheet in sheets.items()},
         **{f"predict-{what}": prediction(what, folder) for what in PREDICTIONS},

@@ -56,5 +56,8 @@ def test_no_page_breaks_a_rule(browser: Browser, pages: dict[str, Path], scheme:
         browser.open(path)
         browser.unfold()
         found[name] = violations(browser, scheme)
+        for tab in browser.tabs()[1:]:
+            browser.show(tab.removeprefix("tab-"))
+            found[f"{name} {tab}"] = violations(browser, scheme)
     assert {name: lines for name, lines in found.items() if lines} == {}
     assert browser.console() == []

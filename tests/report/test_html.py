@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import html
 import json
 import re
 import struct
@@ -13,16 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
-from tests.report.constructed import constructed
+from tests.report.constructed import constructed, constructed_page
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
 from stepscope.cost.calibration import calibrate
 from stepscope.cost.measured_collectives import Point
 from stepscope.diagnose.findings import diagnose
-from stepscope.report.html.page import calibration_curves, page_of, report_data
-from stepscope.report.html.page_data import KINDS, Slices, grid_of, packed
+from stepscope.document.report import report_json
+from stepscope.document.sentence import headline_sentence
+from stepscope.report.html.page import page_data, page_of
+from stepscope.report.html.page_data import KINDS, Slices, Timeline, grid_of, packed
 from stepscope.report.html.timeline_data import slices_of
+from stepscope.report.pictures import calibrated_collectives
 
 STEP = 2000
 LATE_US = 500
@@ -62,19 +66,22 @@ def time_us(slices: Slices, kind: str) -> float:
     return float(slices.dur_ns[slices.kind == KINDS.index(kind)].sum() / 1000)
 
 
-def test_calibration_is_drawn_beside_what_the_run_took(account: Account) -> None:
-    points = [Point("all_reduce", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)]
-    other = [Point("broadcast", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)]
-    machine = calibrate([*points, *other])
-    found = calibration_curves(account, machine)
-    assert [(p["op"], p["world_size"], p["us"]) for p in found["run"]] == [
-        ("all_reduce", 2, pytest.approx(400, rel=0.01))
-    ]
-    (curve,) = found["curves"]
-    assert (curve["op"], len(curve["points"])) == ("all_reduce", 3)
-    assert curve["alpha_us"] == pytest.approx(10, rel=0.05)
-    assert all(low <= time <= high for _, time, low, high in curve["line"])
-    assert report_data(account, diagnose(account), calibration=machine).calibration is not None
+def test_calibration_is_drawn_next_to_the_run(account: Account) -> None:
+    machine = calibrate([Point("all_reduce", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)])
+    document = report_json(account, diagnose(account), details=True)
+    found = calibrated_collectives(document, machine)
+    assert found is not None and found.table is not None
+    ((name, size, took, _, ratio),) = found.table["rows"]
+    assert (name, size) == ("all reduce, 2 ranks", 4096)
+    assert took == pytest.approx(0.4, rel=0.02) and ratio > 10
+
+
+def test_page_is_rendered_from_the_document_alone(account: Account) -> None:
+    document = report_json(account, diagnose(account), details=True)
+    data = page_data(json.loads(json.dumps(document)), Timeline())
+    assert data.sentence == headline_sentence(document)
+    assert {"budget", "waiting"} <= set(data.pictures)
+    assert data.sentence in html.unescape(page_of(data).html)
 
 
 def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:
@@ -110,12 +117,13 @@ def test_packed_page_holds_report_and_columns() -> None:
     header, columns = unpacked(packed(data))
     assert header["report"] == data.report
     assert header["grid"]["steps"] == [100, 101, 102, 103]
-    assert data.slices is not None
-    assert unpacked_varints(columns["name"]) == data.slices.name.tolist()
+    slices = data.timeline.slices
+    assert slices is not None
+    assert unpacked_varints(columns["name"]) == slices.name.tolist()
 
 
 def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
-    text = page_of(constructed(ranks=2, steps=2, slices_per_rank=30))
+    text = constructed_page(ranks=2, steps=2, slices_per_rank=30)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
     assert "default-src 'none'" in policy[1]
@@ -127,16 +135,16 @@ def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "steps", "most_kb"), [(64, 50, 1500), (1024, 1000, 8000)])
+@pytest.mark.parametrize(("ranks", "steps", "most_kb"), [(64, 50, 1500), (1024, 1000, 5000)])
 def test_page_of_a_large_run_stays_small(ranks: int, steps: int, most_kb: int) -> None:
-    assert len(page_of(constructed(ranks=ranks, steps=steps)).encode()) < 1000 * most_kb
+    assert len(constructed_page(ranks=ranks, steps=steps).encode()) < 1000 * most_kb
 
 
 def test_name_of_the_run_is_escaped() -> None:
     data = constructed(ranks=2, steps=2, slices_per_rank=30)
     hostile = "</title><script>alert(1)</script>\u2028"
     data = replace(data, report={**data.report, "run": {**data.report["run"], "name": hostile}})
-    assert text_between(page_of(data), "<title>", "</title>").startswith("&lt;/title&gt;&lt;script&gt;")
+    assert text_between(page_of(data).html, "<title>", "</title>").startswith("&lt;/title&gt;&lt;script&gt;")
 
 
 def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,26 +6,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.report.browser import Browser, why_no_browser
-from tests.report.constructed import constructed
+from tests.report.constructed import constructed_page, constructed_timeline, report
 
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.report import html
-from stepscope.report.html.page import page_of
+from stepscope.report.html.page import page_data, page_of
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
 ]
 
-SECTIONS = (
-    "findings", "what-if", "budget", "run-steps", "waterfall", "steps", "code", "heatmap", "timeline", "ranks",
-    "collectives", "traffic", "calibration", "memory", "devices", "strategy", "kernels", "kernel-pictures",
-    "operators", "idle", "critical-path", "checks", "trust",
-)  # fmt: skip
+TABS = {
+    "summary": {"findings", "more-findings", "what-if", "budget", "run-steps", "timeline"},
+    "timeline": {"timeline", "steps", "critical-path", "idle"},
+    "ranks": {"rank-times", "heatmap", "ranks", "collectives", "traffic", "bandwidth", "strategy", "devices"},
+    "code": {"code"},
+    "kernels": {"kernels", "operators", "kernel-pictures"},
+    "memory": {"memory"},
+    "trust": {"trust", "checks", "not-examined", "clocks"},
+}
 CANVAS = "document.querySelector('#timeline canvas')"
+PINK = (
+    f"(() => {{ const c = {CANVAS}, d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0;"
+    "for (let i = 0; i < d.length; i += 4) "
+    "if (d[i] === 214 && d[i + 1] === 0 && d[i + 2] === 108) n++; return n })()"
+)
 HOSTILE = (
     "</script><script>window.ran = 1</script>",
     "<img src=http://127.0.0.1:9/leak onerror='window.ran = 1'>",
@@ -45,38 +53,61 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Browser:
     path = tmp_path / "page.html"
-    path.write_text(page_of(constructed(ranks=8, steps=20, slices_per_rank=90)))
+    path.write_text(constructed_page(ranks=8, steps=20, slices_per_rank=90))
     browser.requests()
     browser.open(path)
     return browser
 
 
-def test_every_section_is_drawn_without_a_word_on_the_console(opened: Browser) -> None:
-    there = opened.run("return [...document.querySelectorAll('main section[id]')].map((s) => s.id)")
-    assert set(SECTIONS) <= set(there)
+def test_every_tab_is_drawn_without_a_console_message(opened: Browser) -> None:
+    assert opened.tabs() == [f"tab-{tab}" for tab in TABS]
+    for tab, sections in TABS.items():
+        opened.show(tab)
+        visible = (
+            "return [...document.querySelectorAll('main section[id]')].filter((s) => s.offsetParent).map((s) => s.id)"
+        )
+        assert sections <= set(opened.run(visible)), tab
+        assert opened.run("return document.querySelector('[aria-selected=true]').id") == f"tab-{tab}"
     assert opened.console() == []
     assert [url for url in opened.requests() if not url.startswith("file:")] == []
 
 
-def test_what_was_recorded_beside_the_traces_is_shown(opened: Browser) -> None:
-    text = opened.run("return document.querySelector('#devices').textContent")
-    assert re.search(r"1,?410 of 1,?980 MHz", text), text
-    assert "hw thermal slowdown 48" in text, text
-    assert "P2P/CUMEM 14, NET/IB 2" in text
-    assert re.search(r"311\.7|312", opened.run("return document.querySelector('#collectives').textContent"))
-    assert opened.run("return document.querySelectorAll('#memory polyline').length") >= 1
+def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browser) -> None:
+    assert text(opened, ".sentence") == "Rank 5 holds up everyone. Fixing it: 261 → 238 ms per step (−9 %)"  # noqa: RUF001
+    assert opened.run("return document.querySelectorAll('.card').length") == 3
+    assert text(opened, "#timeline .said").startswith("Others wait")
+    assert "for rank 5" in text(opened, "#timeline .said")
+    assert float(opened.waited(f"{CANVAS}.dataset.shownMs")) < 125  # half of the step
+    assert opened.run(f"return {PINK}") > 100
+    assert "docs/findings/straggler.md" in opened.run("return document.querySelector('#findings a').href")
+
+
+def test_a_link_opens_the_tab_of_its_section(browser: Browser, opened: Browser) -> None:
+    browser.run("location.hash = '#kernels'")
+    browser.waited("document.querySelector('#kernels')?.offsetParent")
+    browser.run(
+        "document.querySelector('#tab-kernels')"
+        ".dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}))"
+    )
+    assert browser.run("return document.querySelector('[aria-selected=true]').id") == "tab-memory"
+    browser.run("history.back()")
+    browser.waited("document.querySelector('[aria-selected=true]').id === 'tab-kernels'")
+
+
+def test_side_files_are_shown(opened: Browser) -> None:
+    opened.show("ranks")
+    devices = text(opened, "#devices")
+    assert re.search(r"1,?410 of 1,?980 MHz", devices), devices
+    assert "hw thermal slowdown 48" in devices and "P2P/CUMEM 14, NET/IB 2" in devices
+    assert re.search(r"311\.7|312", text(opened, "#collectives"))
 
 
 def test_search_counts_slices_and_marks_them(opened: Browser) -> None:
-    pink = (
-        f"(() => {{ const c = {CANVAS}, d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0;"
-        "for (let i = 0; i < d.length; i += 4) "
-        "if (d[i] === 214 && d[i + 1] === 0 && d[i + 2] === 108) n++; return n })()"
-    )
-    assert opened.run(f"return {pink}") == 0
+    pressed(opened, "Escape")
+    opened.waited(f"{PINK} === 0")
     typed(opened, "#find", "nccl")
     assert opened.waited("document.querySelector('#found').textContent").startswith("240 slices")
-    assert opened.waited(pink) > 100
+    assert opened.waited(PINK) > 100
 
 
 def test_keys_zoom_and_pan(opened: Browser) -> None:
@@ -97,16 +128,57 @@ def test_click_on_a_collective_lists_its_arrivals(opened: Browser) -> None:
     assert "last to arrive: rank" in opened.run("return document.querySelector('#timeline .said').textContent")
 
 
-def test_every_finding_leads_to_places_that_exist(opened: Browser) -> None:
+def test_every_finding_leads_to_places_that_exist() -> None:
     source = (Path(html.__file__).parent / "js" / "places.js").read_text()
-    named = set(re.findall(r'"([a-z-]+)":', source))
-    assert len(named) > 15
-    assert named <= set(FINDING_IDS)
-    sections = set(re.findall(r'\["(collectives|kernels|operators|idle)", ', source)) | {"strategy", "memory", "trust"}
-    assert sections <= set(SECTIONS)
+    named = set(re.findall(r'"([a-z-]+)": (?:\{|COMM|LATE)', source))
+    assert named == set(FINDING_IDS)
+    sections = set(re.findall(r'rows: \["([a-z-]+)"', source)) | set(re.findall(r'section: "([a-z-]+)"', source))
+    assert sections <= set().union(*TABS.values())
+
+
+def test_another_step_can_be_picked_and_a_rank_marked(opened: Browser) -> None:
+    assert text(opened, "#timeline h2").startswith("Step 100, 8 ranks")
+    changed(opened, "#step-picker", "103")
+    assert text(opened, "#timeline h2").startswith("Step 103, 8 ranks")
+    opened.run("document.dispatchEvent(new CustomEvent('show-rank', {detail: 2}))")
+    assert text(opened, "#timeline .said") == "rank 2 is marked"
+
+
+def test_a_click_on_a_kernel_shows_its_launch(opened: Browser) -> None:
+    opened.run(
+        f"const c = {CANVAS}, b = c.getBoundingClientRect(); c.setPointerCapture = () => {{}};"
+        "for (let x = b.left + 120; x < b.right && !document.querySelector('#timeline .detail table'); x += 3)"
+        "for (const type of ['pointerdown', 'pointerup'])"
+        "c.dispatchEvent(new PointerEvent(type, {clientX: x, clientY: b.top + 8, pointerId: 1}))"
+    )
+    detail = text(opened, "#timeline .detail")
+    assert ("aten::mm" in detail and "model.py:31" in detail) or "aten::add" in detail
+    assert "before it began" in detail and "this step, rank 0" in detail
+
+
+def test_switches_replay_the_step(opened: Browser) -> None:
+    said = "#what-if .switched"
+    assert text(opened, said).startswith("261 ms → 238 ms per step, 23.3 ms (8.9 %) less")
+    for k, saving in ((1, "30.3 ms"), (2, "36.3 ms")):
+        opened.run(f"document.querySelectorAll('#what-if .switch input')[{k}].click()")
+        assert saving in text(opened, said)
+    assert "261 ms → 225 ms" in text(opened, "#more-findings")
+
+
+def test_pictures_have_tooltips_and_tables(opened: Browser) -> None:
+    opened.show("ranks")
+    opened.run(
+        "const r = document.querySelector('#traffic svg rect'); const b = r.getBoundingClientRect();"
+        "r.dispatchEvent(new MouseEvent('mousemove', {clientX: b.left + 2, clientY: b.top + 2, bubbles: true}))"
+    )
+    assert "waits for rank" in text(opened, ".tip")
+    opened.unfold()
+    for section in ("run-steps", "traffic", "kernel-pictures"):
+        assert opened.run(f"return document.querySelectorAll('#{section} details table tbody tr').length") > 2
 
 
 def test_everything_that_can_be_operated_has_a_name_and_takes_the_focus(opened: Browser) -> None:
+    opened.unfold()
     nameless = (
         "const named = (e) => e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length;"
         "return [...document.querySelectorAll('button, a[href], input, select, canvas, svg, [tabindex]')]"
@@ -118,6 +190,7 @@ def test_everything_that_can_be_operated_has_a_name_and_takes_the_focus(opened: 
 
 
 def test_the_icicle_is_over_lines_or_modules_and_by_other_times(opened: Browser) -> None:
+    opened.show("code")
     widths = (
         "[...document.querySelectorAll('#code .icicle [role=treeitem]')].map((e) => [e.textContent, e.offsetWidth])"
     )
@@ -131,18 +204,20 @@ def test_the_icicle_is_over_lines_or_modules_and_by_other_times(opened: Browser)
     assert over[1] == "layers" and over[2:] == list("76543210")  # those that take most come first
 
 
-def test_a_page_without_owners_and_findings_has_no_code_section_and_says_what_nobody_judged(
-    browser: Browser, tmp_path: Path
-) -> None:
-    data = constructed(ranks=2, steps=3, slices_per_rank=20)
-    report = {**data.report, "code": [], "modules": [], "unowned": None, "findings": [], "findings_combined": []}
+def test_a_page_without_findings_and_owners_says_what_is_missing(browser: Browser, tmp_path: Path) -> None:
+    document = report(ranks=2, steps=3)
+    document |= {"code": [], "modules": [], "findings": [], "findings_combined": [], "memory": None, "memory_steps": []}
+    document["details"] |= {"code_trees": None, "what_if": None}
     path = tmp_path / "page.html"
-    path.write_text(page_of(replace(data, report=report, code_trees=None)))
+    timeline = constructed_timeline(ranks=2, steps=3, slices_per_rank=20)
+    path.write_text(page_of(page_data(document, timeline)).html)
     browser.console()
     browser.open(path)
-    assert browser.run("return document.querySelector('#code') === null")
-    clear = browser.run("return document.querySelector('#findings').innerText")
-    assert "Nothing that would save" in clear and "No rule judges a line" in clear
+    assert text(browser, ".sentence") == "Nothing worth fixing was found (compute-bound)."
+    assert "No rule judges a line" in text(browser, "#findings")
+    for tab, hint in (("code", "were not recorded"), ("memory", "record with --memory")):
+        browser.show(tab)
+        assert hint in text(browser, f"#{tab}")
     assert browser.console() == []
 
 
@@ -164,7 +239,7 @@ def test_dark_and_light_follow_the_system_and_the_button(opened: Browser) -> Non
 @pytest.mark.slow
 def test_a_thousand_ranks_and_steps_are_drawn(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(page_of(constructed(ranks=1024, steps=1000)))
+    path.write_text(constructed_page(ranks=1024, steps=1000))
     browser.console()
     browser.open(path)
     assert browser.run("return document.querySelector('#timeline h2').textContent").startswith("Step 100, 128 ranks")
@@ -183,9 +258,10 @@ def test_policy_stops_a_script_and_a_request_that_got_in(opened: Browser) -> Non
 
 def test_hostile_names_are_shown_and_run_nothing(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(page_of(hostile_page()))
+    path.write_text(hostile_page())
     browser.requests(), browser.console()
     browser.open(path)
+    browser.unfold()
     typed(browser, "#find", "<")
     assert browser.run("return window.ran === undefined")
     assert browser.run("return document.querySelectorAll('img, script').length") == 2
@@ -194,16 +270,15 @@ def test_hostile_names_are_shown_and_run_nothing(browser: Browser, tmp_path: Pat
     assert [url for url in browser.requests() if not url.startswith("file:")] == []
 
 
-def hostile_page() -> Any:
+def hostile_page() -> str:
     """Return a page with hostile text in every field that holds text."""
-    data = constructed(ranks=4, steps=3, slices_per_rank=30)
-    assert data.slices is not None
-    names = tuple(HOSTILE[i % len(HOSTILE)] for i in range(len(data.slices.names)))
-    matched = replace(data.slices.matched, what=(HOSTILE[1],) * len(data.slices.matched.what))
-    slices = replace(data.slices, names=names, matched=matched, notes=HOSTILE, rank=np.sort(data.slices.rank))
-    calibration, trees = spoiled(data.calibration), spoiled(data.code_trees)
-    report = spoiled(data.report)
-    return replace(data, report=report, slices=slices, trust=HOSTILE, calibration=calibration, code_trees=trees)
+    timeline = constructed_timeline(ranks=4, steps=3, slices_per_rank=30)
+    assert timeline.slices is not None
+    names = tuple(HOSTILE[i % len(HOSTILE)] for i in range(len(timeline.slices.names)))
+    matched = replace(timeline.slices.matched, what=(HOSTILE[1],) * len(timeline.slices.matched.what))
+    slices = replace(timeline.slices, names=names, matched=matched, notes=HOSTILE)
+    document = spoiled(report(ranks=4, steps=3))
+    return page_of(page_data(document, replace(timeline, slices=slices))).html
 
 
 def spoiled(value: Any) -> Any:
@@ -230,3 +305,7 @@ def typed(browser: Browser, where: str, text: str) -> None:
     browser.run(
         f"const box = document.querySelector({where!r}); box.value = {text!r}; box.dispatchEvent(new Event('input'))"
     )
+
+
+def text(browser: Browser, where: str) -> str:
+    return str(browser.run(f"return document.querySelector({where!r}).textContent"))

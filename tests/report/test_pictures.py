@@ -10,17 +10,18 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analysis import Analysis
 from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import distributions
-from stepscope.analyze.pipeline import Action
 from stepscope.analyze.steadiness import run_steps
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.report import pictures
 from stepscope.report.drawing import Drawing, rect, words
-from stepscope.report.html.page_data import KINDS, grid_of
+from stepscope.report.html.page_data import GROUPS, KINDS, Grid, grid_of
 from stepscope.report.html.timeline_data import slices_of
-from stepscope.report.pictures import run_steps_drawing
-from stepscope.report.step_pictures import diagram
+from stepscope.report.step_pictures import rank_times
+from stepscope.report.svg import Growth, growth_svg
 from stepscope.run.step_log import StepLog
 from stepscope.whatif.settings import switches
 
+SVG = "{http://www.w3.org/2000/svg}"
 STEP = 20_000
 STALL_US = 8_000
 LATE_US = 500
@@ -104,23 +105,59 @@ def test_pairs_of_fixes_save_what_the_findings_say(run: Analysis) -> None:
 
 
 def test_run_steps_mark_windows_checkpoints_and_outliers(run: Analysis) -> None:
-    logs = [_log(0, [10, 10, 50, 10]), _log(1, [11, 10, 52, 10])]
-    found = run_steps(run.run, logs)
+    found = run_steps(run.run, [_log(0, [10, 10, 50, 10]), _log(1, [11, 10, 52, 10])])
     assert found is not None
     assert found.marks == {2: "checkpoint"}
     assert found.profiled.tolist() == [False, False, False, True]
-    drawing = run_steps_drawing(found, outliers=frozenset({2}))
-    assert ("copy", "checkpoint") in drawing.legend and ("range", "profiled") in drawing.legend
-    assert drawing.rows[2][-1] == "checkpoint, outlier"
-    assert drawing.rows[2][-2] == "rank 1"
+    details = {
+        "source": "step logs", "num_steps": 4, "num_ranks": 2, "step": [0, 1, 2, 3], "min_ms": [10.0, 10, 50, 10],
+        "median_ms": [10.0, 10, 51, 10], "max_ms": [11.0, 10, 52, 10], "slowest_rank": [1, 0, 1, 0], "ranks": [],
+        "profiled": [False, False, False, True], "marks": {"2": "checkpoint"}, "outliers": [1],
+    }  # fmt: skip
+    drawing = pictures.run_steps({"details": {"run_steps": details}})
+    assert drawing is not None and drawing.table is not None
+    assert {"checkpoint", "profiled", "outlier"} <= {name for _, name in drawing.legend}
+    assert drawing.table["rows"][2] == [2, 51, 50, 52, 1, "checkpoint"]
 
 
 def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
-    bars = [[(0.0, 5.0, action("F", 0)), (12.0, 20.0, action("B", 0))], [(5.0, 12.0, action("F", 0))]]
-    drawing = diagram([4, 5], bars, bars)
+    bars = [[["F", 0, 0.0, 5.0], ["B", 0, 12.0, 20.0]], [["F", 0, 5.0, 12.0]]]
+    stages = [{"stage": k, "rank": 4 + k, "measured": mine, "ideal": mine} for k, mine in enumerate(bars)]
+    drawing = pictures.pipeline({"details": {"pipeline_step": stages}})
+    assert drawing is not None
     texts = [s["text"] for s in drawing.shapes if s["is"] == "text"]
     assert "measured, 20.0 ms" in texts and "ideal: the same order, no waiting, 20.0 ms" in texts
     assert "stage 1 · rank 5" in texts
+
+
+def test_ranks_that_differ_little_are_drawn_on_a_scale_that_shows_it() -> None:
+    own = np.array([[100e6], [101e6], [104e6]])
+    groups = np.zeros((len(GROUPS), 3, 1))
+    groups[GROUPS.index("compute")] = own
+    drawing = rank_times(Grid((0, 1, 2), (5,), groups), {"stragglers": [{"rank": 2}], "ranks": []})
+    assert drawing is not None
+    widths = [s["w"] for s in drawing.shapes if s["is"] == "rect"]
+    assert widths[2] > 1.5 * widths[0] and "scale begins" in drawing.notes[0]
+
+
+def test_matrix_has_lines_between_nodes() -> None:
+    ranks = [{"rank": r, "host": f"node{r // 2}"} for r in range(4)]
+    waited = (np.eye(4)[::-1]).tolist()
+    found = {"blocks": [[r, r] for r in range(4)], "waited_ms": waited, "message_bytes": waited, "ring_bytes": waited}
+    drawing = pictures.waiting({"ranks": ranks, "details": {"rank_matrix": found}})
+    assert drawing is not None
+    assert sum(s["is"] == "path" for s in drawing.shapes) == 2
+    assert ("text", "between nodes") in drawing.legend
+
+
+def test_growth_in_proportion_follows_the_dashed_line() -> None:
+    text = growth_svg([Growth(of="<ranks>", sizes=[1, 2, 4, 8], costs={"a & b": [0.5, 1.0, 2.0, 4.0]}, unit="s")])
+    tree = ElementTree.fromstring(text)
+    (dashed,) = [line for line in tree.iter(f"{SVG}polyline") if line.get("stroke-dasharray")]
+    (x1, y1), (x2, y2) = ([float(v) for v in p.split(",")] for p in (dashed.get("points") or "").split())
+    circles = [(float(c.get("cx") or "nan"), float(c.get("cy") or "nan")) for c in tree.iter(f"{SVG}circle")]
+    assert len(circles) == 4
+    assert all(abs(y - (y1 + (y2 - y1) * (x - x1) / (x2 - x1))) < 0.2 for x, y in circles)
 
 
 def test_names_in_a_picture_are_escaped() -> None:
@@ -144,10 +181,6 @@ def test_every_plot_is_svg_or_says_what_is_missing(run: Analysis) -> None:
     assert {"plot_timeline", "plot_steps", "plot_budget", "plot_what_if", "plot_queue", "plot_waiting"} <= drawn
     with pytest.raises(UsageError, match="step 77 was not recorded"):
         run.plot_timeline(step=77)
-
-
-def action(kind: str, microbatch: int) -> Action:
-    return Action(kind, 0, microbatch, 0, 0, 0, 0)
 
 
 def _log(rank: int, ms: list[int]) -> StepLog:

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html import cache as assembled
-from stepscope.report.html import compare
-from stepscope.report.html import sheets as sheet
+from stepscope.report.html import assemble
 from stepscope.report.view import site as shell
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "src" / "stepscope" / "report" / "html" / "js"
 
 
-PAGES = {"report": assembled._SCRIPTS, "compare": compare._SCRIPTS, "sheet": sheet._SCRIPTS, "view": shell.SCRIPTS}
+PAGES = {"report": assemble._REPORT, "sheet": assemble._SHEET, "view": shell.SCRIPTS}
 
 
 @pytest.mark.parametrize(("project", "scripts"), PAGES.items())

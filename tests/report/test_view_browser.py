@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.report.browser import Browser, why_no_browser
-from tests.report.constructed import constructed
+from tests.report.constructed import constructed_page
 
-from stepscope.report.html.page import page_of
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import timeline_of
 from stepscope.report.view.server import FIRST_PAGE, LocalServer, folder_site, local_server, perfetto_folder
@@ -63,7 +62,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def served(browser: Browser, tmp_path: Path) -> Iterator[LocalServer]:
     (tmp_path / "index.html").write_text(OTHER_PAGE)
     other = local_server(folder_site(tmp_path))
-    page = page_of(constructed(ranks=4, steps=5, slices_per_rank=30))
+    page = constructed_page(ranks=4, steps=5, slices_per_rank=30)
     site = ViewSite(
         name=HOSTILE, report_html=page, tables=SomeTables(), timeline=lambda: b"\x0a\x02hi", perfetto=other.url
     )
@@ -81,7 +80,7 @@ def served(browser: Browser, tmp_path: Path) -> Iterator[LocalServer]:
 def test_report_is_drawn_in_the_page(browser: Browser, served: LocalServer) -> None:
     inside = "document.querySelector('iframe').contentDocument"
     browser.waited(f"{inside} && {inside}.documentElement.dataset.readyMs")
-    assert browser.run(f"return {inside}.querySelectorAll('main section').length") > 10
+    assert browser.run(f"return {inside}.querySelectorAll('[role=tab]').length") == 7
     assert [line for line in browser.console() if "favicon" not in line] == []
     assert {url.split("/")[2] for url in browser.requests()} == {served.names[0]}
 

@@ -60,9 +60,8 @@ interface Placed {
 
 interface PageData {
   report: any;
-  trees: { lines: CodeNode; modules: CodeNode } | null;
-  trust: any;
-  calibration: any;
+  sentence: string;
+  trust: string[];
   grid: Grid | null;
   slices: Slices | null;
   /** other steps, read when they are asked for */
@@ -71,7 +70,7 @@ interface PageData {
   pictures: Record<string, any>;
 }
 
-/** One shape of a picture, see report/pictures/drawing.py. */
+/** One shape of a picture, see report/drawing.py. */
 interface DrawnShape {
   is: "rect" | "dot" | "path" | "area" | "text";
   tip?: string[];
@@ -79,7 +78,7 @@ interface DrawnShape {
   [more: string]: any;
 }
 
-/** A picture made by report/pictures. */
+/** A picture made by report/pictures.py. */
 interface Drawing {
   title: string;
   size: [number, number];
@@ -87,26 +86,33 @@ interface Drawing {
   shapes: DrawnShape[];
   legend: [string, string][];
   notes: string[];
-  head: string[];
-  rows: string[][];
+  table: { columns: Column[]; rows: any[] } | null;
 }
 
 /** One column of a table that sorts. */
-interface TableColumn {
+interface Column {
   title: string;
-  get(row: any): any;
-  show?(value: any, row: any): string;
-  tone?(value: any, row?: any): string | undefined;
-  number?: boolean;
+  key?: any;
+  unit?: string;
+  show?(row: any, value: any): string;
   link?(row: any): string;
   bar?: boolean;
-  name?: boolean;
+  some?: boolean;
 }
 
 interface TableOptions {
-  filter?: ((row: any) => string) | null;
-  sort?: number | null;
+  sort?: any;
   most?: number;
+  filter?: boolean;
+}
+
+/** What of a step a finding is about. */
+interface Focus {
+  rank: number | null;
+  marks: (slice: number) => boolean;
+  from: number;
+  to: number;
+  said: string;
 }
 
 /** Slices of one kind that do not overlap. */
@@ -152,7 +158,8 @@ type Rgb = [number, number, number];
 interface DocumentEventMap {
   "show-rank": CustomEvent<number>;
   "show-step": CustomEvent<number>;
-  "show-kinds": CustomEvent<string[]>;
+  "show-finding": CustomEvent<any>;
+  "open-section": CustomEvent<string>;
   "show-rows": CustomEvent<[string, string]>;
   "show-cell": CustomEvent<{ metric: string; rank: number; step: number }>;
 }

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from stepscope.analyze.account import Account
     from stepscope.analyze.outlined_rank import OutlinedRank
     from stepscope.analyze.sampled import Arguments, OutlineFiles
-    from stepscope.diagnose.findings import Diagnosis
     from stepscope.document.cache import KeptPlace
-    from stepscope.report.html.cache import KeptPage
+    from stepscope.report.html.assemble import Page
     from stepscope.report.runs import RunEntry
     from stepscope.run.load import Run
 
@@ -135,6 +134,8 @@ def run_entries(args: argparse.Namespace, folder: str) -> "list[RunEntry]":
 
 # Cached results
 
+_CALIBRATION = "calibration.json"
+
 
 def cache_key(args: argparse.Namespace, given: list[str] | str) -> dict[str, Any] | None:
     """Return what cached results of a run depend on and where they are; None if nothing may be cached."""
@@ -146,8 +147,8 @@ def cache_key(args: argparse.Namespace, given: list[str] | str) -> dict[str, Any
 
 
 def report_of(
-    args: argparse.Namespace, *, make_page: "Callable[[Account, Diagnosis], KeptPage] | None" = None
-) -> "tuple[dict[str, Any], KeptPage | None]":
+    args: argparse.Namespace, *, make_page: "Callable[[Account, dict[str, Any]], Page] | None" = None
+) -> "tuple[dict[str, Any], Page | None]":
     """Return the `document` and `exit_code` of the arguments' run, cached unless a page is to be made of it."""
     from stepscope.document.cache import kept_place
 
@@ -162,47 +163,54 @@ def report_of(
     key = place.key() if place else None
     account = account_from(args)
     diagnosis = diagnose(account)
-    report = {"exit_code": 3 if account.run.unreadable else 0, "document": report_json(account, diagnosis)}
-    page = make_page(account, diagnosis) if make_page else None
+    document = report_json(account, diagnosis, details=make_page is not None)
+    page = make_page(account, document) if make_page else None
+    document.pop("details", None)
+    report = {"exit_code": 3 if account.run.unreadable else 0, "document": document}
     if place and not account.failures:
         place.keep(report, key=key, raw_bytes=raw_bytes_of(account.run))
     return report, page
 
 
-def cached_page(args: argparse.Namespace, given: list[str]) -> "KeptPage | None":
+def cached_page(args: argparse.Namespace, given: list[str]) -> "Page | None":
     """Return the cached page of a run, None if there is none."""
-    from stepscope.report.html.cache import found_page
+    from stepscope.report.html.assemble import Page
 
-    return found_page(_page_place(args, given))
+    place = _page_place(args, given)
+    found = place.found() if place else None
+    return None if found is None else Page(found["name"], found["is_partial"], found["data"], found["in_words"])
 
 
-def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account, Diagnosis], KeptPage]":
+def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account, dict[str, Any]], Page]":
     """Return a function that makes the page of a run, and caches it if the run has not changed since this call."""
     place = _page_place(args, given)
     key = place.key() if place else None
 
-    def made(account: "Account", diagnosis: "Diagnosis") -> "KeptPage":
+    def made(account: "Account", document: dict[str, Any]) -> "Page":
         from stepscope.cost.calibration import load_calibration
-        from stepscope.report.html.cache import KeptPage, keep_page
-        from stepscope.report.html.page import parts_of, report_data
+        from stepscope.report.html.page import page_of_run
 
-        run = account.run
-        file = args.calibration or Path(run.ranks[0].trace.path).parent / "calibration.json"
+        file = args.calibration or Path(account.run.ranks[0].trace.path).parent / _CALIBRATION
         calibration = load_calibration(file) if args.calibration or file.is_file() else None
-        page = KeptPage(
-            run.name, bool(run.unreadable), parts_of(report_data(account, diagnosis, calibration=calibration))
-        )
-        keep_page(place, page, key=key, raw_bytes=raw_bytes_of(run))
+        page = page_of_run(account, document, calibration=calibration)
+        if place:
+            place.keep(vars(page), key=key, raw_bytes=raw_bytes_of(account.run))
         return page
 
     return made
 
 
 def _page_place(args: argparse.Namespace, given: list[str]) -> "KeptPlace | None":
-    from stepscope.report.html.cache import page_place
+    from stepscope.document.cache import KeptPlace, kept_place
+    from stepscope.trace.cache_place import content_key
 
     key = cache_key(args, given)
-    return page_place(given, calibration=args.calibration, **key) if key else None
+    place = kept_place(given, ending="page", **key) if key else None
+    if place is None or key is None:
+        return None
+    used = [Path(args.calibration)] if args.calibration else [folder / _CALIBRATION for folder in place.folders]
+    measured = {str(path): content_key(path) for path in used}
+    return KeptPlace(place.path, place.given, {**key["options"], "calibration": measured})
 
 
 def raw_bytes_of(run: "Run") -> int:

@@ -122,9 +122,11 @@ def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> "tuple
     viewed = _ViewedRun(lambda: account_from(args, None if given == args.run else given))
     if page is None:
         from stepscope.diagnose.findings import diagnose
+        from stepscope.document.report import report_json
 
         make_page = page_maker(args, given)
-        page = make_page(viewed.account, diagnose(viewed.account))
+        account = viewed.account
+        page = make_page(account, report_json(account, diagnose(account), details=True))
     site = ViewSite(name=page.name, report_html=page.html, tables=viewed, timeline=viewed.timeline, perfetto=perfetto)
     return page.name, site, page.is_partial
 

@@ -230,8 +230,11 @@ _MAX_ROWS = 50
 _MAX_EXAMPLES = 20
 
 
-def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
+def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False) -> dict[str, Any]:
+    """Return the report's JSON object; a number that is not finite is null, and a warning names it.
+
+    `details` adds what pictures are drawn from.
+    """
     conclusion, budgets = conclude(account, diagnosis), _rank_budgets(account)
     unexamined = {one.rule for one in diagnosis.not_examined}
     document = {
@@ -270,11 +273,18 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
         ],
+        **({"details": _details(account, diagnosis)} if details else {}),
         # last: everything above may add to them
         "incomplete": [*incomplete(account.run), *dict.fromkeys(account.failures)],
         "warnings": list(account.warnings),
     }
     return finite_document(document)[0]
+
+
+def _details(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
+    from stepscope.document.details import details_json  # what only pictures need
+
+    return details_json(account, diagnosis)
 
 
 def _run(account: Account) -> dict[str, Any]:
@@ -293,6 +303,7 @@ def _run(account: Account) -> dict[str, Any]:
         "window": run.window,
         "asked_by": run.asked_by,
         "sources": [run.shown_path(r.trace.path) for r in run.ranks_read],
+        "unreadable": len(run.unreadable),
     }
 
 
@@ -503,6 +514,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "id": f.id,
         "title": f.title,
         "ranks": list(f.ranks),
+        "docs": f"docs/findings/{f.id}.md",
         "cost_ms_per_step": ms_or_none(f.cost_ns),
         "saving_ms_per_step": ms(f.saving_ns),
         "saving_low_ms": ms(f.low_ns),

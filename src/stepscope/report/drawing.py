@@ -7,7 +7,6 @@ Words in it may come from a trace: the page shows them as text, and the SVG esca
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
 from html import escape
 from math import ceil, floor, log10
 from typing import Any
@@ -43,9 +42,8 @@ class Drawing:
     legend: tuple[tuple[str, str], ...] = ()
     #: what to know to read it
     notes: tuple[str, ...] = ()
-    head: tuple[str, ...] = ()
-    #: its numbers as a table
-    rows: tuple[tuple[str, ...], ...] = field(default=())
+    #: its numbers as a table, from `table_of`
+    table: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the picture as plain values."""
@@ -56,14 +54,17 @@ class Drawing:
             "shapes": list(self.shapes),
             "legend": [list(entry) for entry in self.legend],
             "notes": list(self.notes),
-            "head": list(self.head),
-            "rows": [list(row) for row in self.rows[:200]],
+            "table": self.table,
         }
+
+    @property
+    def svg_height(self) -> int:
+        """Return the height of the SVG, with title and legend."""
+        return 28 + self.height + 18 * len(_legend_rows(self.legend, self.width))
 
     def svg(self) -> str:
         """Return the picture as SVG text."""
-        below = _legend_rows(self.legend, self.width)
-        height = 24 + self.height + 18 * len(below) + 4
+        below, height = _legend_rows(self.legend, self.width), self.svg_height
         parts = [f'<text x="0" y="14" font-weight="600" fill="{PALETTE["text"]}">{_safe(self.title)}</text>']
         parts.append(f'<g transform="translate(0,24)">{"".join(map(_svg, self.shapes))}</g>')
         for k, row in enumerate(below):
@@ -76,6 +77,19 @@ class Drawing:
         )
 
     _repr_svg_ = svg
+
+
+# A column: its title, the unit that its values are in (see `unit_text`), and a key or function of the items.
+Column = tuple[str, str, str | Callable[[Any], Any]]
+
+
+def table_of(items: Iterable[Any], *columns: Column, most: int | None = None) -> dict[str, Any]:
+    """Return a table of items as plain values; a column that nothing is known of is dropped."""
+    chosen = list(items)[:most]
+    rows = [[item[value] if isinstance(value, str) else value(item) for _, _, value in columns] for item in chosen]
+    known = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+    titles = [{"title": columns[i][0], "key": k, "unit": columns[i][1]} for k, i in enumerate(known)]
+    return {"columns": titles, "rows": [[row[i] for i in known] for row in rows]}
 
 
 def rect(
@@ -205,33 +219,47 @@ def time_text(ms: float) -> str:
     return f"{ms * 1e6:.0f} ns"
 
 
-def time_tick(ms: float) -> str:
-    """Return a round time.
+def unit_text(value: float | None, unit: str) -> str:
+    """Return a value in its unit as people read it.
 
-    >>> time_tick(0), time_tick(20), time_tick(2.5)
-    ('0', '20 ms', '2.5 ms')
+    >>> unit_text(12.5, "ms"), unit_text(1_500_000, "bytes"), unit_text(3.14159, "pct"), unit_text(2.5e12, "flops")
+    ('12.5 ms', '1.5 MB', '3.1 %', '2.50 TFLOP')
     """
-    if not ms:
-        return "0"
-    number, unit = time_text(ms).split()
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+    if value is None:
+        return "unknown"
+    match unit:
+        case "ms":
+            return time_text(value)
+        case "bytes":
+            return readable_bytes(round(value))
+        case "pct":
+            return f"{value:.1f} %"
+        case "x":
+            return f"{digits(value)}×"  # noqa: RUF001
+        case "gb_per_s":
+            return f"{digits(value)} GB/s"
+        case "flops":
+            power = min(7, max(0, floor(log10(max(abs(value), 1)) / 3)))
+            return f"{digits(value / 1000**power)} {' kMGTPEZ'[power].strip()}FLOP"
+        case "count":
+            return f"{value:,.{0 if value == int(value) else 1}f}"
+    return f"{value:,.4g}"
 
 
-def bytes_text(size: float) -> str:
-    """Return a size as people read it."""
-    return readable_bytes(round(size))
+def unit_tick(value: float, unit: str) -> str:
+    """Return a round value of an axis.
 
-
-def bytes_tick(size: float) -> str:
-    """Return a round size.
-
-    >>> bytes_tick(0), bytes_tick(20_000_000), bytes_tick(2_500)
-    ('0', '20 MB', '2.5 kB')
+    >>> unit_tick(0, "ms"), unit_tick(20, "ms"), unit_tick(2_500, "bytes"), unit_tick(50, "pct")
+    ('0', '20 ms', '2.5 kB', '50 %')
     """
-    if not size:
+    if not value:
         return "0"
-    number, unit = readable_bytes(size).split()
-    return f"{float(number):g} {unit}"
+    if unit in ("ms", "bytes"):
+        number, name = unit_text(value, unit).split()
+        return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {name}"
+    if unit == "flops":
+        return unit_text(value, unit).replace(".00", "")
+    return f"{value:,g}" + {"pct": " %", "x": "×", "gb_per_s": " GB/s"}.get(unit, "")  # noqa: RUF001
 
 
 def digits(value: float) -> str:
@@ -263,35 +291,3 @@ def powers(low: float, high: float) -> list[float]:
     """Return the powers of ten from the one at or below `low` to the one at or above `high`."""
     first, last = floor(log10(low) + 1e-9), ceil(log10(high) - 1e-9)
     return [10.0**k for k in range(first, max(last, first + 1) + 1)]
-
-
-def left_axis(ticks: Sequence[float], y: Scale, *, x0: float, x1: float, text: Callable[[float], str]) -> list[Shape]:
-    """Return lines across the picture with their numbers to the left."""
-    shapes: list[Shape] = []
-    for tick in ticks:
-        shapes.append(polyline([(x0, y(tick)), (x1, y(tick))], "line", width=1))
-        shapes.append(words(x0 - 8, y(tick) + 4, text(tick), anchor="end"))
-    return shapes
-
-
-def vertical_grid(ticks: Sequence[float], x: Scale, *, bottom: float, text: Callable[[float], str]) -> list[Shape]:
-    """Return lines down the picture with their numbers below."""
-    shapes: list[Shape] = []
-    for tick in ticks:
-        shapes.append(polyline([(x(tick), 0), (x(tick), bottom)], "line", width=1))
-        shapes.append(words(x(tick), bottom + 16, text(tick), anchor="middle"))
-    return shapes
-
-
-def bottom_axis(ticks: Sequence[float], x: Scale, *, y: float, text: Callable[[float], str]) -> list[Shape]:
-    """Return numbers below the picture."""
-    if not ticks:
-        return []
-    first, last = ticks[0], ticks[-1]
-    anchor = {t: "start" if t == first and x(t) < 80 else "end" if t == last else "middle" for t in ticks}
-    return [words(x(t), y + 18, text(t), anchor=anchor[t]) for t in ticks]
-
-
-def some_of(values: Sequence[float], most: int) -> list[float]:
-    """Return at most so many of the values, evenly spread, the first among them."""
-    return list(values[:: max(1, ceil(len(values) / most))])

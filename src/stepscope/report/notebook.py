@@ -11,20 +11,12 @@ from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.verdict import conclude
 from stepscope.errors import InputError, UsageError
+from stepscope.report import pictures
 from stepscope.report.drawing import PALETTE, Drawing
 from stepscope.report.html.page_data import grid_of
 from stepscope.report.html.timeline_data import slices_of
-from stepscope.report.pictures import PICTURES, bandwidth_drawing
-from stepscope.report.step_pictures import (
-    PART_COLOUR,
-    budget_drawing,
-    icicle_drawing,
-    timeline_drawing,
-    waterfall_drawing,
-    what_if_drawing,
-)
+from stepscope.report.step_pictures import rank_times, step_times, timeline_drawing
 from stepscope.units import NS_PER_MS, printable
-from stepscope.whatif.settings import switches
 
 _MAX_FINDINGS = 5
 
@@ -89,7 +81,7 @@ def _bar(parts: Iterable[tuple[str, float, float]]) -> str:
 
 
 def _colour(part: str) -> str:
-    return PALETTE.get(PART_COLOUR.get(part, part), PALETTE["unknown"])
+    return PALETTE.get(pictures.PART_COLOUR.get(part, part), PALETTE["unknown"])
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -117,7 +109,7 @@ class _Analysis(Protocol):
     def account(self) -> Account: ...
 
     @property
-    def diagnosis(self) -> Diagnosis: ...
+    def document(self) -> dict[str, Any]: ...
 
 
 class Plots:
@@ -134,74 +126,79 @@ class Plots:
 
     def plot_steps(self: _Analysis) -> Drawing:
         """Return the time of every step of the run on every rank."""
-        return _there(PICTURES["run_steps"](self.account), "fewer than two steps are known of more than one rank")
+        grid = grid_of(self.account)
+        found = pictures.run_steps(self.document) or (grid and step_times(grid))
+        return _there(found or None, "fewer than two steps are known")
+
+    def plot_ranks(self: _Analysis) -> Drawing:
+        """Return the own time of each rank."""
+        grid = grid_of(self.account)
+        return _there((grid and rank_times(grid, self.document)) or None, "fewer than two ranks have steps")
 
     def plot_budget(self: _Analysis) -> Drawing:
         """Return where the step goes."""
-        return _there(budget_drawing(self.account.step) if self.account.step else None, "no step was recorded")
+        return _there(pictures.budget(self.document), "no step was recorded")
 
     def plot_waterfall(self: _Analysis) -> Drawing:
-        """Return the way from the chip's peak to the achieved FLOP rate."""
-        return _there(waterfall_drawing(self.account.waterfall), "the FLOPs or the chip's peak are unknown")
+        """Return the losses between the chip's peak and the achieved FLOP rate."""
+        return _there(pictures.waterfall(self.document), "the FLOPs or the chip's peak are unknown")
 
     def plot_what_if(self: _Analysis) -> Drawing:
         """Return the step with each of the first fixes made."""
-        found = switches(self.account, self.diagnosis)
-        return _there(what_if_drawing(found, self.diagnosis) if found else None, "no finding has a fix to replay")
+        return _there(pictures.what_if(self.document), "no finding has a fix to replay")
 
     def plot_code(self: _Analysis, over: str = "lines") -> Drawing:
         """Return what the user's `lines` or the model's `modules` take, as an icicle."""
         if over not in ("lines", "modules"):
             raise UsageError(f"plot_code() draws lines or modules, not {over!r}")
-        trees = self.account.code_trees
-        tree = None if trees is None else getattr(trees, over)
-        return _there(icicle_drawing(tree, over=over) if tree else None, "no owners were recorded")
+        return _there(pictures.icicle(self.document, over), "no owners were recorded")
 
     def plot_roofline(self: _Analysis) -> Drawing:
         """Return kernels below the chip's roof."""
-        return _there(PICTURES["roofline"](self.account), "no kernel's shapes are known, or not the chip")
+        return _there(pictures.roofline(self.document), "neither the kernels' shapes nor the chip are known")
 
     def plot_kernel_durations(self: _Analysis) -> Drawing:
-        """Return how long kernels are."""
-        return _there(PICTURES["durations"](self.account), "nothing ran on a device")
+        """Return the time in kernels by their duration."""
+        return _there(pictures.kernel_durations(self.document), "nothing ran on a device")
 
     def plot_queue(self: _Analysis) -> Drawing:
-        """Return how much launched work lay waiting on the device."""
-        return _there(PICTURES["queue"](self.account), "no launch of device work was recorded")
+        """Return how much launched work was queued on the device."""
+        return _there(pictures.device_queue(self.document), "no launch of device work was recorded")
 
     def plot_waiting(self: _Analysis) -> Drawing:
         """Return which rank waits for which."""
-        return _there(PICTURES["waiting"](self.account), "no rank waited for another")
+        return _there(pictures.waiting(self.document), "no rank waited for another")
 
     def plot_traffic(self: _Analysis) -> Drawing:
         """Return which rank sends how much to which."""
-        return _there(PICTURES["sending"](self.account), "no communication of known size was recorded")
+        return _there(pictures.sending(self.document), "no communication of known size was recorded")
 
     def plot_bandwidth(self: _Analysis) -> Drawing:
         """Return the bandwidth of each group's collectives."""
-        return _there(bandwidth_drawing(self.account.collectives, None), "no collective's bandwidth is known")
+        return _there(pictures.bandwidth(self.document), "no collective's bandwidth is known")
 
     def plot_memory(self: _Analysis) -> Drawing:
         """Return the memory of every rank over the recorded steps."""
-        return _there(
-            PICTURES["memory_steps"](self.account), "no allocations were recorded (stepscope record --memory)"
-        )
+        return _there(pictures.memory_over_steps(self.document), _NO_ALLOCATIONS)
 
     def plot_memory_of_run(self: _Analysis) -> Drawing:
         """Return the memory of every rank over the whole run."""
-        return _there(PICTURES["memory_run"](self.account), "no step log holds samples of memory")
+        return _there(pictures.memory_over_run(self.document), "no step log holds samples of memory")
 
     def plot_memory_peak(self: _Analysis) -> Drawing:
         """Return what is alive at the peak of the fullest rank."""
-        return _there(PICTURES["memory_peak"](self.account), "no allocations were recorded (stepscope record --memory)")
+        return _there(pictures.memory_peak(self.document), _NO_ALLOCATIONS)
 
     def plot_pipeline(self: _Analysis) -> Drawing:
         """Return a pipeline's micro-batches with the ideal below them."""
-        return _there(PICTURES["pipeline"](self.account), "there is no pipeline whose micro-batches can be told")
+        return _there(pictures.pipeline(self.document), "no pipeline with known micro-batches was found")
 
     def plot_experts(self: _Analysis) -> Drawing:
         """Return the load of each rank's experts."""
-        return _there(PICTURES["experts"](self.account), "no experts of known load were found")
+        return _there(pictures.experts(self.document), "no experts of known load were found")
+
+
+_NO_ALLOCATIONS = "no allocations were recorded (stepscope record --memory)"
 
 
 def _there(drawing: Drawing | None, why_not: str) -> Drawing:

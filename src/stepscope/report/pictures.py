@@ -1,756 +1,742 @@
-"""Every picture of a run by name; a picture that has nothing to show is missing."""
+"""Every picture of a run, from its document; a picture that has nothing to show is None."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle, groupby
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from stepscope.analyze.account import Account
-from stepscope.analyze.collective_costs import CollectiveRow, RankMatrix, rank_matrix
-from stepscope.analyze.kernels import FIRST_BIN_NS, NUM_BINS, QUEUE_EDGES, Distributions, Kernel, distributions
-from stepscope.analyze.memory import MemoryView, RankMemory
-from stepscope.analyze.model_parallel import ExpertsView
-from stepscope.analyze.steadiness import MARKED, RunSteps, run_steps
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.calibration import Calibration
-from stepscope.cost.chips import Chip
-from stepscope.diagnose.findings import Diagnosis
 from stepscope.errors import UsageError
-from stepscope.report.drawing import (
-    Drawing,
-    Scale,
-    Shape,
-    bottom_axis,
-    bytes_text,
-    bytes_tick,
-    digits,
-    dot,
-    left_axis,
-    polygon,
-    polyline,
-    powers,
-    rect,
-    round_ticks,
-    some_of,
-    time_text,
-    vertical_grid,
-    words,
+from stepscope.report.charts import (
+    COLOURS,
+    WIDE,
+    Axis,
+    Bar,
+    Lane,
+    Line,
+    Span,
+    Stack,
+    bar_chart,
+    column_chart,
+    lane_chart,
+    line_chart,
+    share_text,
 )
-from stepscope.report.drawing import time_tick as axes_time_text
-from stepscope.report.step_pictures import pipeline_drawing
-from stepscope.units import NS_PER_MS, ms
-from stepscope.whatif.settings import Switches, switches
+from stepscope.report.drawing import Drawing, Scale, Shape, digits, dot, polyline, rect, table_of, unit_text, words
+from stepscope.units import NS_PER_MS
 
-# What bandwidth did each group's collectives reach, and what does this machine's calibration say they could?
+Document = Mapping[str, Any]
 
-WIDTH, LINE, LEFT, RIGHT = 560, 26, 190, 470
-MAX_ROWS = 14
-_UNITS = (("GB/s", 1.0, 0.1), ("MB/s", 1e3, 1e-4), ("kB/s", 1e6, 0.0))
-
-
-def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | None) -> Drawing | None:
-    """Return bus bandwidth by operation and group, None where none is known."""
-    known = [(r, r.busbw_gb_per_s) for r in rows if r.busbw_gb_per_s and r.size_bytes and r.count]
-    if not known:
-        return None
-    known = sorted(known, key=lambda pair: -(pair[0].size_bytes or 0))[:MAX_ROWS]
-    could = [_calibrated(calibration, row) for row, _ in known]
-    most = max(*(bw for _, bw in known), *(c or 0 for c in could))
-    unit, per = next((u, p) for u, p, least in _UNITS if most >= least)
-    ticks = [tick / per for tick in round_ticks(most * per)]
-    x = Scale(0, ticks[-1], LEFT, RIGHT)
-    bottom = len(known) * LINE
-    shapes = vertical_grid(ticks, x, bottom=bottom, text=lambda tick: f"{tick * per:g}")
-    shapes.append(words((LEFT + RIGHT) / 2, bottom + 32, f"{unit} on the bus", anchor="middle"))
-    table = []
-    for k, ((row, bw), limit) in enumerate(zip(known, could, strict=True)):
-        y, name = k * LINE, f"{row.op} · {row.group.desc or row.group.name}"
-        size = bytes_text((row.size_bytes or 0) / row.count)
-        share = f", {100 * bw / limit:.0f} % of the calibrated {digits(limit * per)}" if limit else ""
-        said = (name, f"{digits(bw * per)} {unit}{share}", f"{row.count:,} of {size} each")
-        shapes.append(words(LEFT - 8, y + 17, name if len(name) <= 28 else name[:27] + "…", anchor="end"))
-        shapes.append(rect(LEFT, y + 5, x(bw) - LEFT, LINE - 10, "transfer", tip=said))
-        if limit:
-            shapes.append(rect(x(limit) - 1.5, y + 1, 3, LINE - 2, "text", tip=said))
-        shapes.append(words(max(x(bw), x(limit or 0)) + 6, y + 17, f"{digits(bw * per)}"))
-        table.append((name, size, f"{digits(bw * per)}", f"{digits(limit * per)}" if limit else "unknown"))
-    calibrated = any(could)
-    note = "Lines are what this machine's calibration measured for the mean size." if calibrated else (
-        "Without a calibration of this machine there is no line to hold them against (stepscope calibrate)."
-    )  # fmt: skip
-    return Drawing(
-        title="Bandwidth of each group's collectives", width=WIDTH, height=bottom + 38, shapes=tuple(shapes),
-        label=f"Bus bandwidth of {len(known)} operations, at most {digits(most * per)} {unit}",
-        legend=(("transfer", "in this run, without waiting"), *((("text", "calibrated"),) if calibrated else ())),
-        notes=(note,), head=("collective", "mean size", unit, f"calibrated {unit}"), rows=tuple(table),
-    )  # fmt: skip
-
-
-def _calibrated(calibration: Calibration | None, row: CollectiveRow) -> float | None:
-    ranks = row.group.size
-    if calibration is None or not ranks or ranks < 2:
-        return None
-    size = (row.size_bytes or 0) / row.count
-    try:
-        took = calibration.predict(row.op, size_bytes=size, world_size=ranks).time_ns
-    except UsageError:
-        return None
-    return size * bus_factor(row.op, ranks) / took if took else None
-
-
-# How long kernels are, and how much work lies queued: two pictures of bars.
-
-DISTRIBUTIONS_WIDTH, HEIGHT, DISTRIBUTIONS_LEFT, BASE, TOP = 560, 250, 66, 206, 10
-_MAX_FAMILIES = 6
-# as elsewhere on the page: communication is orange, copies are green
-_COLOURS = {
-    "communication": "transfer", "gemm": "forward", "attention": "input", "elementwise": "other",
-    "normalisation": "host", "copy": "copy", "optimizer": "optimizer", "others": "unknown",
+# what each part of a step is coloured by
+PART_COLOUR = {
+    "other_compute": "other", "exposed_transfer": "transfer", "pipeline_bubble": "wait", "data_loading": "input",
+    "launch_gap": "host", "host_sync": "host", "allocator": "host", "host_stall": "host",
 }  # fmt: skip
-_FURTHER = ("unmatched", "range", "backward", "idle", "input", "host", "optimizer")
+_PATH_COLOUR = {
+    "host": "host", "kernel": "compute", "collective": "transfer", "copy": "copy", "set": "other", "launch": "input",
+}  # fmt: skip
 
 
-def durations_drawing(found: Distributions) -> Drawing:
-    """Return the time in kernels of each duration, by family."""
-    kept = [*found.families[:_MAX_FAMILIES], *(["others"] if len(found.families) > _MAX_FAMILIES else [])]
-    colours = _colours(kept)
-    time_ms, count = _joined(found.time_ns) / NS_PER_MS, _joined(found.count)
-    used = [b for b in range(NUM_BINS) if sum(float(row[b]) for row in count) > 0]
-    bins = list(range(used[0], used[-1] + 1))
-    ticks = round_ticks(max(sum(float(row[b]) for row in time_ms) for b in bins))
-    y, wide = Scale(0, ticks[-1], BASE, TOP), (DISTRIBUTIONS_WIDTH - DISTRIBUTIONS_LEFT - 8) / len(bins)
-    shapes = left_axis(ticks, y, x0=DISTRIBUTIONS_LEFT, x1=DISTRIBUTIONS_WIDTH - 4, text=axes_time_text)
-    for k, b in enumerate(bins):
-        below, at = 0.0, DISTRIBUTIONS_LEFT + k * wide
-        for colour, name, times, counts in zip(colours, kept, time_ms, count, strict=True):
-            value = float(times[b])
-            if value > 0:
-                said = (f"{_range(b)}: {name}", f"{time_text(value)} in {counts[b]:,.0f} kernels")
-                shapes.append(rect(at + 2, y(below + value), wide - 4, y(below) - y(below + value), colour, tip=said))
-            below += value
-        if k % (1 if len(bins) <= 8 else 3) == 0:
-            shapes.append(words(at + wide / 2, BASE + 16, _edge(b), anchor="middle"))
-    shapes.append(
-        words((DISTRIBUTIONS_LEFT + DISTRIBUTIONS_WIDTH) / 2, HEIGHT - 8, "duration of a kernel", anchor="middle")
-    )
-    rows = [
-        (_range(b), name, f"{counts[b]:,.0f}", time_text(float(times[b])))
-        for b in bins
-        for name, times, counts in zip(kept, time_ms, count, strict=True)
-        if counts[b] > 0
-    ]
-    return Drawing(
-        title="Time in kernels of each duration",
-        width=DISTRIBUTIONS_WIDTH, height=HEIGHT, shapes=tuple(shapes),
-        label=f"Time in kernels by duration, from {_edge(bins[0])} to {_edge(bins[-1])}",
-        legend=tuple(zip(colours, kept, strict=True)),
-        notes=("Per rank over the window. Bins double; one below 10 µs is about as short as its launch.",),
-        head=("duration", "family", "kernels", "time"), rows=tuple(rows),
-    )  # fmt: skip
+# Where the step goes
 
 
-def queue_drawing(found: Distributions, *, several_ranks: bool = True) -> Drawing | None:
-    """Return how long the device's queue was for how much of the time, None where no launch was recorded."""
-    if found.queue_median is None:
-        return None
-    shares = [100 * float(s) for s in found.queue_share]
-    bins = list(range(max(k for k, s in enumerate(shares) if s > 0 or k == 0) + 1))
-    ticks = round_ticks(max(shares))
-    y, wide = Scale(0, ticks[-1], BASE, TOP), (DISTRIBUTIONS_WIDTH - DISTRIBUTIONS_LEFT - 8) / len(bins)
-    shapes: list[Shape] = left_axis(
-        ticks, y, x0=DISTRIBUTIONS_LEFT, x1=DISTRIBUTIONS_WIDTH - 4, text=lambda v: f"{v:g} %"
-    )
-    for k in bins:
-        said = (f"{_length(k)} launched and not begun", f"{shares[k]:.1f} % of the time")
-        colour = "wait" if k == 0 else "host" if k < 3 else "forward"
-        shapes.append(
-            rect(DISTRIBUTIONS_LEFT + k * wide + 2, y(shares[k]), wide - 4, BASE - y(shares[k]), colour, tip=said)
-        )
-        shapes.append(words(DISTRIBUTIONS_LEFT + (k + 0.5) * wide, BASE + 16, str(QUEUE_EDGES[k]), anchor="middle"))
-    shapes.append(
-        words(
-            (DISTRIBUTIONS_LEFT + DISTRIBUTIONS_WIDTH) / 2,
-            HEIGHT - 8,
-            "operations in the queue, at least",
-            anchor="middle",
-        )
-    )
-    return Drawing(
-        title="Work queued on the device",
-        width=DISTRIBUTIONS_WIDTH, height=HEIGHT, shapes=tuple(shapes),
-        label="Share of time by length of the device's queue; the table below holds its numbers",
-        legend=(("wait", "empty: the device waits"), ("host", "nearly empty"), ("forward", "the host is ahead")),
-        notes=(f"Half of all launches find {found.queue_median:,.0f} or more before them.",)
-        + (("Mean over ranks.",) if several_ranks else ()),
-        head=("in the queue", "of the time"), rows=tuple((_length(k), f"{shares[k]:.1f} %") for k in bins),
-    )  # fmt: skip
+def budget(document: Document) -> Drawing | None:
+    """Return the step as one bar per part, the longest first."""
+    parts = sorted((p for p in document["step"]["budget"] if p["pct"] > 0), key=lambda p: -p["ms_per_step"])
+    whole = "step" if document["run"]["num_steps"] else "window"
+    total = unit_text(sum(p["ms_per_step"] for p in parts), "ms")
+    mean = "Mean over ranks; every" if document["run"]["num_ranks"] > 1 else "Every"
+    bars = [
+        Bar(_words(p["part"]), [(PART_COLOUR.get(p["part"], p["part"]), f"per {whole}", p["ms_per_step"])],
+            f"{unit_text(p['ms_per_step'], 'ms')}, {p['pct']:.0f} %")
+        for p in parts
+    ]  # fmt: skip
+    return (bars and bar_chart(
+        f"Where the {whole} goes", bars, "ms", axis=False, right=110, label=f"A {whole} of {total} by its parts",
+        notes=[f"{mean} instant of the {total} is exactly one part."],
+    )) or None  # fmt: skip
 
 
-def _colours(families: Sequence[str]) -> list[str]:
-    used = {_COLOURS[name] for name in families if name in _COLOURS}
-    further = iter([colour for colour in _FURTHER if colour not in used])
-    return [_COLOURS[name] if name in _COLOURS else next(further, "unknown") for name in families]
-
-
-def _joined(by_family: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    if len(by_family) <= _MAX_FAMILIES:
-        return by_family
-    return np.vstack((by_family[:_MAX_FAMILIES], by_family[_MAX_FAMILIES:].sum(axis=0)))
-
-
-def _edge(b: int) -> str:
-    return "< 2 µs" if b == 0 else axes_time_text(FIRST_BIN_NS * 2 ** (b - 1) / NS_PER_MS)
-
-
-def _range(b: int) -> str:
-    low = FIRST_BIN_NS * 2 ** (b - 1) / NS_PER_MS
-    if b == 0:
-        return "below 2 µs"
-    return (
-        f"{axes_time_text(low)} to {axes_time_text(2 * low)}" if b < NUM_BINS - 1 else f"{axes_time_text(low)} and more"
-    )
-
-
-def _length(k: int) -> str:
-    low = QUEUE_EDGES[k]
-    if k + 1 == len(QUEUE_EDGES):
-        return f"{low} or more"
-    high = QUEUE_EDGES[k + 1] - 1
-    return str(low) if high == low else f"{low} to {high}"
-
-
-# How full is each rank of an expert-parallel job, against an even load?
-
-EXPERTS_WIDTH, EXPERTS_LEFT, EXPERTS_LINE = 760, 90, 22
-_MAX_RANKS = 64
-
-
-def _experts_drawing(view: ExpertsView) -> Drawing | None:
-    ranks = [(r, r.load_bytes) for r in view.ranks if r.load_bytes is not None]
-    if not ranks or not any(load for _, load in ranks):
-        return None
-    mean = sum(load for _, load in ranks) / len(ranks)
-    shown = sorted(ranks, key=lambda pair: -pair[1])[:_MAX_RANKS] if len(ranks) > _MAX_RANKS else ranks
-    x = Scale(0, max(load for _, load in ranks), EXPERTS_LEFT, EXPERTS_WIDTH - 230)
-    bottom = len(shown) * EXPERTS_LINE
-    even = polyline([(x(mean), 0), (x(mean), bottom)], "high", dashed=True, tip=("mean", bytes_text(mean)))
-    shapes: list[Shape] = []
-    remarks: list[Shape] = []
-    for k, (rank, load) in enumerate(shown):
-        y, waited = k * EXPERTS_LINE, "" if rank.wait_ns is None else f", {time_text(rank.wait_ns / NS_PER_MS)} waiting"
-        said = (f"rank {rank.rank}", f"{bytes_text(load)} per step, {load / mean:.2f} times the mean{waited}")
-        shapes.append(words(EXPERTS_LEFT - 8, y + 15, f"rank {rank.rank}", anchor="end"))
-        shapes.append(rect(EXPERTS_LEFT, y + 3, x(load) - EXPERTS_LEFT, EXPERTS_LINE - 6, "compute", tip=said))
-        remarks.append(words(max(x(load), x(mean) if load < mean else 0) + 8, y + 15, f"{bytes_text(load)}{waited}"))
-    what = "embedding rows" if view.kind == "embedding" else "tokens"
-    return Drawing(
-        title="Load of each rank", width=EXPERTS_WIDTH, height=bottom + 4, shapes=(*shapes, even, *remarks),
-        label=f"Load of {len(ranks)} ranks per step, mean {bytes_text(mean)}",
-        legend=(("compute", f"{what} to work on, in bytes per step"), ("high", "an even load")),
-        head=("rank", "load", "of the mean"),
-        rows=tuple((str(r.rank), bytes_text(load), f"{load / mean:.2f}") for r, load in ranks),
-    )  # fmt: skip
-
-
-# Memory of every rank over the recorded steps and over the whole run, and what is alive at the peak.
-
-MEMORY_WIDTH, MEMORY_HEIGHT, MEMORY_LEFT, MEMORY_BASE, MEMORY_TOP = 560, 230, 66, 198, 12
-_MAX_LINES = 6
-_MAX_POINTS = 150
-_MAX_HOLDERS = 10
-_LINES = ("forward", "transfer", "copy", "input", "optimizer", "host")
-
-# rank, where, bytes
-Curve = tuple[int, Sequence[float], Sequence[float]]
-
-
-def _memory_over_steps_drawing(view: MemoryView) -> Drawing | None:
-    curves: list[Curve] = []
-    for rank in view.ranks:
-        line = rank.timeline
-        if line is None or not line.time_ns:
-            continue
-        kept = _thinned(np.array(line.allocated_bytes, float))
-        times = [line.time_ns[i] / NS_PER_MS for i in kept]
-        curves.append((rank.rank, times, [float(line.allocated_bytes[i]) for i in kept]))
-    peaks = {r.rank: (r.peak.time_ns / NS_PER_MS, float(r.peak.allocated_bytes)) for r in view.ranks if r.peak}
-    if not curves:
-        return None
-    title, said = "Memory over the recorded steps, every rank", "Allocated, since the first recorded step began."
-    return _lines(curves, title, note=said, across=axes_time_text, steps=True, peaks=peaks)
-
-
-def _peak_drawing(view: MemoryView) -> Drawing | None:
-    rank = next((r for r in view.ranks if r.rank == view.fullest_rank), None)
-    if rank is None or rank.peak is None:
-        return None
-    rows = _alive(rank)
+def waterfall(document: Document) -> Drawing | None:
+    """Return what is lost between the chip's peak and the achieved FLOP rate; None where FLOPs are unknown."""
+    rows = document["waterfall"]
     if not rows:
         return None
-    most = max(size for _, size, _ in rows)
-    line, left, right = 22, 230, MEMORY_WIDTH - 96
-    shapes: list[Shape] = []
-    for k, (name, size, colour) in enumerate(rows):
-        y = k * line
-        short = name if len(name) <= 34 else "…" + name[-33:]
-        shapes.append(words(left - 8, y + 15, short, anchor="end"))
-        shapes.append(rect(left, y + 4, (right - left) * size / most, line - 8, colour, tip=(name, bytes_text(size))))
-        shapes.append(words(left + (right - left) * size / most + 6, y + 15, bytes_text(size)))
-    peak = rank.peak
-    during = f", during {peak.operator}" if peak.operator else ""
-    where = f"in step {peak.step}" if peak.step is not None else "outside of all steps"
-    return Drawing(
-        title=f"Alive at the peak of rank {rank.rank}",
-        width=MEMORY_WIDTH, height=len(rows) * line + 4, shapes=tuple(shapes),
-        label=f"{bytes_text(peak.allocated_bytes)} are allocated at the peak of rank {rank.rank}",
-        legend=(("forward", "by category"), ("copy", "by line, or operator, that allocated it")),
-        notes=(f"{bytes_text(peak.allocated_bytes)} {where} ({peak.phase} pass{during}).",),
-        head=("what", "alive"), rows=tuple((name, bytes_text(size)) for name, size, _ in rows),
-    )  # fmt: skip
-
-
-def _alive(rank: RankMemory) -> list[tuple[str, int, str]]:
-    if rank.peak is None:
-        return []
-    categories = [(n.replace("_", " "), s, "forward") for n, s in (rank.peak.by_category or {}).items() if s]
-    holders = rank.peak.by_source_line or rank.peak.by_operator
-    lines = [(h.name, h.size_bytes, "copy") for h in holders[:_MAX_HOLDERS] if h.size_bytes > 0]
-    return [*sorted(categories, key=lambda c: -c[1]), *lines]
-
-
-def _thinned(values: np.ndarray) -> np.ndarray:
-    stretches = np.array_split(np.arange(len(values)), min(len(values), _MAX_POINTS))
-    return np.array([s[np.argmax(values[s])] for s in stretches if len(s)], np.int64)
-
-
-def _lines(
-    curves: list[Curve], title: str, *, note: str, across: Callable[[float], str], steps: bool = False,
-    peaks: dict[int, tuple[float, float]] | None = None,
-) -> Drawing:  # fmt: skip
-    first, last = min(c[1][0] for c in curves), max(c[1][-1] for c in curves)
-    ticks = round_ticks(max(max(c[2]) for c in curves))
-    x, y = (
-        Scale(first, last if last > first else first + 1, MEMORY_LEFT, MEMORY_WIDTH - 8),
-        Scale(0, ticks[-1], MEMORY_BASE, MEMORY_TOP),
-    )
-    shapes = left_axis(ticks, y, x0=MEMORY_LEFT, x1=MEMORY_WIDTH - 4, text=bytes_tick)
-    by_most = sorted(curves, key=lambda c: -max(c[2]))
-    named, others = sorted(by_most[:_MAX_LINES], key=lambda c: c[0]), by_most[_MAX_LINES:]
-    for rank, where, values in others:
-        shapes.append(polyline(_path(where, values, x, y, steps=steps), "unknown", width=0.8, tip=(f"rank {rank}",)))
-    for k, (rank, where, values) in enumerate(named):
-        said = (f"rank {rank}", f"at most {bytes_text(max(values))}")
-        shapes.append(polyline(_path(where, values, x, y, steps=steps), _LINES[k], tip=said))
-        if peaks and rank in peaks:
-            at, size = peaks[rank]
-            shapes.append(
-                dot(x(min(max(at, first), last)), y(min(size, ticks[-1])), 3.5, _LINES[k], tip=("peak", *said))
+    bars, left = [Bar("peak", [("compute", "of peak", 100)])], 100.0
+    for row in rows:
+        share, last = row["pct_of_peak"] or 0.0, row["loss"] == "achieved"
+        left -= 0 if last else share
+        own = ("non_matmul_kernels", "matmul_below_peak", "precision", "recomputation")
+        colour = "compute" if last else "unknown" if row["loss"] in own else "wait"
+        error = f" ± {row['plus_minus']:.1f}" if row["plus_minus"] else ""
+        text = f"{'' if last else '-'}{share:.1f}{error} %"
+        if share >= 0.05 or last:
+            bars.append(
+                Bar(_words(row["loss"]), [(colour, "of peak", share)], text, start=0 if last else max(0.0, left))
             )
-    marks = [t for t in round_ticks(last, about=5) if first <= t <= last and (steps or t == int(t))] or [first, last]
-    shapes += bottom_axis(marks, x, y=MEMORY_BASE, text=across)
-    legend = [(_LINES[k], f"rank {c[0]}") for k, c in enumerate(named)]
-    return Drawing(
-        title=title, width=MEMORY_WIDTH, height=MEMORY_HEIGHT, shapes=tuple(shapes),
-        label=f"{title}: at most {bytes_text(max(max(c[2]) for c in curves))} of {len(curves)} ranks",
-        legend=(*legend, *([("unknown", f"{len(others)} other ranks")] if others else [])),
-        notes=(note,), head=("rank", "least", "most"),
-        rows=tuple((str(c[0]), bytes_text(min(c[2])), bytes_text(max(c[2]))) for c in curves),
+    source = document["efficiency"]["flops_source"]
+    return bar_chart(
+        "From peak to achieved", bars, "pct", axis=False, right=90,
+        label="Waterfall from peak to achieved FLOP rate; the table below holds its numbers",
+        notes=[f"FLOPs from {source}; attention counted in full."] if source else [],
     )  # fmt: skip
 
 
-def _path(
-    where: Sequence[float], values: Sequence[float], x: Scale, y: Scale, *, steps: bool
-) -> list[tuple[float, float]]:
-    points: list[tuple[float, float]] = []
-    for at, value in zip(where, values, strict=True):
-        if steps and points:
-            points.append((x(at), points[-1][1]))
-        points.append((x(at), y(value)))
-    return points
-
-
-# Rank by rank: who waits for whom, who sends to whom, as squares of a matrix.
-
-_LEFT, _TOP, _PIXELS = 66, 34, 420
-# room for the labels, as large as they are on a phone
-_LINE, _LETTER = 18, 9
-_MAX_ROWS = 40
-
-
-def waiting_drawing(found: RankMatrix) -> Drawing | None:
-    """Return who waits for whom, None where nobody does."""
-    return _drawing(
-        found, found.waited_ns / NS_PER_MS, "wait", "Who waits for whom", "waits for", time_text,
-        "Per step, from a rank's own arrival at a collective to the last one's; waits that lie within the clocks' "
-        "doubt are nobody's.",
-    )  # fmt: skip
-
-
-def sending_drawing(found: RankMatrix) -> Drawing | None:
-    """Return who sends how much to whom, None where nothing is sent."""
-    rings, messages = bool(found.ring_bytes.any()), bool(found.message_bytes.any())
-    how = [
-        *(["Messages from rank to rank are as recorded."] if messages else []),
-        *(
-            ["Collectives are counted as a ring sends them, to the next rank of the group: no trace says the way."]
-            * rings
-        ),
-    ]
-    sent = found.message_bytes + found.ring_bytes
-    return _drawing(found, sent, "transfer", "Who sends to whom", "sends to", bytes_text, "Per step. " + " ".join(how))
-
-
-def _drawing(
-    found: RankMatrix,
-    values: npt.NDArray[np.float64],
-    colour: str,
-    title: str,
-    verb: str,
-    text: Callable[[float], str],
-    note: str,
-) -> Drawing | None:
-    if not values.any():
+def what_if(document: Document) -> Drawing | None:
+    """Return the step as it is and with each fix alone, by what its critical path consists of."""
+    made = document["details"]["what_if"]
+    if not made:
         return None
-    # more ranks are joined into blocks
-    blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), 32))
-    names = [_name(found.ranks, block) for block in blocks]
-    joined = np.array([[values[np.ix_(a, b)].sum() for b in blocks] for a in blocks])
-    side = min(44.0, _PIXELS / len(blocks))
-    most = float(joined.max())
-    shapes: list[Shape] = [words(_LEFT, 12, f"row {verb} column", small=False)]
-    down, across = ceil(_LINE / side), ceil((_LETTER * max(map(len, names)) + 8) / side)
+    bars = []
+    for state in (s for s in made["states"] if len(s["fixes"]) < 2):
+        name = document["findings"][state["fixes"][0]]["title"] if state["fixes"] else "as it is"
+        parts = [(_PATH_COLOUR.get(k, "unknown"), k, v) for k, v in state["path"].items()]
+        bars.append(Bar(name, parts, unit_text(made["step_ms"] - state["saving_ms"], "ms")))
+    return bar_chart("The step with each fix alone", bars, "ms", width=760, left=230, axis=False)
+
+
+# Steps over the run
+
+_MARK_COLOURS = ("input", "copy", "optimizer", "transfer", "host")
+
+
+def run_steps(document: Document) -> Drawing | None:
+    """Return the time of every step on every rank: the band of all ranks, single ranks, and special steps."""
+    found = document["details"]["run_steps"]
+    if not found or (found["source"] != "step logs" and (found["num_ranks"] == 1 or len(found["step"]) < 4)):
+        return None  # the picture of the recorded steps shows as much
+    steps, median, high = found["step"], found["median_ms"], found["max_ms"]
+    usual = float(np.median([v for v in median if v is not None]))
+    # a few outliers do not flatten the rest: they are drawn at the edge
+    known = [v for v in high if v is not None]
+    most = min(max(known), max(4 * usual, float(np.percentile(known, 95))))
+    marks = {int(step): mark for step, mark in found["marks"].items()}
+    colours = {mark: _MARK_COLOURS[k % 5] for k, mark in enumerate(dict.fromkeys(marks.values()))}
+    special = dict.fromkeys(found["outliers"], ("high", "outlier")) | {s: (colours[m], m) for s, m in marks.items()}
+    several = found["num_ranks"] > 1
+    name = "median over ranks" if several else "step"
+    points = list(zip(steps, median, found["min_ms"], high, strict=True))
+    lines = [Line(name, [p if several else p[:2] for p in points if None not in p], "text")]
+    for k, one in enumerate(found["ranks"]):
+        own = [(s, v) for s, v in zip(steps, one["ms"], strict=True) if v is not None]
+        lines.append(Line(f"rank {one['rank']}", own, COLOURS[k], width=1))
+    legend = [(line.colour, line.name) for line in lines] + [("range", "profiled")] * (not all(found["profiled"]))
+    legend += list(dict.fromkeys((colour, _words(what)) for colour, what in special.values()))
+    notes = [f"From the {found['source']}{'' if found['source'] == 'step logs' else ', all of them profiled'}."]
+    if len(steps) < found["num_steps"]:
+        notes.append(f"Of {found['num_steps']:,} steps the longest of each of {len(steps)} stretches is drawn.")
+    if found["num_ranks"] > len(found["ranks"]) > 1:
+        notes.append(f"The {len(found['ranks'])} slowest ranks have their own line.")
+    rows = list(zip(*(found[k] for k in ("step", "median_ms", "min_ms", "max_ms", "slowest_rank")), strict=True))
+
+    def above(x: Scale, y: Scale) -> list[Shape]:
+        at = {step: value for step, value in zip(steps, high, strict=True) if value is not None}
+        return [
+            dot(x(s), y(min(at[s], y.high)), 4, colour, tip=(f"step {s}: {unit_text(at[s], 'ms')}", _words(what)))
+            for s, (colour, what) in special.items()
+            if s in at
+        ]
+
+    return line_chart(
+        "Step time of the whole run", lines, Axis("step", "count", zero=False),
+        Axis("step time", "ms", zero=min(v for v in found["min_ms"] if v is not None) < 0.7 * most), width=WIDE,
+        label=f"Times of steps {steps[0]} to {steps[-1]} on {found['num_ranks']} ranks, "
+        f"median {unit_text(usual, 'ms')}",
+        most=most, legend=legend, notes=notes, below=lambda x, y: _profiled(found, x, y), above=above,
+        table=table_of(rows, ("step", "number", lambda r: r[0]), ("median", "ms", lambda r: r[1]),
+                       ("fastest", "ms", lambda r: r[2]), ("slowest", "ms", lambda r: r[3]),
+                       ("slowest rank", "number", lambda r: r[4]),
+                       ("remark", "text", lambda r: _words(special[r[0]][1]) if r[0] in special else None), most=200),
+    )  # fmt: skip
+
+
+def _profiled(found: Document, x: Scale, y: Scale) -> list[Shape]:
+    shapes = []
+    for profiled, group in groupby(zip(found["profiled"], found["step"], strict=True), key=lambda pair: pair[0]):
+        steps = [step for _, step in group]
+        if profiled and not all(found["profiled"]):
+            left, right = max(x(steps[0] - 0.5), x.start), min(x(steps[-1] + 0.5), x.end)
+            tip = (f"profiled: steps {steps[0]} to {steps[-1]}",)
+            shapes.append(rect(left, y.end, right - left, y.start - y.end, "range", opacity=0.55, tip=tip))
+    return shapes
+
+
+# Kernels
+
+_BOUND_COLOUR = {"compute-bound": "forward", "memory-bound": "transfer", "latency": "wait"}
+# as elsewhere on the page: communication is orange, copies are green
+_FAMILY_COLOUR = {
+    "communication": "transfer", "gemm": "forward", "attention": "input", "elementwise": "other",
+    "normalisation": "host", "copy": "copy", "optimizer": "optimizer",
+}  # fmt: skip
+
+
+def roofline(document: Document) -> Drawing | None:
+    """Return kernels by arithmetic intensity below the chip's roof."""
+    chip = document["details"]["chip"]
+    known = [k for k in document["kernels"] if k["tflops"] and k["gb_per_s"]]
+    if not known or not chip or not chip["memory_gb_per_s"] or not chip["tflops"]:
+        return None
+    used = dict.fromkeys(k["precision"] for k in known)
+    roofs = {p: chip["tflops"][p] for p in used if p in chip["tflops"]} or dict(list(chip["tflops"].items())[:1])
+    rate = chip["memory_gb_per_s"]
+    intensity = {k["name"]: 1e3 * k["tflops"] / k["gb_per_s"] for k in known}
+    ridge, longest = max(roofs.values()) * 1e3 / rate, max(k["total_ms"] for k in known)
+    lines = []
+    for bound in dict.fromkeys(k["bound"] for k in known):
+        mine = sorted((k for k in known if k["bound"] == bound), key=lambda k: -k["total_ms"])
+        points = [(intensity[k["name"]], k["tflops"]) for k in mine]
+        tips = [_roof_tip(k, intensity[k["name"]]) for k in mine]
+        radii = [3 + 9 * (k["total_ms"] / longest) ** 0.5 for k in mine]
+        name = bound or "unknown"
+        lines.append(Line(name, points, _BOUND_COLOUR.get(name, "unknown"), "dots", tips=tips, radii=radii))
+
+    def roof(x: Scale, y: Scale) -> list[Shape]:
+        shapes = []
+        for name, tflops in roofs.items():
+            start = max(x.low, y.low * 1e3 / rate)
+            line = [(start, start * rate / 1e3), (tflops * 1e3 / rate, tflops), (x.high, tflops)]
+            shapes.append(polyline([(x(i), y(t)) for i, t in line if i <= x.high], "quiet"))
+            shapes.append(words(x(x.high), y(tflops) - 5, f"{name} {tflops:,.0f} TFLOP/s", anchor="end"))
+        return shapes
+
+    measured = sum((k["measured_share"] or 0) > 0 for k in known)
+    source = f"Bytes of {measured} of {len(known)} kernels measured by Nsight Compute; the rest modelled from shapes."
+    modelled = "Modelled: FLOPs and minimum bytes from recorded shapes; the real traffic was not measured."
+    return line_chart(
+        "Roofline", lines, Axis("FLOP per byte of device memory", "number", log=True),
+        Axis("TFLOP/s", "number", log=True),
+        label=f"TFLOP/s of {len(known)} kernels by arithmetic intensity below the roof of {chip['name']}",
+        height=300, above=roof, around=((ridge / 9, ridge * 4), tuple(roofs.values())),
+        notes=["TFLOP/s over FLOP per byte; a dot is a kernel, its area the time in it.",
+               source if measured else modelled,
+               f"The roof is the dense peak of {chip['name']} and {rate:,.0f} GB/s."],
+        table=table_of(known, ("kernel", "text", "name"), ("FLOP per byte", "number", lambda k: intensity[k["name"]]),
+                       ("TFLOP/s", "number", "tflops"), ("total", "ms", "total_ms"), ("bound", "text", "bound")),
+    )  # fmt: skip
+
+
+def _roof_tip(kernel: Document, intensity: float) -> list[str]:
+    source = "measured" if kernel["measured_share"] else "modelled from shapes"
+    return [
+        kernel["name"],
+        f"{kernel['tflops']:,.1f} TFLOP/s, {intensity:,.1f} FLOP per byte ({source})",
+        f"{unit_text(kernel['total_ms'], 'ms')} in {kernel['count']:,.0f} launches, "
+        f"{kernel['bound'] or 'bound unknown'}",
+    ]
+
+
+def kernel_durations(document: Document) -> Drawing | None:
+    """Return the time in kernels of each duration, by family."""
+    found = document["details"]["kernels"]
+    if not found:
+        return None
+    families = sorted(found["families"], key=lambda f: -sum(f["ms"]))
+    spare = cycle(("backward", "unmatched", "wait", "idle", "range", "unknown"))
+    colours = [_FAMILY_COLOUR.get(f["family"]) or next(spare) for f in families]
+    used = [b for b in range(len(found["from_us"])) if any(f["count"][b] for f in families)]
+    if not used:
+        return None
+    edges = ["< 2 µs", *(unit_text(us / 1000, "ms").replace(".0", "") for us in found["from_us"][1:])]
+    bins = range(used[0], used[-1] + 1)
+    columns = [
+        Stack(edges[b], [(c, f["family"], f["ms"][b]) for c, f in zip(colours, families, strict=True)]) for b in bins
+    ]
+    return column_chart(
+        "Time in kernels of each duration", columns, "ms", x_title="duration of a kernel, at least",
+        every=1 if len(bins) <= 8 else 3,
+        notes=["Per rank over the window. Bins double; kernels below 10 µs are about as short as their launch."],
+    )  # fmt: skip
+
+
+def device_queue(document: Document) -> Drawing | None:
+    """Return how long the device's queue was for how much of the time."""
+    found = document["details"]["kernels"]
+    if not found or not found["queue_pct"]:
+        return None
+    last = max((k for k, pct in enumerate(found["queue_pct"]) if pct > 0), default=0)
+    kinds = [
+        ("wait", "empty: the device waits"),
+        *[("host", "nearly empty")] * 2,
+        *[("forward", "the host is ahead")] * last,
+    ]
+    rows = list(zip(found["queue_at_least"], found["queue_pct"], kinds, strict=False))[: last + 1]
+    return column_chart(
+        "Work queued on the device", [Stack(str(least), [(*kind, pct)]) for least, pct, kind in rows], "pct",
+        x_title="operations in the queue, at least",
+        label="Share of time by length of the device's queue; the table below holds its numbers",
+        notes=[f"Half of all launches find {found['queue_median']:,.0f} or more before them."],
+    )  # fmt: skip
+
+
+# Between ranks
+
+_MATRIX_LEFT, _MATRIX_TOP, _MATRIX_PIXELS = 66, 34, 420
+
+
+def waiting(document: Document) -> Drawing | None:
+    """Return who waits for whom."""
+    found = document["details"]["rank_matrix"]
+    note = "From a rank's arrival at a collective to the last one's; waits below the clock uncertainty are ignored."
+    return found and _matrix(
+        document, found["waited_ms"], "ms", colour="wait", title="Who waits for whom", verb="waits for", note=note
+    )
+
+
+def sending(document: Document) -> Drawing | None:
+    """Return who sends how much to whom."""
+    found = document["details"]["rank_matrix"]
+    if not found:
+        return None
+    messages, rings = (np.array(found[key]) for key in ("message_bytes", "ring_bytes"))
+    how = ["Messages between ranks are as recorded."] * bool(messages.any())
+    how += ["Collectives assume a ring: each rank sends to the next one of its group."] * bool(rings.any())
+    sent = (messages + rings).tolist()
+    return _matrix(
+        document, sent, "bytes", colour="transfer", title="Who sends to whom", verb="sends to", note=" ".join(how)
+    )
+
+
+def _matrix(
+    document: Document, values: Sequence[Sequence[float]], unit: str, *, colour: str, title: str, verb: str, note: str
+) -> Drawing | None:
+    blocks = document["details"]["rank_matrix"]["blocks"]
+    most = max(max(row) for row in values)
+    if not most:
+        return None
+    num, single = len(blocks), all(first == last for first, last in blocks)
+    names = [str(first) if first == last else f"{first}-{last}" for first, last in blocks]
+    side = min(44.0, _MATRIX_PIXELS / num)
+    size = side * num
+    shapes = [words(_MATRIX_LEFT, 12, f"row {verb} column")]
+    across, down = ceil((9 * max(map(len, names)) + 8) / side), ceil(18 / side)
     for k, name in enumerate(names):
         if k % down == 0:
-            shapes.append(words(_LEFT - 8, _TOP + (k + 0.5) * side + 4, name, anchor="end"))
+            shapes.append(words(_MATRIX_LEFT - 8, _MATRIX_TOP + (k + 0.5) * side + 4, name, anchor="end"))
         if k % across == 0:
-            shapes.append(words(_LEFT + (k + 0.5) * side, _TOP - 5, name, anchor="middle"))
-    for i, row in enumerate(joined):
-        for j, value in enumerate(row.tolist()):
-            x, y = _LEFT + j * side, _TOP + i * side
-            if i == j and len(blocks) == len(found.ranks):
+            shapes.append(words(_MATRIX_LEFT + (k + 0.5) * side, _MATRIX_TOP - 5, name, anchor="middle"))
+    gap = 1.0 if side > 10 else 0.3
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if (i == j and single) or (value <= 0 and num > 16):
                 continue
-            said = (f"rank {names[i]} {verb} rank {names[j]}", f"{text(value)} per step")
-            if value > 0:
-                shapes.append(
-                    rect(x + 0.5, y + 0.5, side - 1, side - 1, colour, opacity=0.12 + 0.88 * value / most, tip=said)
-                )
-            elif len(blocks) <= 16:
-                shapes.append(rect(x + 0.5, y + 0.5, side - 1, side - 1, "line", opacity=0.35, tip=said))
-    cells = [divmod(k, len(blocks)) for k in np.argsort(-joined, axis=None)[:_MAX_ROWS].tolist()]
-    size = int(side * len(blocks))
+            tip = (f"rank {names[i]} {verb} rank {names[j]}", f"{unit_text(value, unit)} per step")
+            strength = 0.12 + 0.88 * value / most if value > 0 else 0.35
+            x, y = _MATRIX_LEFT + j * side, _MATRIX_TOP + i * side
+            shapes.append(rect(x + gap / 2, y + gap / 2, side - gap, side - gap, colour if value > 0 else "line",
+                               opacity=strength, tip=tip))  # fmt: skip
+    edges = node_edges(document, [first for first, _ in blocks])
+    for k in edges:
+        at = k * side
+        left, top = _MATRIX_LEFT, _MATRIX_TOP
+        shapes.append(polyline([(left + at, top), (left + at, top + size)], "text", width=1))
+        shapes.append(polyline([(left, top + at), (left + size, top + at)], "text", width=1))
+    cells = [(value, names[i], names[j]) for i, row in enumerate(values) for j, value in enumerate(row) if value > 0]
+    legend = [(colour, f"stronger is more, up to {unit_text(most, unit)} per step")]
     return Drawing(
-        title=title, width=max(_LEFT + size + 10, 300), height=_TOP + size + 8, shapes=tuple(shapes),
-        label=f"{title}: a matrix of {len(blocks)} by {len(blocks)}; the darkest is {text(most)} per step",
-        legend=((colour, f"up to {text(most)} per step"),), notes=(note,),
-        head=("rank", verb, "per step"),
-        rows=tuple((names[i], names[j], text(float(joined[i, j]))) for i, j in cells if joined[i, j] > 0),
+        title, max(int(_MATRIX_LEFT + size) + 10, 300), int(_MATRIX_TOP + size) + 8,
+        f"{title}: a matrix of {num} by {num}; the darkest is {unit_text(most, unit)} per step",
+        tuple(shapes), (*legend, *([("text", "between nodes")] if edges else [])), (f"Per step. {note}",),
+        table_of(sorted(cells, reverse=True), ("rank", "text", lambda c: c[1]), (verb, "text", lambda c: c[2]),
+                 ("per step", unit, lambda c: c[0]), most=40),
     )  # fmt: skip
 
 
-def _name(ranks: tuple[int, ...], block: npt.NDArray[np.int64]) -> str:
-    first, last = ranks[int(block[0])], ranks[int(block[-1])]
-    return str(first) if first == last else f"{first}-{last}"
+def node_edges(document: Document, ranks: Sequence[int]) -> list[int]:
+    """Return the places in a list of ranks at which another node begins."""
+    host = {r["rank"]: r["host"] for r in document["ranks"]}
+    return [k for k in range(1, len(ranks)) if host.get(ranks[k]) != host.get(ranks[k - 1])]
 
 
-# How fast is each kernel against what the chip can do at its arithmetic intensity?
-
-ROOFLINE_WIDTH, ROOFLINE_HEIGHT, ROOFLINE_LEFT, ROOFLINE_BASE, ROOFLINE_TOP = 560, 300, 66, 262, 26
-_MAX_KERNELS = 60
-_COLOUR = {"compute-bound": "forward", "memory-bound": "transfer", "latency": "wait"}
-
-
-def _roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing | None:
-    known = [k for k in kernels if k.tflops and k.gb_per_s][:_MAX_KERNELS]
-    if not known or chip is None or not chip.memory_gb_per_s:
+def bandwidth(document: Document, calibration: Calibration | None = None) -> Drawing | None:
+    """Return the bus bandwidth by operation and group, with what the machine's calibration measured."""
+    known = [c for c in document["collectives"] if c["busbw_gb_per_s"] and c["bytes"] and c["count"]]
+    if not known:
         return None
-    used = [k.precision for k in known if k.precision]
-    roofs = {p: chip.tflops[p] for p in dict.fromkeys(used) if p in chip.tflops} or dict(list(chip.tflops.items())[:1])
-    if not roofs:
-        return None
-    points = [((1e3 * (k.tflops or 0.0) / (k.gb_per_s or 1.0)), k) for k in known]
-    ridge = max(roofs.values()) * 1e3 / chip.memory_gb_per_s
-    across = powers(min(min(i for i, _ in points), ridge / 9), max(max(i for i, _ in points), ridge * 4))
-    up = powers(max(min(k.tflops or 0 for k in known), 1e-3), max(*roofs.values(), *(k.tflops or 0 for k in known)))
-    x = Scale(across[0], across[-1], ROOFLINE_LEFT, ROOFLINE_WIDTH - 12, log=True)
-    y = Scale(up[0], up[-1], ROOFLINE_BASE, ROOFLINE_TOP, log=True)
-    shapes = left_axis(up, y, x0=ROOFLINE_LEFT, x1=ROOFLINE_WIDTH - 8, text=lambda v: f"{v:g}")
-    shapes += [words(x(v), ROOFLINE_BASE + 16, f"{v:g}", anchor="end" if v == across[-1] else "middle") for v in across]
-    shapes += [
-        words(
-            (ROOFLINE_LEFT + ROOFLINE_WIDTH) / 2,
-            ROOFLINE_HEIGHT - 4,
-            "FLOP per byte of the device's memory",
-            anchor="middle",
+    bars = []
+    for c in sorted(known, key=lambda c: -c["bytes"])[:14]:
+        limit, bus = _calibrated(calibration, c), c["busbw_gb_per_s"]
+        of = f", {share_text(bus, limit)} of the calibrated {digits(limit)}" if limit else ""
+        text = f"{digits(bus)} GB/s{of}, {c['count']:,.0f} of {unit_text(c['bytes'] / c['count'], 'bytes')} each"
+        bars.append(
+            Bar(f"{c['op']} · {c['group']}", [("transfer", "in this run, without waiting", bus)], text, mark=limit)
         )
-    ]
-    shapes += _roofs(roofs, chip.memory_gb_per_s, x, y)
-    most = max(k.total_ns for k in known)
-    for intensity, k in sorted(points, key=lambda p: -p[1].total_ns):
-        radius = 3 + 9 * (k.total_ns / most) ** 0.5
-        shapes.append(
-            dot(
-                x(intensity),
-                y(max(k.tflops or 0, up[0])),
-                radius,
-                _COLOUR.get(k.bound or "", "unknown"),
-                tip=_tip(k, intensity),
-                opacity=0.8,
-            )
-        )
-    measured = sum(k.measured_share > 0 for k in known)
-    return Drawing(
-        title="Roofline",
-        width=ROOFLINE_WIDTH,
-        height=ROOFLINE_HEIGHT,
-        label=f"TFLOP/s of {len(known)} kernels by arithmetic intensity below the roof of {chip.name}",
-        shapes=tuple(shapes),
-        legend=tuple((colour, bound) for bound, colour in _COLOUR.items() if any(k.bound == bound for k in known)),
-        notes=(
-            f"TFLOP/s over FLOP per byte; a dot is a kernel, its area the time in it. {_source(measured, len(known))}",
-            f"The roof is {chip.name}'s dense peak and {chip.memory_gb_per_s:,.0f} GB/s.",
-        ),
-        head=("kernel", "FLOP per byte", "TFLOP/s", "of the roof", "total", "from"),
-        rows=tuple(_row(k, i, roofs, chip.memory_gb_per_s) for i, k in points),
-    )
-
-
-def _source(measured: int, num: int) -> str:
-    if not measured:
-        return "Modelled: FLOPs and the least bytes from recorded shapes; what really moved was not measured."
-    return f"Bytes of {measured} of {num} kernels as Nsight Compute measured them; the others modelled from shapes."
-
-
-def _roofs(roofs: dict[str, float], gb_per_s: float, x: Scale, y: Scale) -> list[Shape]:
-    shapes = []
-    for name, tflops in roofs.items():
-        ridge = tflops * 1e3 / gb_per_s
-        start = max(x.low, y.low * 1e3 / gb_per_s)
-        line = [(start, start * gb_per_s / 1e3), (ridge, tflops), (x.high, tflops)]
-        shapes.append(polyline([(x(i), y(t)) for i, t in line if i <= x.high], "quiet", width=1.5))
-        shapes.append(words(x(x.high), y(tflops) - 5, f"{name} {tflops:,.0f} TFLOP/s", anchor="end"))
-    return shapes
-
-
-def _tip(k: Kernel, intensity: float) -> list[str]:
-    source = "measured" if k.measured_share > 0 else "modelled from shapes"
-    return [
-        k.name,
-        f"{k.tflops:,.1f} TFLOP/s, {intensity:,.1f} FLOP per byte ({source})",
-        f"{time_text(k.total_ns / NS_PER_MS)} in {k.count:,.0f} launches, {k.bound or 'bound unknown'}",
-    ]
-
-
-def _row(k: Kernel, intensity: float, roofs: dict[str, float], gb_per_s: float) -> tuple[str, ...]:
-    flat = roofs.get(k.precision or "", max(roofs.values()))
-    share = 100 * (k.tflops or 0) / min(flat, intensity * gb_per_s / 1e3)
-    return (
-        k.name, f"{intensity:,.1f}", f"{k.tflops:,.1f}", f"{share:.0f} %", time_text(k.total_ns / NS_PER_MS),
-        "measured" if k.measured_share > 0 else "shapes",
+    calibrated = any(bar.mark for bar in bars)
+    reference = "Lines are what this machine's calibration measured for the mean size."
+    return bar_chart(
+        "Bandwidth of each group's collectives", bars, "gb_per_s", width=760, right=280,
+        label=f"Bus bandwidth of {len(bars)} operations", legend=[("text", "calibrated")] if calibrated else [],
+        notes=[reference if calibrated else "Run `stepscope calibrate` to add a reference."],
     )  # fmt: skip
 
 
-# Step time over the whole run, all ranks: the band from the fastest to the slowest, the median, single ranks, and what
-# is special about single steps.
-
-RUN_STEPS_WIDTH, RUN_STEPS_HEIGHT, RUN_STEPS_LEFT, RUN_STEPS_BASE, RUN_STEPS_TOP = 1180, 250, 66, 224, 22
-
-_RUN_STEPS_LINES = ("forward", "copy", "input", "optimizer", "host", "transfer")
-_MARKS = dict(zip(MARKED, ("input", "copy", "optimizer", "transfer", "host"), strict=True))
-
-
-def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()) -> Drawing:
-    """Return the picture; `outliers` are numbers of steps that stand out from their neighbours."""
-    ms = found.dur_ns / NS_PER_MS
-    with np.errstate(all="ignore"):
-        low, middle, high = (np.nanmin(ms, axis=0), np.nanmedian(ms, axis=0), np.nanmax(ms, axis=0))
-    usual = float(np.nanmedian(middle))
-    # times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge
-    ticks = round_ticks(min(float(np.nanmax(high)), max(4.0 * usual, float(np.nanpercentile(high, 95)))))
-    y = Scale(0, ticks[-1], RUN_STEPS_BASE, RUN_STEPS_TOP)
-    first, last = int(found.step[0]), int(found.step[-1])
-    x = Scale(first, max(last, first + 1), RUN_STEPS_LEFT, RUN_STEPS_WIDTH - 10)
-    num = len(found.step)
-    stretches = np.array_split(np.arange(num), min(num, 600))
-    kept = [int(s[np.nanargmax(np.nan_to_num(high[s]))]) for s in stretches if len(s)]
-    steps = found.step[kept]
-    shapes: list[Shape] = _windows(found, x)
-    shapes += left_axis(ticks, y, x0=RUN_STEPS_LEFT, x1=RUN_STEPS_WIDTH - 4, text=axes_time_text)
-
-    def line(values: np.ndarray) -> list[tuple[float, float]]:
-        return [(x(s), y(min(v, ticks[-1]))) for s, v in zip(steps, values[kept], strict=True) if v == v]
-
-    if len(found.ranks) > 1:
-        shapes.append(polygon([*line(low), *reversed(line(high))], "other", opacity=0.35))
-    named = _lines_of(found, ms)
-    for k, (rank, values) in enumerate(named):
-        shapes.append(polyline(line(values), _RUN_STEPS_LINES[k], width=1, tip=(f"rank {rank}",)))
-    shapes.append(polyline(line(middle), "text", width=1.5))
-    shapes += _dots(found, x, y, middle, high, outliers)
-    shapes += bottom_axis(
-        [float(s) for s in some_of(steps.tolist(), 8)], x, y=RUN_STEPS_BASE, text=lambda s: f"{s:.0f}"
-    )
-    drawn = len(kept)
-    all_ = len(found.step)
-    lines = [f"From the {found.source}{'' if found.source == 'step logs' else ', all of them profiled'}."]
-    if drawn < all_:
-        lines.append(f"Of {all_:,} steps the longest of each of {drawn} stretches is drawn.")
-    if len(found.ranks) > _MAX_LINES:
-        lines.append(f"The {_MAX_LINES} ranks with the longest steps have a line of their own.")
-    return Drawing(
-        title="Step time of the whole run",
-        width=RUN_STEPS_WIDTH,
-        height=RUN_STEPS_HEIGHT,
-        label=f"Times of steps {first} to {last} on {len(found.ranks)} ranks, median {time_text(usual)}",
-        shapes=tuple(shapes),
-        legend=tuple(_legend(found, [rank for rank, _ in named], outliers)),
-        notes=tuple(lines),
-        head=("step", "median over ranks", "fastest", "slowest", "slowest rank", "remark"),
-        rows=tuple(_run_steps_row(found, k, low, middle, high, ms, outliers) for k in kept),
-    )
+def _calibrated(calibration: Calibration | None, row: Document) -> float | None:
+    ranks = row["group_size"]
+    if calibration is None or not ranks or ranks < 2:
+        return None
+    size = row["bytes"] / row["count"]
+    try:
+        took_ns = calibration.predict(row["op"], size_bytes=size, world_size=ranks).time_ns
+    except UsageError:
+        return None
+    return size * bus_factor(row["op"], ranks) / took_ns if took_ns else None
 
 
-def _windows(found: RunSteps, x: Scale) -> list[Shape]:
-    if found.profiled.all():
-        return []
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], found.profiled, [False])).astype(int)))
-    bands = []
-    for begin, end in edges.reshape(-1, 2).tolist():
-        left, right = x(int(found.step[begin]) - 0.5), x(int(found.step[end - 1]) + 0.5)
-        said = f"profiled: steps {found.step[begin]} to {found.step[end - 1]}"
-        bands.append(
-            rect(
-                max(left, RUN_STEPS_LEFT),
-                RUN_STEPS_TOP,
-                right - max(left, RUN_STEPS_LEFT),
-                RUN_STEPS_BASE - RUN_STEPS_TOP,
-                "range",
-                opacity=0.55,
-                tip=(said,),
-            )
-        )
-    return bands
+def calibrated_collectives(document: Document, calibration: Calibration | None) -> Drawing | None:
+    """Return time over size of the machine's collectives as calibrated, and of this run's."""
+    if calibration is None:
+        return None
+    timed = [c for c in document["collectives"] if c["bytes"] and c["transfer_ms"] and c["count"]]
+    used = {c["op"] for c in timed}
+    curves = [c for c in calibration.curves if c.op in used] or list(calibration.curves)
+    lines, rows = [], []
+    for k, curve in enumerate(curves[: len(COLOURS)]):
+        name = f"{_words(curve.op)}, {curve.world_size} ranks"
+        lines += calibration_lines(calibration, curve, COLOURS[k], name)
+        for c in (c for c in timed if (c["op"], c["group_size"]) == (curve.op, curve.world_size)):
+            size, took = c["bytes"] / c["count"], c["transfer_ms"] / c["count"]
+            could = float(curve.pieces.time_ns(size)) / NS_PER_MS
+            lines.append(Line(f"{name}, this run", [(size, took)], COLOURS[k], "dots", radius=6))
+            rows.append({"name": name, "size": size, "took": took, "could": could, "ratio": took / could})
+    return line_chart(
+        "Collectives against this machine's calibration", lines, Axis("size", "bytes", log=True),
+        Axis("time", "ms", log=True),
+        notes=["Small dots were measured, lines are fitted (90 % of measurements lie in the band), large dots are this "
+               "run without waiting."],
+        table=table_of(rows, ("collective", "text", "name"), ("size", "bytes", "size"), ("transfer", "ms", "took"),
+                       ("calibrated", "ms", "could"), ("ratio", "x", "ratio")),
+        legend=[(line.colour, line.name) for line in lines if line.look == "line"],
+    )  # fmt: skip
 
 
-def _lines_of(found: RunSteps, ms: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    if len(found.ranks) < 2:
-        return []
-    by_median = np.argsort(-np.nan_to_num(np.nanmedian(ms, axis=1)), kind="stable")[:_MAX_LINES]
-    return [(found.ranks[r], ms[r]) for r in (sorted(by_median.tolist()))]
+def calibration_lines(calibration: Calibration, curve: Any, colour: str, name: str) -> list[Line]:
+    """Return a curve's fitted line with its interval, and its measured points."""
+    first, last = curve.points[0][0], curve.points[-1][0]
+    sizes = np.geomspace(first, max(last, first + 1), 40).tolist()
+    found = [calibration.predict(curve.op, size_bytes=s, world_size=curve.world_size) for s in sizes]
+    fitted = [
+        [s, *(t / NS_PER_MS for t in (e.time_ns, e.low_ns, e.high_ns))] for s, e in zip(sizes, found, strict=True)
+    ]
+    measured = [(size, time_ns / NS_PER_MS) for size, time_ns in curve.points]
+    return [Line(name, fitted, colour), Line(f"{name}, measured", measured, colour, "dots", radius=2.2)]
 
 
-def _dots(
-    found: RunSteps, x: Scale, y: Scale, middle: np.ndarray, high: np.ndarray, outliers: frozenset[int]
-) -> list[Shape]:
-    shapes = []
-    special = [k for k, step in enumerate(found.step.tolist()) if step in outliers or step in found.marks]
-    # special steps that are marked, the longest first
-    for k in sorted(special, key=lambda k: -float(high[k]))[:300]:
-        step = int(found.step[k])
-        mark = found.marks.get(step)
-        colour = _MARKS[mark] if mark else "high"
-        said = [f"step {step}: {time_text(float(middle[k]))}", *([mark.replace("_", " ")] if mark else ["outlier"])]
-        shapes.append(dot(x(step), y(min(float(high[k]), y.high)), 4, colour, tip=said))
-    return shapes
+# Memory
+
+_CATEGORY_COLOURS = ("forward", "input", "copy", "transfer", "optimizer", "host", "wait", "unknown")
+_MAX_POINTS = 150
 
 
-def _legend(found: RunSteps, named: list[int], outliers: frozenset[int]) -> list[tuple[str, str]]:
-    entries = [("text", "median over ranks" if len(found.ranks) > 1 else "step")]
-    if len(found.ranks) > 1:
-        entries.append(("other", "fastest to slowest rank"))
-    entries += [(_RUN_STEPS_LINES[k], f"rank {rank}") for k, rank in enumerate(named)]
-    entries += [] if found.profiled.all() else [("range", "profiled")]
-    entries += [(_MARKS[mark], mark.replace("_", " ")) for mark in dict.fromkeys(found.marks.values())]
-    return entries + ([("high", "outlier")] if outliers - found.marks.keys() else [])
+def memory_of_fullest(document: Document) -> Drawing | None:
+    """Return the memory of the fullest rank over the window, by category."""
+    rank = _fullest(document)
+    line = rank and rank["timeline"]
+    if not rank or not line or not line["time_ms"]:
+        return None
+    times, below = line["time_ms"], np.zeros(len(line["time_ms"]))
+    kept = _largest(line["allocated_bytes"], 2 * _MAX_POINTS)
+    categories = dict(reversed((line["by_category"] or {"allocated": line["allocated_bytes"]}).items()))
+    lines, legend = [], []
+    for k, (name, values) in enumerate((n, v) for n, v in categories.items() if any(v)):
+        top = below + np.array(values, float)
+        colour = _CATEGORY_COLOURS[k % len(_CATEGORY_COLOURS)]
+        lines.append(Line(_words(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
+        legend.append((colour, _words(name)))
+        below = top
+    reserved, device = line["reserved_bytes"], rank["device_total_bytes"]
+    if reserved:
+        points = [(times[i], reserved[i]) for i in kept]
+        lines.append(Line("reserved", points, "quiet", "steps", dashed=True))
+        legend.append(("quiet", "reserved (dashed)"))
+    used = max(*line["allocated_bytes"], *(reserved or [0]))
+    # The device's size is drawn where the memory comes near it; far above, it would only flatten the rest.
+    if device and device < 2 * used:
+        lines.append(Line("size of the device", [(times[0], device), (times[-1], device)], "high"))
+        legend.append(("high", "size of the device"))
+    return line_chart(
+        f"Memory of rank {rank['rank']}, the fullest", lines, Axis("time in the window", "ms", zero=False),
+        Axis("memory", "bytes"), legend=legend,
+        label=f"Memory of rank {rank['rank']} over the window, at most {unit_text(used, 'bytes')}",
+    )  # fmt: skip
 
 
-def _run_steps_row(
-    found: RunSteps, k: int, low: np.ndarray, middle: np.ndarray, high: np.ndarray, ms: np.ndarray,
-    outliers: frozenset[int],
-) -> tuple[str, ...]:  # fmt: skip
-    step = int(found.step[k])
-    mark = found.marks.get(step, "").replace("_", " ")
-    remark = ", ".join(
-        w for w in (mark, "outlier" if step in outliers else "", "profiled" * bool(found.profiled[k])) if w
-    )
-    slowest = found.ranks[int(np.nanargmax(np.nan_to_num(ms[:, k])))]
-    return (str(step), *(time_text(float(v[k])) for v in (middle, low, high)), f"rank {slowest}", remark)
+def memory_over_steps(document: Document) -> Drawing | None:
+    """Return the allocated memory of every rank over the recorded steps."""
+    curves = []
+    for rank in (document["memory"] or {"ranks": []})["ranks"]:
+        line = rank["timeline"]
+        if line and line["time_ms"]:
+            kept = _largest(line["allocated_bytes"])
+            curves.append((rank["rank"], [(line["time_ms"][i], line["allocated_bytes"][i]) for i in kept]))
+    note = "Allocated, since the first recorded step began."
+    return _memory_lines(curves, "Memory over the recorded steps", Axis("time", "ms", zero=False), note)
 
 
-_Found = TypeVar("_Found")
-# fewer make no line over the run
-_FEW_STEPS = 4
-
-
-def _run_steps(account: Account) -> Drawing | None:
-    found = run_steps(account.run, account.run.logs)
-    if found is not None and not account.run.logs and (len(found.ranks) == 1 or len(found.step) < _FEW_STEPS):
-        return None  # the page's own picture of the recorded steps shows as much
-    spikes = account.steadiness.spikes if account.steadiness else ()
-    return None if found is None else run_steps_drawing(found, outliers=frozenset(s.step for s in spikes))
-
-
-def _memory_run(account: Account) -> Drawing | None:
+def memory_over_run(document: Document) -> Drawing | None:
+    """Return the memory of every rank over the whole run, from the step logs."""
     for name, what in (("allocated_bytes", "allocated on the device"), ("host_bytes", "resident in the process")):
-        curves: list[Curve] = []
-        for log in account.run.logs:
-            values = log.column(f"memory.{name}")
-            known = np.flatnonzero(np.isfinite(values))
-            kept = known[_thinned(values[known])] if len(known) else known
-            if len(kept) > 1:
-                curves.append((log.rank, log.step[kept].astype(float).tolist(), values[kept].tolist()))
-        if curves and any(max(c[2]) > 0 for c in curves):
+        curves = []
+        for log in document["memory_steps"]:
+            known = [(s, v) for s, v in zip(log["step"], log[name], strict=True) if v is not None]
+            if len(known) > 1 and any(v for _, v in known):
+                curves.append((log["rank"], [known[i] for i in _largest([v for _, v in known])]))
+        if curves:
             note = f"Memory {what}, sampled once per step."
-            return _lines(curves, "Memory over the run, every rank", note=note, across=lambda s: f"step {s:.0f}")
+            return _memory_lines(curves, "Memory over the run", Axis("step", "count", zero=False), note)
     return None
 
 
-PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
-    "run_steps": _run_steps,
-    "roofline": lambda account: _roofline_drawing(account.kernels.kernels, account.chip.chip),
-    "durations": lambda account: _of(_distributions(account), durations_drawing),
-    "queue": lambda account: _of(
-        _distributions(account), partial(queue_drawing, several_ranks=len(account.run.ranks) > 1)
+def memory_peak(document: Document) -> Drawing | None:
+    """Return what is alive at the peak of the fullest rank."""
+    rank = _fullest(document)
+    peak = rank and rank["peak"]
+    if not rank or not peak:
+        return None
+    by = {"forward": "by category", "copy": "by line, or operator, that allocated it"}
+    categories = [(_words(n), s, "forward") for n, s in (peak["by_category"] or {}).items() if s]
+    holders = [(h["name"], h["size_bytes"], "copy") for h in (peak["by_source_line"] or peak["by_operator"])[:10]]
+    rows = [row for row in (*sorted(categories, key=lambda c: -c[1]), *holders) if row[1] > 0]
+    where = f"in step {peak['step']}" if peak["step"] is not None else "outside of all steps"
+    during = f", during {peak['operator']}" if peak["operator"] else ""
+    bars = [Bar(name, [(colour, by[colour], size)]) for name, size, colour in rows]
+    return (bars and bar_chart(
+        f"Alive at the peak of rank {rank['rank']}", bars, "bytes", axis=False, left=190,
+        notes=[f"{unit_text(peak['allocated_bytes'], 'bytes')} {where} ({peak['phase']} pass{during})."],
+    )) or None  # fmt: skip
+
+
+def _fullest(document: Document) -> Document | None:
+    memory = document["memory"]
+    found = [r for r in memory["ranks"] if r["rank"] == memory["fullest_rank"]] if memory else []
+    return found[0] if found else None
+
+
+def _largest(values: Sequence[float], most: int = _MAX_POINTS) -> list[int]:
+    """Return the places of the largest value of each of `most` equal stretches."""
+    stretches = np.array_split(np.arange(len(values)), min(len(values), most))
+    sizes = np.asarray(values, float)
+    return [int(s[np.argmax(sizes[s])]) for s in stretches if len(s)]
+
+
+def _memory_lines(
+    curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], title: str, x: Axis, note: str
+) -> Drawing | None:
+    if not curves:
+        return None
+    most = {rank: max(v for _, v in points) for rank, points in curves}
+    by_most = sorted(curves, key=lambda c: -most[c[0]])
+    named = sorted(by_most[:6])
+    lines = [Line("", points, "unknown", "steps", width=0.8) for _, points in by_most[6:]]
+    lines += [Line(f"rank {rank}", points, COLOURS[k], "steps") for k, (rank, points) in enumerate(named)]
+    others = [("unknown", f"{len(curves) - 6} other ranks")] if len(curves) > 6 else []
+    return line_chart(
+        title, lines, x, Axis("allocated" if x.unit == "ms" else "sampled", "bytes"), notes=[note],
+        label=f"{title}: at most {unit_text(max(most.values()), 'bytes')} of {len(curves)} ranks",
+        legend=[(line.colour, line.name) for line in lines if line.name] + others,
+    )  # fmt: skip
+
+
+# By strategy: a picture of each dimension of parallelism, with what to know in its notes
+
+_ACTION_COLOUR = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
+_ACTION_NAME = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
+_MAX_BARS = 24
+
+
+def pipeline(document: Document) -> Drawing | None:
+    """Return a pipeline's micro-batches as they ran, with the ideal of the same order below them."""
+    stages = document["details"]["pipeline_step"]
+    if not stages:
+        return None
+    blocks = [("measured", "measured"), ("ideal", "ideal: the same order, no waiting")]
+    blocks = [(key, title) for key, title in blocks if all(stage[key] for stage in stages)]
+    ends = {key: max(action[3] for stage in stages for action in stage[key]) for key, _ in blocks}
+    lanes = []
+    for key, title in blocks:
+        lanes.append(Lane(f"{title}, {unit_text(ends[key], 'ms')}"))
+        for stage in stages:
+            spans = [
+                Span(start, end, _ACTION_COLOUR[kind],
+                     (f"{_ACTION_NAME[kind]}, micro-batch {number}",
+                      f"stage {stage['stage']}, {unit_text(end - start, 'ms')}"),
+                     str(number))
+                for kind, number, start, end in stage[key]
+            ]  # fmt: skip
+            lanes.append(Lane(f"stage {stage['stage']} · rank {stage['rank']}", spans))
+    rows = [(stage["stage"], stage["rank"], *action) for stage in stages for action in stage["measured"]]
+    used = dict.fromkeys(row[2] for row in rows)
+    return lane_chart(
+        "The pipeline's step", lanes, max(ends.values()),
+        label=f"Micro-batches of {len(stages)} stages over {unit_text(ends['measured'], 'ms')}",
+        legend=list(dict.fromkeys((_ACTION_COLOUR[kind], _ACTION_NAME[kind]) for kind in used)),
+        notes=["Numbers are micro-batches. The ideal uses each stage's mean times and instant messages."],
+        table=table_of(rows, ("stage", "number", lambda r: r[0]), ("rank", "number", lambda r: r[1]),
+                       ("pass", "text", lambda r: _ACTION_NAME[r[2]]), ("micro-batch", "number", lambda r: r[3]),
+                       ("from", "ms", lambda r: r[4]), ("took", "ms", lambda r: r[5] - r[4]), most=200),
+    )  # fmt: skip
+
+
+def experts(document: Document) -> Drawing | None:
+    """Return the load of each rank of an expert-parallel job against an even load."""
+    view = document["by_strategy"].get("experts")
+    ranks = [r for r in view["ranks"] if r["load_bytes"] is not None] if view else []
+    if not view or not any(r["load_bytes"] for r in ranks):
+        return None
+    mean = sum(r["load_bytes"] for r in ranks) / len(ranks)
+    shown = sorted(ranks, key=lambda r: -r["load_bytes"])[:64] if len(ranks) > 64 else ranks
+    what = f"{'embedding rows' if view['kind'] == 'embedding' else 'tokens'}, in bytes per step"
+    bars = [Bar(f"rank {r['rank']}", [("compute", what, r["load_bytes"])], _load_text(r, mean)) for r in shown]
+    fullest, imbalance = view["fullest_rank"], view["imbalance"]
+    note = f"The fullest rank ({fullest}) gets {imbalance or 1:.2f} times the mean load."
+    return bar_chart(
+        "Load of each rank", bars, "bytes", width=760, left=80, right=280, axis=False, limit=mean,
+        legend=[("high", "an even load")], notes=["All ranks get the same load." if fullest is None else note],
+    )  # fmt: skip
+
+
+def _load_text(rank: Document, mean: float) -> str:
+    waited = "" if rank["wait_ms"] is None else f", {unit_text(rank['wait_ms'], 'ms')} waiting"
+    return f"{unit_text(rank['load_bytes'], 'bytes')}, {rank['load_bytes'] / mean:.2f} times the mean{waited}"
+
+
+class _Stacked(NamedTuple):
+    """Bars of one dimension of parallelism, in time per step."""
+
+    #: of `by_strategy`
+    view: str
+    title: str
+    rows: Callable[[Document], Sequence[Any]]
+    name: Callable[[Any], str]
+    #: colour, what it is, and its time
+    parts: Sequence[tuple[str, str, Callable[[Any], float | None]]]
+    remark: Callable[[Any], str]
+    note: Callable[[Document], str]
+
+
+def _key(name: str) -> Callable[[Any], float | None]:
+    return lambda row: row[name]
+
+
+_STACKED = {
+    "stages": _Stacked(
+        "pipeline", "The step of each stage", lambda view: view["ranks"],
+        lambda r: f"stage {r['stage']} · rank {r['rank']}",
+        [("forward", "forward", _key("forward_ms")), ("backward", "backward", _key("backward_ms")),
+         ("other", "other compute", _key("other_ms")), ("transfer", "send and receive", _key("transfer_ms")),
+         ("wait", "bubble", _key("wait_ms")), ("host", "gaps", _key("gaps_ms")), ("unknown", "idle", _key("idle_ms"))],
+        lambda r: f"bubble {unit_text(r['bubble_pct'], 'pct')}",
+        lambda view: f"{view['stages']} stages, {view['microbatches'] or 'unknown'} micro-batches"
+        f"{', ' + view['schedule'] if view['schedule'] else ''}: stages wait for "
+        f"{unit_text(view['bubble_pct'], 'pct')} of the step. (p - 1) / (m + p - 1) gives "
+        f"{unit_text(view['textbook_pct'], 'pct')} for equal stages, this schedule with the stages' own times "
+        f"{unit_text(view['schedule_pct'], 'pct')}.",
     ),
-    "waiting": lambda account: _of(rank_matrix(account.shared), waiting_drawing),
-    "sending": lambda account: _of(rank_matrix(account.shared), sending_drawing),
-    "memory_steps": lambda account: _of(account.memory, _memory_over_steps_drawing),
-    "memory_run": _memory_run,
-    "memory_peak": lambda account: _of(account.memory, _peak_drawing),
-    "pipeline": pipeline_drawing,
-    "experts": lambda account: _of(account.views.experts, _experts_drawing),
-}
+    "buckets": _Stacked(
+        "buckets", "Time of each bucket", lambda view: view["buckets"],
+        lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes')}",
+        [("wait", "waiting for other ranks", _key("wait_ms")),
+         ("transfer", "transfer", lambda b: max(0.0, b["time_ms"] - (b["wait_ms"] or 0)))],
+        lambda b: f"ready {unit_text(b['ready_ms'], 'ms')} into backward, {unit_text(b['exposed_ms'], 'ms')} exposed",
+        lambda view: f"Gradients travel in {len(view['buckets'])} buckets per backward pass, the first ready first.",
+    ),
+    "sharding": _Stacked(
+        "sharding", "Gathers and scatters of each rank",
+        lambda view: [(r, what) for r in view["ranks"] for what in ("gather", "scatter")],
+        lambda row: f"rank {row[0]['rank']} · {row[1]}s",
+        [("other", "hidden behind compute",
+          lambda row: max(0.0, (row[0][f"{row[1]}_ms"] or 0) - (row[0][f"{row[1]}_exposed_ms"] or 0))),
+         ("transfer", "exposed", lambda row: row[0][f"{row[1]}_exposed_ms"])],
+        lambda row: f"{unit_text(row[0][f'{row[1]}ed_bytes'], 'bytes')}, "
+        f"{unit_text(row[0][f'{row[1]}_wait_ms'], 'ms')} waiting",
+        lambda view: f"Parameters sharded as {view['stage']}: each rank gathers them "
+        f"{unit_text(view['ranks'][0]['gathers_of_parameters'], 'count')} times per step.",
+    ),
+    "layers": _Stacked(
+        "tensor_parallel", "Compute and communication of each layer", lambda view: view["layers"],
+        lambda r: f"{_words(r['part'])} {r['position']}",
+        [("compute", "compute", _key("compute_ms")), ("transfer", "exposed communication", _key("exposed_ms"))],
+        lambda r: f"{unit_text(r['share_pct'], 'pct')} communication, {unit_text(r['size_bytes'], 'bytes')}",
+        lambda view: "Each layer computes, then waits for its part of the others' results.",
+    ),
+}  # fmt: skip
 
 
-def pictures_of(account: Account, diagnosis: Diagnosis, calibration: Calibration | None = None) -> dict[str, Any]:
-    """Return what the page draws besides its own sections, as plain values."""
-    drawings = {name: make(account) for name, make in PICTURES.items()}
-    drawings["bandwidth"] = bandwidth_drawing(account.collectives, calibration)
-    made = switches(account, diagnosis)
-    return {
-        **{name: drawing.as_json() for name, drawing in drawings.items() if drawing is not None},
-        **({"switches": switches_json(made)} if made is not None else {}),
-    }
+def stacked(document: Document, name: str) -> Drawing | None:
+    """Return the longest bars of one dimension of parallelism."""
+    spec = _STACKED[name]
+    view = document["by_strategy"].get(spec.view)
+    rows = spec.rows(view) if view else []
+    bars = [Bar(spec.name(r), [(c, what, of(r) or 0.0) for c, what, of in spec.parts], spec.remark(r)) for r in rows]
+    least = sorted((bar.end for bar in bars), reverse=True)[:_MAX_BARS][-1:]
+    shown = [bar for bar in bars if bar.end >= least[0]][:_MAX_BARS]
+    few = [f"The {len(shown)} longest of {len(bars)}."] if len(shown) < len(bars) else []
+    if not view or not any(bar.end for bar in shown):
+        return None
+    notes = [spec.note(view), *few]
+    return bar_chart(spec.title, shown, "ms", width=760, left=150, right=320, axis=False, notes=notes)
 
 
-def switches_json(made: Switches) -> dict[str, Any]:
-    """Return the steps with fixes made as plain values, times in milliseconds."""
-    return {
-        "step_ms": ms(made.step_ns),
-        "findings": list(made.findings),
-        "has_pairs": made.has_pairs,
-        "states": [
-            {"fixes": list(s.fixes), "saving_ms": ms(s.saving_ns), "path": {k: ms(v) for k, v in s.path_ns.items()}}
-            for s in made.states
-        ],
-    }
+# The user's code
+
+_MAX_DEPTH, _ICICLE_LINE = 14, 20
 
 
-def _distributions(account: Account) -> Distributions | None:
-    return distributions([view.costs for view in account.ranks])
+def icicle(document: Document, over: str) -> Drawing | None:
+    """Return `lines` by host time or `modules` by device time, with what each calls below it."""
+    trees = document["details"]["code_trees"]
+    root = trees and trees[over]
+    by = "device" if over == "modules" and root and root.get("device") else "host"
+    if not root or not root.get(by):
+        return None
+    whole = root[by]
+    shapes: list[Shape] = []
+    rows: list[tuple[str, float]] = []
+
+    def draw(node: Document, left: float, depth: int) -> None:
+        value = node.get(by, 0.0)
+        wide = WIDE * value / whole
+        if wide < 2.0 or depth >= _MAX_DEPTH:
+            return
+        name = f"{node['name']} {node['label']}".strip() or "whole step"
+        rows.append((name, value))
+        tip = (name, f"{unit_text(value, 'ms')}, {share_text(value, whole)}")
+        y = depth * _ICICLE_LINE
+        shapes.append(rect(left, y, max(wide - 1, 1), _ICICLE_LINE - 1, COLOURS[depth % 7], opacity=0.4, tip=tip))
+        if wide > 40:
+            shapes.append(words(left + 4, y + 14, name[: int((wide - 6) / 6.2)], fill="text", small=True))
+        for child in sorted(node.get("children", ()), key=lambda c: -c.get(by, 0.0)):
+            draw(child, left, depth + 1)
+            left += WIDE * child.get(by, 0.0) / whole
+
+    draw(root, 0.0, 0)
+    height = int(max(shape["y"] for shape in shapes if shape["is"] == "rect")) + _ICICLE_LINE
+    return Drawing(
+        f"{by.capitalize()} time by {over}", WIDE, height,
+        f"{unit_text(whole, 'ms')} of {by} time by {over}, callers above what they call", tuple(shapes),
+        table=table_of(rows, (over, "text", lambda r: r[0]), ("per step", "ms", lambda r: r[1]), most=200),
+    )  # fmt: skip
 
 
-def _of(found: _Found | None, draw: Callable[[_Found], Drawing | None]) -> Drawing | None:
-    return None if found is None else draw(found)
+PICTURES: Mapping[str, Callable[[Document], Drawing | None]] = {
+    "budget": budget, "waterfall": waterfall, "run_steps": run_steps, "roofline": roofline,
+    "kernel_durations": kernel_durations, "device_queue": device_queue, "waiting": waiting, "sending": sending,
+    "memory_of_fullest": memory_of_fullest, "memory_over_steps": memory_over_steps, "memory_over_run": memory_over_run,
+    "memory_peak": memory_peak, "pipeline": pipeline, "experts": experts,
+    **{name: partial(stacked, name=name) for name in _STACKED},
+}  # fmt: skip
+
+
+def pictures_of(document: Document, calibration: Calibration | None = None) -> dict[str, Any]:
+    """Return every picture that has something to show, as plain values by name."""
+    drawn = {name: draw(document) for name, draw in PICTURES.items()}
+    drawn["bandwidth"] = bandwidth(document, calibration)
+    drawn["calibration"] = calibrated_collectives(document, calibration)
+    return {name: drawing.as_json() for name, drawing in drawn.items() if drawing is not None}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,6 +1,4 @@
-"""What the page shows: the report's JSON, a grid of ranks and steps, and the slices of one step. Nothing of torch,
-traces or accounts is left in it, so that a page of any size can be built for a test.
-"""
+"""What a page shows: a document, a grid of ranks and steps, and the slices of single steps, packed as text."""
 
 import base64
 import gzip
@@ -169,24 +167,29 @@ class Slices(ArrayRecord):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReportData(ArrayRecord):
-    """Everything on the page."""
+class Timeline(ArrayRecord):
+    """What ran when: every step in a grid, single steps in slices."""
 
-    #: the JSON of the contract, less what the grid holds
-    report: dict[str, Any]
-    grid: Grid | None
+    grid: Grid | None = None
     #: of the typical step
-    slices: Slices | None
+    slices: Slices | None = None
     #: of other steps, as far as they fit
-    more_slices: tuple[Slices, ...] = ()
-    #: what other pictures show, by name; one that has nothing to show is missing
+    more: tuple[Slices, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PageData(ArrayRecord):
+    """Everything on a page."""
+
+    #: the report's document less what pictures and the grid hold, or a sheet
+    report: dict[str, Any]
+    timeline: Timeline = Timeline()
+    #: by name; a picture that has nothing to show is missing
     pictures: dict[str, Any] = field(default_factory=dict)
-    #: how far to trust the report: one line each, beside the report's own warnings
+    #: what opens the page
+    sentence: str = ""
+    #: how far to trust the report, one line each
     trust: tuple[str, ...] = ()
-    #: curves of the machine's collectives beside the run's own points, where calibrated
-    calibration: dict[str, Any] | None = None
-    #: what lines and modules take as trees, where owners were recorded
-    code_trees: dict[str, Any] | None = None
 
 
 # Numbers as text that is small: whole numbers to differences to varints, all columns gzipped, as base64.
@@ -206,23 +209,19 @@ _MIN_QUANTUM_NS = 1_000
 _Columns = dict[str, bytes]
 
 
-def packed(data: ReportData) -> str:
+def packed(data: PageData) -> str:
     """Return the page's data as base64 text: a length, a JSON header with the offsets, the columns."""
     columns: _Columns = {}
+    grid, slices, more = data.timeline.grid, data.timeline.slices, data.timeline.more
     header: dict[str, Any] = {
         "report": data.report,
+        "sentence": data.sentence,
         "trust": list(data.trust),
-        "calibration": data.calibration,
-        "trees": data.code_trees,
         "pictures": data.pictures,
-        "grid": None,
-        "slices": None,
+        "grid": None if grid is None else _grid(grid, columns),
+        "slices": None if slices is None else _slices(slices, columns),
+        "more": [_slices(s, columns, prefix=f"{k}.") for k, s in enumerate(more)],
     }
-    if data.grid is not None:
-        header["grid"] = _grid(data.grid, columns)
-    if data.slices is not None:
-        header["slices"] = _slices(data.slices, columns)
-    header["more"] = [_slices(s, columns, prefix=f"{k}.") for k, s in enumerate(data.more_slices)]
     out, at = {}, 0
     for name, column in columns.items():
         out[name] = [at, len(column)]

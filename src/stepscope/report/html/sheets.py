@@ -4,8 +4,7 @@ Numbers carry the unit that they are in, and the page writes them the way the re
 `ms`, `bytes`, `pct`, `x` (times), `gb_per_s`, `flops`, `number`, `count` and `text`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,17 @@ from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.dataclass import dataclass
 from stepscope.document.values import ms_or_none, plain
-from stepscope.report.html.cache import assembled
-from stepscope.report.html.page_data import ReportData, packed
+from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Line, bar_chart, line_chart
+from stepscope.report.drawing import Drawing, table_of
+from stepscope.report.html.assemble import sheet_html
+from stepscope.report.html.page_data import PageData, packed
 from stepscope.report.runs import RunEntry, run_rows, step_ms
+from stepscope.report.svg import calibration_chart, scaling_chart, series_chart
 from stepscope.results.folder import BenchResults, BenchSeries
 from stepscope.results.times import BenchTimes, ScalingPoint, bench_times, ratio, scaling
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_MS, ms, printable
 
-_SCRIPTS = ("unpack", "numbers", "elements", "theme", "state", "contents", "sized", "tables", "sheet_charts", "sheet")
 # of one line in a chart; longer ones are thinned out
 _MAX_POINTS = 2000
 
@@ -40,8 +41,10 @@ class Section:
     id: str
     title: str
     lines: tuple[str, ...] = ()
-    chart: Values | None = None
+    chart: Drawing | None = None
     table: Values | None = None
+    #: below the first one
+    more: tuple[Drawing, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,12 @@ class Sheet:
 
 def sheet_page(sheet: Sheet) -> str:
     """Return the page's text."""
-    data = ReportData(report=plain(asdict(sheet)), grid=None, slices=None)
-    return assembled(packed(data), scripts=_SCRIPTS, title=sheet.title, in_words=_in_words(sheet))
+    sections = [
+        {**vars(s), "chart": s.chart and s.chart.as_json(), "more": [d.as_json() for d in s.more]}
+        for s in sheet.sections
+    ]
+    data = PageData(report=plain({**vars(sheet), "sections": sections}))
+    return sheet_html(packed(data), title=sheet.title, in_words=_in_words(sheet))
 
 
 def _thinned(points: Sequence[tuple[float, ...]], most: int = _MAX_POINTS) -> tuple[tuple[float, ...], ...]:
@@ -80,55 +87,32 @@ def _plain(card: Values) -> str:
     return printable(value if isinstance(value, str) else f"{value:.4g} {card['unit'].replace('_', ' ')}")
 
 
-def _card(title: str, value: Value, unit: str = "text", why: str = "", tone: str = "") -> Values:
+def card(title: str, value: Value, unit: str = "text", why: str = "", tone: str = "") -> Values:
     """Return one number at the top; the tone `high` is bad, `low` good."""
     return {"title": title, "value": value, "unit": unit, "why": why, "tone": tone}
 
 
-def _table_of(items: Iterable[Any], *columns: tuple[str, str, str | Callable[[Any], Value]]) -> Values:
-    """Return a table; a column has a title, a unit, and a key or function of the items. Empty ones are dropped."""
-    rows = [[item[value] if isinstance(value, str) else value(item) for _, _, value in columns] for item in items]
-    known = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
-    titles = [{"title": columns[i][0], "unit": columns[i][1]} for i in known]
-    return {"columns": titles, "rows": [[row[i] for i in known] for row in rows], "links": []}
-
-
-def _measured_row(
-    name: str, value: float, low: float | None, high: float | None, samples: Sequence[Sequence[float]] = ()
-) -> Values:
-    return {"name": name, "value": value, "low": low, "high": high, "samples": samples}
-
-
-def _intervals(rows: Sequence[Values], unit: str, label: str) -> Values:
-    """Return a chart of values with their intervals, one under the other."""
-    return {"rows": rows, "unit": unit, "label": label, "kind": "intervals"}
-
-
-def _axis(title: str, unit: str, *, log: bool = False) -> Values:
-    return {"title": title, "unit": unit, "log": log}
-
-
-def _line(name: str, points: Sequence[tuple[float, ...]], *, fitted: bool = False, colour: int | None = None) -> Values:
-    """Return points of x, y and maybe low and high; the points of a fitted line are not marked."""
-    return {"name": name, "points": points, "fitted": fitted, "colour": colour}
-
-
-def _lines_over(lines: Sequence[Values], x: Values, y: Values, label: str) -> Values:
-    return {"lines": lines, "x": x, "y": y, "label": label, "kind": "lines"}
+_SIZE, _TIME = Axis("size", "bytes", log=True), Axis("time", "ms", log=True)
+_STEP = Axis("step", "ms")
+_PART_COLOURS = {
+    "data_loading": "input", "forward_pass": "forward", "backward_pass": "backward", "optimizer_step": "optimizer",
+    "optimizer": "optimizer", "gradient_sync": "wait", "parameters": "forward", "gradients": "backward",
+    "activations": "transfer", "temporary": "host", "other": "unknown",
+}  # fmt: skip
 
 
 def _stacks(
-    rows: Iterable[tuple[str, Sequence[tuple[str, float]]]], unit: str, label: str, limit: float | None = None
-) -> Values:
-    """Return bars on one scale, by name and parts; `limit` is drawn as a line."""
-    bars = [{"name": name, "parts": parts} for name, parts in rows]
-    return {"rows": bars, "unit": unit, "label": label, "limit": limit, "kind": "stacks"}
+    title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], unit: str, limit: float | None = None
+) -> Drawing:
+    """Return bars by name and parts; `limit` is drawn as a line."""
+    names = list(dict.fromkeys(part for _, parts in rows for part, _ in parts))
+    colours = {part: _PART_COLOURS.get(part, COLOURS[k % len(COLOURS)]) for k, part in enumerate(names)}
+    bars = [Bar(name, [(colours[part], part.replace("_", " "), size) for part, size in parts]) for name, parts in rows]
+    return bar_chart(title, bars, unit, width=760, left=160, limit=limit)
 
 
 # The page of a benchmark: series with their intervals, what else was measured of them, scaling and collectives.
 
-# of one run that are drawn
-_MAX_SAMPLES = 400
 _UNITS = {
     "_gb": ("bytes", 1e9),
     "_gb_per_s": ("gb_per_s", 1.0),
@@ -163,7 +147,7 @@ def bench_sheet(results: BenchResults) -> Sheet:
         facts=(*named, *torch, *(steps if len(timed) > 1 else ())),
         cards=_cards(results, timed),
         sections=(
-            *([Section("advice", "What to take", said)] if results.advice else []),
+            *([Section("advice", "Recommendation", said)] if results.advice else []),
             *sections,
             *_figures(results),
         ),
@@ -180,26 +164,26 @@ def _timed(series: BenchSeries) -> Timed | None:
 
 def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Values, ...]:
     if not timed or _is_collectives(results):
-        return (_card("Measured", len(results.series), "count", "operations and sizes"),)
+        return (card("Measured", len(results.series), "count", "operations and sizes"),)
     if points := _scaling_points(timed):
         return tuple(_largest(points, mode) for mode in dict.fromkeys(p.mode for p in points))
     best = min(timed, key=lambda one: one[2].median_ns)
     first = timed[0]
     unsteady = sum(not times.steady for _, _, times in timed)
     cards = [
-        _card("Fastest", best[0].name, "text", f"of {len(timed)} series"),
-        _card("Its step", ms(best[2].median_ns), "ms", "median"),
+        card("Fastest", best[0].name, "text", f"of {len(timed)} series"),
+        card("Its step", ms(best[2].median_ns), "ms", "median"),
     ]
     if best is not first:
         over, low, high = ratio(best[1], first[1])
         between = f"{low:.2f} to {high:.2f}, 95 %"
-        cards.append(_card(f"Against {first[0].name}", over, "x", between, "low" if high < 1 else ""))
+        cards.append(card(f"Against {first[0].name}", over, "x", between, "low" if high < 1 else ""))
     cards.append(
-        _card(
+        card(
             "Steady",
             f"{len(timed) - unsteady} of {len(timed)}",
             "text",
-            "series without a doubt",
+            "series with a steady step time",
             "medium" if unsteady else "low",
         )
     )
@@ -207,23 +191,7 @@ def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Values, ...]:
 
 
 def _series(timed: Sequence[Timed]) -> Section:
-    chart = _intervals(
-        tuple(
-            _measured_row(
-                series.name,
-                ms(t.median_ns),
-                ms(t.low_ns),
-                ms(t.high_ns),
-                tuple(
-                    tuple(round(point[0], 4) for point in _thinned([(time,) for time in run], _MAX_SAMPLES))
-                    for run in samples
-                ),
-            )
-            for series, samples, t in timed
-        ),
-        "ms",
-        "Median step time of each series with its 95 % interval; dots are steps; the table below holds the numbers",
-    )
+    chart = series_chart([(series.name, samples, t) for series, samples, t in timed])
     rows = [
         (
             series.name,
@@ -233,7 +201,7 @@ def _series(timed: Sequence[Timed]) -> Section:
         )
         for k, (series, samples, t) in enumerate(timed)
     ]
-    table = _table_of(
+    table = table_of(
         rows,
         ("series", "text", lambda row: row[0]),
         ("median", "ms", lambda row: ms(row[1].median_ns)),
@@ -260,7 +228,7 @@ def _figures(results: BenchResults) -> list[Section]:
         name: next((u for ending, u in _UNITS.items() if name.endswith(ending)), ("number", 1.0)) for name in names
     }
     columns = [(_title(name), unit, _summary_value(name, scale)) for name, (unit, scale) in units.items()]
-    table = _table_of(results.series.values(), ("series", "text", lambda s: s.name), *columns)
+    table = table_of(results.series.values(), ("series", "text", lambda s: s.name), *columns)
     return [Section("figures", "Throughput, communication and memory", (), None, table)]
 
 
@@ -286,20 +254,14 @@ def _scaling_points(timed: Sequence[Timed]) -> list[ScalingPoint]:
 def _largest(points: Sequence[ScalingPoint], mode: str) -> Values:
     last = max((p for p in points if p.mode == mode), key=lambda p: p.world_size)
     between = f"{100 * last.low:.0f} to {100 * last.high:.0f} %"
-    return _card(f"{mode} scaling to {last.world_size} ranks", 100 * last.efficiency, "pct", f"efficiency, {between}")
+    return card(f"{mode} scaling to {last.world_size} ranks", 100 * last.efficiency, "pct", f"efficiency, {between}")
 
 
 def _scaling(timed: Sequence[Timed]) -> list[Section]:
     points = _scaling_points(timed)
     if not points:
         return []
-    lines = tuple(
-        _line(
-            mode, tuple((p.world_size, 100 * p.efficiency, 100 * p.low, 100 * p.high) for p in points if p.mode == mode)
-        )
-        for mode in dict.fromkeys(p.mode for p in points)
-    )
-    table = _table_of(
+    table = table_of(
         points,
         ("mode", "text", lambda p: p.mode),
         ("ranks", "count", lambda p: p.world_size),
@@ -309,11 +271,8 @@ def _scaling(timed: Sequence[Timed]) -> list[Section]:
         ("low", "pct", lambda p: 100 * p.low),
         ("high", "pct", lambda p: 100 * p.high),
     )
-    chart = _lines_over(
-        lines, _axis("ranks", "count", log=True), _axis("efficiency", "pct"), "Scaling efficiency over world size"
-    )
     said = "Efficiency against the smallest world size; the band is its 95 % interval."
-    return [Section("scaling", "Scaling", (said,), chart, table)]
+    return [Section("scaling", "Scaling", (said,), scaling_chart(points), table)]
 
 
 def _is_collectives(results: BenchResults) -> bool:
@@ -329,7 +288,7 @@ def _collectives(results: BenchResults) -> list[Section]:
     for s in results.series.values():
         group = f"{s.config['op']}, {s.config.get('world_size')} ranks"
         groups.setdefault(group, []).append((s.config["bytes"], s.samples_ns[0][0] / NS_PER_MS))
-    table = _table_of(
+    table = table_of(
         results.series.values(),
         ("operation", "text", lambda s: s.config["op"]),
         ("ranks", "count", lambda s: world if isinstance(world := s.config.get("world_size"), int) else None),
@@ -338,10 +297,8 @@ def _collectives(results: BenchResults) -> list[Section]:
         ("algorithm", "gb_per_s", lambda s: s.summary.get("algbw_gb_per_s")),
         ("bus", "gb_per_s", lambda s: s.summary.get("busbw_gb_per_s")),
     )
-    lines = tuple(_line(name, tuple(sorted(points))) for name, points in groups.items())
-    chart = _lines_over(
-        lines, _axis("size", "bytes", log=True), _axis("time", "ms", log=True), "Time of each collective over its size"
-    )
+    lines = [Line(name, sorted(points), COLOURS[k % 9], "both") for k, (name, points) in enumerate(groups.items())]
+    chart = line_chart("Time of each collective over its size", lines, _SIZE, _TIME, width=760)
     return [Section("collectives", "Collectives", (), chart, table)]
 
 
@@ -357,7 +314,6 @@ def _notes(results: BenchResults, timed: Sequence[Timed]) -> list[str]:
 
 # The page of a calibration: what every collective takes by size, measured and fitted, and how far the fit is off.
 
-_SAMPLES = 40
 _SHOWN = ("source", "backend", "device", "machine", "torch", "created")
 
 
@@ -365,7 +321,7 @@ def calibration_sheet(calibration: Calibration) -> Sheet:
     """Return the page of a calibration."""
     ops = list(dict.fromkeys(curve.op for curve in calibration.curves))
     about = calibration.about
-    table = _table_of(
+    table = table_of(
         calibration.curves,
         ("operation", "text", lambda curve: curve.op),
         ("ranks", "count", lambda curve: curve.world_size),
@@ -397,15 +353,15 @@ def _calibration_cards(calibration: Calibration) -> tuple[Values, ...]:
     rates = [rate for curve in curves if (rate := _rate(curve)) is not None]
     errors = [curve.left_out_error for curve in curves if curve.left_out_error is not None]
     return (
-        _card("Curves", len(curves), "count", "one per operation and world size"),
-        _card(
+        card("Curves", len(curves), "count", "one per operation and world size"),
+        card(
             "Smallest latency",
             min((_latency_ms(curve) for curve in curves), default=None),
             "ms",
             "before the first byte",
         ),
-        _card("Highest rate", max(rates, default=None), "gb_per_s", "bytes of the buffer over time"),
-        _card(
+        card("Highest rate", max(rates, default=None), "gb_per_s", "bytes of the buffer over time"),
+        card(
             "Typical error", 100 * float(np.median(errors)) if errors else None, "pct", "on sizes left out of the fit"
         ),
     )
@@ -413,33 +369,18 @@ def _calibration_cards(calibration: Calibration) -> tuple[Values, ...]:
 
 def _operation(calibration: Calibration, op: str) -> Section:
     curves = [curve for curve in calibration.curves if curve.op == op]
-    lines = [line for place, curve in enumerate(curves) for line in _lines(calibration, curve, place)]
-    chart = _lines_over(
-        tuple(lines), _axis("size", "bytes", log=True), _axis("time", "ms", log=True), f"Time of {op} over its size"
-    )
     said = "Dots were measured, lines are fitted; 90 % of measurements lie in the band."
     points = [(curve.world_size, size, time) for curve in curves for size, time in curve.points]
-    table = _table_of(
+    table = table_of(
         points,
         ("ranks", "count", lambda point: point[0]),
         ("size", "bytes", lambda point: point[1]),
         ("time", "ms", lambda point: point[2] / NS_PER_MS),
         ("rate", "gb_per_s", lambda point: point[1] / point[2] if point[2] else None),
     )
-    return Section(f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), chart, table)
-
-
-def _lines(calibration: Calibration, curve: Curve, place: int) -> list[Values]:
-    first, last = curve.points[0][0], curve.points[-1][0]
-    sizes = np.geomspace(first, max(last, first + 1), _SAMPLES).tolist()
-    found = [calibration.predict(curve.op, size_bytes=size, world_size=curve.world_size) for size in sizes]
-    fitted = tuple(
-        (size, e.time_ns / NS_PER_MS, e.low_ns / NS_PER_MS, e.high_ns / NS_PER_MS)
-        for size, e in zip(sizes, found, strict=True)
+    return Section(
+        f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), calibration_chart(calibration, op), table
     )
-    measured = tuple((float(size), time / NS_PER_MS) for size, time in curve.points)
-    name = f"{curve.world_size} ranks"
-    return [_line(name, measured, colour=place), _line(f"{name}, fitted", fitted, fitted=True, colour=place)]
 
 
 def _pct(share: float | None) -> float | None:
@@ -477,7 +418,7 @@ def _collective(document: Document | Sequence[Document], asked: str) -> Sheet:
         else (row["bytes"], row["time_us"] / _US_PER_MS, row["low_us"] / _US_PER_MS, row["high_us"] / _US_PER_MS)
         for row in sorted(rows, key=lambda row: row["bytes"])
     )
-    table = _table_of(
+    table = table_of(
         rows,
         ("operation", "text", "op"),
         ("size", "bytes", "bytes"),
@@ -488,14 +429,10 @@ def _collective(document: Document | Sequence[Document], asked: str) -> Sheet:
         ("how", "text", lambda row: row.get("how") or f"{row['algorithm']} wins"),
     )
     name = f"{first['op']}, {first['world_size']} ranks"
-    chart = _lines_over(
-        (_line(name, points),),
-        _axis("size", "bytes", log=True),
-        _axis("time", "ms", log=True),
-        f"Predicted time of {name} over its size",
-    )
+    title = f"Predicted time of {name} over its size"
+    chart = line_chart(title, [Line(name, points, "compute", "both")], _SIZE, _TIME, width=760)
     said = ("The band holds 90 % of measured times.",) if first["low_us"] is not None else (first["reason"],)
-    cards = (_card(name, _us(first["time_us"]), "ms", "smallest size" if len(rows) > 1 else ""),)
+    cards = (card(name, _us(first["time_us"]), "ms", "smallest size" if len(rows) > 1 else ""),)
     section = Section("times", "Predicted times", said, chart if len(rows) > 1 else None, table)
     return Sheet("Prediction of a collective", (asked,), cards, (section,))
 
@@ -506,7 +443,7 @@ def _us(value: float | None) -> float | None:
 
 def _memory(document: Document, asked: str) -> Sheet:
     moments = [(m["when"], _parts(m)) for m in document["moments"]]
-    table = _table_of(
+    table = table_of(
         document["moments"],
         ("moment", "text", "when"),
         *((part, "bytes", f"{part}_bytes") for part in _MEMORY_PARTS),
@@ -514,14 +451,14 @@ def _memory(document: Document, asked: str) -> Sheet:
     )
     fits = {True: ("fits", "low"), False: ("does not fit", "high"), None: ("not asked", "")}[document["fits"]]
     cards = (
-        _card("Peak per device", document["peak_bytes"], "bytes", f"at {document['peak_when']}"),
-        _card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
-        _card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
+        card("Peak per device", document["peak_bytes"], "bytes", f"at {document['peak_when']}"),
+        card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
+        card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
     )
     device, peak = document["device_bytes"], document["peak_bytes"]
     # times the peak that a device's memory is drawn beside it
     near = device is not None and device < 4 * peak  # far above, its line would only flatten the rest
-    chart = _stacks(moments, "bytes", "Memory by category at each moment of the step", device if near else None)
+    chart = _stacks("Memory by category at each moment of the step", moments, "bytes", device if near else None)
     sections = [
         Section(
             "memory",
@@ -532,7 +469,7 @@ def _memory(document: Document, asked: str) -> Sheet:
         )
     ]
     if document["collectives"]:
-        traffic = _table_of(
+        traffic = table_of(
             document["collectives"],
             ("operation", "text", "op"),
             ("group", "text", "group"),
@@ -555,18 +492,18 @@ def _parts(moment: Document) -> tuple[tuple[str, float], ...]:
 def _flops(document: Document, asked: str) -> Sheet:
     forward, training = document["forward_per_token"], document["training_per_token"]
     parts = {name: flops for name, flops in forward.items() if name != "total" and flops}
-    chart = _stacks([("forward, per token", tuple(parts.items()))], "flops", "FLOPs of a token's forward pass by part")
-    table = _table_of(
+    chart = _stacks("FLOPs of a token's forward pass by part", [("forward", tuple(parts.items()))], "flops")
+    table = table_of(
         forward.items(),
         ("forward, per token", "text", lambda part: part[0]),
         ("FLOPs", "flops", lambda part: part[1]),
         ("share", "pct", lambda part: 100 * part[1] / forward["total"]),
     )
     cards = (
-        _card("Parameters", document["parameters"], "count"),
-        _card("Training", training["model"], "flops", "per token"),
-        _card("With recomputation", training["hardware"], "flops", "per token"),
-        _card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
+        card("Parameters", document["parameters"], "count"),
+        card("Training", training["model"], "flops", "per token"),
+        card("With recomputation", training["hardware"], "flops", "per token"),
+        card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
     )
     known = tuple(card for card in cards if card["value"] is not None)
     return Sheet(
@@ -581,12 +518,12 @@ def _flops(document: Document, asked: str) -> Sheet:
 def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
-    chart = _intervals(
-        tuple(_measured_row(layout_name(row), row["step_ms"], row["low_ms"], row["high_ms"]) for row in rows),
-        "ms",
-        "Predicted step of each candidate, and between what it may be",
-    )
-    table = _table_of(
+    bars = [
+        Bar(layout_name(r), [("compute", "predicted step", r["step_ms"])], low=r["low_ms"], high=r["high_ms"])
+        for r in rows
+    ]
+    chart = bar_chart("Predicted step of each candidate", bars, "ms", width=760, left=200)
+    table = table_of(
         rows,
         ("strategy", "text", layout_name),
         ("micro-batch", "count", "micro_batch"),
@@ -602,16 +539,14 @@ def _strategy(document: Document, asked: str) -> Sheet:
         ("MFU", "pct", lambda row: _pct(row["mfu"])),
     )
     cards = (
-        _card("Recommended", layout_name(best), "text", document["reason"], "low"),
-        _card("Its step", best["step_ms"], "ms", "predicted"),
-        _card("Simple rule", layout_name(rule), "text", rule["rule"]),
-        _card("Its step by the rule", rule["step_ms"], "ms", "predicted"),
+        card("Recommended", layout_name(best), "text", document["reason"], "low"),
+        card("Its step", best["step_ms"], "ms", "predicted"),
+        card("Simple rule", layout_name(rule), "text", rule["rule"]),
+        card("Its step by the rule", rule["step_ms"], "ms", "predicted"),
     )
     sections = [Section("candidates", "What fits, the fastest first", (), chart, table)]
     if document["not_fitting"]:
-        gone = _table_of(
-            document["not_fitting"], ("strategy", "text", layout_name), ("memory", "bytes", "memory_bytes")
-        )
+        gone = table_of(document["not_fitting"], ("strategy", "text", layout_name), ("memory", "bytes", "memory_bytes"))
         sections.append(Section("not-fitting", "What does not fit", (), None, gone))
     also = ", ".join(layout_name(row) for row in document["test_also"])
     notes = [f"too close to call, measure both: {also}"] if also else []
@@ -633,13 +568,10 @@ def layout_name(row: Document) -> str:
 
 def _scale(document: Document, asked: str) -> Sheet:
     curve = document["curve"]
-    chart = _lines_over(
-        (_line("predicted step", tuple((r["world_size"], r["step_ms"], r["low_ms"], r["high_ms"]) for r in curve)),),
-        _axis("ranks", "count", log=True),
-        _axis("step", "ms"),
-        "Predicted step over world size",
-    )
-    table = _table_of(
+    points = [(r["world_size"], r["step_ms"], r["low_ms"], r["high_ms"]) for r in curve]
+    ranks = Axis("ranks", "count", log=True)
+    chart = line_chart("Predicted step", [Line("predicted step", points, "compute", "both")], ranks, _STEP, width=760)
+    table = table_of(
         curve,
         ("ranks", "count", "world_size"),
         ("step", "ms", "step_ms"),
@@ -651,9 +583,9 @@ def _scale(document: Document, asked: str) -> Sheet:
         ("MFU", "pct", lambda row: _pct(row["mfu"])),
     )
     recorded = document["recorded"]
-    cards = [_card("Recorded", recorded["step_ms"], "ms", f"at {recorded['world_size']} ranks")]
+    cards = [card("Recorded", recorded["step_ms"], "ms", f"at {recorded['world_size']} ranks")]
     cards += [
-        _card(f"At {r['world_size']:,} ranks", r["step_ms"], "ms", f"{100 * r['weak_efficiency']:.0f} % efficiency")
+        card(f"At {r['world_size']:,} ranks", r["step_ms"], "ms", f"{100 * r['weak_efficiency']:.0f} % efficiency")
         for r in document["asked"]
     ]
     said = (f"Communication from {document['source']}. The band is what the step may be.",)
@@ -680,13 +612,9 @@ def runs_sheet(folder: str, runs: Sequence[RunEntry], *, links: Sequence[str] = 
     known = [run for run in runs if run.report is not None]
     steps = [step_ms(run) for run in known]
     points = tuple((float(i + 1), step) for i, step in enumerate(steps) if step is not None)
-    chart = (
-        _lines_over(
-            (_line("step", points),), _axis("run, in this order", "number"), _axis("step", "ms"), "Step of each run"
-        )
-        if len(points) > 1
-        else None
-    )
+    order = Axis("run, in this order", "count", zero=False)
+    line = Line("step", points, "compute", "both")
+    chart = line_chart("Step of each run", [line], order, _STEP, width=WIDE) if len(points) > 1 else None
     unread = [f"{run.name}: not read: {run.reason}" for run in runs if run.report is None]
     return Sheet(
         title=folder,
@@ -704,14 +632,14 @@ def _runs_cards(runs: Sequence[RunEntry]) -> tuple[Values, ...]:
     fastest, slowest = min(timed, key=lambda pair: pair[0]), max(timed, key=lambda pair: pair[0])
     last = timed[-1]
     return (
-        _card("Fastest step", fastest[0], "ms", fastest[1].name, "low"),
-        _card("Slowest step", slowest[0], "ms", slowest[1].name),
-        _card("Last run", last[0], "ms", last[1].name),
+        card("Fastest step", fastest[0], "ms", fastest[1].name, "low"),
+        card("Slowest step", slowest[0], "ms", slowest[1].name),
+        card("Last run", last[0], "ms", last[1].name),
     )
 
 
 def _table(runs: Sequence[RunEntry]) -> Values:
-    return _table_of(
+    return table_of(
         [{"place": place, **row} for place, row in enumerate(run_rows(runs), start=1)],
         ("#", "count", "place"),
         ("run", "text", "name"),
@@ -743,8 +671,8 @@ def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
         for rank in ranks[:_MAX_RANKS]
         if rank["median_step_ms"] is not None
     ]
-    chart = _stacks(bars, "ms", "Regions of the step by rank; the table below holds the numbers") if bars else None
-    table = _table_of(
+    chart = _stacks("Regions of the step by rank", bars, "ms") if bars else None
+    table = table_of(
         ranks,
         ("rank", "count", "rank"),
         ("host", "text", "host"),
@@ -777,11 +705,11 @@ def _late_first(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _steps_cards(document: dict[str, Any]) -> tuple[Values, ...]:
     step, steady = document["step"], document["steadiness"]
-    cards = [_card("Step", step["unprofiled_ms"], "ms", "without the profiler")]
+    cards = [card("Step", step["unprofiled_ms"], "ms", "without the profiler")]
     if steady:
-        cards.append(_card("99 % below", steady["p99_ms"], "ms", f"spread {steady['robust_spread_pct']:.1f} %"))
+        cards.append(card("99 % below", steady["p99_ms"], "ms", f"spread {steady['robust_spread_pct']:.1f} %"))
         cards.append(
-            _card(
+            card(
                 "Spikes",
                 steady["num_spikes"],
                 "count",
@@ -790,13 +718,13 @@ def _steps_cards(document: dict[str, Any]) -> tuple[Values, ...]:
             )
         )
     if step["tokens_per_s"]:
-        cards.append(_card("Tokens per second", step["tokens_per_s"], "count", "of the whole job"))
+        cards.append(card("Tokens per second", step["tokens_per_s"], "count", "of the whole job"))
     if document["stragglers"]:
         first = document["stragglers"][0]
         late = f"{first['late_ms_per_step']:.2f} ms late per step"
-        cards.append(_card("Straggler", f"rank {first['rank']}", "text", late, "high"))
+        cards.append(card("Straggler", f"rank {first['rank']}", "text", late, "high"))
     elif len(document["ranks"]) > 1:
-        cards.append(_card("Straggler", "none", "text", "by the step logs", "low"))
+        cards.append(card("Straggler", "none", "text", "by the step logs", "low"))
     return tuple(cards)
 
 
@@ -812,22 +740,22 @@ def _over_the_run(document: dict[str, Any], series: Series | None) -> list[Secti
         if len(document["ranks"]) > 1
         else "Steps without the profiler."
     )
-    table = steady and _table_of(
+    table = steady and table_of(
         [steady],
         ("steps", "count", "num_steps"),
         ("warm-up", "count", "warm_up_steps"),
         *((k, "ms", f"{k}_ms") for k in ("median", "mean", "std", "p10", "p90", "p99", "min", "max")),
     )
-    chart = _lines_over(
-        (_line("step", _thinned(points)),), _axis("step", "number"), _axis("step time", "ms"), "Step time over the run"
-    )
+    look = "line" if len(points) > 200 else "both"
+    line = Line("step", _thinned(points), "compute", look)
+    chart = line_chart("Step time over the run", [line], Axis("step", "count", zero=False), _STEP, width=WIDE)
     return [Section("steps", "Steps over the run", (said,), chart, table)]
 
 
 def _measured(document: dict[str, Any]) -> list[Section]:
     if not document["kernels"]:
         return []
-    table = _table_of(
+    table = table_of(
         document["kernels"],
         ("kernel", "text", lambda kernel: printable(kernel["name"].removeprefix("void "), width=44)),
         ("launches", "count", "count"),

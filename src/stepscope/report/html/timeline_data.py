@@ -4,8 +4,9 @@ The first step shown is the one nearest to the median. Everything that overlaps 
 because that is what the device did at the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ from stepscope.report.html.page_data import (
     Launch,
     MatchedCollectives,
     Slices,
+    Timeline,
+    grid_of,
     launches,
     user_line,
 )
@@ -308,6 +311,14 @@ class _Window(ArrayRecord):
     start_ns: Int64s
     end_ns: Int64s
     origin_ns: Int64s
+
+
+def timeline_of(account: Account, document: Mapping[str, Any]) -> Timeline:
+    """Return the grid of a run and the slices of its steps; ranks that findings name come first."""
+    grid = grid_of(account)
+    wanted = [r for f in document["findings"] for r in f["ranks"]] + [s["rank"] for s in document["stragglers"]]
+    slices = slices_of(account, grid, wanted=wanted)
+    return Timeline(grid, slices, slices_of_other_steps(account, grid, slices, wanted=wanted))
 
 
 def slices_of(

@@ -2,8 +2,9 @@
 
 const OVER = [["lines", "source lines"], ["modules", "modules"]];
 
-/** @param {any} report @param {PageData["trees"]} trees */
-function code(report, trees) {
+/** @param {any} report */
+function code(report) {
+  const trees = report.details.code_trees;
   if (!trees || !report.code.length) return null;
   const rows = new Map(report.code.map((row) => [`${row.file}:${row.line}`, row]));
   const used = usedMetrics(trees.lines);
@@ -35,12 +36,12 @@ function code(report, trees) {
     show();
   }
   redrawn(() => pictures[own.over].draw());
-  const box = panel("code", "Code: what lines and modules take",
+  const box = panel("code", "Time by source line and module",
     el("p", { class: "quiet" }, unownedText(report.unowned)),
     el("div", { class: "controls" }, overs, metrics,
       el("span", { class: "quiet" }, "click to zoom; or focus, arrow keys, Enter and Escape")),
-    holder, key, el("h3", {}, "Lines"), linesTable(report.code),
-    report.modules.length ? foldedLater("modules as a table", () => modulesTable(report.modules)) : null);
+    holder, key, el("h3", {}, "Lines"), table("lines", report.code, LINE_COLUMNS, { sort: report.code.some((r) => r.saving_ms > 0) ? "saving_ms" : null }),
+    report.modules.length ? foldedLater("modules as a table", () => table("modules", report.modules, MODULE_COLUMNS)) : null);
   restore();
   state.onChange(restore);
   return box;
@@ -65,7 +66,7 @@ function codeLines(item, whole, row) {
     const share = whole[id] ? ` (${pctText((100 * node[id]) / whole[id])})` : "";
     if (node[id]) said.push(`${text} ${timeText(node[id])}${share}${back ? `, of it backward ${timeText(back)}` : ""}`);
   }
-  if (row && known(row.saving_ms)) said.push(`the step without it saves ${timeText(row.saving_ms)}`);
+  if (row && known(row.saving_ms)) said.push(`saving if removed ${timeText(row.saving_ms)}`);
   if (row && row.source) said.push(row.source);
   return said;
 }
@@ -83,34 +84,18 @@ function unownedText(unowned) {
   return `Per step, mean over ranks. Times include what was called from there. ${none || "Nothing"} has no line.`;
 }
 
-const placeOf = (row) => `${row.file}:${row.line}${row.line_to === row.line ? "" : row.line_to ? ` to ${row.line_to}` : " and after"}`;
-
-/** @param {any[]} rows @returns {TableColumn[]} */
-function costColumns(rows) {
-  const times = [
-    ["device", "device_ms"], ["of it backward", "backward_device_ms"], ["host", "host_ms"], ["waiting", "blocked_ms"], ["comm", "comm_ms"],
-    ["exposed", "exposed_ms"], ["saves without it", "saving_ms"],
-  ];
-  const used = times.filter(([, key]) => rows.some((r) => r[key] > 0));
-  const show = (key) => (v) => (v === 0 && key !== "saving_ms" ? "" : timeText(v));
-  return [
-    ...used.map(([title, key]) => timeColumn(title, key, { show: show(key), bar: ["device_ms", "host_ms", "saving_ms"].includes(key) })),
-    { title: "of the step", get: (r) => r.step_pct, show: (v) => pctText(v), number: true },
-    ...(rows.some((r) => known(r.mfu)) ? [{ title: "MFU", get: (r) => r.mfu, show: (v) => (known(v) ? pctText(100 * v) : NONE), number: true }] : []),
-  ];
+function placeOf(row) {
+  return `${row.file}:${row.line}${row.line_to === row.line ? "" : row.line_to ? ` to ${row.line_to}` : " and after"}`;
 }
 
-function linesTable(rows) {
-  const columns = [
-    { title: "line", get: placeOf },
-    nameColumn("source", (r) => r.source ?? "source not kept"),
-    ...(rows.some((r) => r.module) ? [textColumn("mostly in", "module", String)] : []),
-    ...costColumns(rows),
-  ];
-  const saving = columns.findIndex((c) => c.title === "saves without it");
-  return sortedTable("lines", rows, columns, { filter: (r) => `${placeOf(r)} ${r.function} ${r.source ?? ""} ${r.module ?? ""}`, sort: saving < 0 ? null : saving });
-}
-
-function modulesTable(rows) {
-  return sortedTable("modules", rows, [nameColumn("module", (r) => r.module), ...costColumns(rows)], { filter: (r) => r.module });
-}
+const COST_COLUMNS = [
+  { title: "device", key: "device_ms", unit: "ms", bar: true, some: true }, { title: "of it backward", key: "backward_device_ms", unit: "ms", some: true },
+  { title: "host", key: "host_ms", unit: "ms", bar: true, some: true }, { title: "waiting", key: "blocked_ms", unit: "ms", some: true },
+  { title: "comm", key: "comm_ms", unit: "ms", some: true }, { title: "exposed", key: "exposed_ms", unit: "ms", some: true },
+  { title: "saving if removed", key: "saving_ms", unit: "ms", bar: true, some: true }, { title: "of the step", key: "step_pct", unit: "pct" },
+  { title: "MFU", key: "mfu", unit: "share" },
+];
+const LINE_COLUMNS = [
+  { title: "line", key: placeOf }, { title: "source", key: (r) => r.source ?? "source not recorded", unit: "name" }, { title: "mostly in", key: "module" }, ...COST_COLUMNS,
+];
+const MODULE_COLUMNS = [{ title: "module", key: "module", unit: "name" }, ...COST_COLUMNS];

@@ -1,10 +1,9 @@
-// Links to the sections of a page, the one in view marked and kept in the address. `short` has shorter names than their
-// titles. Sections are added as they are drawn.
+// Links to the sections of a page by their ids, the one in view marked and kept in the address.
 
 const SETTLED_MS = 200;
 
-/** @type {(short?: Record<string, string>) => { nav: HTMLElement, add: (root: ParentNode) => void }} */
-function contents(short = {}) {
+/** @type {(root: HTMLElement) => void} */
+function listSections(root) {
   /** @type {Map<Element, HTMLElement>} */
   const links = new Map();
   const seen = new Set();
@@ -28,22 +27,11 @@ function contents(short = {}) {
     clearTimeout(timer);
     timer = setTimeout(() => state.set({ at: scrollY > 0 ? current()?.id ?? null : null }), SETTLED_MS);
   }, { passive: true });
-  function add(root) {
-    for (const section of root.querySelectorAll("section.panel")) {
-      if (links.has(section)) continue;
-      links.set(section, el("a", { href: `#${section.id}` }, short[section.id] ?? section.querySelector("h2")?.textContent));
-      watch.observe(section);
-    }
-    nav.replaceChildren(...links.values());
+  for (const section of root.querySelectorAll("section.panel")) {
+    links.set(section, el("a", { href: `#${section.id}` }, section.id.replaceAll("-", " ")));
+    watch.observe(section);
   }
-  return { nav, add };
-}
-
-// The links of a page that is drawn at once, above it; then the section that the address names.
-/** @type {(root: HTMLElement, short?: Record<string, string>) => void} */
-function listSections(root, short = {}) {
-  const list = contents(short);
-  list.add(root);
-  root.before(list.nav);
+  nav.replaceChildren(...links.values());
+  root.before(nav);
   if (scrollY === 0) state.goTo();
 }

@@ -1,11 +1,11 @@
-// Pictures that come as shapes (report/pictures/drawing.py): a notebook shows the same ones.
+// Pictures that come as shapes (report/drawing.py): a notebook shows the same ones.
 
 /** @param {Drawing} d @param {{ heading?: boolean }} [options] */
 function drawn(d, { heading = true } = {}) {
   const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 1000 ? MAX_GROWTH : 1.05);
-  if (d.size[0] > 1000) chart.classList.add("wide");
-  if (d.size[0] <= 360) chart.classList.add("small-picture");
-  const said = new WeakMap();
+  // Below this its letters could not be read: a phone scrolls it.
+  chart.style.setProperty("--least", `${d.size[0] > 1000 ? 760 : d.size[0] <= 460 ? 0 : 0.85 * d.size[0]}px`);
+  const said = new WeakMap(), numbers = d.table;
   for (const shape of d.shapes) {
     const node = shapeOf(shape);
     if (shape.tip) said.set(node, shape.tip);
@@ -17,23 +17,10 @@ function drawn(d, { heading = true } = {}) {
     lines ? tip.show(e, lines[0], lines.slice(1)) : tip.hide();
   });
   chart.addEventListener("mouseleave", tip.hide);
-  return el("div", { class: "drawing" }, heading ? el("h3", {}, d.title) : null,
+  return el("div", { class: d.size[0] > 1000 ? "drawing wide" : "drawing" }, heading ? el("h3", {}, d.title) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),
     d.legend.length > 0 && legend(d.legend), d.notes.length > 0 && el("p", { class: "quiet" }, d.notes.join(" ")),
-    d.rows.length > 0 && foldedLater("as a table", () => tableOf(d)));
-}
-
-function tableOf(d) {
-  const numeric = d.head.map((_, i) => d.rows.every((row) => /^[\d<−–-]|^$|^unknown$/.test(row[i] ?? "")));
-  const columns = d.head.map((title, i) => ({ title, get: (r) => r[i], show: (v) => v || NONE, number: numeric[i], name: !numeric[i] && d.rows.some((r) => (r[i] ?? "").length > 60) }));
-  return sortedTable(d.title, d.rows, columns.map((c, i) => (numeric[i] ? { ...c, get: (r) => amountOf(r[i]), show: (_, r) => r[i] || NONE } : c)));
-}
-
-// A number with its unit as one that sorts.
-const UNITS = { ns: 1e-6, "µs": 1e-3, ms: 1, s: 1e3, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
-function amountOf(text) {
-  const found = /^([\d,.]+)\s*(\S*)/.exec(text ?? "");
-  return found ? Number(found[1].replaceAll(",", "")) * (UNITS[found[2]] ?? 1) : null;
+    numbers && numbers.rows.length > 0 && foldedLater("as a table", () => table(d.title, numbers.rows, numbers.columns)));
 }
 
 const SHAPES = {
@@ -51,10 +38,8 @@ function shapeOf(s) {
   return shape;
 }
 
-// A section with those of these pictures that there are, beside each other where they fit.
-function pictureSection(id, title, drawings) {
-  const there = drawings.filter(Boolean);
-  if (!there.length) return null;
-  const single = there.length === 1 && there[0].title === title;
-  return panel(id, title, el("div", { class: there.length > 1 ? "drawings" : null }, there.map((d) => drawn(d, { heading: !single }))));
+// Those of these pictures that there are, next to each other where they fit.
+function drawings(...list) {
+  const there = list.filter(Boolean);
+  return there.length ? el("div", { class: "drawings" }, there.map((d) => drawn(d))) : null;
 }

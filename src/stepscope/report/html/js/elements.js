@@ -75,7 +75,9 @@ const tip = (() => {
   return { show, hide };
 })();
 
+// Shows a section; the page opens the tab that holds it first.
 function jump(id) {
+  document.dispatchEvent(new CustomEvent("open-section", { detail: id }));
   const target = document.getElementById(id);
   if (!target) return;
   target.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });

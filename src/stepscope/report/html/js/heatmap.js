@@ -6,8 +6,8 @@ const METRICS = [
   ["input", "input"], ["copy", "copies"],
 ];
 const ORDERS = [["rank", "by rank"], ["host", "by host"], ["value", "largest first"], ["spread", "most uneven first"]];
-// cividis: even in lightness, and the same for people who do not tell red from green
-const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"].map(rgb);
+// cividis from light to dark: even in lightness, and the same for colour-blind readers
+const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"].reverse().map(rgb);
 
 // How the choices are called in the address, and what they are without it.
 const KEPT = { metric: "colour", order: "order" }, USUAL = { metric: "own", order: "rank" };
@@ -32,16 +32,18 @@ function heatmap(grid, ranks) {
     rows = orderOf(values, num, own.order, hosts);
     [low, high] = rangeOf(values);
     image = imageOf(values, rows, num, low, high);
-    const meaning = own.metric === "step" || own.metric === "own" ? "lighter is slower" : "lighter is more";
+    const meaning = own.metric === "step" || own.metric === "own" ? "darker is slower" : "darker is more";
     scale.replaceChildren(el("span", {}, timeText(low)), el("span", { class: "ramp" }), el("span", {}, timeText(high)),
       el("span", { class: "quiet" }, meaning));
   }
   function draw() {
+    if (!canvas.parentElement?.clientWidth) return;
     frame.width = Math.max(100, canvas.parentElement.clientWidth - frame.left - 2);
     const { context } = sharp(canvas, frame.left + frame.width + 2, frame.top + frame.height + 22);
     context.imageSmoothingEnabled = num.steps > frame.width || num.ranks > frame.height;
     context.drawImage(image, frame.left, frame.top, frame.width, frame.height);
     heatmapLines(context, frame, num);
+    nodeLines(context, frame, num, rows.map((r) => hosts[r]));
     heatmapLabels(context, grid, rows, frame, num);
     if (own.cell) {
       const [r, s] = own.cell, [w, h] = [frame.width / num.steps, frame.height / num.ranks];
@@ -114,10 +116,10 @@ function heatmap(grid, ranks) {
     if (cell) choose(cell);
     jump("heatmap");
   });
-  const box = panel("heatmap", "Ranks × steps",
+  const box = panel("heatmap", "Heat map: ranks × steps",
     el("div", { class: "controls" }, metrics, order,
       el("span", { class: "quiet" }, "click a cell, or focus and use the arrow keys")),
-    el("div", { class: "canvas-box" }, canvas), el("div", { class: "beside" }, scale, said),
+    el("div", { class: "canvas-box" }, canvas), el("div", { class: "beside" }, scale, new Set(hosts).size > 1 ? el("span", { class: "quiet" }, "lines separate nodes") : null, said),
     grid.quantum > 0.01 ? el("p", { class: "quiet" }, `Times rounded to at most ${timeText(grid.quantum)}.`) : null);
   restore();
   state.onChange(() => { restore(); draw(); });
@@ -191,6 +193,14 @@ function heatmapLines(context, frame, num) {
   context.fillStyle = colour("panel");
   if (wide >= 6) for (let s = 1; s < num.steps; s++) context.fillRect(Math.round(frame.left + s * wide), frame.top, 1, frame.height);
   if (high >= 6) for (let r = 1; r < num.ranks; r++) context.fillRect(frame.left, Math.round(frame.top + r * high), frame.width, 1);
+}
+
+// A line where the next row is on another node, in an order that keeps nodes together.
+function nodeLines(context, frame, num, hosts) {
+  const edges = hosts.flatMap((host, r) => (r && host !== hosts[r - 1] ? [r] : []));
+  if (edges.length >= num.ranks / 2) return;
+  context.fillStyle = colour("selected");
+  for (const r of edges) context.fillRect(0, Math.round(frame.top + (r * frame.height) / num.ranks) - 1, frame.left + frame.width, 2);
 }
 
 function heatmapLabels(context, grid, rows, frame, num) {

@@ -21,6 +21,7 @@ function icicle({ root, label, metric, lines, title }) {
   const said = el("p", { class: "said", "aria-live": "polite" });
   const size = (item) => item.node[metric()] ?? 0;
   function draw() {
+    if (!box.clientWidth) return;
     const width = Math.max(60, box.clientWidth), whole = size(state.top) || 1;
     const boxes = [];
     let deepest = 0;

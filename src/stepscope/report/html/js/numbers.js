@@ -5,11 +5,6 @@ const GROUP_TEXT = {
   compute: "compute", transfer: "communication", wait: "waiting for others", copy: "copies",
   input: "input", host: "host (gaps, syncs, stalls)", unknown: "unknown",
 };
-const GROUP_OF_PART = {
-  forward: "compute", backward: "compute", optimizer: "compute", other_compute: "compute",
-  exposed_transfer: "transfer", wait: "wait", pipeline_bubble: "wait", copy: "copy", data_loading: "input",
-  launch_gap: "host", host_sync: "host", allocator: "host", host_stall: "host", unknown: "unknown",
-};
 const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "idle", "wait"];
 const KIND_TEXT = {
   forward: "forward", backward: "backward", optimizer: "optimizer", other: "other compute", transfer: "transfer",
@@ -57,32 +52,29 @@ function bytesText(bytes) {
   return `${size.toFixed(1)} TB`;
 }
 
-// Round numbers from 0 to `most` or just above it: steps of 1, 2, 2.5 or 5 times a power of ten, of the unit shown.
-function niceTicks(most, unit = 1) {
-  const step = roundStep(most / unit / 4) * unit;
-  return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, i) => i * step);
-}
-const roundStep = (about) => {
-  const power = 10 ** Math.floor(Math.log10(Math.max(about, 1e-12)));
-  return ([1, 2, 2.5, 5].find((s) => s * power >= about * 0.999) ?? 10) * power;
-};
-// Round numbers between two that do not begin at 0.
-function ticksBetween(low, high, unit = 1) {
-  const step = roundStep((high - low || high * 0.1) / unit / 3) * unit;
-  const first = Math.ceil(low / step - 1e-9);
-  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
-}
-// The unit in which a time of this size is written, in ms, and that of bytes: ticks are round in it.
-const timeUnit = (ms) => (ms >= 10000 ? 1000 : ms >= 0.9995 ? 1 : ms >= 0.0009995 ? 1e-3 : 1e-6);
-const byteUnit = (bytes) => 1000 ** Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(bytes, 1)) / 3)));
-const tickText = (value, unit, name) => `${written(value / unit, 3, 0)} ${name}`;
-const timeTick = (ms, unit) => (ms ? tickText(ms, unit, { 1000: "s", 1: "ms", 0.001: "µs", 0.000001: "ns" }[unit]) : "0");
-const byteTick = (bytes, unit) => (bytes ? tickText(bytes, unit, ["B", "kB", "MB", "GB", "TB"][Math.round(Math.log10(unit) / 3)]) : "0");
-
 const pctText = (x, places = 1) => (known(x) ? `${written(x, places)} %` : NONE);
 const countText = (x) => (known(x) ? written(x, Math.abs(x) < 1000 ? 1 : 0, 0) : NONE);
 
 const numberOf = (count, what) => `${countText(count)} ${what}${count === 1 ? "" : "s"}`;
+
+// A value in its unit, as every table, card and chart writes it.
+const UNITS = {
+  ms: timeText, bytes: bytesText, pct: (v) => pctText(v), share: (v) => pctText(100 * v), x: (v) => `${digits(v)}×`, count: countText,
+  gb_per_s: (v) => `${digits(v)} GB/s`, flops: flopsText, rate: (v) => digits(v), words, kernel: shortName, rank: (v) => (v < 0 ? NONE : String(v)),
+  number: (v) => (Number.isInteger(v) ? (Math.abs(v) < 1e4 ? String(v) : written(v, 0)) : written(v, Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 1 ? 2 : 4, 0)),
+  signed_ms: (v) => (v > 0 ? `+${timeText(v)}` : timeText(v)), signed_pct: (v) => (v > 0 ? `+${pctText(v)}` : pctText(v)),
+};
+const TEXT_UNITS = ["text", "words", "kernel", "name", "verdict"];
+function unitText(value, unit) {
+  if (!known(value)) return NONE;
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return typeof value === "number" || TEXT_UNITS.includes(unit) ? (UNITS[unit] ?? String)(value) : String(value);
+}
+
+function flopsText(flops) {
+  const power = Math.min(7, Math.max(0, Math.floor(Math.log10(Math.max(Math.abs(flops), 1)) / 3)));
+  return `${digits(flops / 1000 ** power)} ${["", "k", "M", "G", "T", "P", "E", "Z"][power]}FLOP`;
+}
 
 // A value by the ending of its name, the way the report's JSON names its units.
 function valueText(name, value) {

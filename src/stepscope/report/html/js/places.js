@@ -1,41 +1,30 @@
-// Where on the page a finding can be seen: a section, a metric of the heatmap, a kind of slice, rows of a table.
+// Where on the page a finding can be seen: slices of the timeline, a metric of the heat map, rows of a table, a section.
 
-const METRIC_OF = {
-  "straggler": "own", "load-imbalance": "compute", "data-loading": "input", "launch-overhead": "host", "host-device-sync": "host",
-  "host-stall": "host", "allocator": "host", "host-to-device-copy": "copy", "communication-bound": "transfer", "no-overlap": "transfer",
-  "too-many-small-collectives": "transfer", "redundant-communication": "transfer", "slow-link": "transfer", "pipeline-bubble": "wait",
-  "expert-imbalance": "compute", "recomputation": "compute",
-};
-const KINDS_OF = {
-  "communication-bound": ["transfer", "unmatched"], "no-overlap": ["transfer", "unmatched"], "too-many-small-collectives": ["transfer", "unmatched"],
-  "redundant-communication": ["transfer", "unmatched"], "slow-link": ["transfer", "unmatched"], "optimizer": ["optimizer"],
-  "host-to-device-copy": ["copy"], "straggler": [], "pipeline-bubble": ["transfer", "unmatched"],
-};
-const ROWS_OF = {
-  "communication-bound": ["collectives", ""], "no-overlap": ["collectives", ""], "too-many-small-collectives": ["collectives", ""],
-  "redundant-communication": ["collectives", ""], "slow-link": ["collectives", ""], "precision": ["kernels", "gemm"],
-  "mixed-precision-overhead": ["kernels", ""], "memory-bound-attention": ["kernels", "attention"], "memory-bound-kernels": ["kernels", "elementwise"],
-  "small-batch": ["kernels", ""], "optimizer": ["kernels", "optimizer"], "recomputation": ["operators", ""], "launch-overhead": ["idle", ""],
-  "host-device-sync": ["idle", ""], "host-stall": ["idle", ""], "allocator": ["idle", ""], "data-loading": ["idle", ""],
-};
-const SECTION_OF = {
-  "pipeline-bubble": "strategy", "expert-imbalance": "strategy", "memory-pressure": "memory", "profiler-overhead": "trust",
-  "no-overlap": "strategy", "too-many-small-collectives": "strategy",
+const COMM = { kinds: ["transfer", "unmatched"], metric: "transfer", rows: ["collectives", ""] };
+const LATE = { late: true, metric: "own" };
+const SEEN_IN = {
+  "straggler": LATE, "load-imbalance": { ...LATE, metric: "compute" }, "expert-imbalance": { ...LATE, metric: "compute", section: "strategy" },
+  "data-loading": { idle: /^data loading/, metric: "input", rows: ["idle", ""] }, "launch-overhead": { idle: /^launching/, metric: "host", rows: ["idle", ""] },
+  "host-device-sync": { idle: /^host sync/, metric: "host", rows: ["idle", ""] }, "host-stall": { idle: /^(host(:|$)|garbage)/, metric: "host", rows: ["idle", ""] },
+  "allocator": { idle: /^allocator/, metric: "host", rows: ["idle", ""] }, "host-to-device-copy": { kinds: ["copy"], metric: "copy" },
+  "communication-bound": COMM, "no-overlap": { ...COMM, section: "strategy" }, "too-many-small-collectives": { ...COMM, section: "strategy" },
+  "redundant-communication": COMM, "slow-link": COMM, "pipeline-bubble": { waits: true, metric: "wait", section: "strategy" },
+  "optimizer": { kinds: ["optimizer"], rows: ["kernels", "optimizer"] }, "recomputation": { rows: ["operators", ""], metric: "compute" },
+  "precision": { family: "gemm", rows: ["kernels", "gemm"] }, "memory-bound-attention": { family: "attention", rows: ["kernels", "attention"] },
+  "memory-bound-kernels": { family: "elementwise", rows: ["kernels", "elementwise"] }, "mixed-precision-overhead": { rows: ["kernels", ""] },
+  "small-batch": { rows: ["kernels", ""] }, "memory-pressure": { section: "memory" }, "profiler-overhead": { section: "trust" },
 };
 
 const tell = (event, detail) => document.dispatchEvent(new CustomEvent(event, { detail }));
 const chip = (text, run) => el("button", { type: "button", class: "chip", on: { click: run } }, text);
 
-// Pairs of a button's text and what it does. Sections that this page lacks are dropped once the page is whole.
+// Pairs of a button's text and what it does.
 function placesOf(finding, grid) {
-  const places = finding.ranks.slice(0, 4).map((rank) => [`rank ${rank} in the timeline`, () => tell("show-rank", rank)]);
-  const worst = grid && METRIC_OF[finding.id] && worstCell(grid, METRIC_OF[finding.id], finding.ranks);
+  const seen = SEEN_IN[finding.id] ?? {}, places = [["timeline", () => tell("show-finding", finding)]];
+  const worst = grid && grid.ranks.length > 1 && seen.metric && worstCell(grid, seen.metric, finding.ranks);
   if (worst) places.push([`rank ${worst.rank}, step ${worst.step}: ${timeText(worst.ms)}`, () => tell("show-cell", worst)]);
-  if (KINDS_OF[finding.id]?.length) places.push([`${words(KINDS_OF[finding.id][0])} in the timeline`, () => tell("show-kinds", KINDS_OF[finding.id])]);
-  const rows = ROWS_OF[finding.id];
-  if (rows) places.push([rows[1] ? `${rows[1]} ${rows[0]}` : rows[0], () => tell("show-rows", rows)]);
-  const section = SECTION_OF[finding.id];
-  if (section) places.push([section, () => jump(section)]);
+  if (seen.rows) places.push([seen.rows[1] ? `${seen.rows[1]} ${seen.rows[0]}` : seen.rows[0], () => tell("show-rows", seen.rows)]);
+  if (seen.section) places.push([seen.section, () => jump(seen.section)]);
   return places;
 }
 
@@ -53,4 +42,55 @@ function worstCell(grid, metric, ranks) {
     }
   }
   return best;
+}
+
+// What of a step a finding is about: which slices are marked, of which rank, and the time around the longest of them.
+/** @type {(finding: any, slices: Slices, families: Map<string, string>) => Focus | null} */
+function focusOf(finding, slices, families) {
+  const seen = SEEN_IN[finding.id] ?? {}, ranks = new Set(finding.ranks);
+  const late = seen.late ? lateArrival(slices, ranks) : null;
+  if (late) return late;
+  const lines = (finding.where ?? []).filter((w) => w.file !== null).map((w) => `${w.file}:${w.line}`);
+  const families_ = slices.names.map((name) => families.get(name) === seen.family), idle = slices.names.map((name) => seen.idle?.test(name));
+  const atLine = (i) => lines.includes(slices.launches[slices.launch[i]]?.line ?? "") || lines.some((line) => slices.names[slices.name[i]].endsWith(`: ${line}`));
+  const isKind = (i) => seen.kinds?.includes(KINDS[slices.kind[i]]) || (seen.waits && slices.wait[i] > 0) || (seen.family && families_[slices.name[i]])
+    || (seen.idle && KINDS[slices.kind[i]] === "idle" && idle[slices.name[i]]);
+  const ofRank = (i) => !ranks.size || ranks.has(slices.ranks[slices.rank[i]]);
+  for (const marks of [(i) => ofRank(i) && atLine(i) && isKind(i), (i) => ofRank(i) && isKind(i), (i) => ofRank(i) && atLine(i)]) {
+    const longest = longestOf(slices, marks);
+    if (longest !== null) return focusAround(slices, longest, marks);
+  }
+  return null;
+}
+
+// The collective at which a rank let the others wait longest, and what that rank did meanwhile.
+function lateArrival(slices, ranks) {
+  const waited = new Map();
+  for (let i = 0; i < slices.match.length; i++) {
+    const m = slices.match[i];
+    if (m >= 0 && ranks.has(slices.matched.last[m])) waited.set(m, Math.max(waited.get(m) ?? 0, slices.wait[i]));
+  }
+  if (!waited.size) return null;
+  const [match, wait] = [...waited].reduce((a, b) => (b[1] > a[1] ? b : a));
+  let from = Infinity, to = -Infinity;
+  for (let i = 0; i < slices.match.length; i++) if (slices.match[i] === match) { from = Math.min(from, slices.start[i]); to = Math.max(to, slices.start[i]); }
+  const rank = slices.matched.last[match];
+  const isCause = (i) => slices.ranks[slices.rank[i]] === rank && slices.match[i] < 0 && KINDS[slices.kind[i]] !== "range" && slices.start[i] < to && slices.start[i] + slices.dur[i] > from;
+  const longest = longestOf(slices, isCause), pad = Math.max(0.15 * (to - from), slices.span / 100);
+  const meanwhile = longest === null ? "" : `; meanwhile rank ${rank}: ${slices.names[slices.name[longest]]}`;
+  return { rank, marks: isCause, from: from - pad, to: to + pad, said: `Others wait ${timeText(wait)} for rank ${rank}${meanwhile}.` };
+}
+
+function longestOf(slices, marks) {
+  /** @type {number | null} */
+  let best = null;
+  for (let i = 0; i < slices.start.length; i++) if (marks(i) && (best === null || slices.dur[i] > slices.dur[best])) best = i;
+  return best;
+}
+
+function focusAround(slices, i, marks) {
+  const [start, dur] = [slices.start[i], slices.dur[i]], wide = Math.max(2.5 * dur, slices.span / 6);
+  const rank = slices.ranks[slices.rank[i]], from = Math.max(0, start + dur / 2 - wide / 2);
+  const isAll = wide > 0.8 * slices.span;
+  return { rank: null, marks, from: isAll ? 0 : from, to: isAll ? slices.span : from + wide, said: `Marked, the longest on rank ${rank}: ${shortName(slices.names[slices.name[i]])}, ${timeText(dur)}.` };
 }

@@ -2,7 +2,7 @@
 
 function sheetHeader(sheet) {
   return [
-    el("div", {}, el("h1", {}, sheet.title), el("p", { class: "quiet" }, [...sheet.facts, "made offline, needs no network"].join(" · "))),
+    el("div", {}, el("h1", {}, sheet.title), el("p", { class: "quiet" }, [...sheet.facts, "self-contained file"].join(" · "))),
     el("button", { id: "theme", type: "button", "aria-pressed": String(isDark()), on: { click: changeTheme } }, "light / dark"),
   ];
 }
@@ -14,24 +14,22 @@ function sheetCards(sheet) {
       el("div", { class: "quiet" }, card.title), el("div", { class: "value" }, unitText(card.value, card.unit)), el("div", { class: "quiet" }, card.why))));
 }
 
-function sheetTable(section) {
-  const { columns, rows, links } = section.table;
+function sheetTable({ title, table: { columns, rows, links } }) {
   const first = columns.findIndex((column) => column.unit === "text");
-  return sortedTable(section.title, rows, columns.map((column, i) => ({
-    title: column.title, get: (row) => row[i], show: (value) => unitText(value, column.unit), number: column.unit !== "text",
-    link: links.length && i === first ? (row) => links[rows.indexOf(row)] : undefined,
-  })), { filter: columns.some((c) => c.unit === "text") ? (row) => row.filter((value) => typeof value === "string").join(" ") : null, most: 40 });
+  const linked = (row) => links[rows.indexOf(row)];
+  return table(title, rows, links?.length ? columns.map((c, i) => (i === first ? { ...c, link: linked } : c)) : columns, { most: 40 });
 }
 
 function sheetSection(section) {
-  return panel(section.id, section.title, section.lines.map((line) => el("p", {}, line)), section.chart && drawnChart(section.chart), section.table && sheetTable(section));
+  const plain = section.chart && { ...section.chart, table: null };
+  return panel(section.id, section.title, section.lines.map((line) => el("p", {}, line)), plain && drawn(plain, { heading: false }), drawings(...section.more.map((d) => ({ ...d, table: null }))), section.table && sheetTable(section));
 }
 
 async function showSheet() {
   const root = byId("report");
   const { report: sheet } = await unpack(byId("data").textContent);
   byId("top").append(...sheetHeader(sheet));
-  const notes = sheet.notes.length ? panel("notes", "What to know about it", el("ul", {}, sheet.notes.map((note) => el("li", {}, note)))) : null;
+  const notes = sheet.notes.length ? panel("notes", "Notes", el("ul", {}, sheet.notes.map((note) => el("li", {}, note)))) : null;
   const parts = [sheetCards(sheet), ...sheet.sections.map(sheetSection), notes].filter(Boolean);
   root.append(...parts);
   const skip = /** @type {HTMLAnchorElement} */ (document.querySelector("a.skip"));

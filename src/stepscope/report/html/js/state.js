@@ -21,7 +21,9 @@ const state = (() => {
     clearTimeout(timer);
     if (place()) {
       // The browser has gone there by itself; what was chosen before stays in the address.
-      if (document.getElementById(place())) { values.set("at", place()); write(false); }
+      values.set("at", place());
+      goTo();
+      write(false);
       return;
     }
     values = read();
@@ -77,7 +79,9 @@ const state = (() => {
   }
   // Shows the section that the address names.
   function goTo() {
-    const section = document.getElementById(values.get("at") ?? "");
+    const id = values.get("at") ?? "";
+    document.dispatchEvent(new CustomEvent("open-section", { detail: id }));
+    const section = document.getElementById(id);
     if (section) section.scrollIntoView();
   }
   // Called when the address is changed by hand or by going back.

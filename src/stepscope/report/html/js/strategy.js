@@ -1,22 +1,17 @@
 // What each parallel strategy did: any nested values as lists and tables, named and measured by their own names.
 
 const KNOWN_FROM = {
-  stated: "Known from what the trace says of its groups.", pattern: "Known from the pattern of its communication.", guess: "A guess: the communication would fit other strategies too.",
+  stated: "Stated by the groups in the trace.", pattern: "Derived from the communication pattern.", guess: "A guess: the communication fits other strategies too.",
 };
 
 function strategyView(report, shown) {
   const view = report.by_strategy;
-  if (!view || !view.name) return null;
-  const views = Object.entries(view).filter(([name, value]) => !["name", "sure"].includes(name) && !isEmpty(value));
-  if (!views.length) return null;
-  const box = panel("strategy", `Strategy: ${view.name}`);
-  if (view.sure) box.append(el("p", { class: "quiet" }, KNOWN_FROM[view.sure] ?? words(view.sure)));
-  for (const [name, value] of views) {
-    if (STRATEGY_PICTURES[name]) box.append(strategyPicture(name, value, shown));
-    if (name === "pipeline" && shown.pipeline) box.append(drawn(shown.pipeline));
-  }
-  for (const [name, value] of views) box.append(foldedLater(`${words(name)} in numbers`, () => anyValue(name, value)));
-  return box;
+  const views = Object.entries(view ?? {}).filter(([name, value]) => !["name", "sure"].includes(name) && !isEmpty(value));
+  if (!view?.name || !views.length) return null;
+  return panel("strategy", `Strategy: ${view.name}`,
+    view.sure ? el("p", { class: "quiet" }, KNOWN_FROM[view.sure] ?? words(view.sure)) : null,
+    ["pipeline", "stages", "buckets", "sharding", "layers", "experts"].map((name) => shown[name] && drawn(shown[name])),
+    views.map(([name, value]) => foldedLater(`${words(name)} in numbers`, () => anyValue(name, value))));
 }
 
 const isEmpty = (v) => !known(v) || (Array.isArray(v) && !v.length) || (typeof v === "object" && !Object.keys(v).length);
@@ -39,10 +34,8 @@ function rowsTable(name, list) {
   if (list.every(Array.isArray)) return el("span", {}, list.map((v) => `[${v.join(", ")}]`).join(" "));
   const rows = list.filter((r) => r && typeof r === "object");
   const keys = [...new Set(rows.flatMap((r) => Object.keys(r)))].filter((k) => rows.some((r) => !isEmpty(r[k]) || isPlain(r[k])));
-  const show = (k) => (v) => (isPlain(v) ? valueText(k, v) : shortText(k, v));
-  const isLong = (k) => rows.some((r) => typeof r[k] === "string" && r[k].length > 40);
-  const column = (k) => ({ title: titleOf(k), get: (r) => r[k], show: show(k), number: rows.some((r) => typeof r[k] === "number"), name: isLong(k) });
-  return sortedTable(words(name), rows, keys.map(column));
+  const column = (k) => ({ title: titleOf(k), key: k, unit: rows.some((r) => typeof r[k] === "number") ? "number" : "text", show: (_, v) => (isPlain(v) ? valueText(k, v) : shortText(k, v)) });
+  return table(words(name), rows, keys.map(column));
 }
 
 function shortText(name, value) {
@@ -53,5 +46,8 @@ function shortText(name, value) {
   return inside.map(([k, v]) => (isPlain(v) ? `${titleOf(k)} ${valueText(k, v)}` : shortText(k, v))).join(", ");
 }
 
-const spreads = (value) => plainTable(["over ranks", "mean", "min", "max", "std"],
-  Object.entries(value).map(([k, s]) => [titleOf(k), ...[s.mean, s.min, s.max, s.std].map((v) => valueText(k, v))]));
+function spreads(value) {
+  const rows = Object.entries(value).map(([name, spread]) => ({ name, ...spread }));
+  const column = (key) => ({ title: key, key, unit: "number", show: (r, v) => valueText(r.name, v) });
+  return table("over ranks", rows, [{ title: "over ranks", key: (r) => titleOf(r.name) }, ...["mean", "min", "max", "std"].map(column)]);
+}

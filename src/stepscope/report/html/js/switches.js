@@ -3,8 +3,9 @@
 const PATH_COLOUR = { host: "host", kernel: "compute", collective: "transfer", copy: "copy", set: "other", launch: "input", other: "unknown" };
 const PATH_TEXT = { host: "host", kernel: "kernels", collective: "communication", copy: "copies", set: "memory sets", launch: "launches and gaps", other: "other" };
 
-/** @param {any} report @param {any} made */
-function switches(report, made) {
+/** @param {any} report */
+function switches(report) {
+  const made = report.details.what_if;
   if (!made) return null;
   const findings = made.findings.map((i) => ({ ...report.findings[i], index: i }));
   const on = new Set();
@@ -20,13 +21,13 @@ function switches(report, made) {
     keep();
     check();
   };
-  const keep = () => state.set({ fixes: [...on].sort((a, b) => a - b).join(".") }, { push: true });
+  const keep = () => state.set({ fixes: [...on].sort((a, b) => a - b).join(".") || "none" }, { push: true });
   function check() {
     boxes.forEach((label, i) => (label.querySelector("input").checked = on.has(findings[i].index)));
     draw();
   }
   function restore() {
-    const wanted = state.numbers("fixes") ?? [];
+    const wanted = state.get("fixes") === "none" ? [] : state.numbers("fixes") ?? [findings[0].index];
     on.clear();
     findings.forEach((f) => wanted.includes(f.index) && on.add(f.index));
     check();
@@ -35,14 +36,14 @@ function switches(report, made) {
     const found = switchedStep(report, made, [...on].sort((a, b) => a - b));
     const left = made.step_ms - found.saving_ms;
     said.replaceChildren(el("b", {}, `${timeText(made.step_ms)} → ${timeText(left)} per ${wholeOf(report)}`),
-      on.size ? `, ${timeText(found.saving_ms)} (${pctText((100 * found.saving_ms) / made.step_ms)}) less${faster(report, made.step_ms, left)}; ${found.how}.` : ": nothing is switched on.");
+      on.size ? `, ${timeText(found.saving_ms)} (${pctText((100 * found.saving_ms) / made.step_ms)}) less${faster(report, made.step_ms, left)}; ${found.how}.` : ": no fix selected.");
     const now = stateOf(made, []);
     bars.replaceChildren(pathBar("as it is", now.path, made.step_ms, made.step_ms), pathBar("with the fixes", found.path, left, made.step_ms));
   }
   restore();
   state.onChange(restore);
   const used = Object.keys(PATH_COLOUR).filter((what) => made.states.some((s) => s.path[what] > 0.001 * made.step_ms));
-  return panel("what-if", "What if", el("p", { class: "quiet" }, "The recorded run replayed with the fixes made. Bars show what the step consists of along its critical path."),
+  return panel("what-if", "What if", el("p", { class: "quiet" }, "The recorded run replayed with the selected fixes. Bars show the step along its critical path."),
     el("div", { class: "switches", role: "group", "aria-label": "Fixes" }, boxes),
     findings.length > 1 && el("p", {}, chip("all", all(true)), chip("none", all(false))),
     said, bars, legend(used.map((what) => [PATH_COLOUR[what], PATH_TEXT[what]])));

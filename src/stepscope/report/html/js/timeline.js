@@ -1,6 +1,6 @@
 // One step over all ranks: zoom, pan, search, and the arrivals of a collective.
 
-const TALLEST = 620;
+const TALLEST = 620, TALLEST_COMPACT = 360;
 const ZOOM = 1.35;
 
 // The section: which step is shown, and that step.
@@ -14,12 +14,15 @@ function timeline(data) {
   const steps = [{ step: slices.step, read: () => slices }, ...more].sort((a, b) => (a.step ?? 0) - (b.step ?? 0));
   /** @type {any} */
   let shown = null, current = null;
-  const usual = steps.find((s) => s.step === slices.step) ?? steps[0];
+  // The typical step, or the first one in which the first finding can be seen.
+  const typical = steps.find((s) => s.step === slices.step) ?? steps[0], first = firstFix(report);
+  const usual = first ? [typical, ...steps].find((s) => focusOf(first, s.read(), families)) ?? typical : typical;
   const stepNamed = (step) => steps.find((s) => String(s.step) === String(step)) ?? usual;
   function open(step) {
     current = step;
     const chosen = step.read();
-    shown = oneStep(chosen, families, kernels, steps.length > 1 ? picker(steps, step.step, pick) : null);
+    const focus = step === usual && first ? () => focusOf(first, chosen, families) : () => null;
+    shown = oneStep(chosen, families, kernels, steps.length > 1 ? picker(steps, step.step, pick) : null, focus);
     byTitle(section).textContent = timelineTitle(chosen);
     box.replaceChildren(...shown.parts);
     if (section.isConnected) shown.draw();
@@ -36,7 +39,10 @@ function timeline(data) {
     wanted === current ? shown.restore() : open(wanted);
   });
   document.addEventListener("show-rank", (e) => shown.showRank(e.detail));
-  document.addEventListener("show-kinds", (e) => shown.showKinds(e.detail));
+  document.addEventListener("show-finding", (e) => {
+    shown.showFocus(focusOf(e.detail, stepNamed(state.get("step")).read(), families));
+    jump("timeline");
+  });
   document.addEventListener("show-step", (e) => { pick(e.detail); jump("timeline"); });
   redrawn(() => shown.draw());
   return section;
@@ -51,8 +57,8 @@ const picker = (steps, step, pick) => {
   return box;
 };
 
-/** @param {Slices} slices @param {Map<string, string>} families @param {Map<string, any>} kernels @param {HTMLElement | null} steps */
-function oneStep(slices, families, kernels, steps) {
+/** @param {Slices} slices @param {Map<string, string>} families @param {Map<string, any>} kernels @param {HTMLElement | null} steps @param {() => Focus | null} focus */
+function oneStep(slices, families, kernels, steps, focus) {
   const rows = timelineRows(slices);
   const members = membersOf(slices);
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
@@ -71,9 +77,10 @@ function oneStep(slices, families, kernels, steps) {
   let rowToShow = null;
 
   function draw() {
+    if (!box.clientWidth) return;
     const begin = performance.now();
     const whole = rows.length * rowHeight(view) + AXIS;
-    view.height = Math.min(TALLEST, whole);
+    view.height = Math.min(box.closest(".compact") ? TALLEST_COMPACT : TALLEST, whole);
     box.style.height = `${view.height}px`;
     spacer.style.height = `${Math.max(0, whole - view.height)}px`;
     view.width = Math.max(200, box.clientWidth); // once the heights have said whether there is a scrollbar
@@ -131,7 +138,7 @@ function oneStep(slices, families, kernels, steps) {
   }
   function markName(name) {
     find.value = slices.names[name].slice(0, 40);
-    state.set({ find: find.value, kinds: null });
+    state.set({ find: find.value });
     mark((i) => slices.name[i] === name);
   }
   function sumOver(t0, t1) {
@@ -157,7 +164,7 @@ function oneStep(slices, families, kernels, steps) {
     soon();
   }
   function search(text) {
-    state.set({ find: text, kinds: null });
+    state.set({ find: text });
     searchFor(text);
   }
   function searchFor(text) {
@@ -166,16 +173,17 @@ function oneStep(slices, families, kernels, steps) {
     const hits = slices.names.map((name) => name.toLowerCase().includes(wanted) || (families.get(name) ?? "").includes(wanted));
     mark(wanted ? (i) => hits[slices.name[i]] : null);
   }
-  function showKinds(kinds) {
-    state.set({ kinds: kinds.join("."), find: null }, { push: true });
-    markKinds(kinds);
-    jump("timeline");
-  }
-  function markKinds(kinds) {
-    const codes = kinds.map((kind) => KINDS.indexOf(kind));
-    find.value = "";
-    mark((i) => codes.includes(slices.kind[i]));
-    said.textContent = `${kinds.map((kind) => KIND_TEXT[kind]).join(" and ")} marked; Escape clears`;
+  // What a finding is about: marked, and the time around it in view. Without it the whole step.
+  function showFocus(wanted) {
+    unmark();
+    if (!wanted) return show(0, slices.span);
+    mark(wanted.marks);
+    if (wanted.rank !== null) view.rank = wanted.rank;
+    const row = rows.find((r) => r.rank === wanted.rank);
+    if (row) rowToShow = row.index;
+    bound(wanted.from, wanted.to);
+    said.textContent = wanted.said;
+    return soon();
   }
   function showRank(rank) {
     state.set({ rank: String(rank) }, { push: true });
@@ -190,7 +198,7 @@ function oneStep(slices, families, kernels, steps) {
     soon();
   }
   function clear() {
-    state.set({ rank: null, find: null, kinds: null, slice: null });
+    state.set({ rank: null, find: null, slice: null });
     unmark();
   }
   function unmark() {
@@ -203,12 +211,12 @@ function oneStep(slices, families, kernels, steps) {
   // What the address says of this step: anything that it has not is ignored.
   function restore() {
     const [from, to, rank, slice] = ["from", "to", "rank", "slice"].map(state.number);
-    const kinds = (state.get("kinds") ?? "").split(".").filter((kind) => KINDS.includes(kind)), text = (state.get("find") ?? "").slice(0, 200);
+    const text = (state.get("find") ?? "").slice(0, 200);
     unmark();
     if (from !== null && to !== null && from < to) bound(from, to);
     else bound(0, slices.span);
-    if (kinds.length) markKinds(kinds);
-    else if (text) searchFor(text);
+    if ([from, to, rank, slice].every((v) => v === null) && !text) showFocus(focus());
+    if (text) searchFor(text);
     if (rank !== null && slices.ranks.includes(rank)) markRank(rank);
     if (slice !== null && Number.isInteger(slice) && slice >= 0 && slice < slices.start.length) point(slice);
     soon();
@@ -230,12 +238,12 @@ function oneStep(slices, families, kernels, steps) {
     members.size ? el("label", {}, allArrows, " all arrows") : null);
   const help = el("p", { class: "quiet", id: "timeline-help" }, `${HELP}${members.size ? HELP_WITH_OTHERS : ""}. Escape clears.`);
   restore();
-  return { parts: [controls, help, box, map.canvas, legend(usedKinds(slices)), said, detail, sums, arrivals], draw, restore, showRank, showKinds };
+  return { parts: [controls, help, box, map.canvas, legend(usedKinds(slices)), said, detail, sums, arrivals], draw, restore, showRank, showFocus };
 }
 
 const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag for the sums of a range (R: of what is in view), . and , for the next slice, N for the next match. " +
-  "A click on a kernel says who launched it";
-const HELP_WITH_OTHERS = ", one on a collective lists its arrivals: arrows lead from the last rank to those that waited for it";
+  "A click on a kernel shows its launch";
+const HELP_WITH_OTHERS = ", one on a collective lists its arrivals: arrows point from the last rank to those that waited";
 
 function timelineTitle(slices) {
   const what = slices.step === null ? "The window" : `Step ${slices.step}`;
@@ -270,10 +278,10 @@ function sliceLines(slices, i) {
 function arrivalTable(slices, list, match) {
   const first = Math.min(...list.map((i) => slices.start[i]));
   return el("div", {}, el("h3", {}, `Arrivals at ${slices.matched.what[match]}`),
-    sortedTable("arrivals", list, [
-      { title: "rank", get: (i) => slices.ranks[slices.rank[i]], number: true },
-      { title: "arrived after the first", get: (i) => slices.start[i] - first, show: timeText, number: true, bar: true },
-      { title: "waited", get: (i) => slices.wait[i], show: timeText, number: true },
-      { title: "transfer", get: (i) => slices.dur[i] - slices.wait[i], show: timeText, number: true },
-    ], { sort: 1 }));
+    table("arrivals", list, [
+      { title: "rank", key: (i) => slices.ranks[slices.rank[i]], unit: "rank" },
+      { title: "arrived after the first", key: (i) => slices.start[i] - first, unit: "ms", bar: true },
+      { title: "waited", key: (i) => slices.wait[i], unit: "ms" },
+      { title: "transfer", key: (i) => slices.dur[i] - slices.wait[i], unit: "ms" },
+    ]));
 }

@@ -11,11 +11,12 @@ function sliceDetail(slices, i, kernels, markName) {
   return el("div", {}, el("h3", { class: "kernel-name" }, name),
     el("dl", { class: "facts" }, facts.flatMap(([what, value]) => [el("dt", {}, what), el("dd", {}, value)])),
     el("p", {}, el("b", {}, "All launches of this kernel "), chip("mark them", () => markName(slices.name[i]))),
-    plainTable(["where", "launches", "total", "mean"], [
+    table("launches", [
       launchRow(`this step, rank ${slices.ranks[rank]}`, sameName(slices, i, (k) => slices.rank[k] === rank)),
       ...(slices.ranks.length > 1 ? [launchRow(`this step, ${slices.ranks.length} ranks`, sameName(slices, i, () => true))] : []),
       ...(kernels.has(name) ? [windowRow(kernels.get(name))] : []),
-    ]));
+    ], [{ title: "where", key: "where" }, { title: "launches", key: "count", unit: "count" }, { title: "total", key: "total", unit: "ms" },
+      { title: "mean", key: (r) => r.total / r.count, unit: "ms" }]));
 }
 
 function sameName(slices, i, wanted) {
@@ -28,8 +29,8 @@ function sameName(slices, i, wanted) {
   return out;
 }
 
-const launchRow = (where, { count, total }) => [where, countText(count), timeText(total), timeText(total / count)];
-const windowRow = (k) => ["whole window, mean over ranks", countText(k.count), timeText(k.total_ms), timeText(k.mean_ms)];
+const launchRow = (where, sums) => ({ where, ...sums });
+const windowRow = (k) => ({ where: "whole window, mean over ranks", count: k.count, total: k.total_ms });
 
 // What each kind took between two moments: the time in which at least one slice of it ran, rank by rank.
 /** @param {Slices} slices @param {Row[]} rows @param {number} t0 @param {number} t1 @param {() => void} zoom */
@@ -40,13 +41,13 @@ function rangeSums(slices, rows, t0, t1, zoom) {
   const mean = (ms) => ms.reduce((a, b) => a + b, 0) / ms.length;
   const single = rows.length === 1;
   return el("div", {}, el("h3", {}, `From ${timeText(from)} to ${timeText(to)}: ${timeText(to - from)}`),
-    el("p", {}, chip("zoom to it", zoom), el("span", { class: "quiet" }, "Kinds run beside each other, so they need not add up to the range.")),
-    sortedTable("sums of the range", list, [
-      { title: "what", get: (r) => KIND_TEXT[r.kind] },
-      { title: single ? "time" : "mean over ranks", get: (r) => mean(r.ms), show: timeText, number: true, bar: true },
-      { title: "of the range", get: (r) => (100 * mean(r.ms)) / (to - from || 1), show: (v) => pctText(v), number: true },
-      ...(single ? [] : [{ title: "most", get: (r) => Math.max(...r.ms), show: (v, r) => `${timeText(v)} (rank ${slices.ranks[most(r.ms)]})`, number: true }]),
-    ], { sort: 1 }));
+    el("p", {}, chip("zoom to it", zoom), el("span", { class: "quiet" }, "Kinds overlap, so they need not add up to the range.")),
+    table("sums of the range", list, [
+      { title: "what", key: (r) => KIND_TEXT[r.kind] },
+      { title: single ? "time" : "mean over ranks", key: (r) => mean(r.ms), unit: "ms", bar: true },
+      { title: "of the range", key: (r) => (100 * mean(r.ms)) / (to - from || 1), unit: "pct" },
+      ...(single ? [] : [{ title: "most", key: (r) => Math.max(...r.ms), unit: "ms", show: (r, v) => `${timeText(v)} (rank ${slices.ranks[most(r.ms)]})` }]),
+    ]));
 }
 
 // Series of one kind do not overlap, but a lane may have several beside each other: their union counts.

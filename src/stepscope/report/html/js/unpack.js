@@ -1,4 +1,4 @@
-// The page's data: base64 -> gzip -> a header and columns of varints (see pack.py).
+// The page's data: base64 -> gzip -> a header and columns of varints (see page_data.py).
 
 function bytesOfBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -20,9 +20,8 @@ async function unpack(text) {
   };
   return {
     report: header.report,
+    sentence: header.sentence,
     trust: header.trust,
-    calibration: header.calibration,
-    trees: header.trees,
     grid: header.grid && gridOf(header.grid, column),
     pictures: header.pictures ?? {},
     slices: header.slices && slicesOf(header.slices, column),
