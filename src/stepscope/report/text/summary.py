@@ -526,10 +526,10 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
         return []
     places = [printable(f"{x['file']}:{x['line']}" if x["file"] else x["module"], width=40) for x in lines]
     names = max(map(len, places))
-    rows: list[Row] = [((" Costly lines (time on the critical path, no known fix)", "bold"),)]
+    rows: list[Row] = [((" Costly lines (time on the critical path, no known fix)"[: view.width], "bold"),)]
     for place, line in zip(places, lines, strict=True):
         times = f"{view.ms(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
-        rows.append(((f"   {place:<{names}}  {times}  {printable(line['module'] or '', width=20)}", ""),))
+        rows.append(((f"   {place:<{names}}  {times}  {printable(line['module'] or '', width=20)}"[: view.width], ""),))
     return rows
 
 
