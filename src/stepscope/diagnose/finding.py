@@ -16,7 +16,7 @@ from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing
+from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing, recording_of
 
 # What is worth saying: the few policies that all kinds share, as shares of the step.
 #
@@ -191,7 +191,9 @@ class Kind:
     subject: str = ""
 
     def candidates(self, account: Account) -> "list[Candidate]":
-        """Return what it matches in a run, none where the run has made the fix already."""
+        """Return what it matches in a run, none where the run has made the fix already or the recording cannot prove it."""
+        if FAULTS[self.id].category in recording_of(account).unprovable:
+            return []
         if self.training_only and not trains(account.strategy.passes):
             return []
         if Need.STEPS in self.needs and not account.num_steps:
