@@ -192,7 +192,7 @@ class Kind:
 
     def candidates(self, account: Account) -> "list[Candidate]":
         """Return what it matches in a run, none where the run has made the fix already or the recording cannot prove it."""
-        if FAULTS[self.id].category in recording_of(account).unprovable:
+        if recording_of(account).rules_out(FAULTS[self.id].category):
             return []
         if self.training_only and not trains(account.strategy.passes):
             return []
@@ -215,7 +215,8 @@ class Kind:
         """Return what it would need to say that the fault is not there; nothing where it has it all."""
         if not applies(account, self.scope) or (self.training_only and not trains(account.strategy.passes)):
             return []
-        return [said for said in (missing(account, need) for need in self.needs) if said is not None]
+        unshown = recording_of(account).unshown(FAULTS[self.id].category)
+        return [*(said for said in (missing(account, need) for need in self.needs) if said is not None), *unshown]
 
 
 def words(account: Account) -> dict[str, str]:

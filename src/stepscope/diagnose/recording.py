@@ -20,18 +20,20 @@ from stepscope.cost.chips import mfu_peak
 from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, clip, covered_ns, union
 from stepscope.records import ArrayRecord, once_per_record
-from stepscope.run.device_work import DEVICE_KINDS, Rows, enclosing
+from stepscope.run.device_work import DEVICE_KINDS, Rows, enclosing, lookup
 from stepscope.run.rank import Rank
 from stepscope.run.steps import DECODE, SERVING
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string, of_kinds
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_MS
 
 # What a recording can prove.
 
-HOST = frozenset(("host-bound", "data-bound"))
-OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
-EVERYTHING = HOST | OTHER_RANKS | {"compute-bound", "copy-bound"}
+_HOST_ONLY = frozenset(("host-bound",))
+_HOST = _HOST_ONLY | {"data-bound"}
+_OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
+EVERYTHING = _HOST | _OTHER_RANKS | {"compute-bound", "copy-bound"}
 
 _WHY_UNKNOWN = {
     "queued": "work was queued and the device did not start it",
@@ -76,6 +78,15 @@ class Recording(ArrayRecord):
     def unprovable(self) -> frozenset[str]:
         """Return the verdicts, and the categories of findings, that the recording cannot prove."""
         return frozenset[str]().union(*(limit.unprovable for limit, _ in self.limits))
+
+    def rules_out(self, category: str | None) -> bool:
+        """Return whether findings of a category are not proved; those of none are facts of any recording of a run."""
+        return self.unprovable >= EVERYTHING if category is None else category in self.unprovable
+
+    def unshown(self, category: str | None) -> list[str]:
+        """Return what a recording would have to show for findings of a category."""
+        limits = (limit for limit, _ in self.limits if category in limit.unprovable)
+        return [f"a recording that shows {limit.cannot_show}" for limit in limits]
 
     @property
     def cannot_show(self) -> tuple[str, ...]:
@@ -215,7 +226,7 @@ def _judged_span(rank: Rank) -> tuple[int, int]:
 def _cold_calls(rank: Rank) -> Rows:
     """Return long calls that neither wait nor copy while the device idles: modules are loaded, a context is created.
 
-    A launch is one where it is the first of its kernel, another call where it does not recur in most steps.
+    None of them recurs in most steps, and a launch is the first of its kernel.
     """
     trace, work = rank.trace, rank.work
     rows = rank.rows_named(_may_initialise, EventKind.RUNTIME)
@@ -226,13 +237,14 @@ def _cold_calls(rank: Rank) -> Rows:
     rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
     launched = np.flatnonzero(work.launch_row >= 0)
     launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
+    kernel = lookup(work.launch_row[launched], work.name[launched], rows)
+    what = np.where(kernel >= 0, kernel, -1 - trace["name"][rows])  # the kernel of a launch, else the call
+    if rank.steps.known > 2:
+        step = rank.steps.of(trace["ts_ns"][rows])
+        often = [w for w in distinct(what).tolist() if len(distinct(step[what == w])) >= MOSTLY * rank.steps.known]
+        rows = rows[~np.isin(what, often)]
     first = launched[np.unique(work.name[launched], return_index=True)[1]]
-    rows = rows[~np.isin(rows, np.setdiff1d(work.launch_row[launched], work.launch_row[first]))]
-    if rank.steps.known < 3:
-        return rows
-    names, step = trace["name"][rows], rank.steps.of(trace["ts_ns"][rows])
-    often = [n for n in np.unique(names) if len(np.unique(step[names == n])) >= MOSTLY * rank.steps.known]
-    return rows[~np.isin(names, often)]
+    return rows[~np.isin(rows, np.setdiff1d(work.launch_row[launched], work.launch_row[first]))]
 
 
 def _may_initialise(name: str) -> bool:
@@ -245,18 +257,18 @@ def _ms(time_ns: float) -> str:
 
 
 _WARM = "record again after a few warm-up steps"
-_WHOLE = "record a few whole steps with CPU and device activities (torch.profiler.schedule, or stepscope record)"
+_WHOLE = "record whole steps with CPU and device activities (stepscope record)"
 
 # the most limiting first
 LIMITS = (
-    Limit("graph-capture", _graph_capture, EVERYTHING, "a run: this is the capture of its graphs",
+    Limit("graph-capture", _graph_capture, EVERYTHING, "how the captured graphs run",
           "record again once the graphs are replayed"),
-    Limit("cold-start", _cold_start, frozenset(("host-bound",)), "host costs of a warm step", _WARM),
+    Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, EVERYTHING, "where most of the time went", _WHOLE),
-    Limit("device-only", _device_only, HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
-    Limit("fragment", _few_operations, HOST | {"copy-bound"}, "idle time of a job", _WHOLE),
-    Limit("", _ranks_missing, OTHER_RANKS, "whether communication waits for a late rank or for the network",
+    Limit("device-only", _device_only, _HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
+    Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
+    Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip
 
