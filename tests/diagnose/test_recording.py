@@ -136,7 +136,7 @@ def test_a_fragment_of_a_few_operations_has_no_host_findings(tmp_path: Path) -> 
     launching(r, 0, kernels=5)
     found = document(tmp_path, r)
     assert found["recording"]["kind"] == "fragment" and not ids(found)
-    assert "fragment of 5 device operations" in found["verdict_reason"]
+    assert "fragment of 5 operations" in found["verdict_reason"]
 
 
 def test_device_activity_alone_does_not_tell_why_the_device_idled(tmp_path: Path) -> None:
@@ -187,6 +187,25 @@ def test_decoding_few_tokens_is_bound_by_memory(tmp_path: Path, tokens: int, ver
     found = document(tmp_path, r)
     assert found["recording"]["kind"] == "serving"
     assert found["verdict"] == verdict
+
+
+@pytest.mark.parametrize("damage", ["longer", "before its launch"])
+def test_impossible_times_do_not_change_the_account(tmp_path: Path, damage: str) -> None:
+    def budget(folder: Path, job: RankTrace) -> tuple[dict[str, Any], list[str]]:
+        folder.mkdir()
+        found = document(folder, job)
+        return {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}, found["warnings"]
+
+    whole, _ = budget(tmp_path / "whole", steps(RankTrace(), 6, 10_000, busy))
+    job = steps(RankTrace(), 6, 10_000, busy)
+    kernel = [e for e in job.events if e["cat"] == "kernel"][57]
+    if damage == "longer":
+        kernel["dur"] *= 60
+    else:
+        kernel["ts"] -= 18_000
+    damaged, warnings = budget(tmp_path / "damaged", job)
+    assert any("impossible times, corrected: 1 " in line for line in warnings)
+    assert damaged == pytest.approx(whole, rel=0.005, abs=0.05)
 
 
 def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_calls import is_synchronisation
+from stepscope.analyze.host_calls import host_calls, is_synchronisation
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import mfu_peak
@@ -188,12 +188,24 @@ def _device_only(account: Account) -> str | None:
     return "the trace has device activity only: what the host did while the device idled is unknown"
 
 
+def _single_operation(account: Account) -> str | None:
+    count = _count_operations(account)
+    return "cannot be diagnosed: the trace has a single operation" if count == 1 and not account.num_steps else None
+
+
 def _few_operations(account: Account) -> str | None:
-    with_device = [r for r in account.run.ranks if r.has_device]
-    count = max((len(r.work) for r in with_device), default=_FEW_OPERATIONS)
+    count = _count_operations(account)
     if account.num_steps or count >= _FEW_OPERATIONS:
         return None
-    return f"a fragment of {count} device operations without a step: its idle time is not that of a job"
+    return f"a fragment of {count} operations without a step: its idle time is not that of a job"
+
+
+@once_per_record
+def _count_operations(account: Account) -> int:
+    """Return how much work the busiest rank recorded: operations of the device, else operators that no other calls."""
+    return max(
+        len(rank.work) if rank.has_device else int((host_calls(rank).parent < 0).sum()) for rank in account.run.ranks
+    )
 
 
 def _cold_start(account: Account) -> str | None:
@@ -266,6 +278,7 @@ LIMITS = (
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, EVERYTHING, "where most of the time went", _WHOLE),
+    Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
     Limit("device-only", _device_only, _HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",

@@ -7,6 +7,7 @@ Work launched before the window has no launch event: it is in the window, but in
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,56 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
         reused_correlation=reused,
     )
     return work, counts
+
+
+# A stream runs one operation after another, and nothing runs before it is launched. Times that contradict this are
+# damaged where few do; where many do, the device works differently or has another clock. Healthy traces overlap by
+# microseconds.
+_MAX_DAMAGED = 0.02
+_IMPOSSIBLE_NS = 50_000
+
+
+def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
+    """Return the trace with impossible times of device operations corrected, None where there are none.
+
+    One that began before its launch is put behind the one launched before it, one that its stream has no time for takes
+    as long as others of its name.
+    """
+    launched = np.flatnonzero(work.launch_row >= 0)
+    launch = np.full(len(work), np.iinfo(np.int64).min)
+    launch[launched] = trace["ts_ns"][work.launch_row[launched]]
+    early = _if_few(np.flatnonzero(launch - _IMPOSSIBLE_NS > work.start_ns), work)
+    start, took = work.start_ns.copy(), work.end_ns - work.start_ns
+    whole = np.ones(len(work), bool)
+    whole[early] = False
+    for place in early.tolist():
+        before = whole & _same_stream(work, place) & (launch < launch[place])
+        start[place] = max(launch[place], int(work.end_ns[before].max(initial=0)))
+    order = np.lexsort((start, work.stream, work.device))
+    this, following = order[:-1], order[1:]
+    same = (work.stream[this] == work.stream[following]) & (work.device[this] == work.device[following])
+    room = start[following] - start[this]
+    long = _if_few(np.flatnonzero(same & (took[this] - room > np.maximum(_IMPOSSIBLE_NS, took[this] // 2))), work)
+    if not len(early) and not len(long):
+        return None
+    whole[this[long]] = False
+    columns = {**trace.columns, "ts_ns": trace["ts_ns"].copy(), "dur_ns": trace["dur_ns"].copy()}
+    columns["ts_ns"][work.row[early]] = start[early]
+    for place, most in zip(this[long].tolist(), room[long].tolist(), strict=True):
+        alike = took[whole & (work.name == work.name[place])]
+        columns["dur_ns"][work.row[place]] = min(most, int(np.median(alike))) if len(alike) else most
+    counts = ((len(long), "were longer than their stream allows"), (len(early), "began before their launch"))
+    said = " and ".join(f"{n:,} {what}" for n, what in counts if n)
+    note = f"device operations with impossible times, corrected: {said}"
+    return replace(trace, columns=columns, quality=replace(trace.quality, notes=(*trace.quality.notes, note)))
+
+
+def _if_few(places: Rows, work: DeviceWork) -> Rows:
+    return places if len(places) <= _MAX_DAMAGED * len(work) else places[:0]
+
+
+def _same_stream(work: DeviceWork, place: int) -> npt.NDArray[np.bool_]:
+    return (work.stream == work.stream[place]) & (work.device == work.device[place])
 
 
 def _num_streams(work: DeviceWork) -> int:
