@@ -33,7 +33,8 @@ from stepscope.units import NS_PER_MS
 _HOST_ONLY = frozenset(("host-bound",))
 _HOST = _HOST_ONLY | {"data-bound"}
 _OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
-EVERYTHING = _HOST | _OTHER_RANKS | {"compute-bound", "copy-bound"}
+_IDLE = _HOST | _OTHER_RANKS | {"copy-bound", "unclear"}
+EVERYTHING = _IDLE | {"compute-bound"}
 
 _WHY_UNKNOWN = {
     "queued": "work was queued and the device did not start it",
@@ -277,7 +278,7 @@ LIMITS = (
           "record again once the graphs are replayed"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
-    Limit("fragment", _unexplained, EVERYTHING, "where most of the time went", _WHOLE),
+    Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
     Limit("device-only", _device_only, _HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),

@@ -136,7 +136,7 @@ def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
     launched = np.flatnonzero(work.launch_row >= 0)
     launch = np.full(len(work), np.iinfo(np.int64).min)
     launch[launched] = trace["ts_ns"][work.launch_row[launched]]
-    early = _if_few(np.flatnonzero(launch - _IMPOSSIBLE_NS > work.start_ns), work)
+    early = _if_few(np.flatnonzero(launch > work.start_ns + _IMPOSSIBLE_NS), work)
     start, took = work.start_ns.copy(), work.end_ns - work.start_ns
     whole = np.ones(len(work), bool)
     whole[early] = False
