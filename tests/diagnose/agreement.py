@@ -11,6 +11,7 @@ from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compar
 from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of, guides_of
 from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.diagnose.recording import recording_of
 from stepscope.diagnose.verdict import (
     BALANCED,
     MEMORY,
@@ -131,6 +132,8 @@ def _of_savings(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
 def _of_verdict(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) -> Iterator[str]:
     first = diagnosis.worth[0] if diagnosis.worth else None
     told = "compute-bound" if conclusion.verdict == MEMORY else conclusion.verdict
+    if conclusion.verdict == UNCLEAR and recording_of(account).limits:
+        return
     if first is not None and first.saving_pct >= WORTH_NAMING_PCT:
         if told != category_of_finding(account, first):
             yield f"verdict {conclusion.verdict} beside a first finding {first.id} of {first.saving_pct:.0f} %"

@@ -10,10 +10,11 @@ A gap ends with a device operation, and that operation's launch tells what the d
                                    is what launching costs
     no launch in the trace         unknown
 
-A host that is blocked loses its lead over the device. Where the device ran dry during a block, the whole gap is the
-block's. Later gaps are its too until they add up to the time lost: with launches `D` earlier, the idle time after
-them is `max(0, idle - D)`. So idle time that looks like launching goes to the last block before it as long as blocks
-have taken more than idle time has given.
+A host that is blocked loses its lead over the device. Where the device ran dry during a block, the gap is the block's
+up to the length of the block and the ordinary python after it: a longer gap has another cause. Later gaps are its too
+until they add up to the time lost: with launches `D` earlier, the idle time after them is `max(0, idle - D)`. So idle
+time that looks like launching goes to the last block before it as long as blocks have taken more than idle time has
+given.
 """
 
 import re
@@ -210,7 +211,7 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     }
     blocked = painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
     slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
-    slices = _with_lost_lead(slices, blocked, _ran_dry(idle, slices, blocked))
+    slices = _with_lost_lead(slices, blocked, _ran_dry_ns(idle, slices, blocked))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
 
 
@@ -256,22 +257,29 @@ def _gap_at(idle: Intervals, moment: Int64s) -> Int64s:
     return np.searchsorted(idle.start, moment, side="right") - 1
 
 
-def _ran_dry(idle: Intervals, slices: Timeline, blocked: Timeline) -> npt.NDArray[np.bool_]:
-    at = np.searchsorted(blocked.start, idle.start, side="right") - 1
-    began_blocked = blocked.label[np.maximum(at, 0)] != NOTHING
-    return (slices.label == Cause.LAUNCH) & began_blocked[_gap_at(idle, slices.start)]
+def _ran_dry_ns(idle: Intervals, slices: Timeline, blocked: Timeline) -> Int64s:
+    """Return how much of each slice the block explains in which the device ran dry: its length, and python after it."""
+    blocks, gap = blocked.of(*BlockCause), _gap_at(idle, slices.start)
+    if not len(blocks) or not len(gap):
+        return np.zeros(len(gap), np.int64)
+    at = np.searchsorted(blocks.start, idle.start, side="right") - 1
+    length = np.where((at >= 0) & (blocks.end[at] > idle.start), blocks.end[at] - blocks.start[at] + STALL_NS, 0)
+    dur = np.where(slices.label == Cause.LAUNCH, slices.end - slices.start, 0)
+    before = np.cumsum(dur) - dur
+    before -= before[np.searchsorted(gap, gap)]
+    return np.clip(length[gap] - before, 0, dur)
 
 
-def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np.bool_]) -> Timeline:
+def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry_ns: Int64s) -> Timeline:
     taken = blocked.of(*BlockCause)
     if not len(slices.start) or not len(taken):
         return slices
     dur = slices.end - slices.start
-    given = np.cumsum(np.where(~among(slices.label, _DEVICES_OWN) & ~ran_dry, dur, 0))
+    given = np.cumsum(np.where(among(slices.label, _DEVICES_OWN), 0, dur - ran_dry_ns))
     lost = covered_ns(taken, blocked.start[:1], slices.end)
     remains = np.maximum.accumulate(np.maximum(given - lost, 0))  # idle time that no earlier launch would spare
     spared = np.where(slices.label == Cause.LAUNCH, dur - np.diff(remains, prepend=0), 0)
-    spared = np.where(ran_dry, dur, np.clip(spared, 0, dur))
+    spared = np.maximum(ran_dry_ns, np.clip(spared, 0, dur))
     at = np.flatnonzero(blocked.label != NOTHING)
     i = np.searchsorted(blocked.start[at], slices.start, side="right") - 1
     cause_of = np.array([_OF_BLOCKED[kind] for kind in BlockCause], np.uint8)

@@ -31,7 +31,7 @@ from stepscope.analyze.replay.removal import NO_PART, Part
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.stacks import Line
 from stepscope.contract.step_line import Region
-from stepscope.cost.chips import Chip, mfu_peak
+from stepscope.cost.chips import Chip, Peak, mfu_peak
 from stepscope.cost.kernel_names import Family
 from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import Mask, at, device_ns, has_device, per_step, place_of, with_work_ns, without_parts
@@ -175,9 +175,9 @@ _REACHED = 0.6
 
 
 def _precision(account: Account) -> Iterator[Match]:
-    chip = account.chip.chip
+    chip, can = account.chip.chip, abilities(account.run.ranks, account.chip.chip)
     peak = mfu_peak(chip) if chip else None
-    if chip is None or peak is None or account.step is None:
+    if account.step is None or (peak is None and can.bf16 is None):  # nothing shows 16-bit units
         return
     costs = [view.costs for view in account.ranks]
     products = [c.is_matmul & (c.rank.work.step >= 0) for c in costs]
@@ -189,9 +189,9 @@ def _precision(account: Account) -> Iterator[Match]:
     # 16 bit already and these were forgotten.
     if not spent or spent < (NOTABLE if mixed else MOSTLY) * account.step.step_ns:
         return
-    times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(costs, chosen, strict=True)]
+    times = [_sixteen_bit_ns(c, mask, chip, peak) for c, mask in zip(costs, chosen, strict=True)]
     off = device_ns(account, [mask & (c.tensor_core == 0) for c, mask in zip(costs, chosen, strict=True)])
-    can, training = abilities(account.run.ranks, chip), bool(trains(account.strategy.passes))
+    training = bool(trains(account.strategy.passes))
     scaler = " with torch.amp.GradScaler, because its range is small" if can.narrow == "float16" and training else ""
     least = "; at least torch.set_float32_matmul_precision('high') for TF32" if can.tf32 is not False else ""
     how = (
@@ -218,10 +218,14 @@ def _precision(account: Account) -> Iterator[Match]:
             evidence_ms("32-bit matrix products {per_step}", spent, "mean rank"),
             evidence_ms("of it off the tensor cores", off, "mean rank"),
         ),
+        doubt=None if peak is not None else 0.5,
     )
 
 
-def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip, peak_flops: float) -> Floats:
+def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip | None, peak: Peak | None) -> Floats:
+    if chip is None or peak is None:  # every chip with 16-bit units multiplies at least twice as fast on them
+        return np.minimum(np.maximum(costs.duration_ns / 2, 3_000.0), costs.duration_ns)
+    peak_flops = peak.flops_per_s
     by_flops = costs.flops / (peak_flops * _REACHED) * 1e9
     by_bytes = costs.bytes / 2 / chip.memory_gb_per_s if chip.memory_gb_per_s else np.zeros(len(mask))
     # Without shapes the ratio of the units' peaks stands in.
@@ -523,13 +527,13 @@ KINDS = (
          scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.3, subject="converting the layout of tensors"),
     Kind("memory-bound-attention", _attention, "Attention writes its score matrices to memory",
          "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
-         "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention), with is_causal=True instead of a causal "
-         "mask. The saving is of fused attention.",
+         "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention); where the mask is causal, is_causal=True "
+         "replaces it. The saving is of fused attention.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.HOST), doubt=0.2),
     Kind("precision", _precision, "{which}",
          "products {why}",
          "{how} The saving is of 16-bit products at the rate such shapes reach.",
-         scope=_DEVICE, needs=(Need.DEVICE, Need.PEAK), doubt=0.2),
+         scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.2),
     Kind("optimizer", _optimizer, "The optimizer step is not fused",
          "{launches} device operations per optimizer step",
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "

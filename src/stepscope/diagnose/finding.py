@@ -16,7 +16,7 @@ from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing
+from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing, recording_of
 
 # What is worth saying: the few policies that all kinds share, as shares of the step.
 #
@@ -191,7 +191,9 @@ class Kind:
     subject: str = ""
 
     def candidates(self, account: Account) -> "list[Candidate]":
-        """Return what it matches in a run, none where the run has made the fix already."""
+        """Return what it matches in a run, none where the run has made the fix already or the recording cannot prove it."""
+        if recording_of(account).rules_out(FAULTS[self.id].category):
+            return []
         if self.training_only and not trains(account.strategy.passes):
             return []
         if Need.STEPS in self.needs and not account.num_steps:
@@ -213,7 +215,8 @@ class Kind:
         """Return what it would need to say that the fault is not there; nothing where it has it all."""
         if not applies(account, self.scope) or (self.training_only and not trains(account.strategy.passes)):
             return []
-        return [said for said in (missing(account, need) for need in self.needs) if said is not None]
+        unshown = recording_of(account).unshown(FAULTS[self.id].category)
+        return [*(said for said in (missing(account, need) for need in self.needs) if said is not None), *unshown]
 
 
 def words(account: Account) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 saving alone   the run replayed with this fix and no other: what is shown first, and the order of the findings
 what it adds   the same after all findings above it, so that no millisecond is promised twice
-worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed
+worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed; the
+               time that shows the fault is at least half of the saving
 """
 
 from collections.abc import Iterable
@@ -153,7 +154,11 @@ def _chosen(replays: _Replays, found: dict[bool, list[Candidate]]) -> list[Candi
             if c.kind.always or c.match.limit_ns is None or c.match.limit_ns >= NEGLIGIBLE * step_ns
         ]
         alone = {id(c): replays.saving_ns(replays.recorded, c) for c in able}
-        left = [c for c in able if c.kind.always or alone[id(c)] >= NEGLIGIBLE * step_ns]
+        left = [
+            c
+            for c in able
+            if c.kind.always or (alone[id(c)] >= NEGLIGIBLE * step_ns and _is_supported(c, alone[id(c)]))
+        ]
         while left:
             fresh = fixed is replays.recorded
             still = {id(c): alone[id(c)] if fresh else replays.saving_ns(fixed, c) for c in left}
@@ -163,6 +168,15 @@ def _chosen(replays: _Replays, found: dict[bool, list[Candidate]]) -> list[Candi
                 chosen.append(best)
                 fixed = replays.applied(fixed, best) if fixed is not None else None
     return chosen
+
+
+def _is_supported(candidate: Candidate, saving_ns: float) -> bool:
+    """Return whether the time that shows a fault is at least half of what its fix saves.
+
+    Where the host that launches or awaits the work counts as well, the time on the device is a part of the evidence.
+    """
+    cost_ns, kind = candidate.match.cost_ns, candidate.kind
+    return cost_ns is None or kind.general or FAULTS[kind.id].or_host or cost_ns >= MOSTLY * saving_ns
 
 
 def _first(candidates: list[Candidate], saving: dict[int, float]) -> Candidate:

@@ -1,9 +1,10 @@
 """What bounds the run, in one word and one reason?
 
-    1. a finding is worth 10 % of the step alone     the category of the first finding, and what it costs
-    2. none is                                       the largest category of the budget, where the replay agrees that
+    1. the recording cannot prove the largest part   `unclear`, with the limit of the recording
+    2. a finding is worth 10 % of the step alone     the category of the first finding, and what it costs
+    3. none is                                       the largest category of the budget, where the replay agrees that
                                                      removing it helps; `balanced` and `memory-bound` are refinements
-    3. neither tells                                 `unclear`, with the reason
+    4. neither tells                                 `unclear`, with the reason
 
 Every rendering shows this one conclusion.
 """
@@ -28,7 +29,7 @@ from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import FAULTS, Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.ranks import ranks_text
-from stepscope.diagnose.recording import applied
+from stepscope.diagnose.recording import EVERYTHING, applied, memory_bound_decoding, recording_of, why_unknown
 from stepscope.run.rank import CPU, rank_ranges
 
 # What a run can be bound by: which parts of the budget, and which findings, stand for each category.
@@ -133,12 +134,6 @@ def _without_host(replay: Replay) -> Replay:
 WORTH_NAMING_PCT = 10.0
 # of a category's time has to go when it is taken out of the replay: else something else bounds the step
 _AGREES = 0.25
-_WHY_UNKNOWN = {
-    "queued": "work was queued and the device did not start it",
-    "other_stream": "one stream waited for another",
-    "profiler": "the profiler's own buffers",
-    "unknown": "the device idled and the trace does not say why",
-}
 
 
 @dataclass(frozen=True)
@@ -160,11 +155,27 @@ class Conclusion:
 def conclude(account: Account, diagnosis: Diagnosis) -> Conclusion:
     """Return the verdict with its reason."""
     first = next(iter(diagnosis.worth), None)
+    limit = _deciding_limit(account, first)
+    if limit is not None:
+        return Conclusion(UNCLEAR, limit, None)
     if first is not None and first.saving_pct >= WORTH_NAMING_PCT:
         category = category_of_finding(account, first)
         if category is not None:
             return Conclusion(_refined(account, category), _cost_in_words(first), first)
     return _by_budget(account, first)
+
+
+def _deciding_limit(account: Account, first: Finding | None) -> str | None:
+    """Return the limit of the recording whose categories take more of the step than anything that it proves."""
+    times, limits = category_times_ns(account), recording_of(account).limits
+    for limit, reason in limits:
+        lost = sum(times[category] for category in limit.unprovable)
+        if limit.unprovable >= EVERYTHING:
+            return f"{reason}; {limit.again}"
+        proved = [ns for category, ns in times.items() if category not in limit.unprovable]
+        if lost > max(*proved, first.alone_ns if first is not None else 0.0):
+            return f"{reason}; {limit.again}"
+    return None
 
 
 def budget_note(account: Account, conclusion: Conclusion) -> str | None:
@@ -200,13 +211,15 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
     best = "" if first is None else f"; no single fix saves {WORTH_NAMING_PCT:.0f} %"
     if largest == UNCLEAR:
-        return Conclusion(UNCLEAR, f"{share}{_why_unknown(account)}", None)
+        return Conclusion(UNCLEAR, f"{share}{why_unknown(account)}", None)
     doubt = _doubt(account, largest, times[largest])
     if doubt is not None:
         return Conclusion(UNCLEAR, f"{share}, but {doubt}", None)
     if largest in ("compute-bound", "communication-bound") and _balanced(account):
         return Conclusion(BALANCED, f"compute and communication take about as long; {share}", None)
-    return Conclusion(_refined(account, largest), f"{share}{best}{_made_already(account, largest)}", None)
+    decodes = memory_bound_decoding(account) if largest == "compute-bound" else None
+    why = f"; {decodes}" if decodes is not None else ""
+    return Conclusion(_refined(account, largest), f"{share}{why}{best}{_made_already(account, largest)}", None)
 
 
 def _made_already(account: Account, category: str) -> str:
@@ -225,15 +238,10 @@ def _doubt(account: Account, category: str, time_ns: float) -> str | None:
     return f"the replay without it saves {100 * saved / account.step.step_ns:.0f} %: something else takes as long"
 
 
-def _why_unknown(account: Account) -> str:
-    idle = account.step.idle_ns if account.step else {}
-    known = {cause: ns for cause, ns in idle.items() if cause in _WHY_UNKNOWN}
-    return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
-
-
 def _refined(account: Account, category: str) -> str:
     share = account.kernels.memory_bound_share or 0.0
-    return MEMORY if category == "compute-bound" and share > 0.5 else category
+    decodes = memory_bound_decoding(account) is not None
+    return MEMORY if category == "compute-bound" and (share > 0.5 or decodes) else category
 
 
 def _balanced(account: Account) -> bool:

@@ -21,6 +21,7 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of, guides_of
 from stepscope.diagnose.finding import FAULTS, Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.recording import recording_of
 from stepscope.diagnose.verdict import budget_note, conclude
 from stepscope.document.code import code_json
 from stepscope.document.values import in_ms, ms_or_none, plain
@@ -263,6 +264,7 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         "by_strategy": _by_strategy_json(account),
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
+        "recording": _recording(account),
         **code_json(account),
         "examined": [rule for rule in FAULTS if rule not in unexamined],
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
@@ -285,6 +287,16 @@ def _details(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     from stepscope.document.details import details_json  # what only pictures need
 
     return details_json(account, diagnosis)
+
+
+def _recording(account: Account) -> dict[str, Any]:
+    recording = recording_of(account)
+    return {
+        "kind": recording.kind,
+        "ranks_missing": list(recording.ranks_missing),
+        "cannot_show": list(recording.cannot_show),
+        "line": recording.line,
+    }
 
 
 def _run(account: Account) -> dict[str, Any]:

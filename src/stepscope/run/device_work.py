@@ -7,6 +7,7 @@ Work launched before the window has no launch event: it is in the window, but in
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,74 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
         reused_correlation=reused,
     )
     return work, counts
+
+
+# A stream runs one operation after another, and nothing runs before it is launched. Times that contradict this are
+# damaged where few do; where many do, the device works differently or has another clock. Healthy traces overlap by
+# microseconds.
+_MAX_DAMAGED = 0.02
+_IMPOSSIBLE_NS = 50_000
+
+
+def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
+    """Return the trace with impossible times of device operations corrected, None where there are none.
+
+    One that began before its launch, or before those launched earlier on its stream, is put behind them; one that its
+    stream has no time for takes as long as others of its name.
+    """
+    launched = np.flatnonzero(work.launch_row >= 0)
+    launch = np.full(len(work), np.iinfo(np.int64).min)
+    launch[launched] = trace["ts_ns"][work.launch_row[launched]]
+    early = _if_few(np.flatnonzero((launch > work.start_ns + _IMPOSSIBLE_NS) | _out_of_order(work, launch)), work)
+    start, took = work.start_ns.copy(), work.end_ns - work.start_ns
+    in_time = np.setdiff1d(np.arange(len(work)), early)
+    order = in_time[np.lexsort((start[in_time], work.stream[in_time], work.device[in_time]))]
+    this, following = order[:-1], order[1:]
+    same = (work.stream[this] == work.stream[following]) & (work.device[this] == work.device[following])
+    room = start[following] - start[this]
+    long = _if_few(np.flatnonzero(same & (took[this] - room > np.maximum(_IMPOSSIBLE_NS, took[this] // 2))), work)
+    if not len(early) and not len(long):
+        return None
+    usual = np.setdiff1d(in_time, this[long])
+    for place, most in zip(this[long].tolist(), room[long].tolist(), strict=True):
+        took[place] = _usual_ns(work, usual, place, most)
+    for place in early.tolist():
+        stream = in_time[_same_stream(work, place)[in_time]]
+        before, after = stream[launch[stream] < launch[place]], stream[launch[stream] > launch[place]]
+        start[place] = max(launch[place], int((start + took)[before].max(initial=0)))
+        most = int(start[after].min(initial=start[place] + took[place])) - start[place]
+        took[place] = (
+            took[place] if took[place] <= most + _IMPOSSIBLE_NS else _usual_ns(work, usual, place, max(most, 0))
+        )
+    columns = {**trace.columns, "ts_ns": trace["ts_ns"].copy(), "dur_ns": trace["dur_ns"].copy()}
+    columns["ts_ns"][work.row], columns["dur_ns"][work.row] = start, took
+    counts = ((len(long), "were longer than their stream allows"), (len(early), "began too early"))
+    said = " and ".join(f"{n:,} {what}" for n, what in counts if n)
+    note = f"device operations with impossible times, corrected: {said}"
+    return replace(trace, columns=columns, quality=replace(trace.quality, notes=(*trace.quality.notes, note)))
+
+
+def _out_of_order(work: DeviceWork, launch: Int64s) -> npt.NDArray[np.bool_]:
+    order = np.lexsort((work.start_ns, launch, work.stream, work.device))
+    change = (np.diff(work.stream[order]) != 0) | (np.diff(work.device[order]) != 0)
+    place, start = np.cumsum(np.append(0, change)), work.start_ns[order] - work.start_ns.min(initial=0)
+    latest = np.maximum.accumulate(start + place * (1 << 50)) - place * (1 << 50)  # per stream: no window is that long
+    found = np.zeros(len(work), bool)
+    found[order] = (latest - start > _IMPOSSIBLE_NS) & (launch[order] > np.iinfo(np.int64).min)
+    return found
+
+
+def _if_few(places: Rows, work: DeviceWork) -> Rows:
+    return places if len(places) <= _MAX_DAMAGED * len(work) else places[:0]
+
+
+def _usual_ns(work: DeviceWork, usual: Rows, place: int, most: int) -> int:
+    alike = usual[work.name[usual] == work.name[place]]
+    return min(most, int(np.median((work.end_ns - work.start_ns)[alike]))) if len(alike) else most
+
+
+def _same_stream(work: DeviceWork, place: int) -> npt.NDArray[np.bool_]:
+    return (work.stream == work.stream[place]) & (work.device == work.device[place])
 
 
 def _num_streams(work: DeviceWork) -> int:

@@ -237,11 +237,45 @@ def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> N
         owner[rank] = trace.path
 
 
+def _refuse_several_runs(traces: list[Trace], known: list[tuple[int, str]]) -> None:
+    """Refuse traces of different jobs: of different world sizes, or without ranks and recorded one after another."""
+    worlds = [believable_world(_stated_world(trace)) for trace in traces]
+    unstated = [trace for trace, (_, source) in zip(traces, known, strict=True) if source == "order"]
+    if len({world for world in worlds if world is not None}) > 1:
+        listed = [f"{Path(t.path).name} ({world or 'unknown'} ranks)" for t, world in zip(traces, worlds, strict=True)]
+        why = "they state different numbers of ranks"
+    elif len(unstated) > 1 and _one_after_another(unstated):
+        listed, why = [Path(t.path).name for t in unstated], "they state no rank and were recorded one after another"
+    else:
+        return
+    more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
+    raise InputError(
+        f"several runs lie together ({why}): {', '.join(listed[:_MAX_LISTED])}{more}; "
+        "pass one of them, by file or by glob"
+    )
+
+
+def _stated_world(trace: Trace) -> object:
+    info = trace.header.get("distributedInfo")
+    return info.get("world_size") if isinstance(info, dict) else None
+
+
+def _one_after_another(traces: list[Trace]) -> bool:
+    timed = [trace["ph"] == ord("X") for trace in traces]
+    if not all(rows.any() for rows in timed):
+        return False
+    start = np.array([int(t["ts_ns"][rows].min()) for t, rows in zip(traces, timed, strict=True)])
+    end = np.array([int((t["ts_ns"] + t["dur_ns"])[rows].max()) for t, rows in zip(traces, timed, strict=True)])
+    order = np.argsort(start)
+    return bool((end[order][:-1] < start[order][1:]).any())
+
+
 # threads; more than that no machine has cores for, and some refuse to start
 MAX_JOBS = 256
 # a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)
 MAX_FULL_RANKS = 128
 _LOAD_MAX_NAMED = 3
+_MAX_LISTED = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -344,6 +378,7 @@ def load_sources(
         traces = _with_parts_joined(_dedupe_traces(traces, lines.append), lines.append)
         traces, known = _one_recording_each(traces, folder, lines.append)
         _refuse_double_ranks(traces, known)
+        _refuse_several_runs(traces, known)
         ranks = list(pool.map(_rank, traces, known))
     return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
@@ -455,7 +490,7 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
     if isinstance(recorded, list):
         warnings += [line for line in recorded if isinstance(line, str)]
     lost = [f"rank lost: {line}" for line in run.unreadable]
-    lines = [*filter(None, [run.sampling]), *warnings, *lost, *_worlds(run), *_missing(run)]
+    lines = [*filter(None, [run.sampling]), *warnings, *lost, *_missing(run)]
     guessed = [r.rank for r in run.ranks_read if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
@@ -472,17 +507,6 @@ def _unseen_devices(run: Run) -> list[str]:
         f"the device of rank {which} was not recorded ({launches:,} launches, no kernel): "
         "what is said is of the host alone, what the device did is unknown; record with ProfilerActivity.CUDA"
     ]
-
-
-def _worlds(run: Run) -> list[str]:
-    said: dict[int, list[int]] = {}
-    for rank in run.ranks_read:
-        if rank.world_size is not None:
-            said.setdefault(rank.world_size, []).append(rank.rank)
-    if len(said) < 2:
-        return []
-    listed = "; ".join(f"{world} say rank {rank_ranges(ranks)}" for world, ranks in sorted(said.items()))
-    return [f"the traces disagree on the number of ranks ({listed}): they are of different jobs"]
 
 
 Answer = TypeVar("Answer")

@@ -12,7 +12,7 @@ import numpy as np
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives import Collectives, device_collectives
-from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work
+from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work, with_possible_times
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import EventKind, Kinds, coded_rows, codes_of_names, event_kinds, labels, names_by_kind
 from stepscope.trace.table import Trace
@@ -194,6 +194,10 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     kinds = event_kinds(trace)
     steps = recorded_steps(trace, kinds)
     work, joins = device_work(trace, kinds, steps)
+    repaired = with_possible_times(trace, work)
+    if repaired is not None:
+        trace, kinds = repaired, event_kinds(repaired)
+        work, joins = device_work(trace, kinds, steps)
     if len(work):
         collectives = device_collectives(trace, work)
     else:

@@ -203,7 +203,7 @@ def assign_ranks(named: Sequence[tuple[str, int | None]]) -> list[tuple[int, str
         _number(_PERHAPS_RANK, name) if known is None else None for (name, _), known in zip(named, out, strict=True)
     ]
     for i, rank in enumerate(perhaps):
-        if rank is not None and rank not in taken and perhaps.count(rank) == 1:
+        if rank is not None and rank not in taken and perhaps.count(rank) == 1 and len(named) > 1:
             out[i] = (rank, "file name")
     taken |= {rank for rank, _ in filter(None, out)}
     free = (n for n in range(len(named) + len(taken) + 1) if n not in taken)

@@ -44,9 +44,10 @@ def lacking(diagnosis: Diagnosis) -> dict[str, str]:
 def test_one_rank_of_many_is_examined_for_what_one_rank_shows(tmp_path: Path) -> None:
     account = one_rank(tmp_path, collectives=100)
     found = diagnose(account)
-    assert {f.id for f in found.findings} & {"too-many-small-collectives", "no-overlap", "communication-bound"}
+    assert not {f.id for f in found.findings} & {"too-many-small-collectives", "no-overlap", "communication-bound"}
     assert "4 ranks: 1 recorded" in lacking(found)["straggler"]
-    assert "too-many-small-collectives" not in lacking(found)
+    assert "late rank" in lacking(found)["too-many-small-collectives"]
+    assert "host-device-sync" not in lacking(found)
 
 
 @pytest.mark.parametrize("steps", [True, False])

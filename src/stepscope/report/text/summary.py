@@ -199,8 +199,8 @@ def _opening(view: _View) -> list[Row]:
         more.append(_capital(reason))
     if view.is_profiled:
         sentence = f"{sentence.rstrip('.')}. Times include profiler overhead."
-    if cannot and (view.findings or document["verdict"] == "unclear"):
-        more.append(f"Not shown by this recording: {'; '.join(cannot)}")
+    if cannot and document["verdict"] != "unclear":
+        more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
     rows = _wrapped(sentence, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
     for line in more:
         rows += _wrapped(line, width, indent="  ", most=2)

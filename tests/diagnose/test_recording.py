@@ -1,0 +1,221 @@
+"""What a recording cannot prove is not concluded from it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import RankTrace
+
+import stepscope
+from stepscope.errors import InputError
+
+Job = Callable[[RankTrace], None]
+
+
+def document(folder: Path, *ranks: RankTrace) -> dict[str, Any]:
+    """Return the report of the ranks that were recorded."""
+    for rank in ranks:
+        rank.write(folder)
+    return dict(stepscope.load(folder).document)
+
+
+def steps(r: RankTrace, count: int, step_us: float, step: Callable[[RankTrace, float], None]) -> RankTrace:
+    """Add steps, one after another."""
+    for n in range(count):
+        r.step(n, n * step_us, (n + 1) * step_us)
+        step(r, n * step_us)
+    return r
+
+
+def busy(r: RankTrace, at: float, *, us: float = 8000, kernels: int = 20) -> None:
+    """Add kernels without gaps, all launched at once."""
+    for k in range(kernels):
+        with r.op("aten::mm", at + 20 * k, at + 20 * k + 15):
+            r.kernel(
+                "gemm", at=at + 20 * k + 5, start=at + 500 + k * us / kernels, end=at + 500 + (k + 1) * us / kernels
+            )
+
+
+def ids(found: dict[str, Any]) -> list[str]:
+    return [f["id"] for f in found["findings"] if f["saving_alone_ms"] > 0]
+
+
+def late_rank_job(rank: int) -> RankTrace:
+    """Return one of four ranks of a data-parallel job: rank 2 computes for 60 of 70 ms, the others wait for it."""
+
+    def step(r: RankTrace, at: float) -> None:
+        own = 60_000 if rank == 2 else 8_000
+        busy(r, at, us=own)
+        r.backward("MmBackward0", at + 450, at + 480)
+        r.collective("allreduce", at=at + 460, start=at + 500 + own, end=at + 65_000, elements=1_000_000)
+        r.call("cudaDeviceSynchronize", at + 500, at + 65_000)
+
+    return steps(RankTrace(rank, world_size=4), 4, 70_000, step)
+
+
+def test_one_of_four_ranks_does_not_tell_a_late_rank_from_a_slow_network(tmp_path: Path) -> None:
+    found = document(tmp_path, late_rank_job(0))
+    assert found["recording"]["ranks_missing"] == [1, 2, 3]
+    assert found["recording"]["cannot_show"]
+    assert not {"communication-bound", "no-overlap", "straggler"} & set(ids(found))
+    assert found["verdict"] == "unclear"
+    assert "late rank" in found["verdict_reason"] and "3 of 4 ranks" in found["verdict_reason"]
+    assert "all-reduce" in found["verdict_reason"] and "56.5 of 70 ms" in found["verdict_reason"]
+    assert "--ranks all" in found["recording"]["line"]
+
+
+def test_all_ranks_name_the_late_one(tmp_path: Path) -> None:
+    found = document(tmp_path, *(late_rank_job(rank) for rank in range(4)))
+    assert found["recording"] == {"kind": "training", "ranks_missing": [], "cannot_show": [], "line": None}
+    assert found["findings"][0]["id"] == "straggler" and found["findings"][0]["ranks"] == [2]
+
+
+def test_the_size_of_a_group_tells_missing_ranks_too(tmp_path: Path) -> None:
+    alone = late_rank_job(0)
+    written = alone.document()
+    del written["distributedInfo"]
+    (tmp_path / "trace.json").write_text(json.dumps(written))
+    found = dict(stepscope.load(tmp_path / "trace.json").document)
+    assert found["recording"]["ranks_missing"] == [1, 2, 3]
+    assert not {"communication-bound", "no-overlap"} & set(ids(found))
+
+
+def launching(r: RankTrace, at: float, *, first_us: float = 2, kernels: int = 30) -> None:
+    """Add short kernels that the device waits for; the first launch takes `first_us`."""
+    for k in range(kernels):
+        begin = at + (first_us if k else 0) + 200 * k
+        took = 2 if k else first_us
+        with r.op("aten::add", begin, begin + took + 20):
+            r.kernel(f"kernel_{k}", at=begin + 5, start=begin + took + 10, end=begin + took + 20, call_us=took)
+
+
+@pytest.mark.parametrize(("first_us", "kind"), [(90_000, "cold-start"), (2, "inference")])
+def test_a_first_launch_that_loads_modules_is_no_launch_overhead(tmp_path: Path, first_us: float, kind: str) -> None:
+    r = RankTrace()
+    launching(r, 0)
+    launching(r, 10_000, first_us=first_us, kernels=31)  # kernel_30 is launched here for the first time
+    cold = [e for e in r.events if e["name"] == "kernel_0"][1]
+    cold["name"] = "module_loaded_here"
+    launching(r, 200_000)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == kind
+    if kind == "cold-start":
+        assert "launch-overhead" not in ids(found) and found["verdict"] == "unclear"
+        assert "first-call initialisation takes 90 " in found["verdict_reason"]
+        assert "warm-up" in found["recording"]["line"]
+
+
+def test_a_slow_launch_in_every_step_is_no_cold_start(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        launching(r, at, first_us=6_000)
+
+    found = document(tmp_path, steps(RankTrace(), 5, 20_000, step))
+    assert found["recording"]["kind"] != "cold-start"
+    assert found["verdict"] == "host-bound"
+
+
+def test_a_graph_capture_is_no_run(tmp_path: Path) -> None:
+    r = RankTrace()
+    busy(r, 0, us=500)
+    r.call("cudaStreamBeginCapture", 2_000, 2_010)
+    for k in range(100):
+        with r.op("aten::mm", 2_100 + 400 * k, 2_120 + 400 * k):
+            r.call("cudaLaunchKernel", 2_105 + 400 * k, 2_107 + 400 * k)
+    r.call("cudaStreamEndCapture", 43_000, 43_100)
+    busy(r, 44_000, us=500, kernels=60)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "graph-capture"
+    assert not found["findings"] and found["verdict"] == "unclear"
+    assert found["verdict_reason"].startswith("this is a graph capture, not a run")
+
+
+def test_a_fragment_of_a_few_operations_has_no_host_findings(tmp_path: Path) -> None:
+    r = RankTrace()
+    launching(r, 0, kernels=5)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "fragment" and not ids(found)
+    assert "fragment of 5 operations" in found["verdict_reason"]
+
+
+def test_device_activity_alone_does_not_tell_why_the_device_idled(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        r.kernel("gemm", at=None, start=1_000 * k, end=1_000 * k + 100)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] in ("device-only", "fragment") and not ids(found)
+    assert found["verdict"] == "unclear"
+
+
+def test_several_runs_in_one_folder_are_refused_with_their_names(tmp_path: Path) -> None:
+    for n, at in enumerate((0, 60_000_000)):
+        written = steps(RankTrace(), 2, 10_000, busy).document()
+        del written["distributedInfo"]
+        for event in written["traceEvents"]:
+            event["ts"] += at
+        (tmp_path / f"host_{6695 + n}.167291834{n}213.pt.trace.json").write_text(json.dumps(written))
+    with pytest.raises(InputError, match=r"several runs lie together .*host_6695.*host_6696"):
+        stepscope.load(tmp_path)
+
+
+def test_jobs_of_different_sizes_are_refused(tmp_path: Path) -> None:
+    steps(RankTrace(0, world_size=2), 2, 10_000, busy).write(tmp_path)
+    steps(RankTrace(3, world_size=8), 2, 10_000, busy).write(tmp_path)
+    with pytest.raises(InputError, match=r"different numbers of ranks.*2 ranks.*8 ranks"):
+        stepscope.load(tmp_path)
+
+
+def test_exports_from_before_kineto_are_named(tmp_path: Path) -> None:
+    events = [
+        {"name": "aten::add", "ph": "X", "ts": 10.0 * k, "dur": 5.0, "tid": 1, "pid": "CPU functions", "args": {}}
+        for k in range(3)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(events))
+    with pytest.raises(InputError, match=r"torch\.autograd\.profiler from before Kineto.*3 operators"):
+        _ = stepscope.load(path).document
+
+
+@pytest.mark.parametrize(("tokens", "verdict"), [(32, "memory-bound"), (4096, "compute-bound")])
+def test_decoding_few_tokens_is_bound_by_memory(tmp_path: Path, tokens: int, verdict: str) -> None:
+    r = RankTrace()
+    for n in range(4):
+        at = 10_000 * n
+        r.annotation(f"execute_context_0(0)_generation_{tokens}({tokens})", at, at + 9_900)
+        busy(r, at, us=9_400, kernels=30)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "serving"
+    assert found["verdict"] == verdict
+
+
+@pytest.mark.parametrize("damage", ["longer", "before its launch"])
+def test_impossible_times_do_not_change_the_account(tmp_path: Path, damage: str) -> None:
+    def budget(folder: Path, job: RankTrace) -> tuple[dict[str, Any], list[str]]:
+        folder.mkdir()
+        found = document(folder, job)
+        return {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}, found["warnings"]
+
+    whole, _ = budget(tmp_path / "whole", steps(RankTrace(), 6, 10_000, busy))
+    job = steps(RankTrace(), 6, 10_000, busy)
+    kernel = [e for e in job.events if e["cat"] == "kernel"][57]
+    if damage == "longer":
+        kernel["dur"] *= 60
+    else:
+        kernel["ts"] -= 18_000
+    damaged, warnings = budget(tmp_path / "damaged", job)
+    assert any("impossible times, corrected: 1 " in line for line in warnings)
+    assert damaged == pytest.approx(whole, rel=0.005, abs=0.05)
+
+
+def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        busy(r, at, us=2_000)
+        r.call("cudaMalloc", at + 2_400, at + 2_900)
+        with r.op("aten::mm", at + 3_000, at + 30_000):
+            r.kernel("late", at=at + 29_000, start=at + 29_100, end=at + 29_900)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 30_000, step))
+    by_part = {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
+    assert by_part["allocator"] < 4.5 and by_part["launch_gap"] > 20
+    assert "allocator" not in ids(found)[:1]
