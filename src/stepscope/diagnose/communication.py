@@ -262,7 +262,7 @@ def _small_messages(account: Account) -> Iterator[Match]:
             title="Many collectives instead of few",
             cause="each call pays its latency on the host and on the network; their sizes were not recorded",
             remedy="Put gradients into buckets (DistributedDataParallel's bucket_cap_mb=25, or a flat buffer per 4 MB and more). "
-            f"The saving is of {_TOGETHER} calls put together, which pay the latency of one.",
+            f"Assumes {_TOGETHER} calls put together, which pay the latency of one.",
             doubt=0.5,
             sureness=0.7,
         )
@@ -488,38 +488,38 @@ KINDS = (
     Kind("redundant-communication", _every_micro_batch, "Gradients are synchronised {times} times {per_step}",
          "each micro-batch of an accumulated step synchronises the same gradients",
          "Run forward and backward of all but the last micro-batch under model.no_sync() (DDP; a forward outside of it "
-         "synchronises all the same) or with model.set_requires_gradient_sync(False) (FSDP2). The saving is of one "
+         "synchronises all the same) or with model.set_requires_gradient_sync(False) (FSDP2). Assumes one "
          "synchronisation per step.",
          scope=_RANKS, needs=(Need.STEPS, Need.SIZES), training_only=True, doubt=0.3),
     Kind("redundant-communication", _buffers, "{mb} MB of buffers broadcast in every forward pass ({place})",
          "the training wrapper sends the first rank's buffers to all ranks before each forward pass, and no compute overlaps "
          "with it",
          "Buffers that are constant (masks, tables) need not be sent: DistributedDataParallel(broadcast_buffers=False), or make "
-         "them plain attributes. Running statistics may differ between ranks then, as without synchronisation. The saving is "
-         "of the step without these broadcasts.",
+         "them plain attributes. Running statistics may differ between ranks then, as without synchronisation. Assumes "
+         "the step without these broadcasts.",
          scope=_RANKS, training_only=True, doubt=0.25),
     Kind("no-overlap", _no_overlap, "Gradients are sent when backward is over, not while it runs",
          "collectives start late: one bucket, a flat buffer, or a synchronisation after backward()",
          "Use DistributedDataParallel with buckets of 4-25 MB (bucket_cap_mb), or start each all-reduce in a post-accumulate "
-         "hook on a separate stream. The saving is of the same bytes overlapped as far as dependencies allow, small messages "
+         "hook on a separate stream. Assumes the same bytes overlapped as far as dependencies allow, small messages "
          "put together into buckets of 4 MB.",
          scope=_RANKS, needs=(Need.STEPS, Need.SIZES, Need.PASSES), limit=not_computing_ns, training_only=True,
          doubt=0.3, sureness=0.8),
     Kind("too-many-small-collectives", _small_messages, "Many small collectives instead of few large ones",
          "each call pays its latency on the host and on the network, whatever its size",
          "Put gradients into buckets (DistributedDataParallel's bucket_cap_mb=25, or a flat buffer per 4 MB and more); shard "
-         "larger units (fully_shard on blocks, not on single layers). The saving is of the same bytes in 4 MB messages.",
+         "larger units (fully_shard on blocks, not on single layers). Assumes the same bytes in 4 MB messages.",
          scope=_RANKS, needs=(Need.SIZES,), limit=not_computing_ns, training_only=True, doubt=0.35),
     Kind("too-many-small-collectives", _talking_modules, "{named} {communicate} in forward and backward",
          "{named} {communicate} {calls} times {per_step} in small messages; all ranks wait for each of them, and no other work "
          "is ready meanwhile (SyncBatchNorm and the like)",
          "Use layers that do not communicate (BatchNorm with enough samples per rank, GroupNorm), or communicate in fewer of "
-         "them. The saving is of these modules without communication and without their host time; their kernels stay.",
+         "them. Assumes these modules without communication and without their host time; their kernels stay.",
          scope=_RANKS, training_only=True, doubt=0.25),
     Kind("slow-link", _slow_group, "Collectives of group {group} are {times} times as slow as its siblings'",
          "a link, port or device of these ranks is slower, or their traffic takes another path",
          "Check the links of these ranks (nvidia-smi topo -m, ibstat, NCCL_DEBUG=INFO) and NCCL's choice of network. "
-         "The saving is of this group as fast as its siblings.",
+         "Assumes this group becomes as fast as its siblings.",
          scope=_RANKS, needs=(Need.ALL_RANKS, Need.SIZES), sureness=0.7),
     Kind("slow-link", _slow_path, "{title}",
          "NCCL uses a slower transport: {why}",
@@ -529,7 +529,7 @@ KINDS = (
          scope=_RANKS, general=True, always=True, sureness=0.7),
     Kind("communication-bound", _half_the_bytes, "The {waiter} waits for transfers",
          "more bytes cross the links than compute can hide{or}",
-         "{how} The saving is of half the bytes.",
+         "{how} Assumes half the bytes.",
          scope=_RANKS, needs=(Need.SIZES,), limit=_needed_ns, general=True, doubt=0.2),
 )
 # fmt: on

@@ -291,7 +291,7 @@ def _optimizer(account: Account) -> Iterator[Match]:
         cause=f"{np.mean(calls):.0f} fused calls and {launches:.0f} device operations per optimizer step, one call for each group"
         if by_group
         else "",
-        remedy="Put parameters with the same settings into one group: a fused call changes all of them. The saving is of a "
+        remedy="Put parameters with the same settings into one group: a fused call changes all of them. Assumes a "
         "few calls, with the device's time unchanged."
         if by_group
         else "",
@@ -512,41 +512,41 @@ KINDS = (
     Kind("mixed-precision-overhead", _loss_scaling, "Loss scaling costs time",
          "GradScaler unscales every gradient, checks it for infinities and waits for the answer",
          "Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
-         "The saving is of the same step without scaling and its synchronisation.",
+         "Assumes the same step without scaling and its synchronisation.",
          scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.4, sureness=0.8),
     Kind("recomputation", _recomputation, "Forward work is computed a second time in backward",
          "activation checkpointing discards activations and recomputes them",
          "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "
-         "far as memory allows. The saving is of no recomputation at all.",
+         "far as memory allows. Assumes no recomputation at all.",
          scope=_DEVICE, needs=_WITH_HOST, training_only=True),
     Kind("memory-bound-kernels", _convolution_layout, "Convolutions convert the layout of their tensors",
          "they are computed with channels last, and their inputs have channels first: inputs are converted before each of "
          "them, and the results back",
-         "model.to(memory_format=torch.channels_last), and each batch too. The saving is of the step without these kernels "
+         "model.to(memory_format=torch.channels_last), and each batch too. Assumes the step without these kernels "
          "alone; normalisation often gets faster as well.",
          scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.3, subject="converting the layout of tensors"),
     Kind("memory-bound-attention", _attention, "Attention writes its score matrices to memory",
          "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
          "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention); where the mask is causal, is_causal=True "
-         "replaces it. The saving is of fused attention.",
+         "replaces it. Assumes fused attention.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.HOST), doubt=0.2),
     Kind("precision", _precision, "{which}",
          "products {why}",
-         "{how} The saving is of 16-bit products at the rate such shapes reach.",
+         "{how} Assumes 16-bit products at the rate such shapes reach.",
          scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.2),
     Kind("optimizer", _optimizer, "The optimizer step is not fused",
          "{launches} device operations per optimizer step",
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
-         "The saving is of a fused optimizer.",
+         "Assumes a fused optimizer.",
          scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.3),
     Kind("memory-bound-kernels", _layout_copies, "Copies into another memory order ({place})",
          "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
          "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
-         "contiguous() out where the next operator takes strides. The saving is of the step without these copies in forward.",
+         "contiguous() out where the next operator takes strides. Assumes the step without these copies in forward.",
          scope=_DEVICE, doubt=0.3, sureness=0.7),
     Kind("memory-bound-kernels", _fusible, "Consecutive elementwise kernels are not fused",
          "each reads its inputs from memory and writes its result back for the next{limits}",
-         "torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
+         "torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). Assumes each run of such "
          "kernels as one launch and one pass over its largest one.",
          scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",

@@ -292,8 +292,8 @@ def _not_judged(account: Account) -> tuple[str, ...]:
             f"of weights or gradients, and the code of loader processes: {costs}.",
         )
     return (
-        "Not judged: work inside forward or backward that only this job does, preparation of its input, and in-place changes "
-        f"of weights or gradients: {costs}.",
+        "Not judged: work inside forward or backward that only this job does, and in-place changes of weights or "
+        f"gradients: {costs}.",
     )
 
 

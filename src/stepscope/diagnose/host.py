@@ -152,7 +152,7 @@ def _named_stalls(account: Account) -> Iterator[Match]:
             evidence=tuple(_recurring_evidence(account, (cause,))),
             title=title,
             cause=f"{cause}: {why}",
-            remedy=f"{remedy} The saving is this time gone.",
+            remedy=f"{remedy} Assumes none of this time is left.",
             sureness=0.5 if needed else None,
         )
 
@@ -178,7 +178,7 @@ def _stalls(account: Account) -> Iterator[Match]:
         evidence.insert(0, evidence_ms("copies of state and the host between them, {per_step}", saving))
         title = "State is saved inside the {step}"
         cause = "many tensors in a row are copied to the host, and nothing is computed meanwhile: a checkpoint"
-        remedy = f"{RECURRING[CHECKPOINT][2]} The saving is this time gone."
+        remedy = f"{RECURRING[CHECKPOINT][2]} Assumes none of this time is left."
     elif outside > stalled:
         title = "The host stops in some steps"
         cause = (
@@ -380,15 +380,15 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     cheaper = "decode and augment ahead of time, cache the result, or augment on the device"
     if workers >= usable:
         return 0.0, (
-            f"More workers cannot hide it on this host ({has}): {cheaper}, or use a host with more cores. The saving is this "
-            "wait gone from the step."
+            f"More workers cannot hide it on this host ({has}): {cheaper}, or use a host with more cores. Assumes no "
+            "wait is left."
         ), 0.5  # fmt: skip
     step_ns = account.step.step_ns
     batch_ns = step_ns * workers / usable if workers else waited / usable
     left = max(0.0, batch_ns - (step_ns - waited)) / waited
     return min(1.0, left), (
         f"Use DataLoader(num_workers={usable}, prefetch_factor=4, persistent_workers=True, pin_memory=True): the job has {has}. "
-        f"Where that is not enough, {cheaper}. The saving is of {usable} workers at the time per batch recorded."
+        f"Where that is not enough, {cheaper}. Assumes {usable} workers at the time per batch recorded."
     ), None  # fmt: skip
 
 
@@ -529,7 +529,7 @@ KINDS = (
     Kind("data-loading", _data_loading, "The {waiter} waits for input",
          "the host asks for the next batch and the batch is not ready",
          "Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
-         "move decoding and augmentation out of the loop, or cache them. The saving is this wait gone from the step.",
+         "move decoding and augmentation out of the loop, or cache them. Assumes no wait is left.",
          needs=_ON_HOST, limit=not_busy_ns, sureness=0.95),
     Kind("host-stall", _named_stalls, "Training stops for something else",
          "",
@@ -539,38 +539,38 @@ KINDS = (
          "for at least a millisecond at a time the host launches nothing and loads no data",
          "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
          "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
-         "The saving is these stretches gone.",
+         "Assumes none of these stretches is left.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),
     Kind("host-stall", _anomaly_detection, "Autograd's anomaly detection is on",
          "it stores a stack for every node of the graph ({stacks} ms {per_step}, inside the operators of forward) and looks "
          "for NaN in what every node of backward returns ({looks} ms)",
          "torch.autograd.set_detect_anomaly(False), or take detect_anomaly() out of the loop: it is there to find a NaN, not "
-         "to train with. The saving is of the step without it.",
+         "to train with. Assumes the step without it.",
          needs=_ON_HOST, training_only=True, sureness=0.95, doubt=0.3, subject="anomaly detection"),
     Kind("allocator", _allocator, "Device memory is allocated and freed inside the {step}",
          "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
          "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
-         "shapes constant or pad them; lower the peak so that the cache is not flushed. The saving is these calls gone.",
+         "shapes constant or pad them; lower the peak so that the cache is not flushed. Assumes none of these calls is left.",
          scope=Scope.DEVICE, needs=_ON_HOST, limit=not_busy_ns),
     Kind("host-to-device-copy", _copies, "The {waiter} waits for copies to the device",
          "{why}",
-         "Use {how}. The saving is of the step without these copies and without waiting for them.",
+         "Use {how}. Assumes the step without these copies and without waiting for them.",
          scope=Scope.DEVICE, needs=(Need.DEVICE,)),
     Kind("host-to-device-copy", _offload, "Offloading moves state between host and device",
          "parameters, gradients, optimizer state or activations live on the host: {spent} ms of copies {per_step} in forward, "
          "backward and optimizer, with the host waiting for them",
          "Keep them on the device while they fit: no CPUOffloadPolicy or offload_to_cpu (FSDP), no save_on_cpu; shard over "
-         "more ranks or checkpoint activations to save memory instead. The saving is of the step without these copies "
+         "more ranks or checkpoint activations to save memory instead. Assumes the step without these copies "
          "and the waiting for them.",
          scope=Scope.DEVICE, needs=(Need.DEVICE,), training_only=True, doubt=0.25, subject="offloading to the host"),
     Kind("host-device-sync", _syncs, "The host waits for the device in the {step}",
          "a synchronisation empties the queue, and the device idles until the host has launched again",
          "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
-         "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
+         "use non_blocking copies from pinned memory. Assumes the step without these waits.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "python and operator dispatch take longer than the kernels they launch",
-         "Launch the step as a graph: {how}. The saving is of the step replayed as one graph.",
+         "Launch the step as a graph: {how}. Assumes the step replayed as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2),
 )
 # fmt: on

@@ -202,7 +202,7 @@ def _copying_lines(account: Account) -> Iterator[Match]:
             found = line_match(account, line, without_lines(account, [line]), sureness=0.7)
             yield replace(found, cause="{place} makes tensors on the host inside forward and copies them to the device in "
                           "{every_step}", remedy="Make them once, on the device (register_buffer, or device=x.device), and "
-                          "reuse them. The saving is of the step without this line.",
+                          "reuse them. Assumes the step without this line.",
                           title="Tensors created on the host in {every_step} ({place})")  # fmt: skip
             continue
         share, copied = _copied(account, line)
@@ -415,7 +415,7 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
         ),
         title=title,
         cause=f"{{place}} takes {ms_text(host)} ms{on_both} {{per_step}}{below}; {why}",
-        remedy=f"{how} The saving is of the step without it; every N steps saves all but one Nth of that.",
+        remedy=f"{how} Assumes the step without it; running it every N steps keeps 1/N of the cost.",
         sureness=0.6 if unsure else 0.9 if feeds == {False} else 0.7,
         where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
         what_if=() if is_input else ("--without", place),
@@ -459,7 +459,7 @@ def _called(ranks: Sequence[RankLines], lines: Sequence[Line]) -> list[tuple[str
     return [(name, ns) for name, ns in largest if ns >= 0.1 * largest[0][1]]
 
 
-_WITHOUT = "The saving is of the step without this line."
+_WITHOUT = "Assumes the step without this line."
 
 # fmt: off
 KINDS = (
@@ -493,12 +493,12 @@ KINDS = (
     Kind("launch-overhead", _one_by_one, "Tensors updated one by one ({place})",
          "{place} changes {calls} tensors {per_step} in a Python loop, one after the other",
          "Change all tensors at once (torch._foreach_mul_, torch._foreach_add_, torch._foreach_lerp_ and the like; a function "
-         "that takes a list takes all of them), or every N steps. The saving is of the step without this line's host time.",
+         "that takes a list takes all of them), or every N steps. Assumes the step without this line's host time.",
          scope=Scope.DEVICE, training_only=True, subject="changing tensors one by one ({place})"),
     Kind("launch-overhead", _repeated, "{what} called {times} times {per_step} ({place})",
          "{place} runs {what} {times} times in a Python loop: many small launches, forward and backward",
          "Do it in one call where there is one: nn.LSTM for nn.LSTMCell, a scan, a batched product or attention, one table with "
-         "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. The saving is of this line's "
+         "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. Assumes this line's "
          "work in one call: its host time once, and of its kernels the matrix products or the longest.",
          scope=Scope.DEVICE, training_only=True, doubt=0.3, subject="calling one by one ({place})"),
     Kind("host-stall", _outside_training, "Non-training work in {every_step} ({place})",

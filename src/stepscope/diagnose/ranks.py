@@ -36,7 +36,7 @@ from stepscope.trace.classify import EventKind
 _WHY = {
     "host": (
         "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
-        "Look at that machine: CPU frequency and load, other processes, NUMA binding, Python stalls on that rank only.",
+        "Check the host of that rank: CPU load and frequency, other processes, NUMA binding, Python stalls on that rank only.",
     ),
     "device": (
         "its device needs longer for the same work (clocks, power or heat limit, another process, a fault)",
@@ -90,7 +90,7 @@ def _late(account: Account) -> Iterator[Match]:
         # Measured in steps without the profiler, lateness is all there is to gain; in a trace it is an estimate.
         limit_ns=first.late_ns_per_step if first.rank in {u.rank for u in known} else None,
         evidence=(*_late_evidence(late), *_unprofiled(known), *_device_evidence(ranks, account.devices)),
-        remedy=f"{how} The saving is of the late rank as fast as its peers' median.",
+        remedy=f"{how} Assumes the late rank becomes as fast as the median rank.",
     )
     if (saved_ns := _in_some_steps_ns(account, ranks)) is not None:
         places = rare_places(account, account.replay, ranks=ranks) if account.replay is not None else ()
@@ -133,7 +133,7 @@ def _without_lone_lines(account: Account, late: Match, named: str, *, several: b
         late,
         change=without,
         facts=facts,
-        remedy=f"Do what {listed} does on all ranks in turn, less often, or outside the training job. The saving is of the "
+        remedy=f"Do what {listed} does on all ranks in turn, less often, or outside the training job. Assumes the "
         "step without it.",
         where=tuple(at(line, share=1.0 / len(lines)) for line in lines),
     )
@@ -153,7 +153,7 @@ def lone_lines(account: Account, ranks: Sequence[int]) -> list[Line]:
 def _late_evidence(late: Sequence[Straggler]) -> Iterator[Evidence]:
     for s in late:
         where = f"rank {s.rank}"
-        yield evidence_ms("own time beyond the others' median {per_step}", s.late_ns_per_step, where)
+        yield evidence_ms("extra time over the median rank {per_step}", s.late_ns_per_step, where)
         yield Evidence("steps late", f"{s.steps_late} of {s.num_steps}", "", where)
         more = {part: ns for part, ns in s.evidence.items() if ns > 0}
         yield from (evidence_ms(f"excess {part} time {{per_step}}", ns, where) for part, ns in more.items())
@@ -162,7 +162,7 @@ def _late_evidence(late: Sequence[Straggler]) -> Iterator[Evidence]:
 def _unprofiled(known: Sequence[LateRank]) -> Iterator[Evidence]:
     for late in known:
         interval = f"rank {late.rank}, {ms_text(late.low_ns)} to {ms_text(late.high_ns)}"
-        yield evidence_ms("own time beyond the others', steps without the profiler", late.late_ns, interval)
+        yield evidence_ms("extra time over the median rank, steps without the profiler", late.late_ns, interval)
 
 
 def _device_evidence(ranks: Sequence[int], devices: Sequence[DeviceState]) -> Iterator[Evidence]:
@@ -229,9 +229,9 @@ def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: fl
         ranks=ranks,
         cost_ns=more,
         limit_ns=more,
-        evidence=tuple(evidence_ms("time in the line beyond the others' {per_step}", more, f"rank {r}") for r in ranks),
+        evidence=tuple(evidence_ms("extra time in the line {per_step}", more, f"rank {r}") for r in ranks),
         remedy="Look at what that line does on these ranks only (input, files, waiting); do it on all ranks in turn or less "
-        "often. The saving is of the line as fast there as on the others.",
+        "often. Assumes the line becomes as fast there as on the other ranks.",
         where=(at(line),),
     )
 
@@ -377,7 +377,7 @@ def _bubble(account: Account) -> Iterator[Match]:
 
 
 _RANKS = Scope.SEVERAL_RANKS
-_EVENLY = "The saving is of the same work spread evenly."
+_EVENLY = "Assumes the same work spread evenly."
 
 # fmt: off
 KINDS = (
@@ -396,16 +396,16 @@ KINDS = (
     Kind("expert-imbalance", _experts, "Tokens are routed unevenly: the fullest rank has {times} times the mean",
          "the router prefers few experts; their ranks receive and compute more while the others wait",
          "Balance the router (auxiliary loss, or bias per expert as in auxiliary-loss-free balancing), set a capacity factor, or "
-         "place popular experts on several ranks. The saving is of the same tokens spread evenly.",
+         "place popular experts on several ranks. Assumes the same tokens spread evenly.",
          scope=_RANKS, needs=(Need.ALL_RANKS, Need.SIZES), doubt=0.3),
     Kind("load-imbalance", _heavy_stage, "The stage on rank {rank} has {times} times the work of the mean stage",
          "the stage on rank {rank}{names} computes for {mine} ms {per_step}, the others for {rest} ms: they wait for it",
          f"Move layers from that stage to the others until all take as long. {_EVENLY}",
          scope=_RANKS, doubt=0.3),
-    Kind("pipeline-bubble", _bubble, "{m} micro-batches leave {stages} stages idle {pct} % of the {step}",
+    Kind("pipeline-bubble", _bubble, "Pipeline bubble of {pct} % with {m} micro-batches and {stages} stages",
          "stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {ideal} %",
-         "Use more, smaller micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. "
-         "The saving is of four times the micro-batches at the same total work.",
+         "Use {more} micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. Assumes {more} "
+         "micro-batches at the same total work.",
          scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),
 )
 # fmt: on

@@ -198,7 +198,7 @@ def _opening(view: _View) -> list[Row]:
     elif view.findings[0]["saving_pct"] < 10:
         more.append(_capital(reason))
     if view.is_profiled:
-        sentence = f"{sentence.rstrip('.')}. Times include profiler overhead."
+        sentence = f"{sentence.rstrip('.')}. Profiled times (--unprofiled-step-ms corrects them)."
     if cannot and document["verdict"] != "unclear":
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
     rows = _wrapped(sentence, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
@@ -526,7 +526,7 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
         return []
     places = [printable(f"{x['file']}:{x['line']}" if x["file"] else x["module"], width=40) for x in lines]
     names = max(map(len, places))
-    rows: list[Row] = [((" Costly lines (time on the critical path, no known fix)"[: view.width], "bold"),)]
+    rows: list[Row] = [((" Other expensive lines (time on the critical path)"[: view.width], "bold"),)]
     for place, line in zip(places, lines, strict=True):
         times = f"{view.ms(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
         rows.append(((f"   {place:<{names}}  {times}  {printable(line['module'] or '', width=20)}"[: view.width], ""),))
