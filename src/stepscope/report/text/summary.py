@@ -191,7 +191,7 @@ def _opening(view: _View) -> list[Row]:
     reason = f"{document['verdict']}: {document['verdict_reason']}"
     cannot = (document.get("recording") or {}).get("cannot_show") or ()
     sentence, more = headline_sentence(document), []
-    if view.is_light or (not view.findings and document["verdict"] == "unclear"):
+    if view.is_light or (document["verdict"] == "unclear" and (cannot or not view.findings)):
         sentence = _capital(document["verdict_reason"])
     elif not view.findings:
         more.append(_capital(document["verdict_reason"]))
