@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.steadiness import log_series
-from stepscope.run.step_log import step_logs
-from stepscope.stats.bootstrap import difference
-from stepscope.stats.robust import slow_start
+from stepscope.run.side_files import step_logs
+from stepscope.stats.robust import difference, slow_start
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[int], Floats]

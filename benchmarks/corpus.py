@@ -26,10 +26,9 @@ import numpy as np
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.host_time import HostParts
-from stepscope.analyze.replay.graph import build_graph, end_times, step_ends
-from stepscope.analyze.replay.program import Program
+from stepscope.analyze.phases import step_periods
+from stepscope.analyze.replay.graph import Program, build_graph, end_times, step_ends
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.step_periods import step_periods
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import aligned

@@ -298,10 +298,8 @@ def slow_ranks(run: Path) -> list[int] | None:
 
 
 def stepscope(_: str) -> Tool:
-    from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_wait
-    from stepscope.analyze.kernel_costs import call_costs, kernel_costs
-    from stepscope.analyze.kernels import kernel_table
-    from stepscope.analyze.rank_windows import rank_account, rank_overlap
+    from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_account, rank_overlap, rank_wait
+    from stepscope.analyze.kernels import call_costs, kernel_costs, kernel_table
     from stepscope.analyze.stragglers import find_stragglers
     from stepscope.run.aligned import aligned
     from stepscope.run.load import load
@@ -342,7 +340,7 @@ def _launched(rank: Any) -> Result:
     import numpy as np
 
     from stepscope.intervals import intersect, subtract, union
-    from stepscope.trace.classify import EventKind
+    from stepscope.trace.table import EventKind
 
     work = rank.work
     inside = work.launch_row >= 0
@@ -372,7 +370,7 @@ def whole_report(cache: str) -> Tool:
     from stepscope.later_writes import begin, wait_for_all, write_later
     from stepscope.run.load import load, load_sources, run_name
     from stepscope.run.sources import find_sources
-    from stepscope.trace.budget import keep_freed
+    from stepscope.trace.read import keep_freed
 
     def run(files: list[str]) -> Result:
         if not cache:
@@ -401,7 +399,7 @@ def reading(_: str) -> Tool:
 
 
 def first_account(_: str) -> Tool:
-    from stepscope.analyze.rank_windows import rank_account, rank_overlap
+    from stepscope.analyze.collective_costs import rank_account, rank_overlap
     from stepscope.run.load import load
 
     def run(files: list[str]) -> Result:

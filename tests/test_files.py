@@ -14,11 +14,6 @@ from stepscope import later_writes
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import json_object_in
 from stepscope.errors import UsageError
-from stepscope.output_path import (
-    opened_to_grow,
-    why_no_folder,
-    why_no_output,
-)
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.launch.launch import why_not_writable
 from stepscope.side_file import (
@@ -27,10 +22,13 @@ from stepscope.side_file import (
     MAX_LINE_BYTES,
     OVERLONG,
     RefusedFile,
+    opened_to_grow,
     parsed_json,
     read_side_file,
     side_file_lines,
     unusable_fields,
+    why_no_folder,
+    why_no_output,
 )
 from stepscope.trace import cache
 from stepscope.trace.cache import read_cached
@@ -92,9 +90,9 @@ def test_deep_nesting_is_a_value_error() -> None:
             parsed_json(text)
 
 
-DOORS = {"side_file.py", "output_path.py", "trace/streams.py", "report/view/server.py", "run/remote.py"}
+DOORS = {"side_file.py", "trace/streams.py", "report/view/server.py", "run/remote.py"}
 """where files that anybody may have written are opened, each after a look at what they are"""
-OWN_FILES = {"cli/exit_code.py", "cost/chips.py", "cli/demo.py", "cli/view.py", "trace/scanner/wasm.py"}
+OWN_FILES = {"cli/main.py", "cost/chips.py", "cli/demo.py", "cli/view.py", "trace/scanner/scanner.py"}
 """which open what the program itself brings or has just made"""
 
 
@@ -128,7 +126,7 @@ def link_of_a_stranger(link: Path, target: Path, monkeypatch: pytest.MonkeyPatch
     if os.geteuid() == 0:
         os.lchown(link, STRANGER, STRANGER)
     else:
-        monkeypatch.setattr("stepscope.output_path.os.geteuid", lambda: STRANGER)
+        monkeypatch.setattr("stepscope.side_file.os.geteuid", lambda: STRANGER)
     return link
 
 
@@ -193,7 +191,11 @@ def calls(*endings: str) -> list[tuple[str, ast.Call]]:
 def test_no_output_is_written_past_the_door() -> None:
     writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
     assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
-    assert {file for file, _ in calls("atomic_write")} >= {"cli/output.py", "cli/investigate.py", "trusted_file.py"}
+    assert {file for file, _ in calls("atomic_write")} >= {
+        "cli/run_arguments.py",
+        "cli/investigate.py",
+        "trusted_file.py",
+    }
 
 
 def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
@@ -201,7 +203,7 @@ def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
     assert {file for file, words in found if "allow_nan" not in words} == {"trace/cache.py", "trace/pickles.py"}, (
         "which nobody else reads"
     )
-    assert {file for file, _ in found} >= {"json_text.py"}
+    assert {file for file, _ in found} >= {"units.py"}
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pytest
 
 import stepscope
-from stepscope.dataclass import dataclass
-from stepscope.records import MAX_REPR, ArrayRecord
+from stepscope.records import MAX_REPR, ArrayRecord, dataclass
 
 JOB_SIDE = ("stepscope.record.", "stepscope.bench.", "stepscope.integrations.")
 """no arrays there: the standard library and torch only"""

@@ -27,12 +27,9 @@ from stepscope.analyze.sampled import load_run
 from stepscope.compare.sides import compared_run, comparison_document
 from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
-from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.verdict import Conclusion, conclude
-from stepscope.document.code import CodeView, code_view
-from stepscope.document.report import report_json
+from stepscope.diagnose.findings import Conclusion, Diagnosis, conclude, diagnose
+from stepscope.document.report import CodeView, code_view, report_json
 from stepscope.errors import InputError, UsageError
-from stepscope.json_text import json_text
 from stepscope.predict.memory import MemoryWhatIf, memory_job, memory_of, memory_what_if
 from stepscope.report.html.compare import render_comparison, side_by_side
 from stepscope.report.html.page import render_html
@@ -40,11 +37,12 @@ from stepscope.report.notebook import Plots, comparison_page, summary_line, summ
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import Filter, timeline_of, with_owner_tracks
 from stepscope.run.load import Run
-from stepscope.run.read_files import Progress
 from stepscope.run.remote import copies_kept, named_as_given
+from stepscope.run.sources import Progress
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table
+from stepscope.units import json_text
 from stepscope.whatif.settings import Answer, what_if
 
 PathLike = str | os.PathLike[str]

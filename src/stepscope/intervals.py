@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.stats.distinct import distinct
+from stepscope.stats.robust import distinct
 
 Int64s = npt.NDArray[np.int64]
 

@@ -8,13 +8,13 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.replay.communication_changes import larger_messages
-from stepscope.analyze.replay.program import NOTHING, host_program
+from stepscope.analyze.replay.changes import larger_messages
+from stepscope.analyze.replay.graph import NOTHING, host_program
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
-from stepscope.run.step_log import step_log_of
+from stepscope.run.side_files import step_log_of
 
 MS = 1000.0
 RANKS = 2

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.account import Account, ByStrategy, account_of, by_strategy
+from stepscope.analyze.collective_costs import rank_account
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import regions
-from stepscope.analyze.rank_windows import rank_account
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.aligned import aligned
-from stepscope.run.load import load
-from stepscope.run.unmarked_steps import kernel_period
-from stepscope.trace.classify import EventKind
+from stepscope.run.load import kernel_period, load
+from stepscope.trace.table import EventKind
 
 DATA = Path(__file__).parents[1] / "data"
 

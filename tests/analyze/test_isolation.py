@@ -16,11 +16,11 @@ LAZY = {
     "memory": "memory.memory_view",
     "steadiness": "steadiness.steadiness",
     "kernels": "kernels.kernel_table",
-    "operators": "operators.operator_table",
-    "critical path": "replay.critical_path.critical_path",
+    "operators": "kernels.operator_table",
+    "critical path": "replay.removal.critical_path",
     "overlap": "account.overlap_efficiency",
     "parallel strategies": "account.by_strategy",
-    "source lines": "frame_owners.ownership_of",
+    "source lines": "match_owners.ownership_of",
 }
 EAGER = {
     "waterfall": "waterfall",

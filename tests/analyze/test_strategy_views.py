@@ -11,10 +11,15 @@ from tests.analyze.build import AUTOGRAD, RankTrace
 from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp
 
 from stepscope.analyze.account import by_strategy
-from stepscope.analyze.data_parallel import bucket_view, sharding_view
-from stepscope.analyze.model_parallel import context_parallel_view, experts_view, tensor_parallel_view
+from stepscope.analyze.collective_costs import rank_account
+from stepscope.analyze.data_parallel import (
+    bucket_view,
+    context_parallel_view,
+    experts_view,
+    sharding_view,
+    tensor_parallel_view,
+)
 from stepscope.analyze.parallel_strategy import strategy_of
-from stepscope.analyze.rank_windows import rank_account
 from stepscope.run.aligned import aligned
 from stepscope.units import ms
 

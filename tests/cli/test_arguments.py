@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.cli.main import COMMANDS, main
-from stepscope.output_path import why_no_file
+from stepscope.side_file import why_no_file
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 MODEL = ["--layers", "2", "--d-model", "64", "--heads", "4", "--vocab", "100", "--seq-len", "8"]

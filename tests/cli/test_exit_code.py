@@ -16,7 +16,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import main
-from stepscope.cli.progress import reading_progress
+from stepscope.cli.run_arguments import reading_progress
 from stepscope.errors import InputError
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -175,7 +175,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("stepscope.cli.progress.time.monotonic", found)
+    monkeypatch.setattr("stepscope.cli.run_arguments.time.monotonic", found)
     return found
 
 

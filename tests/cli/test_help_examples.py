@@ -13,8 +13,8 @@ import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.report.pages import comparison
 
-from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser, main
+from stepscope.cli.run_arguments import LazyParser
 from stepscope.cost.measured_collectives import OPERATIONS
 
 _COMMENT = re.compile(r" {3,}.*")

@@ -13,7 +13,7 @@ from tests.limits import HANG_S
 from stepscope.cli import demo
 from stepscope.cli.doctor import Check, checks
 from stepscope.cli.main import COMMANDS, main
-from stepscope.cli.messages import print_line, warn
+from stepscope.cli.run_arguments import print_line, warn
 from stepscope.version import __version__
 
 

@@ -9,7 +9,7 @@ from stepscope.compare.document import ONE_VALUE, Metric, finding_changes, metri
 from stepscope.compare.runs import Comparison
 from stepscope.compare.sides import judge_changes
 from stepscope.errors import UsageError
-from stepscope.stats.bootstrap import Difference
+from stepscope.stats.robust import Difference
 
 
 def report(*, step_ms: float = 10.0, findings: tuple[tuple[str, int], ...] = (), **more: Any) -> dict[str, Any]:

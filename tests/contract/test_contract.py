@@ -23,9 +23,9 @@ from stepscope.contract.live import (
 )
 from stepscope.contract.run_folder import atomic_write, rank_file, rank_of, steps_file, trace_file
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, Region, StepLine, named_region
-from stepscope.output_path import OutputRefusedError
 from stepscope.record.steps import StepLog
-from stepscope.run.step_log import step_log_of
+from stepscope.run.side_files import step_log_of
+from stepscope.side_file import OutputRefusedError
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.cost.kernel_names import OpCost
-from stepscope.cost.operators import counted_once, operator_cost
+from stepscope.cost.operators import OpCost, counted_once, operator_cost
 
 
 @pytest.fixture

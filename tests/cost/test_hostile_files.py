@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.bench.config import read_config
-from stepscope.cost import alpha_beta, kernel_names, model_flops, operators
+from stepscope.cost import alpha_beta, model_flops, operators
 from stepscope.cost import closed_form as collective_time
 from stepscope.cost import model_memory as memory
 from stepscope.cost import model_shape as model_parameters
@@ -118,7 +118,7 @@ def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path: Path, text: str) -> 
         read_config(tmp_path / "config.yaml")
 
 
-MODULES = [alpha_beta, collective_time, kernel_names, memory, model_flops, model_parameters, operators]
+MODULES = [alpha_beta, collective_time, memory, model_flops, model_parameters, operators]
 
 
 @pytest.mark.parametrize("module", MODULES)

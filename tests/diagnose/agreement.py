@@ -10,17 +10,18 @@ from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, v
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of, guides_of
-from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.recording import recording_of
-from stepscope.diagnose.verdict import (
+from stepscope.diagnose.finding import recording_of
+from stepscope.diagnose.findings import (
     BALANCED,
     MEMORY,
     UNCLEAR,
     WORTH_NAMING_PCT,
     Conclusion,
+    Diagnosis,
     category_of_finding,
     category_times_ns,
     conclude,
+    diagnose,
 )
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate

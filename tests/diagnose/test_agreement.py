@@ -16,8 +16,7 @@ from tests.diagnose.test_verdict import queued_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.compare.document import FindingChange
-from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.verdict import conclude
+from stepscope.diagnose.findings import conclude, diagnose
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import Validation
 from stepscope.run.load import load

@@ -11,7 +11,7 @@ from stepscope.analyze.account import account_of
 from stepscope.contract.step_line import ANOMALY_DETECTION, BEFORE, FORWARD
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
-from stepscope.run.step_log import step_log_of
+from stepscope.run.side_files import step_log_of
 
 STEPS, NODES = 6, 10
 FORWARD_US, NODE_US, LOOK_US, OPTIMIZER_US = 4000.0, 300.0, 100.0, 1000.0

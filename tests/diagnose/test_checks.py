@@ -12,7 +12,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.efficiency import GivenValues
 from stepscope.diagnose.checks import Check, Guide, checks_of, guides_of
 from stepscope.run.load import load
-from stepscope.run.step_log import step_log_of
+from stepscope.run.side_files import step_log_of
 
 DATA = Path(__file__).parents[1] / "data"
 MATMUL: dict[str, Any] = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}

@@ -7,8 +7,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.verdict import conclude
+from stepscope.diagnose.findings import conclude, diagnose
 from stepscope.whatif.settings import fix_of
 
 STEP = 2000

@@ -10,7 +10,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.load import Run
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import StepLog, step_log_of
 
 MS = 1000.0
 LATE_PROFILED, OWN, TRANSFER = 80 * MS, 50 * MS, 10 * MS

@@ -10,7 +10,7 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.load import Run
-from stepscope.run.step_log import step_log_of
+from stepscope.run.side_files import step_log_of
 from stepscope.whatif.settings import what_if
 
 MS = 1000.0

@@ -6,8 +6,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.verdict import Conclusion, conclude
+from stepscope.diagnose.findings import Conclusion, conclude, diagnose
 
 STEP = 2000
 

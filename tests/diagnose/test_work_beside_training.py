@@ -8,7 +8,7 @@ from tests.analyze.build import MAIN, built_run
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.contract.owners import HOOK
+from stepscope.contract.run_folder import HOOK
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.whatif.settings import what_if

@@ -9,7 +9,7 @@ from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account
 
-from stepscope.analyze.replay.communication_changes import fewer_bytes
+from stepscope.analyze.replay.changes import fewer_bytes
 from stepscope.diagnose.communication import broadcasts_in_forward
 from stepscope.diagnose.findings import diagnose
 

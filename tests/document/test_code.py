@@ -7,7 +7,7 @@ import pytest
 from tests.analyze.owners.owned_folder import STEP, owned_folder
 
 from stepscope.analyze.account import account_of
-from stepscope.document.code import code_document, code_json, code_view
+from stepscope.document.report import code_document, code_json, code_view
 from stepscope.errors import UsageError
 
 KEYS = {"file", "line", "module", "device_ms", "host_ms", "comm_ms", "exposed_ms", "saving_ms"}

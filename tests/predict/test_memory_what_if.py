@@ -11,7 +11,7 @@ from tests.analyze.jobs import STEP, collective, training_step
 from tests.analyze.memory.test_usage import KEPT, MB, Allocator, training
 
 import stepscope
-from stepscope.analyze.memory_events import Moments
+from stepscope.analyze.memory import Moments
 from stepscope.analyze.phases import Phase
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import RUN_JSON

@@ -17,7 +17,7 @@ from stepscope.report.html.sheets import Sheet, bench_sheet, calibration_sheet, 
 from stepscope.report.runs import RunEntry
 from stepscope.results.folder import bench_results_of
 from stepscope.run.light import LightRun
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import StepLog, step_log_of
 
 MODEL = ["--layers", "12", "--d-model", "768", "--heads", "12", "--vocab", "50257", "--seq-len", "1024"]
 PREDICTIONS = {

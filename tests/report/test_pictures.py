@@ -18,7 +18,7 @@ from stepscope.report.html.page_data import GROUPS, KINDS, Grid, grid_of
 from stepscope.report.html.timeline_data import slices_of
 from stepscope.report.step_pictures import rank_times
 from stepscope.report.svg import Growth, growth_svg
-from stepscope.run.step_log import StepLog
+from stepscope.run.side_files import StepLog
 from stepscope.whatif.settings import switches
 
 SVG = "{http://www.w3.org/2000/svg}"

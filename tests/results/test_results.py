@@ -13,9 +13,9 @@ from stepscope.compare.document import compare_bench
 from stepscope.errors import InputError
 from stepscope.results.folder import is_bench_folder, read_bench_results
 from stepscope.results.times import bench_times, ratio, scaling, simplest_unless_slower
+from stepscope.run.side_files import StepLog, step_log_of
 from stepscope.run.sources import runs_in
-from stepscope.run.step_log import StepLog, step_log_of
-from stepscope.stats import bootstrap as stats_bootstrap
+from stepscope.stats import robust as stats_bootstrap
 from stepscope.units import ms
 
 RANDOM = np.random.default_rng(7)

@@ -10,9 +10,8 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
 from stepscope.contract.collectives import OPS
-from stepscope.run.aligned import UNMATCHED, aligned
+from stepscope.run.aligned import UNMATCHED, Matches, aligned, match_collectives
 from stepscope.run.load import Run, load
-from stepscope.run.matching import Matches, match_collectives
 
 SECOND = 1_000_000.0
 BASE_NS = 1_700_000_000_000_000_000

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.run.together import Job
 
-from stepscope.analyze.collective_costs import collective_rows, rank_wait
-from stepscope.analyze.rank_windows import rank_account
-from stepscope.analyze.replay.critical_path import critical_path
+from stepscope.analyze.collective_costs import collective_rows, rank_account, rank_wait
+from stepscope.analyze.replay.removal import critical_path
 from stepscope.analyze.replay.replay import replay_of
 from stepscope.analyze.stragglers import find_stragglers
 from stepscope.errors import StepscopeError

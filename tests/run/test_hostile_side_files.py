@@ -18,7 +18,7 @@ from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.errors import InputError
 from stepscope.run.load import Run, load
-from stepscope.run.step_log import read_step_log
+from stepscope.run.side_files import read_step_log
 
 BEGIN_NS = 1_790_857_026_000_000_000
 HUGE = "9" * 400

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from tests.run.together import Job
 
-from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_wait
-from stepscope.analyze.rank_windows import rank_account
+from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_account, rank_wait
 from stepscope.analyze.stragglers import find_stragglers
 from stepscope.contract.run_folder import trace_file
 from stepscope.run.aligned import aligned

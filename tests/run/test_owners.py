@@ -8,11 +8,9 @@ import pytest
 from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank
 
-from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES
-from stepscope.contract.run_folder import SOURCE_FOLDER, owners_file
+from stepscope.contract.run_folder import MAX_SOURCE_FILE_BYTES, SOURCE_FOLDER, owners_file
 from stepscope.run.load import load
-from stepscope.run.owners import Frame
-from stepscope.run.source_text import SourceText
+from stepscope.run.owners import Frame, SourceText
 
 
 def a_rank() -> PlantedRank:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from tests.run.traces import Event, event, trace_of
 
-from stepscope.analyze.rank_windows import rank_account
+from stepscope.analyze.collective_costs import rank_account
 from stepscope.contract.run_folder import steps_file
 from stepscope.errors import TraceError
 from stepscope.run.load import load
-from stepscope.run.rank import Rank
-from stepscope.run.step_log import read_step_log, step_logs, unprofiled_step
-from stepscope.run.steps import Steps, recorded_steps
-from stepscope.trace.classify import event_kinds
+from stepscope.run.rank import Rank, Steps, recorded_steps
+from stepscope.run.side_files import read_step_log, step_logs, unprofiled_step
+from stepscope.trace.table import event_kinds
 from stepscope.units import ms
 
 AUTOGRAD = 2

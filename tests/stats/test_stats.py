@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from stepscope.stats import bootstrap as under_test
-from stepscope.stats.bootstrap import difference, t_two_sided, typical
-from stepscope.stats.robust import slow_start, theil_sen, trend
+from stepscope.stats import robust as under_test
+from stepscope.stats.robust import difference, slow_start, t_two_sided, theil_sen, trend, typical
 
 DEGREES = (1.0, 1.5, 2.0, 3.7, 9.0, 48.2, 999.0, 5e4, 3e5)
 SEEDS = range(5)

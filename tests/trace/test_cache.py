@@ -15,14 +15,14 @@ from tests.trace.test_reading_faults import SAMPLE
 from tests.trace.test_streams import assert_equal
 
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.digest import digest_of
 from stepscope.trace import cache
 from stepscope.trace import table as schema
 from stepscope.trace.cache import read_cached
 from stepscope.trace.cache_place import cache_file
 from stepscope.trace.read import read
-from stepscope.trace.scanner.wasm import machine_code_file, module_of
+from stepscope.trace.scanner.scanner import machine_code_file, module_of
 from stepscope.trace.table import SparseColumn, Trace
+from stepscope.units import digest_of
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.run.traces import event, trace_of
 
-from stepscope.trace.classify import EventKind, event_kinds
-from stepscope.trace.scanner import call_stack
-from stepscope.trace.scanner.call_stack import call_stack_parents
-from stepscope.trace.scanner.wasm import Instance
+from stepscope.trace.scanner import scanner as call_stack
+from stepscope.trace.scanner.scanner import Instance, call_stack_parents
+from stepscope.trace.table import EventKind, event_kinds
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,8 @@ def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:
 
 def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
     code = (
-        "import numpy as np; from stepscope.trace.scanner import call_stack; ask = call_stack.call_stack_parents; "
-        "rows = np.arange(call_stack.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert call_stack._IDLE"
+        "import numpy as np; from stepscope.trace.scanner import scanner; ask = scanner.call_stack_parents; "
+        "rows = np.arange(scanner.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert scanner._IDLE"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -20,9 +20,8 @@ from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, wr
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.trace import read as blocks
 from stepscope.trace import read as reading
-from stepscope.trace.implausible_values import Columns, PlausibleColumns
 from stepscope.trace.read import read
-from stepscope.trace.table import NONE_NS, SparseColumn, Trace
+from stepscope.trace.table import NONE_NS, Columns, PlausibleColumns, SparseColumn, Trace
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from tools.fuzz.seeds import (
     seed_text,
 )
 
-from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser
+from stepscope.cli.run_arguments import LazyParser
 from stepscope.trace.table import ARGS
 
 _NUMBER = re.compile(rb"-?\d+(\.\d+)?")

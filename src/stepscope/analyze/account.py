@@ -15,30 +15,36 @@ import numpy as np
 from stepscope.analyze.budget import RankBudget, StepBudget, beyond_window, budgets, step_budget, unprofiled_step_ns
 from stepscope.analyze.collective_costs import (
     CollectiveRow,
+    RankAccount,
     RankView,
     RankWindow,
     collective_rows,
     late_rank,
+    overlap_efficiency,
+    rank_account,
+    rank_overlap,
     rank_wait,
+    window_of,
 )
-from stepscope.analyze.data_parallel import BucketView, ShardingView, bucket_view, sharding_view
-from stepscope.analyze.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.efficiency import Efficiency, GivenValues, Waterfall, efficiency, waterfall
-from stepscope.analyze.kernel_costs import KernelCosts, call_costs, device_in_words, kernel_costs, run_chip
-from stepscope.analyze.model_parallel import (
+from stepscope.analyze.data_parallel import (
+    BucketView,
     ContextParallelView,
     ExpertsView,
+    ShardingView,
     TensorParallelView,
+    bucket_view,
     context_parallel_view,
     experts_view,
+    sharding_view,
     tensor_parallel_view,
 )
-from stepscope.analyze.outlined_rank import window_of
+from stepscope.analyze.efficiency import Efficiency, GivenValues, Waterfall, efficiency, waterfall
+from stepscope.analyze.kernels import KernelCosts, call_costs, device_in_words, kernel_costs, run_chip
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
+from stepscope.analyze.phases import Serving, serving_of
 from stepscope.analyze.pipeline import PipelineView, pipeline_view
-from stepscope.analyze.rank_windows import RankAccount, overlap_efficiency, rank_account, rank_overlap
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.step_periods import Serving, serving_of
+from stepscope.analyze.steadiness import DeviceState, device_states, device_warnings
 from stepscope.analyze.stragglers import (
     LateRanks,
     Straggler,
@@ -49,26 +55,22 @@ from stepscope.analyze.stragglers import (
 )
 from stepscope.analyze.training_step import TrainingStep, training_step
 from stepscope.cost.chips import Chip, Lookup
-from stepscope.dataclass import dataclass
 from stepscope.errors import DEBUG, InputError, StepscopeError, debugging
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import rank_ranges
-from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import by_string
-from stepscope.trace.table import NO_STRING, Int64s, Trace
+from stepscope.stats.robust import among, distinct
+from stepscope.trace.table import NO_STRING, Int64s, Trace, by_string
 from stepscope.units import ns_of_ms, printable
 
 if TYPE_CHECKING:
-    from stepscope.analyze.kernels import KernelTable
+    from stepscope.analyze.kernels import KernelTable, OperatorTable
     from stepscope.analyze.memory import MemoryView
-    from stepscope.analyze.operators import OperatorTable
     from stepscope.analyze.owner_costs import CodeCosts, CodeTrees, OwnerSums
     from stepscope.analyze.owner_lines import RankLines
-    from stepscope.analyze.ownership import Ownership
-    from stepscope.analyze.replay.critical_path import CriticalPath
-    from stepscope.analyze.stacks import Line
+    from stepscope.analyze.ownership import Line, Ownership
+    from stepscope.analyze.replay.removal import CriticalPath
     from stepscope.analyze.steadiness import Steadiness
 
 _T = TypeVar("_T")
@@ -112,7 +114,7 @@ def _no_views(_: "Account") -> "ByStrategy":
 
 
 def _no_operators(_: "Account") -> "OperatorTable":
-    from stepscope.analyze.operators import OperatorTable
+    from stepscope.analyze.kernels import OperatorTable
 
     return OperatorTable((), 0.0)
 
@@ -209,7 +211,7 @@ class Account(ArrayRecord):
     @_isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
-        from stepscope.analyze.frame_owners import ownership_of
+        from stepscope.analyze.match_owners import ownership_of
 
         return ownership_of(self.run)
 
@@ -290,7 +292,7 @@ class Account(ArrayRecord):
 
     @_isolated("operators", _no_operators)
     def operators(self) -> "OperatorTable":
-        from stepscope.analyze.operators import operator_table
+        from stepscope.analyze.kernels import operator_table
 
         calls = [v.costs.calls.calls for v in self.ranks]
         return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
@@ -305,7 +307,7 @@ class Account(ArrayRecord):
     @_isolated("critical path")
     def critical_path(self) -> "CriticalPath | None":
         """Return the critical path, None where the run cannot be replayed."""
-        from stepscope.analyze.replay.critical_path import critical_path
+        from stepscope.analyze.replay.removal import critical_path
 
         return critical_path(self.replay) if self.replay else None
 
@@ -314,7 +316,7 @@ class Account(ArrayRecord):
         """Return the time on the critical path per step by the user's innermost line, in ns; empty without owners."""
         if self.owned_replay is None or not any(self.ownership):
             return {}
-        from stepscope.analyze.replay.critical_path import critical_lines
+        from stepscope.analyze.replay.removal import critical_lines
 
         return critical_lines(self.owned_replay, self.ownership)
 

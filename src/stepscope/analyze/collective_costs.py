@@ -2,26 +2,376 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.budget import RankBudget
-from stepscope.analyze.kernel_costs import KernelCosts
-from stepscope.analyze.rank_windows import RankAccount
-from stepscope.analyze.step_periods import step_periods
+from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, recorded_events, running_operators, spans
+from stepscope.analyze.kernels import KernelCosts
+from stepscope.analyze.phases import StepPeriods, step_periods
 from stepscope.contract.collectives import OPS, bus_factor
-from stepscope.dataclass import dataclass
-from stepscope.intervals import clip, covered_ns, subtract, union, union_by
-from stepscope.records import ArrayRecord, once_per_record
-from stepscope.run.aligned import UNMATCHED, AlignedRun
-from stepscope.run.groups import Group
-from stepscope.run.matching import POINT_TO_POINT
-from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct, distinct_rows
-from stepscope.stats.robust import Spread, spread
-from stepscope.trace.table import Int64s
+from stepscope.intervals import (
+    EMPTY,
+    Intervals,
+    clip,
+    complement,
+    covered_ns,
+    intersect,
+    intersect_each,
+    subtract,
+    union,
+    union_by,
+    union_of,
+)
+from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun
+from stepscope.run.rank import Device, DeviceWork, Group, Rank, Steps
+from stepscope.stats.robust import Spread, among, distinct, distinct_rows, spread
+from stepscope.trace.table import DENSE, EventKind, Int64s, Trace
+
+# How long did each rank compute, communicate, copy and idle in the recorded window, and what was hidden?
+#
+# The window's figures describe the file: device work is clipped to the window whichever step launched it. On a rank
+# without a device the host's operators are the compute and the collective's execution spans are the communication
+# (`docs/metrics/step.md`, "The account of a CPU rank").
+
+
+@dataclass(frozen=True)
+class RankAccount:
+    """The window of one rank. Parts overlap; `busy + idle` is the window."""
+
+    start_ns: int
+    end_ns: int
+    compute: Intervals
+    comm: Intervals
+    #: None on a CPU rank: its copies are operators like any other
+    memory: Intervals | None
+    exposed_comm: Intervals
+    #: communication under compute
+    hidden_comm_ns: int
+    idle_ns: int
+    #: True where a device worked unseen: then compute is what the host ran, and the device's is unknown
+    host_only: bool
+    warnings: tuple[str, ...]
+
+    @property
+    def window_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def overlap_pct(self) -> float | None:
+        """Return the share of communication that lies under compute, None without communication."""
+        total = self.comm.total_ns
+        return 100 * self.hidden_comm_ns / total if total else None
+
+    @property
+    def overlap_efficiency(self) -> float | None:
+        """Return |compute and comm together| / min(compute, comm), None where either is nothing."""
+        smaller = min(self.compute.total_ns, self.comm.total_ns)
+        return self.hidden_comm_ns / smaller if smaller else None
+
+
+def rank_account(rank: Rank) -> RankAccount | None:
+    """Return the account of a rank's window, None for a trace with neither steps nor work."""
+    window = _window(rank)
+    if window is None:
+        return None
+    start, end, warnings = window
+    compute, comm, memory = (clip(x, start, end) for x in _device_activity(rank))
+    busy = clip(device_busy(rank), start, end)
+    exposed = subtract(comm, busy)
+    return RankAccount(
+        start_ns=start,
+        end_ns=end,
+        compute=compute,
+        comm=comm,
+        memory=memory if rank.has_device else None,
+        exposed_comm=exposed,
+        hidden_comm_ns=intersect(comm, compute).total_ns,
+        idle_ns=end - start - busy.total_ns - exposed.total_ns,
+        host_only=rank.device_unseen,
+        warnings=warnings,
+    )
+
+
+@once_per_record
+def _device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
+    if rank.has_device:
+        return (
+            rank.work.intervals(EventKind.KERNEL),
+            rank.work.intervals(EventKind.COMM_KERNEL),
+            rank.work.intervals(EventKind.COPY, EventKind.SET),
+        )
+    return host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns), EMPTY
+
+
+@once_per_record
+def device_busy(rank: Rank) -> Intervals:
+    """Return when anything but communication ran."""
+    compute, _, memory = _device_activity(rank)
+    return union_of(compute, memory)
+
+
+def host_compute(rank: Rank) -> Intervals:
+    """Return the time in which any thread ran an operator that computes: no communication call, and none around one."""
+    return spans(rank, running_operators(rank))
+
+
+def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
+    steps, work = rank.steps, rank.work
+    if len(steps) and steps.by_profiler:
+        end = max(int(steps.end_ns.max()), int(work.end_ns.max()) if len(work) else 0)
+        return int(steps.start_ns.min()), end, ()
+    if len(work):
+        return int(work.start_ns.min()), int(work.end_ns.max()), (_no_steps(rank, "the device operations"),)
+    busy = union_of(host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns))
+    if not len(busy):
+        return None
+    return int(busy.start[0]), int(busy.end[-1]), (_no_steps(rank, "the host's operators"),)
+
+
+def _no_steps(rank: Rank, spanned: str) -> str:
+    steps = rank.steps
+    known = "steps are unknown" + (", and what is said per step is of all of it" if steps.is_window else "")
+    if rank.trace.quality.truncated and not steps.known:
+        return f"cut off before a step was complete: the window is the span of {spanned}, {known}"
+    if steps.told_by and not steps.is_window:
+        known = f"{len(steps)} step{'s are' if len(steps) > 1 else ' is'} told by {steps.told_by}, counted from 0"
+    elif steps.known:
+        known = f"steps are the ranges named {steps.named!r}{'' if steps.numbered else ', counted from 0'}"
+    return f"no ProfilerStep# in the trace: the window is the span of {spanned}, {known}"
+
+
+# How much of the communication hid behind compute, step by step?
+#
+#     compute   ======   =======          together  under both                 exposed  comm outside compute and copies
+#     comm         ------------           hidden    comm less exposed          efficiency  together / min(compute,
+#     comm)
+#
+# Efficiency is 1 where the step is as long as the larger of the two and 0 where they follow one another. Times are of
+# the steps' periods (`step_periods.py`), so work from before the window does not count.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Overlap(ArrayRecord):
+    """Compute and communication of one rank, one value per period."""
+
+    periods: StepPeriods
+    compute: Intervals
+    comm: Intervals
+    #: copies and sets
+    memory: Intervals
+
+    @cached_property
+    def compute_ns(self) -> Int64s:
+        return _per_period(self.compute, self.periods)
+
+    @cached_property
+    def comm_ns(self) -> Int64s:
+        return _per_period(self.comm, self.periods)
+
+    @cached_property
+    def together_ns(self) -> Int64s:
+        """Return the time of each period under both: what compute covers of the few pieces of communication."""
+        period, comm = intersect_each(Intervals(self.periods.start_ns, self.periods.end_ns), self.comm)
+        out = np.zeros(len(self.periods), np.int64)
+        np.add.at(out, period, covered_ns(self.compute, comm.start, comm.end))
+        return out
+
+    @cached_property
+    def exposed_ns(self) -> Int64s:
+        return _per_period(subtract(subtract(self.comm, self.compute), self.memory), self.periods)
+
+    @property
+    def hidden_ns(self) -> Int64s:
+        return self.comm_ns - self.exposed_ns
+
+    @property
+    def efficiency(self) -> float | None:
+        return overlap_efficiency([self])
+
+
+def rank_overlap(rank: Rank) -> Overlap | None:
+    """Return how compute and communication of a rank's steps overlap, None for a trace without steps or work."""
+    periods = step_periods(rank)
+    return Overlap(periods, *_device_activity(rank)) if periods is not None else None
+
+
+def overlap_efficiency(overlaps: Sequence[Overlap | None]) -> float | None:
+    """Return the overlap efficiency of all these ranks' steps taken together.
+
+    The smaller of compute and communication is that of each rank: both add up within it.
+    """
+    known = [o for o in overlaps if o is not None]
+    together = sum(int(o.together_ns.sum()) for o in known)
+    smaller = sum(min(int(o.compute_ns.sum()), int(o.comm_ns.sum())) for o in known)
+    return together / smaller if smaller else None
+
+
+def _per_period(x: Intervals, periods: StepPeriods) -> Int64s:
+    return covered_ns(x, periods.start_ns, periods.end_ns) if len(x) else np.zeros(len(periods), np.int64)
+
+
+# What is kept of a rank whose tables are not: all that other ranks need of it.
+#
+#     kept       steps, collectives, joins, the window's intervals, what its own time follows from (0.3 MB)
+#     dropped    events, strings, kinds and device work (7 MB of a trace with 50,000 events)
+#
+# So clocks, matching, waits, late ranks and the collectives of a job are of all its ranks. Whatever asks such a rank
+# for events finds none: analyses of single ranks are never asked of it.
+
+# Own time of a rank: its step without waiting for others.
+#
+# With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without: the
+# host's
+# span less exposed waiting. When a rank waited is known once all ranks are on one clock; everything else follows from
+# its
+# own trace. So that much is taken from the trace alone (`own_time`), is small, and the waits come later (`own_ns`):
+#
+#     host    = span - recording - |blocked while the device did nothing of its own, and waiting|
+#     device  = |work of the step| - |its communication alone on the device, and waiting|
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnTime(ArrayRecord):
+    """The steps of a rank before it is known when it waited."""
+
+    #: per step: the host's span less what recording it cost, which differs between equal hosts
+    host_ns: Int64s
+    #: when the host was blocked and the device ran nothing but communication; without a device: in a collective and
+    #: computing nothing. Waiting there is no own time; blocked by the device's own work is: the one cannot go on before
+    #: the other
+    idle: Intervals
+    #: per step: the work launched in it; None without a device
+    device_ns: Int64s | None
+    #: communication with nothing beside it, step by step; sorted within a step only
+    alone: Intervals
+    #: index of the step that launched it
+    alone_step: npt.NDArray[np.int64]
+
+
+def _own_time(rank: Rank) -> OwnTime:
+    steps = rank.steps
+    span = steps.end_ns - steps.start_ns
+    if not rank.has_device:
+        inside = union(rank.collectives.start_ns, rank.collectives.end_ns)
+        return OwnTime(span, subtract(inside, host_compute(rank)), None, EMPTY, np.empty(0, np.int64))
+    work, busy = rank.work, device_busy(rank)
+    launched = np.flatnonzero(work.step >= 0)
+    step, each = _in_steps(rank, launched)
+    device_ns = np.zeros(len(steps), np.int64)
+    np.add.at(device_ns, step, each.end - each.start)
+    step, each = _in_steps(rank, launched[work.kind[launched] == int(EventKind.COMM_KERNEL)])
+    free = complement(busy, int(each.start.min()), int(each.end.max())) if len(each) else EMPTY
+    at, alone = intersect_each(each, free)
+    return OwnTime(
+        host_ns=span - RECORDING_COST_NS * recorded_events(rank),
+        idle=subtract(union(*blocked_host(rank)), busy),
+        device_ns=device_ns,
+        alone=alone,
+        alone_step=step[at],
+    )
+
+
+def _in_steps(rank: Rank, some: npt.NDArray[np.intp]) -> tuple[Int64s, Intervals]:
+    work = rank.work
+    return union_by(work.step[some], work.start_ns[some], work.end_ns[some])
+
+
+def own_ns(own: OwnTime, steps: Steps, waits: Intervals) -> Floats:
+    """Return a rank's own time per step, given when it only waited for others."""
+    host = np.maximum(own.host_ns - covered_ns(intersect(own.idle, waits), steps.start_ns, steps.end_ns), 0)
+    if own.device_ns is None:
+        return host.astype(float)
+    idle = np.bincount(own.alone_step, covered_ns(waits, *own.alone), minlength=len(steps))
+    return np.maximum(host, own.device_ns - idle)
+
+
+_KEPT_OF_HEADER = ("host_name", "hostname", "trace_id", "nsight")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OutlinedRank(Rank):
+    """A rank without its tables."""
+
+    events: int
+    on_device: bool
+    its_device: Device
+    window: RankAccount | None
+    own: OwnTime
+
+    @property
+    def num_events(self) -> int:
+        """Return how many events its trace had."""
+        return self.events
+
+    @property
+    def has_device(self) -> bool:
+        """Return whether anything ran on a device."""
+        return self.on_device
+
+    @cached_property
+    def device(self) -> Device:
+        """Return the device and how it is known."""
+        return self.its_device
+
+
+def outlined(rank: Rank) -> OutlinedRank:
+    """Return what is kept of a rank."""
+    return OutlinedRank(
+        rank=rank.rank,
+        rank_source=rank.rank_source,
+        trace=_without_events(rank.trace),
+        kinds=rank.kinds[:0].copy(),
+        steps=rank.steps,
+        work=_NO_WORK,
+        collectives=rank.collectives,
+        joins=rank.joins,
+        events=rank.num_events,
+        on_device=rank.has_device,
+        its_device=rank.device,
+        window=rank_account(rank),
+        own=_own_time(rank),
+    )
+
+
+def window_of(rank: Rank) -> RankAccount | None:
+    """Return the account of a rank's window, which is kept of an outlined one."""
+    return rank.window if isinstance(rank, OutlinedRank) else rank_account(rank)
+
+
+def own_time_of(rank: Rank) -> OwnTime:
+    """Return what a rank's own time follows from, which is kept of an outlined one."""
+    return rank.own if isinstance(rank, OutlinedRank) else _own_time(rank)
+
+
+def _without_events(trace: Trace) -> Trace:
+    header = {key: trace.header[key] for key in _KEPT_OF_HEADER if key in trace.header}
+    info = trace.header.get("distributedInfo")
+    if isinstance(info, dict):  # without the list of all ranks of all groups, which every rank of the job has
+        header["distributedInfo"] = {key: value for key, value in info.items() if key != "pg_config"}
+    columns = {c.name: np.empty(0, c.dtype) for c in DENSE}
+    return Trace(trace.path, trace.raw_bytes, header, [], columns, {}, trace.quality, trace.from_cache)
+
+
+_NOTHING = np.empty(0, np.int64)
+_NO_WORK = DeviceWork(
+    row=_NOTHING,
+    kind=np.empty(0, np.uint8),
+    start_ns=_NOTHING,
+    end_ns=_NOTHING,
+    name=np.empty(0, np.int32),
+    device=_NOTHING,
+    stream=_NOTHING,
+    launch_row=_NOTHING,
+    op_row=_NOTHING,
+    step=np.empty(0, np.int32),
+)
 
 
 @dataclass(frozen=True)
@@ -320,8 +670,6 @@ class RankView(RankWindow):
 # from
 # rank to rank are known; a collective's bytes are counted as a ring sends them, each rank to the next of its group,
 # because no trace says which way they took.
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

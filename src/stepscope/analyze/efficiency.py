@@ -13,21 +13,17 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.budget import RankBudget, StepBudget
-from stepscope.analyze.host_calls import Floats, Mask, sum_by
-from stepscope.analyze.kernel_costs import FAMILY_CODE, PRECISIONS, KernelCosts
-from stepscope.analyze.layers import PART_CODE, label_ns, painted
+from stepscope.analyze.budget import PART_CODE, RankBudget, StepBudget, label_ns, painted
+from stepscope.analyze.host_time import Floats, Mask, sum_by
+from stepscope.analyze.kernels import FAMILY_CODE, PRECISIONS, KernelCosts
 from stepscope.cost.chips import Chip, Lookup, Peak, mfu_peak
-from stepscope.cost.kernel_names import MATMUL_FAMILIES
-from stepscope.dataclass import dataclass
+from stepscope.cost.operators import MATMUL_FAMILIES
 from stepscope.intervals import Intervals, union
-from stepscope.records import once_per_record
+from stepscope.records import dataclass, once_per_record
 from stepscope.run.load import Run
 from stepscope.side_file import is_number
-from stepscope.stats.distinct import among, distinct
-from stepscope.stats.robust import median
-from stepscope.trace.classify import EventKind, by_string
-from stepscope.trace.table import Int64s
+from stepscope.stats.robust import among, distinct, median
+from stepscope.trace.table import EventKind, Int64s, by_string
 from stepscope.units import NS_PER_S
 
 # How many FLOPs does a step take, by the shapes that the trace recorded?

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, RECV, REDUCE, REDUCE_SCATTER, SEND
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.trace.flight_recorder import FlightDump, FlightEntry, Frame
 
 # Collectives of each group, by rank and number.

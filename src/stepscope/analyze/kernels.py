@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from enum import IntEnum
 from functools import cached_property
@@ -11,21 +11,575 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_calls import Floats, Mask, sum_by
-from stepscope.analyze.kernel_costs import FAMILIES, PRECISIONS, KernelCosts
-from stepscope.cost.chips import Chip
-from stepscope.cost.kernel_names import kernel_class
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
-from stepscope.run.device_work import Rows, numbered
-from stepscope.run.formats import MeasuredLaunches
+from stepscope.analyze.host_time import Floats, HostCalls, Mask, Places, host_calls, sum_by
+from stepscope.analyze.phases import graph_builders
+from stepscope.contract.flops import PEAK_PRECISIONS
+from stepscope.contract.step_line import EVALUATE
+from stepscope.cost.chips import Chip, DeviceFacts, Lookup, look_up, nameless
+from stepscope.cost.operators import (
+    MATMUL_FAMILIES,
+    Family,
+    KernelClass,
+    OpCost,
+    counted_once,
+    kernel_class,
+    may_cost,
+    operator_cost,
+)
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.load import Run, side_by_side
-from stepscope.run.rank import Rank
-from stepscope.stats.distinct import distinct
-from stepscope.stats.robust import median
-from stepscope.trace.classify import EventKind, of_kinds
-from stepscope.trace.ncu import KernelMetrics
-from stepscope.trace.table import NO_STRING, Int64s
+from stepscope.run.rank import CPU, Rank, Rows, numbered
+from stepscope.run.sources import MeasuredLaunches
+from stepscope.stats.robust import distinct, distinct_places, median
+from stepscope.trace.nccl import KernelMetrics
+from stepscope.trace.table import NO_STRING, EventKind, Int64s, Trace, of_kinds
+
+# Which operators took the time and the memory, on the host and on the device?
+#
+# Self is what an operator did itself; total includes the operators it called. Totals count each stretch of time once:
+# an operator that calls itself (`aten::to` within `aten::to`) has the outer call's time, not both. Device time belongs
+# to the innermost operator around the launch. Memory is what an operator itself allocated minus what it freed.
+
+# slots for each key up to which a table of all possible keys is quicker than sorting them
+_MAX_SPREAD = 32
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator over the whole window: means per rank, so that 8 ranks read like one."""
+
+    name: str
+    #: input shapes as recorded: of all its calls when grouped by shape, else of the most expensive one
+    shapes: str | None
+    calls: float
+    host_self_ns: float
+    host_total_ns: float
+    device_self_ns: float
+    device_total_ns: float
+    #: allocated minus freed; None where memory was not recorded
+    host_memory_bytes: float | None
+    device_memory_bytes: float | None
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """All operators of a run, by device time, then host time. Times are means per rank."""
+
+    operators: tuple[Operator, ...]
+    #: duration of all device work, streams added
+    device_busy_ns: float
+
+    def top(self, count: int) -> tuple[Operator, ...]:
+        return self.operators[:count]
+
+
+def operator_table(
+    ranks: Sequence[Rank], *, calls_of: Sequence[HostCalls] | None = None, jobs: int = 1
+) -> OperatorTable:
+    """Return the operators of all ranks, `jobs` ranks at a time; `calls_of` are their calls where known already."""
+    sums: dict[str, dict[str, float]] = {}
+    costliest: dict[str, tuple[tuple[float, float], str | None]] = {}
+    for groups in side_by_side(jobs, _of_rank, ranks, calls_of or [host_calls(rank) for rank in ranks]):
+        for name, numbers, cost, shapes in groups:
+            mine = sums.setdefault(name, {})
+            for key, value in numbers.items():
+                mine[key] = mine.get(key, 0.0) + value
+            if name not in costliest or cost > costliest[name][0]:
+                costliest[name] = cost, shapes
+    rows = []
+    for name, mine in sums.items():
+        means = {"host_memory_bytes": None, "device_memory_bytes": None} | {k: v / len(ranks) for k, v in mine.items()}
+        rows.append(Operator(name=name, shapes=costliest[name][1], **means))  # type: ignore[arg-type]
+    rows.sort(key=lambda o: (-o.device_self_ns, -o.host_self_ns, o.name))
+    busy_ns = sum(float((rank.work.end_ns - rank.work.start_ns).sum()) for rank in ranks)
+    return OperatorTable(tuple(rows), busy_ns / max(len(ranks), 1))
+
+
+# an operator with its sums, what its costliest call took on device and host, and that call's shapes
+_GroupSums = tuple[str, dict[str, float], tuple[float, float], str | None]
+
+
+def _of_rank(rank: Rank, calls: HostCalls) -> list[_GroupSums]:
+    keys, group, count = _grouped(calls.name.astype(np.int64))
+    totals = {"calls": count.astype(float), "host_self_ns": np.bincount(group, calls.self_ns(), minlength=len(keys))}
+    duration = (rank.work.end_ns - rank.work.start_ns).astype(float)
+    device_self = sum_by(calls.at_rows(rank.work.op_row), duration, len(calls))
+    totals["device_self_ns"] = np.bincount(group, device_self, minlength=len(keys))
+    costly = {
+        "device_total_ns": calls.with_called(device_self),
+        "host_total_ns": (calls.end_ns - calls.start_ns).astype(float),
+    }
+    costliest = _costliest(group, costly["device_total_ns"], costly["host_total_ns"], len(keys))
+    worst = list(zip(*(values[costliest].tolist() for values in costly.values()), strict=True))
+    nested, _ = calls.inside_of_same(group, only=_may_nest(calls, group, len(keys)).take(group))
+    for name, values in costly.items():
+        values[nested] = 0
+        totals[name] = np.bincount(group, values, minlength=len(keys))
+    for name, values in _memory(rank, calls).items():
+        totals[name] = np.bincount(group, values, minlength=len(keys))
+    trace = rank.trace
+    dims = trace.arg("input_dims").at(calls.row[costliest], missing=NO_STRING).tolist()
+    rows = zip(*(values.tolist() for values in totals.values()), strict=True)
+    return [
+        (trace.strings[key], dict(zip(totals, row, strict=True)), cost, trace.text(shapes))
+        for key, shapes, cost, row in zip(keys.tolist(), dims, worst, rows, strict=True)
+    ]
+
+
+def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
+    trace = rank.trace
+    events = np.flatnonzero(of_kinds(rank.kinds, (EventKind.MEMORY,)))
+    if not len(events):
+        return {}
+    at = calls.innermost_at(trace["tid"][events], trace["ts_ns"][events])
+    size = trace.arg("alloc_bytes").at(events, missing=0).astype(float)
+    on_host = trace.arg("alloc_device_type").at(events, missing=0) == 0  # CPU
+    return {
+        name: sum_by(np.where(mine, at, -1), size, len(calls))
+        for name, mine in (("host_memory_bytes", on_host), ("device_memory_bytes", ~on_host))
+    }
+
+
+def _grouped(key: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return each key once, ascending, the place of every one among them, and how often each is there.
+
+    >>> [values.tolist() for values in _grouped(np.array([7, -1, 7, 9]))]
+    [[-1, 7, 9], [1, 0, 1, 2], [1, 2, 1]]
+    """
+    low, high = int(key.min(initial=0)), int(key.max(initial=0))
+    if high - low > _MAX_SPREAD * len(key):
+        keys, place = distinct_places(key)
+        return keys, place, np.bincount(place, minlength=len(keys))
+    place = key - low
+    count = np.bincount(place)
+    there = np.flatnonzero(count)
+    return there + low, (np.cumsum(count > 0) - 1).take(place), count[there]
+
+
+def _may_nest(calls: HostCalls, group: Int64s, num_groups: int) -> Mask:
+    """Return which groups may have calls inside calls of their own: those that stay when groups that call none, or that
+    none calls, are left out again and again.
+    """
+    pairs = np.append(group, num_groups).take(calls.parent)  # in the last place: of no caller
+    pairs *= num_groups
+    pairs += group
+    caller, called = np.divmod(distinct(pairs), max(num_groups, 1))
+    stays = caller < num_groups
+    while True:
+        caller, called = caller[stays], called[stays]
+        calls_some, is_called = np.zeros(num_groups, bool), np.zeros(num_groups, bool)
+        calls_some[caller], is_called[called] = True, True
+        may = calls_some & is_called
+        stays = may[caller] & may[called]
+        if stays.all():
+            return may
+
+
+def _costliest(group: Int64s, device: Floats, host: Floats, num_groups: int) -> Int64s:
+    on_device = np.flatnonzero(device > 0)
+    of, values = group.take(on_device), device.take(on_device)
+    most_device = np.zeros(num_groups)
+    np.maximum.at(most_device, of, values)
+    out = np.empty(num_groups, np.int64)
+    for calls in (None, on_device[values == most_device.take(of)]):  # of all first, then of those with a device's time
+        of, values = (group, host) if calls is None else (group.take(calls), host.take(calls))
+        most_host = np.zeros(num_groups)
+        np.maximum.at(most_host, of, values)
+        kept = np.flatnonzero(values == most_host.take(of))
+        out[of.take(kept)] = kept if calls is None else calls.take(kept)
+    return out
+
+
+# How much work did each kernel do, in which precision, and for which operator call?
+#
+# An operator's cost is shared out among the kernels it launched, by their time. FLOPs go to those that multiply, where
+# the names tell (the sum of a split product's parts does none of them); bytes go to all.
+
+# How much work did each operator call do, by its recorded shapes, and was it done before?
+#
+# Each piece of work counts once: composites have no cost, of costed calls within each other the outermost counts, and
+# a tensor subclass that repeats its own operator on its local part (DTensor) is a wrapper, so the local one counts.
+#
+# Recomputed work is forward work run again in the backward pass (activation checkpointing). Backward's own operators
+# run with gradients off. A recomputed forward runs with gradients on, which the profiler shows as a sequence number
+# without a forward thread, and it repeats an operator that also ran outside of backward.
+
+# FLOPs or bytes that no operator has: a damaged or hostile trace
+_IMPOSSIBLE = 10**30
+
+# what names tell: calls that may have a cost, and nodes of the backward pass
+_MAY_COST, _BACKWARD = 1, 2
+
+FAMILIES = tuple(Family)
+FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
+
+PRECISIONS = ("unknown", *PEAK_PRECISIONS)
+PRECISION_CODE = {name: code for code, name in enumerate(PRECISIONS)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CallCosts(ArrayRecord):
+    """The work of each call of `calls`. Where `counted` is False there is none of its own, or it is unknown.
+
+    Calls are many and their variants few, so the work is kept by variant.
+    """
+
+    rank: Rank
+    calls: HostCalls
+    #: of each call; 0 where it is not counted
+    variant: npt.NDArray[np.int32]
+    #: of each variant from 1 on
+    costs: tuple[OpCost, ...]
+    #: in a forward pass that backward ran again; also set for calls without a cost
+    recomputed: Mask
+
+    @property
+    def counted(self) -> Mask:
+        return self.variant > 0
+
+    @property
+    def flops(self) -> Floats:
+        return self._of_calls(0.0, lambda cost: cost.flops)
+
+    @property
+    def bytes(self) -> Floats:
+        return self._of_calls(0.0, lambda cost: cost.total_bytes)
+
+    @property
+    def family(self) -> npt.NDArray[np.uint8]:
+        return self._of_calls(np.uint8(FAMILY_CODE[Family.OTHER]), lambda cost: FAMILY_CODE[cost.family])
+
+    @property
+    def operand(self) -> npt.NDArray[np.uint8]:
+        return self._of_calls(np.uint8(0), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0))
+
+    @property
+    def lower_bound(self) -> Mask:
+        return self._of_calls(False, lambda cost: cost.lower_bound)
+
+    def _of_calls(self, otherwise: Any, number: Callable[[OpCost], float]) -> npt.NDArray[Any]:
+        return np.array([otherwise, *map(number, self.costs)], np.asarray(otherwise).dtype).take(self.variant)
+
+    @cached_property
+    def step(self) -> npt.NDArray[np.int32]:
+        return self.rank.steps.of(self.calls.start_ns)
+
+
+def call_costs(rank: Rank) -> CallCosts:
+    """Return the work of every operator call of a rank."""
+    calls = host_calls(rank)
+    role = rank.codes_of_names(_role, EventKind.HOST_OP).take(calls.name)
+    may_count = np.flatnonzero(role == _MAY_COST)
+    variant, costs = _distinct_costs(rank.trace, calls, may_count)
+    costed = np.zeros(len(calls), bool)
+    costed[may_count] = np.array([cost is not None for cost in costs], bool)[variant]
+    _, wrappers = calls.inside_of_same(calls.name, only=costed)
+    costed[wrappers] = False
+    counted = counted_once(costed, parents=calls.parent)
+    known = [i for i, cost in enumerate(costs) if cost is not None]
+    number = np.zeros(len(costs), np.int32)
+    number[known] = np.arange(1, len(known) + 1)
+    of_call = np.zeros(len(calls), np.int32)
+    of_call[may_count] = np.where(counted[may_count], number[variant], 0)
+    return CallCosts(
+        rank=rank,
+        calls=calls,
+        variant=of_call,
+        costs=tuple(cost for cost in costs if cost is not None),
+        recomputed=_recomputed(rank, calls, role == _BACKWARD),
+    )
+
+
+def _role(name: str) -> int:
+    if name.startswith(EVALUATE):
+        return _BACKWARD
+    return _MAY_COST if may_cost(name) else 0
+
+
+def _distinct_costs(trace: Trace, calls: HostCalls, some: Int64s) -> tuple[Int64s, list[OpCost | None]]:
+    names, rows = calls.name[some], calls.row[some]
+    columns = _inputs(trace, rows)
+    variant = names.astype(np.int64)
+    for column in columns:
+        variant = numbered(variant * (len(trace.strings) + 1) + column + 1)
+    first = np.zeros(int(variant.max(initial=-1)) + 1, np.int64)
+    first[variant[::-1]] = np.arange(len(variant))[::-1]  # the first of each is written last
+    costs = []
+    for name, *texts in zip(names[first].tolist(), *(column[first].tolist() for column in columns), strict=True):
+        dims, types, concrete = map(trace.text, texts)
+        cost = operator_cost(trace.strings[name], dims=dims, types=types, concrete=concrete)
+        costs.append(cost if cost and max(cost.flops, cost.total_bytes) < _IMPOSSIBLE else None)
+    return variant, costs
+
+
+def _inputs(trace: Trace, rows: Places) -> list[Int64s]:
+    """Return the numbers of the texts that event rows have for shapes, types and values.
+
+    The profiler records all of them or none, so as a rule one look-up does for all.
+    """
+    columns = [trace.arg(name) for name in ("input_dims", "input_types", "concrete")]
+    known = columns[0].rows
+    if not len(known) or not all(np.array_equal(known, column.rows) for column in columns):
+        return [column.at(rows, missing=NO_STRING) for column in columns]
+    place = np.zeros(max(int(known[-1]), int(rows.max(initial=0))) + 1, np.int32)  # 0 for a row without
+    place[known.astype(np.intp)] = np.arange(1, len(known) + 1, dtype=np.int32)
+    at = place.take(rows)
+    there = at > 0
+    at -= 1
+    return [np.where(there, column.values.take(at), NO_STRING).astype(np.int64) for column in columns]
+
+
+def _recomputed(rank: Rank, calls: HostCalls, node: Mask) -> Mask:
+    again = _with_gradients(rank, calls, node)
+    if len(again):
+        again = again[_also_outside(rank.trace, calls, node, again)]
+    repeats = np.zeros(len(calls), bool)
+    repeats[again] = True
+    return calls.nearest(repeats) >= 0 if len(again) else repeats
+
+
+def _with_gradients(rank: Rank, calls: HostCalls, node: Mask) -> Int64s:
+    if not node.any():
+        return np.empty(0, np.int64)
+    call = calls.at_rows(graph_builders(rank))
+    call = call[~node[call]]
+    return call[calls.nearest_to(call, node) >= 0]
+
+
+def _also_outside(trace: Trace, calls: HostCalls, node: Mask, again: Int64s) -> Mask:
+    is_meant = np.zeros(len(trace.strings) + 1, bool)
+    is_meant[calls.name[again]] = True
+    alike = np.flatnonzero(is_meant.take(calls.name))
+    outside = alike[calls.nearest_to(alike, node) < 0]
+    call = np.concatenate((outside, again))
+    shape = trace.arg("input_dims").at(calls.row[call], missing=NO_STRING)
+    variant = numbered(calls.name[call].astype(np.int64) * (len(trace.strings) + 1) + shape + 1)
+    known = np.zeros(int(variant.max(initial=-1)) + 1, bool)
+    known[variant[: len(outside)]] = True
+    return known[variant[len(outside) :]]
+
+
+# Which chip did the run compute on?
+
+
+def run_chip(ranks: Sequence[Rank], *, extra: Sequence[Chip] = ()) -> Lookup:
+    """Return the chip that all ranks have, or why it is unknown. Rows in `extra` (a user's own) go first."""
+    found = [_rank_chip(rank, extra) for rank in ranks]
+    names = {one.chip.name for one in found if one.chip}
+    if len(names) > 1:
+        return Lookup(None, f"ranks have different chips ({', '.join(sorted(names))}): no single peak holds for all")
+    unknown = next((one for one in found if one.chip is None), None)
+    return unknown or (found[0] if found else Lookup(None, "no rank was read"))
+
+
+def device_in_words(rank: Rank, found: Lookup) -> str | None:
+    """Return a device's name as the driver gave it; where it gave none, the chip it was taken for, else what kernels
+    or metadata say of it.
+    """
+    if rank.device.source != "properties" and found.chip is not None and rank.device.name != CPU:
+        return found.chip.name
+    return rank.device.name
+
+
+def _rank_chip(rank: Rank, extra: Sequence[Chip]) -> Lookup:
+    device, facts = rank.device, _device_facts(rank)
+    if device.name is not None:
+        found = look_up(device.name, memory_bytes=facts.memory_bytes, extra=extra)
+        if found.chip is not None or device.source == "properties" or device.name == CPU:
+            return found
+    if device.properties:
+        return nameless(facts)
+    if device.name is not None:
+        return Lookup(
+            None, f"the trace of rank {rank.rank} says no more of its device than {device.name}; give its peak"
+        )
+    return Lookup(None, f"the trace of rank {rank.rank} does not name its device; give its peak")
+
+
+def _device_facts(rank: Rank) -> DeviceFacts:
+    of = rank.device.properties
+    major, minor = of.get("computeMajor"), of.get("computeMinor")
+    known = isinstance(major, int) and isinstance(minor, int)
+    return DeviceFacts(
+        memory_bytes=_whole(of.get("totalGlobalMem")),
+        compute=f"{major}.{minor}" if known else None,
+        multiprocessors=_whole(of.get("numSms")),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# in `tensor_core`
+_UNKNOWN = -1
+
+# by code of the family
+_IS_MATMUL = np.array([family in MATMUL_FAMILIES for family in FAMILIES])
+_FP32, _TF32 = PRECISION_CODE["fp32"], PRECISION_CODE["tf32"]
+# Devices whose matrix cores take single precision as it is; NVIDIA's round it to TF32.
+_FULL_FP32 = re.compile(r"AMD|Radeon|Instinct|^MI\d")
+_NO_CLASS = KernelClass(Family.OTHER, tensor_core=False, dtype=None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelCosts(ArrayRecord):
+    """The work of each row of `rank.work`."""
+
+    calls: CallCosts
+    #: operator call it worked for, index into `calls`; -1 where no costed one launched it
+    call: Int64s
+    #: code in FAMILIES; OTHER for communication, copies and sets
+    family: npt.NDArray[np.uint8]
+    #: 1 yes, 0 no, UNKNOWN
+    tensor_core: npt.NDArray[np.int8]
+    #: of a matrix product, code in PRECISIONS
+    precision: npt.NDArray[np.uint8]
+    #: NaN unknown
+    flops: Floats
+    #: NaN unknown
+    bytes: Floats
+    recomputed: Mask
+
+    @property
+    def rank(self) -> Rank:
+        return self.calls.rank
+
+    @cached_property
+    def duration_ns(self) -> Int64s:
+        return self.rank.work.end_ns - self.rank.work.start_ns
+
+    @cached_property
+    def is_matmul(self) -> Mask:
+        """Return which rows are kernels of matrix products, with those that only serve a product."""
+        return _IS_MATMUL.take(self.family)
+
+
+def kernel_costs(calls: CallCosts) -> KernelCosts:
+    """Return the work of every kernel of a rank."""
+    work = calls.rank.work
+    launcher = calls.calls.at_rows(work.op_row)
+    call = calls.calls.nearest_to(launcher, calls.counted)
+    named, tensor_core, operand, serves = _classes(calls.rank)
+    ask = (named == FAMILY_CODE[Family.OTHER]) & (call >= 0) & (calls.rank.work.kind == EventKind.KERNEL)
+    out = named.copy()
+    out[ask] = calls.family[call[ask]]
+    family = out
+    multiplies = _IS_MATMUL.take(family) & ~serves
+    tensor_core[multiplies & (named != family)] = _UNKNOWN
+    mine = np.flatnonzero(call >= 0)
+    owner, duration = call[mine], (work.end_ns - work.start_ns)[mine].astype(float)
+    _, sharing = distinct_places(owner)
+    flops, size = np.full(len(work), np.nan), np.full(len(work), np.nan)
+    flops[mine] = _shared_out(calls.flops[owner], sharing, _multiplying(duration, multiplies[mine], sharing))
+    size[mine] = _shared_out(calls.bytes[owner], sharing, duration)
+    return KernelCosts(
+        calls=calls,
+        call=call,
+        family=family,
+        tensor_core=tensor_core,
+        precision=_precision(operand, tensor_core, multiplies, call, calls),
+        flops=flops,
+        bytes=size,
+        recomputed=(launcher >= 0) & calls.recomputed[launcher] if len(calls.calls) else np.zeros(len(work), bool),
+    )
+
+
+def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], npt.NDArray[np.uint8], Mask]:
+    work = rank.work
+    name = np.where(work.kind == EventKind.KERNEL, work.name, NO_STRING).astype(np.int64)
+    names, at = distinct(name), numbered(name)
+    found = [_NO_CLASS if i == NO_STRING else kernel_class(rank.trace.strings[i]) for i in names.tolist()]
+    family = np.array([FAMILY_CODE[c.family] for c in found], np.uint8)
+    tensor_core = np.array([_UNKNOWN if c.tensor_core is None else c.tensor_core for c in found], np.int8)
+    operand = np.array([PRECISION_CODE.get(c.dtype or "", 0) for c in found], np.uint8)
+    # A product's kernel that is known to be off the tensor cores and has no operand type does not multiply.
+    serves = _IS_MATMUL[family] & (tensor_core == 0) & (operand == 0)
+    return family[at], tensor_core[at], operand[at], serves[at]
+
+
+def _precision(
+    named: npt.NDArray[np.uint8], tensor_core: npt.NDArray[np.int8], multiplies: Mask, call: Int64s, calls: CallCosts
+) -> npt.NDArray[np.uint8]:
+    operand = np.where(call >= 0, calls.operand[call], 0) if len(calls.calls) else np.zeros_like(named)
+    known = np.where(operand > 0, operand, named)
+    rounds = (named == _TF32) | ((tensor_core == 1) & (not _FULL_FP32.search(calls.rank.device_name or "")))
+    known = np.where((known == _FP32) & rounds, _TF32, known)
+    return np.where(multiplies, known, 0).astype(np.uint8)
+
+
+def _multiplying(duration: Floats, multiplies: Mask, sharing: Int64s) -> Floats:
+    weight = np.where(multiplies, duration, 0.0)
+    none = np.bincount(sharing, weight) == 0
+    return np.where(none[sharing], duration, weight)
+
+
+def _shared_out(amount: Floats, sharing: Int64s, weight: Floats) -> Floats:
+    total = np.bincount(sharing, weight)[sharing]
+    return amount * np.divide(weight, total, out=np.zeros(len(weight)), where=total > 0)
+
+
+# What can the run's chip do? Advice that it cannot follow is none: bfloat16 and TF32 begin with Ampere, fp8 with Ada.
+#
+# The hardware table tells for chips in it; else the compute capability in the header, or the architecture that kernels
+# are named after. None: nothing tells.
+
+_NVIDIA_WARP = 32
+_BF16_SINCE, _FP8_SINCE = (8, 0), (8, 9)
+_AMD_TF32 = ("9.4",)
+_NO_GRAPHS = re.compile(r"gaudi|^hl-|mtia|artemis|ascend|tpu|^cpu$", re.IGNORECASE)
+_GENERATIONS = {"volta": "7.0", "turing": "7.5", "ampere": "8.0", "hopper": "9.0", "blackwell": "10.0"}
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a chip has units or a mode for; None where nothing tells."""
+
+    bf16: bool | None = None
+    tf32: bool | None = None
+    fp8: bool | None = None
+    #: whether PyTorch captures CUDA or HIP graphs on it
+    graphs: bool | None = None
+
+    @property
+    def narrow(self) -> str:
+        """Return the 16-bit type to advise: bfloat16 unless the chip has none."""
+        return "float16" if self.bf16 is False else "bfloat16"
+
+
+def abilities(ranks: Sequence[Rank], chip: Chip | None) -> Abilities:
+    """Return what the device of a run can do."""
+    name = next((rank.device_name for rank in ranks if rank.device_name), "") or ""
+    graphs = not _NO_GRAPHS.search(name) if name else None
+    if chip is not None:
+        has = chip.tflops
+        return Abilities("bf16" in has, "tf32" in has, "fp8" in has, graphs)
+    for rank in ranks:
+        compute = _device_facts(rank).compute or _by_kernels(name)
+        if compute is not None:
+            return _by_capability(
+                compute,
+                nvidia=rank.device.properties.get("warpSize", _NVIDIA_WARP) == _NVIDIA_WARP
+                and not name.startswith("AMD"),
+                graphs=graphs,
+            )
+    return Abilities(graphs=graphs)
+
+
+def _by_kernels(name: str) -> str | None:
+    number = re.search(r"compute capability (\d+\.\d)", name)
+    if number:
+        return number.group(1)
+    return next((c for word, c in _GENERATIONS.items() if word in name.lower()), None)
+
+
+def _by_capability(compute: str, *, nvidia: bool, graphs: bool | None) -> Abilities:
+    if not nvidia:  # AMD's 9.0 is MI100 and MI200, all with bf16 units
+        return Abilities(bf16=compute.startswith("9.") or None, tf32=compute in _AMD_TF32, fp8=None, graphs=graphs)
+    major, minor = (int(part) for part in compute.split("."))
+    ampere = (major, minor) >= _BF16_SINCE
+    return Abilities(bf16=ampere, tf32=ampere, fp8=(major, minor) >= _FP8_SINCE, graphs=graphs)
+
 
 # Kernels measured by Nsight Compute.
 
@@ -126,7 +680,7 @@ def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredR
     if not launches:
         return None
     work = rank.work
-    classes = _classes(rank, np.flatnonzero(np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))))
+    classes = _kernels_classes(rank, np.flatnonzero(np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))))
     meant = kernels_named((launch.name for launch in launches), (name for name, _, _ in classes))
     of_class: dict[_Class, list[int]] = {}
     for i, launch in enumerate(launches):
@@ -154,7 +708,7 @@ def measured_warnings(run: Run) -> list[str]:
     ]
 
 
-def _classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
+def _kernels_classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
     trace, work = rank.trace, rank.work
     grid, block = (trace.arg(name).at(work.row[rows], missing=NO_STRING) for name in ("grid", "block"))
     keys = np.stack((work.name[rows].astype(np.int64), grid, block), axis=1)
@@ -426,7 +980,7 @@ def kernel_table(
     """
     sums: dict[str, _Sums] = {}
     metered = [_measured_rows(one, measured) if measured else None for one in costs]
-    found = side_by_side(jobs, lambda one, rows: _of_rank(one, chip, rows), costs, metered)
+    found = side_by_side(jobs, lambda one, rows: _kernels_of_rank(one, chip, rows), costs, metered)
     for one, rows, named in zip(costs, metered, found, strict=True):
         _add(sums, one, named, rows)
     n = max(len(costs), 1)
@@ -512,7 +1066,7 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
 NamedKernels = list[tuple[int, int, dict[str, float]]]
 
 
-def _of_rank(costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> NamedKernels:
+def _kernels_of_rank(costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> NamedKernels:
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
     group = numbered(work.name[kernels].astype(np.int64))

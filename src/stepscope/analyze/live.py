@@ -27,10 +27,9 @@ from stepscope.contract.live import (
 )
 from stepscope.contract.step_line import WARMUP
 from stepscope.cost.chips import look_up, mfu_peak
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.run.running import Line, Running, RunningRank
-from stepscope.run.side_files import number
-from stepscope.run.step_log import step_log_of
+from stepscope.run.side_files import number, step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 

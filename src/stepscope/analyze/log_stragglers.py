@@ -21,10 +21,9 @@ import numpy.typing as npt
 
 from stepscope.contract.live import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
-from stepscope.dataclass import dataclass
-from stepscope.run.step_log import StepLog
-from stepscope.stats.bootstrap import t_quantile
-from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_without_each, slow_start
+from stepscope.records import dataclass
+from stepscope.run.side_files import StepLog
+from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_without_each, slow_start, t_quantile
 
 Floats = npt.NDArray[np.float64]
 

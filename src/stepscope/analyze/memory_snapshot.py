@@ -10,9 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.analyze.hang import user_frame
-from stepscope.analyze.memory_events import NOT_HERE, bytes_over_time, largest_moments
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.analyze.memory import NOT_HERE, bytes_over_time, largest_moments
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.trace.flight_recorder import Frame
 from stepscope.trace.memory_snapshot import (
     ALLOC,

@@ -13,17 +13,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.collective_costs import host_compute
 from stepscope.analyze.host_time import blocked_host
-from stepscope.analyze.kernel_costs import CallCosts
-from stepscope.analyze.ownership import OwnedWork, Ownership
-from stepscope.analyze.rank_windows import host_compute
-from stepscope.analyze.stacks import Line
-from stepscope.contract.owners import EXECUTING
-from stepscope.dataclass import dataclass
+from stepscope.analyze.kernels import CallCosts
+from stepscope.analyze.ownership import Line, OwnedWork, Ownership
+from stepscope.contract.run_folder import EXECUTING
 from stepscope.intervals import Intervals, covered_ns, subtract, union
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
+from stepscope.trace.table import EventKind
 
 # Records.
 

@@ -22,17 +22,16 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.host_time import Activities, HostParts
 from stepscope.analyze.kernels import SHORT_NS
-from stepscope.analyze.ownership import OwnedWork, Ownership
-from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.owner_lines import skipped_line
+from stepscope.analyze.ownership import Line, OwnedWork, Ownership
+from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.source_flow import skipped_line
-from stepscope.analyze.stacks import Line
-from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
-from stepscope.run.matching import POINT_TO_POINT
-from stepscope.stats.distinct import among
-from stepscope.trace.classify import EventKind
+from stepscope.records import dataclass
+from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.stats.robust import among
+from stepscope.trace.table import EventKind
 
 Floats = npt.NDArray[np.float64]
 MAX_PLACES = 3

@@ -27,16 +27,12 @@ import numpy.typing as npt
 from stepscope.analyze.collective_costs import launched_in_steps, num_steps
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
-from stepscope.run.collectives import Collectives
-from stepscope.run.groups import UNKNOWN_GROUP, Group, header_groups
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.aligned import POINT_TO_POINT
 from stepscope.run.load import Run
-from stepscope.run.matching import POINT_TO_POINT
-from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind
-from stepscope.trace.table import Int64s
+from stepscope.run.rank import UNKNOWN_GROUP, Collectives, Group, Rank, header_groups
+from stepscope.stats.robust import among, distinct
+from stepscope.trace.table import EventKind, Int64s
 
 # Other evidence in a trace: wrappers, expert kernels, uneven messages.
 

@@ -16,22 +16,16 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.collective_costs import over_ranks
+from stepscope.analyze.collective_costs import RankAccount, host_compute, over_ranks
 from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy
-from stepscope.analyze.phases import Passes, Phase, marks_of, work_phases
-from stepscope.analyze.rank_windows import RankAccount, host_compute
-from stepscope.analyze.step_periods import step_periods
+from stepscope.analyze.phases import Passes, Phase, marks_of, step_periods, work_phases
 from stepscope.contract.collectives import OP_CODE
-from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun
-from stepscope.run.device_work import enclosing
-from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
-from stepscope.stats.robust import Spread, median
-from stepscope.trace.classify import EventKind
-from stepscope.trace.table import Int64s
+from stepscope.run.rank import Rank, enclosing
+from stepscope.stats.robust import Spread, among, distinct, median
+from stepscope.trace.table import EventKind, Int64s
 
 # The actions of each stage: the forwards and backwards of its micro-batches, in order.
 #

@@ -14,25 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.collective_costs import host_compute, own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
 from stepscope.analyze.log_stragglers import WAITING, LateRank, lateness
-from stepscope.analyze.outlined_rank import own_ns, own_time_of
 from stepscope.analyze.phases import Passes, Phase
-from stepscope.analyze.rank_windows import host_compute
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
-from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, clip, covered_ns, subtract, union, union_of
-from stepscope.records import ArrayRecord
-from stepscope.run.aligned import UNMATCHED, AlignedRun
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun
 from stepscope.run.load import Run
-from stepscope.run.matching import POINT_TO_POINT
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import StepLog
-from stepscope.stats.distinct import among, common, distinct
-from stepscope.stats.robust import mad_sigma, median, num_stretches
-from stepscope.trace.classify import EventKind
-from stepscope.trace.table import Int64s
+from stepscope.run.side_files import StepLog
+from stepscope.stats.robust import among, common, distinct, mad_sigma, median, num_stretches
+from stepscope.trace.table import EventKind, Int64s
 from stepscope.units import ms
 
 Floats = npt.NDArray[np.float64]

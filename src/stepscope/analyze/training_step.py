@@ -27,11 +27,9 @@ from stepscope.contract.step_line import (
     OPTIMIZER,
     WINDOW,
 )
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
-from stepscope.run.step_log import StepLog
-from stepscope.stats.distinct import common
-from stepscope.stats.robust import FAR_LONGER, mad_sigma, median, num_stretches, slow_start
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.side_files import StepLog
+from stepscope.stats.robust import FAR_LONGER, common, mad_sigma, median, num_stretches, slow_start
 from stepscope.units import ms
 
 # What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.

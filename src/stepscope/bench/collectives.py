@@ -27,7 +27,7 @@ from stepscope.bench.measure import wait_for_device
 from stepscope.bench.rank import run_to_exit_code
 from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
-from stepscope.json_text import json_text
+from stepscope.units import json_text
 
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 MIN_BYTES, MAX_BYTES = 1024, 2**30

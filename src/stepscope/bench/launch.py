@@ -29,7 +29,7 @@ from zlib import crc32
 from stepscope.bench.results import LAUNCHER_VARIABLE, REFUSED, SAMPLES, SESSION_VARIABLE, STORE_VARIABLE
 from stepscope.contract.run_folder import atomic_write, first_node, rank_file
 from stepscope.errors import UsageError
-from stepscope.json_text import json_text
+from stepscope.units import json_text
 
 _PLAN = "plan.json"
 _POLL_S = 0.05

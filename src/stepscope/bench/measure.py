@@ -16,8 +16,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from stepscope.errors import UsageError
-from stepscope.output_path import refuse_output
 from stepscope.record.batch_contents import BatchContents, contents_of
+from stepscope.side_file import refuse_output
 
 _TRACE_WARMUP_STEPS = 3
 

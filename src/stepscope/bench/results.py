@@ -15,7 +15,7 @@ from typing import Any
 
 from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
-from stepscope.json_text import json_text
+from stepscope.units import json_text
 
 RESULTS = "results.json"
 # Between `launch` and the processes of the ranks.

@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_leaves
 from stepscope.bench.rank import run_to_exit_code
 from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
-from stepscope.json_text import json_text
+from stepscope.units import json_text
 
 
 @dataclass(frozen=True)

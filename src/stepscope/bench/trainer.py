@@ -53,13 +53,13 @@ from stepscope.contract.run_folder import SCHEMA, atomic_write, steps_file
 from stepscope.contract.step_line import WARMUP, WINDOW
 from stepscope.contract.tensorboard import scalars_record, version_record
 from stepscope.errors import InputError, StepscopeError, UsageError
-from stepscope.json_text import json_text
-from stepscope.output_path import refuse_output
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import say as warn
 from stepscope.record.launch.inject_point import followed_from_outside
 from stepscope.record.profile import profile, region
 from stepscope.record.window.schedule import census_step, frame_step, phase_of
+from stepscope.side_file import refuse_output
+from stepscope.units import json_text
 
 _SUMMARY_JSON, _SUMMARY_TXT, _CHECKPOINT = "summary.json", "summary.txt", "checkpoint.pt"
 # Weights and optimizer state are gathered, so training can resume with another number of ranks or another strategy.

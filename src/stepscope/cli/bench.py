@@ -17,8 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
+from stepscope.analyze.collective_costs import overlap_efficiency, rank_overlap
 from stepscope.analyze.log_stragglers import late_ranks
-from stepscope.analyze.rank_windows import overlap_efficiency, rank_overlap
 from stepscope.bench.launch import LauncherPlace, LaunchResult, launch, launched_by, records_of
 from stepscope.bench.results import RESULTS, environment, every, first, results, rows, write_results
 from stepscope.bench.strategies import NAMES, SHARDED, available, checked_names, finalists
@@ -37,14 +37,20 @@ from stepscope.bench.sweep_control import (
 )
 from stepscope.bench.sweeps import SWEEPS, Sweep, largest_fitting, measured_sizes, only, sweep_named
 from stepscope.cli.bench_arguments import MODES, RANKS, WORLD_SIZES
-from stepscope.cli.messages import print_line, print_stderr, say_with_answer
-from stepscope.cli.output import refuse_existing, write_json, write_output
-from stepscope.cli.progress import work_progress
+from stepscope.cli.run_arguments import (
+    print_line,
+    print_stderr,
+    refuse_existing,
+    say_with_answer,
+    work_progress,
+    write_json,
+    write_output,
+)
 from stepscope.contract.collectives import bus_factor
 from stepscope.contract.flops import WORKLOAD_DEFAULTS
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.values import in_ms
+from stepscope.document.report import in_ms
 from stepscope.errors import InputError, UsageError
 from stepscope.report.svg import bench_svg, scaling_svg
 from stepscope.report.terminal import console, plain_table, print_fitting
@@ -53,7 +59,7 @@ from stepscope.results.folder import bench_results_of
 from stepscope.results.sweeps import sweep_verdict
 from stepscope.results.times import ScalingPoint, ratio, scaling, simplest_unless_slower
 from stepscope.run.load import load
-from stepscope.run.step_log import step_logs
+from stepscope.run.side_files import step_logs
 from stepscope.units import NS_PER_MS, NS_PER_US, ms, ns_of_ms, readable_bytes
 
 _PLOT = "results.svg"

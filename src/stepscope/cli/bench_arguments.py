@@ -19,7 +19,7 @@ from typing import Any
 from stepscope.bench.config import ConfiguredParser
 from stepscope.bench.strategies import NAMES
 from stepscope.bench.sweeps import START, SWEEPS
-from stepscope.cli.arguments import (
+from stepscope.cli.run_arguments import (
     ExtendWorldSizes,
     LazyParser,
     above_zero,

@@ -18,10 +18,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import ExtendWorldSizes, above_zero, add_json, size_bytes, world_sizes
-from stepscope.cli.messages import print_stderr
-from stepscope.cli.output import check_outputs, terminal, write_json, write_output
-from stepscope.cli.progress import reading_progress
+from stepscope.cli.run_arguments import (
+    ExtendWorldSizes,
+    above_zero,
+    add_json,
+    check_outputs,
+    print_stderr,
+    reading_progress,
+    size_bytes,
+    terminal,
+    world_sizes,
+    write_json,
+    write_output,
+)
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,9 +10,16 @@ A line's cost includes what it called: lines do not add up. `saves` is the step 
 
 import argparse
 
-from stepscope.cli.arguments import add_json, add_run_arguments, at_least_zero
-from stepscope.cli.output import check_outputs, terminal, write_json
-from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.cli.run_arguments import (
+    account_from,
+    add_json,
+    add_run_arguments,
+    at_least_zero,
+    check_outputs,
+    terminal,
+    warn_incomplete,
+    write_json,
+)
 from stepscope.errors import InputError
 
 
@@ -32,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
-    from stepscope.document.code import code_document, code_view
+    from stepscope.document.report import code_document, code_view
     from stepscope.report.text.code import print_code
     from stepscope.whatif.settings import NOT_RECORDED
 

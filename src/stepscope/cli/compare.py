@@ -15,11 +15,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
-from stepscope.cli.messages import say_with_answer, warn
-from stepscope.cli.output import check_outputs, terminal, write_json, write_output
-from stepscope.cli.progress import reading_progress
-from stepscope.cli.run_arguments import as_given, raw_bytes_of
+from stepscope.cli.run_arguments import (
+    above_zero,
+    add_cache_options,
+    add_force,
+    add_options,
+    as_given,
+    at_least_one,
+    check_outputs,
+    raw_bytes_of,
+    reading_progress,
+    say_with_answer,
+    terminal,
+    warn,
+    write_json,
+    write_output,
+)
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import argparse
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser
-from stepscope.cli.messages import print_line
-from stepscope.dataclass import dataclass
+from stepscope.cli.run_arguments import LazyParser, print_line
+from stepscope.records import dataclass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

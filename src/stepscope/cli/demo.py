@@ -16,9 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import at_least_one
-from stepscope.cli.messages import print_line, print_stderr
 from stepscope.cli.record import shown
+from stepscope.cli.run_arguments import at_least_one, print_line, print_stderr
 from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 
@@ -113,7 +112,7 @@ def _show_report(folder: Path, page: Path) -> tuple[list[dict[str, Any]], int]:
 def _conclusion(late: list[dict[str, Any]], folder: Path, *, slow_rank: int) -> list[str]:
     import numpy as np
 
-    from stepscope.run.step_log import step_logs
+    from stepscope.run.side_files import step_logs
 
     found = "; ".join(
         f"rank {', '.join(map(str, f['ranks']))} is late and costs {f['saving_ms_per_step']:.0f} ms per step "

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import add_force
-from stepscope.cli.output import check_outputs, terminal, write_json
-from stepscope.dataclass import dataclass
+from stepscope.cli.run_arguments import add_force, check_outputs, terminal, write_json
 from stepscope.errors import StepscopeError
+from stepscope.records import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console

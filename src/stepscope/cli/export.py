@@ -19,12 +19,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, at_least_zero, whole_number
-from stepscope.cli.messages import print_line, warn
-from stepscope.cli.output import check_outputs, refuse_used_folder, whole_folder, write_json, write_pieces
-from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
-from stepscope.cli.run_arguments import account_with, run_from
+from stepscope.cli.run_arguments import (
+    above_zero,
+    account_with,
+    add_json,
+    add_options,
+    add_run_arguments,
+    at_least_zero,
+    check_outputs,
+    print_line,
+    refuse_used_folder,
+    run_from,
+    warn,
+    whole_folder,
+    whole_number,
+    work_progress,
+    write_json,
+    write_pieces,
+)
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.report.timeline_limit import MAX_SLICES

@@ -10,9 +10,7 @@ torch writes the dumps when a collective times out (TORCH_FR_BUFFER_SIZE=2000, T
 
 import argparse
 
-from stepscope.cli.arguments import add_json
-from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, terminal, write_json
+from stepscope.cli.run_arguments import add_json, check_outputs, terminal, warn, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,11 +11,17 @@ name, and exits with 1 if one of the conditions is met.
 
 import argparse
 
-from stepscope.cli.arguments import add_json, add_run_arguments, take_command
-from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, terminal, write_json
 from stepscope.cli.record import check_one_of_both, record_command, steps_from
-from stepscope.cli.run_arguments import report_of
+from stepscope.cli.run_arguments import (
+    add_json,
+    add_run_arguments,
+    check_outputs,
+    report_of,
+    take_command,
+    terminal,
+    warn,
+    write_json,
+)
 from stepscope.record.config import RecordConfig, default_out
 
 _STEPS = "10:13"

@@ -14,9 +14,7 @@ against them.
 import argparse
 from pathlib import Path
 
-from stepscope.cli.arguments import add_force, at_least_one
-from stepscope.cli.output import check_outputs, terminal, write_json
-from stepscope.cli.progress import work_progress
+from stepscope.cli.run_arguments import add_force, at_least_one, check_outputs, terminal, work_progress, write_json
 from stepscope.contract.redaction import shown_address
 
 

@@ -11,11 +11,9 @@ The format is told by the content. A folder that does not exist yet becomes a ru
 import argparse
 from pathlib import Path
 
-from stepscope.cli.arguments import at_least_zero
-from stepscope.cli.messages import print_line, warn
-from stepscope.cli.progress import reading_progress
+from stepscope.cli.run_arguments import at_least_zero, print_line, reading_progress, warn
 from stepscope.errors import InputError, UsageError
-from stepscope.output_path import why_no_folder
+from stepscope.side_file import why_no_folder
 from stepscope.units import printable
 
 
@@ -56,7 +54,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _expanded(given: Path) -> list[Path]:
-    from stepscope.run.formats import files_beside
+    from stepscope.run.sources import files_beside
 
     if not given.exists():
         raise InputError(f"there is nothing at {printable(str(given))}; give a file or a folder")

@@ -16,16 +16,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, take_command
-from stepscope.cli.messages import say_with_answer
-from stepscope.cli.output import check_outputs, terminal, write_json
 from stepscope.cli.record import check_one_of_both, record_command
-from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.cli.run_arguments import (
+    above_zero,
+    account_from,
+    add_json,
+    add_options,
+    add_run_arguments,
+    check_outputs,
+    say_with_answer,
+    take_command,
+    terminal,
+    warn_incomplete,
+    write_json,
+)
 from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError, did_you_mean
-from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig, default_out
 from stepscope.side_file import read_side_json, read_side_text
+from stepscope.units import json_text
 
 if TYPE_CHECKING:
     from stepscope.investigate.investigation import Step

@@ -14,15 +14,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import add_json, add_run_options, at_least_zero
-from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, terminal, write_json
-from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.cli.run_arguments import (
+    account_from,
+    add_json,
+    add_run_options,
+    at_least_zero,
+    check_outputs,
+    terminal,
+    warn,
+    warn_incomplete,
+    write_json,
+)
 from stepscope.errors import InputError
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
-    from stepscope.analyze.memory_events import Moments
+    from stepscope.analyze.memory import Moments
     from stepscope.analyze.memory_snapshot import SnapshotView
 
 
@@ -113,7 +120,7 @@ def _account(args: argparse.Namespace, has_snapshots: bool) -> "Account | None":
 def _held(
     account: "Account | None", snapshots: "dict[int | None, SnapshotView]", rank: int | None
 ) -> "tuple[int | None, Moments | None]":
-    from stepscope.analyze.memory_events import snapshot_moments
+    from stepscope.analyze.memory import snapshot_moments
     from stepscope.predict.memory import memory_of
 
     found = memory_of(account, rank) if account else None

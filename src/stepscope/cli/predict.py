@@ -20,22 +20,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import (
+from stepscope.cli.run_arguments import (
     ExtendWorldSizes,
     HelpFormatter,
     above_zero,
+    account_from,
     add_flags,
     add_force,
     add_options,
     add_run_arguments,
     at_least_one,
     at_least_zero,
+    check_outputs,
+    say_with_answer,
     size_bytes,
+    terminal,
+    warn_incomplete,
     world_sizes,
+    write_json,
+    write_output,
 )
-from stepscope.cli.messages import say_with_answer
-from stepscope.cli.output import check_outputs, terminal, write_json, write_output
-from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.cost.closed_form import Fabric, Link, fastest
 from stepscope.cost.measured_collectives import OPERATIONS
 from stepscope.cost.model_flops import (

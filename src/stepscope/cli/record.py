@@ -22,8 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import add_flags, add_options, at_least_one, whole_number
-from stepscope.cli.messages import print_stderr, say_with_answer
+from stepscope.cli.run_arguments import (
+    add_flags,
+    add_options,
+    at_least_one,
+    print_stderr,
+    say_with_answer,
+    whole_number,
+)
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.nccl_log import SWITCHES, debug_environment

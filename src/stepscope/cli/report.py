@@ -19,9 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import add_force, add_options, add_run_arguments
-from stepscope.cli.output import check_outputs, print_rendered, terminal, write_json, write_output
-from stepscope.cli.run_arguments import cached_page, kind_of_input, page_maker, report_of, run_entries
+from stepscope.cli.run_arguments import (
+    add_force,
+    add_options,
+    add_run_arguments,
+    cached_page,
+    check_outputs,
+    kind_of_input,
+    page_maker,
+    print_rendered,
+    report_of,
+    run_entries,
+    terminal,
+    write_json,
+    write_output,
+)
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 

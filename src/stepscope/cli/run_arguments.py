@@ -4,20 +4,580 @@ Cached results need no analysis, so heavy modules are imported only where they a
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+import io
+import os
+import re
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope import later_writes
-from stepscope.cli.messages import warn
-from stepscope.cli.progress import reading_progress, work_progress
-from stepscope.contract.run_folder import RUN_JSON
+from stepscope.contract.run_folder import RUN_JSON, atomic_write
 from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.side_file import opened_to_grow, why_no_file, why_no_folder
+from stepscope.units import escaped, json_with_notes, printable
+
+# Arguments that several commands share, and the types of their values.
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+_Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+# an exabyte is 2**60; beyond 2**63 no array holds the number
+MAX_BYTES = 2**62
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps the paragraphs of a command's description; indented lines, such as examples, keep their breaks."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = []
+        for block in text.strip().split("\n\n"):
+            lines = block.split("\n")
+            if not any(line.startswith(" ") for line in lines):
+                lines = [" ".join(lines)]
+            blocks.append("\n".join(part for line in lines for part in _fitting(line, width)))
+        return "\n\n".join(blocks)
+
+
+def _fitting(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    is_command = line.startswith("  stepscope ")
+    entry = re.match(r"( +\S.*?) {2,}(\S.*)", line)
+    if entry and is_command:
+        return [*_fitting(entry[1], width), f"      {entry[2]}"]
+    hanging = " " * (entry.start(2) if entry else 6 if line.startswith(" ") else 0)
+    lines = textwrap.wrap(
+        line, width - 2 * is_command, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )
+    return [f"{one} \\" for one in lines[:-1]] + lines[-1:] if is_command else lines
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    """Add the run, and the options for what its files do not contain."""
+    parser.add_argument(
+        "run", metavar="RUN", nargs="+" if needed else "*", help="run folder, trace, folder of traces, or glob"
+    )
+    add_run_options(parser)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for what the files of a run do not contain, and how they are read; below a command's own."""
+    group = parser.add_argument_group("reading the run")
+    options = {
+        "--unprofiled-step-ms": ("X", "the step's time without the profiler"),
+        "--flops-per-step": ("F", "model FLOPs of the whole job per step"),
+        "--tokens-per-step": ("N", "tokens of the whole job per step"),
+        "--samples-per-step": ("N", "samples of the whole job per step"),
+        "--peak-tflops": ("P", "peak of one device in TFLOP/s"),
+    }
+    add_options(group, options, type=above_zero)
+    group.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
+    group.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    group.add_argument(
+        "--engine", default="local", metavar="dask://HOST:PORT", help="read ranks on a Dask cluster (default: here)"
+    )
+    group.add_argument(
+        "--full-ranks",
+        type=at_least_one,
+        metavar="N",
+        help="ranks analysed in full where there are more (default: 128, fewer of very large traces)",
+    )
+    add_cache_options(group)
+
+
+def add_cache_options(parser: _Parser) -> None:
+    """Add the options that turn the cache off or move it."""
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
+    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+
+
+def add_options(parser: _Parser, options: Mapping[str, tuple[str, str | None]], **common: Any) -> None:
+    """Add options given as {name: (metavar, help)}, all of the same `type`."""
+    for name, (metavar, text) in options.items():
+        parser.add_argument(name, metavar=metavar, help=text, **common)
+
+
+def add_flags(parser: _Parser, flags: Mapping[str, str]) -> None:
+    """Add flags given as {name: help}."""
+    for name, text in flags.items():
+        parser.add_argument(name, action="store_true", help=text)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --json for `what`, and --force."""
+    parser.add_argument("--json", metavar="PATH", help=f"write {what}; - for standard output")
+    add_force(parser)
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add --force."""
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+
+
+def take_command(parser: argparse.ArgumentParser, name: str) -> None:
+    """Make a parser put what follows `--` into `command`, unchanged.
+
+    argparse itself drops the `--` and so cannot distinguish a command from a run.
+    """
+    parser.usage = f"stepscope {name} [options] RUN\n       stepscope {name} [options] -- COMMAND ..."
+    parse = parser.parse_args
+
+    def parse_args(args: Sequence[str]) -> argparse.Namespace:
+        words = list(args)
+        at = words.index("--") if "--" in words else len(words)
+        found = parse(words[:at])
+        found.command = words[at + 1 :] if at < len(words) else None
+        return found
+
+    parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
+
+
+class LazyParser(argparse.ArgumentParser):
+    """A parser that `add` fills on first use: only the requested kind of `bench` or `predict` is imported."""
+
+    def __init__(self, *, add: Callable[[argparse.ArgumentParser], None], **kwargs: Any) -> None:
+        super().__init__(formatter_class=HelpFormatter, **kwargs)
+        self._add = add
+
+    def fill(self) -> None:
+        """Add description and arguments; once, since argparse takes no argument twice."""
+        self._add(self)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Return what argparse returns, with all arguments in place."""
+        self.fill()
+        return super().parse_known_args(args, namespace)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that at most 15 plain digits spell, None for anything else.
+
+    >>> whole_number("15"), whole_number("-1"), whole_number("\u00b2"), whole_number("9" * 5000)
+    (15, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
+
+
+def size_bytes(text: str) -> int:
+    """Return bytes: `1048576`, `1.5MB` (powers of 1000) or `1MiB` (powers of 1024).
+
+    >>> size_bytes("25MB"), size_bytes("4KiB"), size_bytes("1e6")
+    (25000000, 4096, 1000000)
+    """
+    found = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([a-z]*)", text.strip(), re.IGNORECASE)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    try:
+        size = int(float(found[1]) * unit) if found and unit else 0
+    except (ValueError, OverflowError):  # two dots, or beyond every float
+        size = 0
+    if not 1 <= size <= MAX_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0; write it as 1048576, 25MB or 4KiB")
+    return size
+
+
+def at_least_one(text: str) -> int:
+    """Return a whole number of 1 or more."""
+    return _at_least(1, text)
+
+
+def at_least_zero(text: str) -> int:
+    """Return a whole number of 0 or more."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    number = whole_number(text)
+    if number is None or number < least:
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} is not a whole number of at least {least}")
+    return number
+
+
+def above_zero(text: str) -> float:
+    """Return a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def world_sizes(text: str) -> list[int]:
+    """Return the world sizes in `2,4`."""
+    return [at_least_one(part) for part in text.split(",")]
+
+
+class ExtendWorldSizes(argparse.Action):
+    """Takes `--world-size 2,4` and, as older versions did, `2 4` or the option twice."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        lists = [values] if self.nargs is None else list(values or ())
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *(n for sizes in lists for n in sizes)])  # type: ignore[union-attr]
+
+
+# The one place that prints plain lines, with every name escaped for the terminal.
+#
+# Tables and colours go through `report.terminal`, which escapes as well. Lines about an answer wait for the answer: a
+# command that fails halfway prints one line and exits with 2, with nothing before it.
+
+_T = TypeVar("_T")
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+# lines about the answer of the running command; None outside a command, where they are printed at once
+_held: ContextVar[list[str] | None] = ContextVar("held", default=None)
+
+
+def print_line(line: str = "") -> None:
+    """Print one line on standard output, unbuffered."""
+    print(escaped(line), flush=True)
+
+
+def print_stderr(line: str) -> None:
+    """Print one line on standard error, unbuffered."""
+    print(escaped(line), file=sys.stderr, flush=True)
+
+
+def warn(line: str) -> None:
+    """Print a warning about the answer on standard error, after the answer."""
+    say_with_answer(f"warning: {printable(line, width=400)}")
+
+
+def say_with_answer(line: str) -> None:
+    """Print one line on standard error once the command has succeeded; nothing with --quiet."""
+    if is_quiet():
+        return
+    held = _held.get()
+    if held is None:
+        print_stderr(line)
+    else:
+        held.append(line)
+
+
+def is_quiet() -> bool:
+    """Return whether only the answer and errors are printed."""
+    return _quiet.get()
+
+
+def quiet() -> AbstractContextManager[bool]:
+    """Print only the answer and errors."""
+    return _set(_quiet, True)
+
+
+def lines_held() -> AbstractContextManager[list[str] | None]:
+    """Collect lines about the answer in the list that this yields."""
+    return _set(_held, [])
+
+
+@contextmanager
+def _set(variable: ContextVar[_T], value: _T) -> Iterator[_T]:
+    before = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(before)
+
+
+# Output files: written whole or not at all, never over an existing file without --force, never through a link.
+#
+# Every output of every command goes through here or through `atomic_write`; both check the path with `output_path`.
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def check_outputs(*paths: str | None, force: bool) -> None:
+    """Raise if any of these outputs could not be written, before the work starts."""
+    given = [path for path in paths if path]
+    twice = next((path for path in given if given.count(path) > 1), None)
+    if twice:
+        raise UsageError(f"two outputs have the name {twice}; rename one of them")
+    for path in given:
+        if _is_address(path):
+            from stepscope.run.remote import refuse_object
+
+            refuse_object(path, force=force)
+        elif path != "-":
+            target, folder = Path(path), Path(path).parent
+            refuse_existing(target, force=force)
+            if not os.path.isdir(folder):  # noqa: PTH112 - also of names that are too long
+                raise UsageError(f"cannot write {target}: no folder at {folder}; make it first or choose another place")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise UsageError(f"cannot write {target}: {folder} cannot be written; choose another place")
+
+
+def write_output(path: str, text: str, *, force: bool) -> None:
+    """Write `text` to `path`, or to standard output for `-`; as UTF-8, whatever the terminal speaks."""
+    if path != "-":
+        write_pieces(path, [text.encode(errors="replace")], force=force)
+        return
+    sys.stdout.flush()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.buffer.write(text.encode(errors="replace"))
+        sys.stdout.buffer.flush()
+    else:
+        sys.stdout.write(text)
+
+
+def terminal() -> "Console":
+    """Return the console for standard output."""
+    from stepscope.report.terminal import console
+
+    return console(sys.stdout)
+
+
+def print_rendered(render: Callable[..., str]) -> None:
+    """Print what `render(width=, unicode=, colour=)` returns for standard output: 80 columns and plain in a pipe."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
+    known = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    colour = bool(os.environ.get("FORCE_COLOR")) or known
+    sys.stdout.write(
+        render(
+            width=shutil.get_terminal_size().columns,
+            unicode=encoding.startswith("utf"),
+            colour=colour and not os.environ.get("NO_COLOR"),
+        )
+    )
+
+
+def write_json(path: str | None, document: Any, *, force: bool) -> None:
+    """Write `document` as JSON to `path`, to standard output for `-`, nowhere for None."""
+    if path:
+        text, notes = json_with_notes(document, indent=1)
+        write_output(path, text + "\n", force=force)
+        for note in notes:
+            warn(note)
+
+
+@contextmanager
+def growing_lines(path: str, *, force: bool) -> Iterator[Callable[[Any], None]]:
+    """Give what writes a document as one line of JSON, seen at once: to a file that grows, or standard output for `-`.
+
+    Unlike other outputs it cannot be whole or not at all: somebody reads it while the command runs.
+    """
+    if path == "-":
+        yield lambda document: write_output("-", json_with_notes(document)[0] + "\n", force=force)
+        return
+    if _is_address(path):
+        raise UsageError(f"cannot write {path}: a file that grows has to be on this machine; give a path")
+    check_outputs(path, force=force)
+    with _writing(path):
+        file = opened_to_grow(path)
+
+    def write(document: Any) -> None:
+        with _writing(path):
+            file.write(json_with_notes(document)[0].encode(errors="replace") + b"\n")
+
+    with file:
+        yield write
+
+
+def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:
+    """Write bytes to the file or address `path`, piece by piece, and return how many they are."""
+    if _is_address(path):
+        from stepscope.run.remote import write_object
+
+        return write_object(str(path), pieces, force=force)
+    target = Path(path)
+    refuse_existing(target, force=force)
+    written = 0
+    with _writing(path), atomic_write(target) as f:
+        for piece in pieces:
+            written += f.write(piece)
+    return written
+
+
+def refuse_existing(target: Path, *, force: bool) -> None:
+    """Raise where `target` is anything but a regular file or new, or exists and must not be overwritten."""
+    with _writing(target):
+        why_not = why_no_file(target)
+        if why_not is not None:
+            what = "give a file name in it" if target.is_dir() and not target.is_symlink() else "give another name"
+            raise UsageError(f"cannot write {target}: {why_not}; {what}")
+        why_not = why_no_folder(target.absolute().parent)
+        if why_not is not None:
+            raise UsageError(f"cannot write {target}: {why_not}; give a path without it")
+        exists = os.path.lexists(target)
+    if exists and not force:
+        raise UsageError(f"{target} already exists; use --force")
+
+
+def refuse_used_folder(path: str, *, force: bool) -> None:
+    """Raise where `path` is a link, a file, or a folder that holds anything and `force` is not given."""
+    if _is_address(path):
+        raise UsageError(f"cannot write into {path}: folders are written on this machine only; give a path")
+    folder = Path(path)
+    with _writing(path):
+        why_not = why_no_folder(folder.absolute())
+        if folder.is_symlink():
+            raise UsageError(f"{path} is a link; give the folder it leads to")
+        if why_not is not None:
+            raise UsageError(f"cannot write into {path}: {why_not}; give a path without it")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{path} is a file, not a folder; give another name")
+        used = folder.is_dir() and any(folder.iterdir())
+    if used and not force:
+        raise UsageError(f"{path} is not empty; use --force to overwrite files in it, or give another name")
+
+
+def make_folder(path: str) -> Path:
+    """Return the folder `path`, made where it is missing."""
+    with _writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+@contextmanager
+def whole_folder(path: str, *, force: bool) -> Iterator[Path]:
+    """Give a new folder in or next to `path`, whose files move there at the end; none is left where that fails."""
+    folder = Path(path)
+    staged = (folder if folder.is_dir() else folder.parent) / f".{os.urandom(8).hex()}.partial"
+    try:
+        with _writing(path):
+            staged.mkdir(parents=True)
+            yield staged
+            files = [name.relative_to(staged) for name in staged.rglob("*") if name.is_file()]
+            for name in files:
+                refuse_existing(folder / name, force=force)
+            for name in files:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (staged / name).replace(folder / name)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _is_address(path: str | Path) -> bool:
+    if "://" not in str(path):  # as most: nothing is imported for them
+        return False
+    from stepscope.run.address import is_address
+
+    return is_address(path)
+
+
+@contextmanager
+def _writing(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"cannot write {printable(str(path))}: {why}; choose a place that can be written") from error
+
+
+# A progress bar on standard error for work that takes more than a second: share, rate and time left.
+#
+# rich is imported only if standard error is a terminal.
+
+# called with the amount done and the total
+Progress = Callable[[int, int], None]
+
+BYTES = "bytes"
+
+
+def reading_progress() -> AbstractContextManager[Progress | None]:
+    """Return the progress bar of files being read, in bytes."""
+    return work_progress("reading", unit=BYTES)
+
+
+@contextmanager
+def work_progress(what: str, *, unit: str) -> Iterator[Progress | None]:
+    """Yield a callback that takes the amount done and the total, or None if standard error is no terminal.
+
+    `unit` is what the rate counts: `BYTES`, or a plural such as `"slices"`.
+    """
+    if is_quiet() or not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(what, unit)
+    try:
+        yield bar.update
+    finally:
+        bar.close()
+
+
+class _Bar:
+    def __init__(self, what: str, unit: str) -> None:
+        from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+        from rich.progress import Task as RichTask
+        from rich.text import Text
+
+        from stepscope.report.terminal import console
+
+        class Rate(ProgressColumn):
+            def render(self, task: RichTask) -> Text:
+                return Text(rate_text(task.finished_speed or task.speed, task.time_remaining, unit))
+
+        self._rich = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            TaskProgressColumn("{task.percentage:3.0f} %"),
+            Rate(),
+            console=console(sys.stderr),
+            refresh_per_second=10,
+            transient=True,
+            redirect_stdout=False,  # it may be a file: what is printed there is the answer
+            redirect_stderr=False,
+            get_time=time.monotonic,
+        )
+        self._task = self._rich.add_task(what, total=None)
+        self._started_s = time.monotonic()
+        self._shown = False
+        self._lock = threading.Lock()
+
+    def update(self, done: int, total: int) -> None:
+        with self._lock:
+            self._rich.update(self._task, completed=min(done, total), total=total)
+            if not self._shown and time.monotonic() - self._started_s >= 1:
+                self._shown = True
+                self._rich.start()
+                self._rich.console.show_cursor(True)  # a killed process must not leave the terminal without a cursor
+
+    def close(self) -> None:
+        with self._lock:
+            if self._shown:
+                self._rich.stop()
+
+
+def rate_text(per_s: float | None, left_s: float | None, unit: str) -> str:
+    """Return rate and remaining time in words, empty if the rate is unknown.
+
+    >>> rate_text(2.5e6, 75.2, BYTES), rate_text(0.05, None, "runs")
+    ('2.5 MB/s, 1:16 left', '3.0 runs/min')
+    """
+    if not per_s:
+        return ""
+    if unit == BYTES:
+        rate = f"{per_s / 1e6:,.1f} MB/s"
+    else:
+        rate = f"{per_s:,.1f} {unit}/s" if per_s >= 1 else f"{60 * per_s:,.1f} {unit}/min"
+    if left_s is None:
+        return rate
+    minutes, seconds = divmod(-int(-left_s // 1), 60)
+    return f"{rate}, {minutes}:{seconds:02d} left"
+
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
-    from stepscope.analyze.outlined_rank import OutlinedRank
+    from stepscope.analyze.collective_costs import OutlinedRank
     from stepscope.analyze.sampled import Arguments, OutlineFiles
     from stepscope.document.cache import KeptPlace
     from stepscope.report.html.assemble import Page
@@ -41,7 +601,7 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> "Run":
     """Return the arguments' run, or another one read in the same way."""
     from stepscope.run.load import MAX_FULL_RANKS, load_sources, run_name
     from stepscope.run.sources import find_sources
-    from stepscope.trace.budget import keep_freed
+    from stepscope.trace.read import keep_freed
 
     keep_freed()
     given = run or args.run

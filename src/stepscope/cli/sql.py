@@ -13,10 +13,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import add_json, add_run_options
-from stepscope.cli.messages import warn
-from stepscope.cli.output import check_outputs, terminal, write_json, write_output
-from stepscope.cli.run_arguments import account_with, cache_key, raw_bytes_of, run_from
+from stepscope.cli.run_arguments import (
+    account_with,
+    add_json,
+    add_run_options,
+    cache_key,
+    check_outputs,
+    raw_bytes_of,
+    run_from,
+    terminal,
+    warn,
+    write_json,
+    write_output,
+)
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -21,9 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import add_json, at_least_one
-from stepscope.cli.messages import print_line, print_stderr, warn
-from stepscope.cli.output import check_outputs, write_json
+from stepscope.cli.run_arguments import (
+    add_json,
+    at_least_one,
+    check_outputs,
+    print_line,
+    print_stderr,
+    warn,
+    write_json,
+)
 from stepscope.contract.live import (
     LIVE_FOLDER,
     MAX_ASKED_STEPS,

@@ -23,16 +23,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, at_least_one, take_command
-from stepscope.cli.messages import is_quiet, print_line, print_stderr, say_with_answer, warn
-from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.cli.record import shown, warnings_before
+from stepscope.cli.run_arguments import (
+    above_zero,
+    at_least_one,
+    check_outputs,
+    is_quiet,
+    make_folder,
+    print_line,
+    print_stderr,
+    refuse_used_folder,
+    say_with_answer,
+    take_command,
+    warn,
+    write_json,
+    write_output,
+)
 from stepscope.contract.live import SETTINGS, VARIABLES
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.record.config import RecordConfig
+from stepscope.records import dataclass
 from stepscope.side_file import read_side_json
 
 if TYPE_CHECKING:
@@ -144,8 +156,7 @@ def first_run(command: Sequence[str], folder: Path) -> FirstRun:
     try:
         from stepscope.analyze.account import account_of
         from stepscope.analyze.sampled import load_run
-        from stepscope.diagnose.findings import diagnose
-        from stepscope.diagnose.verdict import conclude
+        from stepscope.diagnose.findings import conclude, diagnose
 
         account = account_of(load_run([str(where)]))
         diagnosis = diagnose(account)

@@ -22,9 +22,16 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import add_run_arguments, whole_number
-from stepscope.cli.messages import print_line
-from stepscope.cli.run_arguments import account_from, cached_page, kind_of_input, page_maker, run_entries
+from stepscope.cli.run_arguments import (
+    account_from,
+    add_run_arguments,
+    cached_page,
+    kind_of_input,
+    page_maker,
+    print_line,
+    run_entries,
+    whole_number,
+)
 from stepscope.errors import UsageError
 from stepscope.units import printable
 

@@ -21,9 +21,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_force, at_least_one, whole_number
-from stepscope.cli.messages import print_line
-from stepscope.cli.output import growing_lines, terminal
+from stepscope.cli.run_arguments import (
+    above_zero,
+    add_force,
+    at_least_one,
+    growing_lines,
+    print_line,
+    terminal,
+    whole_number,
+)
 from stepscope.cli.trigger import ask_for_window, newest_attempt
 from stepscope.contract.live import Alarms
 from stepscope.contract.run_folder import of_window

@@ -12,9 +12,15 @@ Several settings are applied together, in order; then lines and modules are take
 import argparse
 import re
 
-from stepscope.cli.arguments import add_json, add_run_arguments
-from stepscope.cli.output import check_outputs, terminal, write_json
-from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.cli.run_arguments import (
+    account_from,
+    add_json,
+    add_run_arguments,
+    check_outputs,
+    terminal,
+    warn_incomplete,
+    write_json,
+)
 from stepscope.errors import UsageError
 from stepscope.whatif.keys import SETTINGS
 

@@ -10,7 +10,7 @@ from stepscope.compare.document import OwnedLine, lines_by_key
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepTimes
 from stepscope.compare.sides import ComparedRun
 from stepscope.document.cache import KeptPlace, kept_place
-from stepscope.document.values import plain
+from stepscope.document.report import plain
 
 
 def compared_place(given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None) -> KeptPlace | None:

@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.errors import UsageError
+from stepscope.records import dataclass
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,

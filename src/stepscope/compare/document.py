@@ -11,11 +11,10 @@ from stepscope.compare.runs import FATES, Comparison, Row, fate, savings_by_key
 from stepscope.compare.runs import Key as FindingKey
 from stepscope.compare.samples import RunSamples
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.dataclass import dataclass
-from stepscope.document.values import ms_or_none, plain
+from stepscope.document.report import ms_or_none, plain
+from stepscope.records import dataclass
 from stepscope.results.folder import BenchResults, BenchSeries, joined_series
-from stepscope.stats.bootstrap import CONFIDENCE, Difference, difference, difference_of_numbers, same
-from stepscope.stats.robust import slow_start
+from stepscope.stats.robust import CONFIDENCE, Difference, difference, difference_of_numbers, same, slow_start
 from stepscope.units import NS_PER_MS, ms
 
 ONE_VALUE = "no interval: one value on a side"

@@ -24,19 +24,18 @@ from stepscope.analyze.log_stragglers import lateness
 from stepscope.analyze.sampled import load_run
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, json_object, json_object_in
-from stepscope.dataclass import dataclass
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.cache import code_key
 from stepscope.document.report import report_json
 from stepscope.errors import InputError, StepscopeError
-from stepscope.json_text import json_text
+from stepscope.records import dataclass
+from stepscope.run.side_files import StepLog, readable_step_logs, unprofiled_step
 from stepscope.run.sources import holds_traces
-from stepscope.run.step_log import StepLog, readable_step_logs, unprofiled_step
 from stepscope.side_file import is_number
-from stepscope.stats.bootstrap import holm, t_quantile
+from stepscope.stats.robust import holm, t_quantile
 from stepscope.trace.cache_place import content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
-from stepscope.units import ms
+from stepscope.units import json_text, ms
 
 # One run as a row of the history: what it was, and the few numbers that tell whether it went well.
 #

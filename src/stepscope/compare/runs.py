@@ -9,12 +9,11 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.layers import PARTS
+from stepscope.analyze.budget import PARTS
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepSamples, StepTimes
-from stepscope.dataclass import dataclass
-from stepscope.document.values import ms_or_none
-from stepscope.records import ArrayRecord
-from stepscope.stats.bootstrap import (
+from stepscope.document.report import ms_or_none
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.stats.robust import (
     CONFIDENCE,
     MIN_SAMPLES,
     Difference,

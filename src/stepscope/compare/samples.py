@@ -10,19 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.budget import RankBudget
-from stepscope.analyze.host_calls import host_calls, sum_by
-from stepscope.analyze.idle import CAUSE_NAMES, Cause
-from stepscope.analyze.layers import PARTS
+from stepscope.analyze.budget import CAUSE_NAMES, PARTS, Cause, RankBudget
+from stepscope.analyze.host_time import host_calls, sum_by
+from stepscope.analyze.phases import NO_STEP
 from stepscope.analyze.steadiness import Series, log_series, median_over_ranks, recorded_series
-from stepscope.analyze.step_periods import NO_STEP
-from stepscope.dataclass import dataclass
 from stepscope.document.light import step_ns
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.light import LightRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import slow_start
-from stepscope.trace.classify import EventKind
+from stepscope.trace.table import EventKind
 from stepscope.units import NS_PER_MS
 
 Floats = npt.NDArray[np.float64]

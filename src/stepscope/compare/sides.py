@@ -19,13 +19,11 @@ from stepscope.compare.document import (
 )
 from stepscope.compare.runs import compare
 from stepscope.compare.samples import RunSamples, light_samples, run_samples
-from stepscope.dataclass import dataclass
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.code import CodeRow, code_view
 from stepscope.document.light import light_json
-from stepscope.document.report import report_json
+from stepscope.document.report import CodeRow, code_view, report_json
 from stepscope.errors import UsageError
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.light import LightRun
 from stepscope.run.load import incomplete
 

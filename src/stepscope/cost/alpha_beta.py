@@ -10,11 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
-from stepscope.records import ArrayRecord
-from stepscope.stats.distinct import distinct
-from stepscope.stats.robust import median, quantiles
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.stats.robust import distinct, median, quantiles
 
 Floats = npt.NDArray[np.float64]
 

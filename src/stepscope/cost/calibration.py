@@ -22,9 +22,8 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.cost.alpha_beta import Curve, Floats, LeftOutErrors, Pieces, fit_pieces
 from stepscope.cost.closed_form import ring_steps
 from stepscope.cost.measured_collectives import OPERATIONS, Point
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.side_file import is_number, read_side_json
 from stepscope.stats.robust import median, quantiles
 from stepscope.units import NS_PER_US, readable_bytes

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.flops import PEAK_PRECISIONS
-from stepscope.cost.kernel_names import matches_whole
-from stepscope.dataclass import dataclass
+from stepscope.cost.operators import matches_whole
 from stepscope.errors import InputError
+from stepscope.records import dataclass
 from stepscope.side_file import read_side_text
 
 # Rows of the hardware table: ours, and a user's own read from TOML and checked field by field.

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from math import ceil, log2, sqrt
 
 from stepscope.contract.collectives import bus_factor
-from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
+from stepscope.records import dataclass
 
 _ALGORITHMS = ("ring", "tree", "hierarchical")
 # of the link: what pipelined trees reach, by NCCL's own tuning (src/graph/tuning.cc)

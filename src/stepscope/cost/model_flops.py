@@ -7,7 +7,7 @@ gradients of inputs and of weights. "6 N per token" has the 2 and the 3 in it al
 
 from enum import Enum
 
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 
 
 class Recompute(Enum):

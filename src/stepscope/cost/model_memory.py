@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from stepscope.cost.model_flops import Recompute, Transformer
 from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding, checked, on_rank, summed, weights
-from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
+from stepscope.records import dataclass
 
 # What a transformer's forward pass keeps for backward, tensor by tensor, in bytes per token of one rank.
 #

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cost.model_flops import Experts, LatentAttention, Transformer
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
+from stepscope.records import dataclass
 from stepscope.side_file import read_side_json
 from stepscope.units import printable
 

@@ -22,8 +22,8 @@ from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.model_flops import Recompute, Transformer
 from stepscope.cost.model_memory import Batch
 from stepscope.cost.model_shape import Layout, Sharding, Weight, checked, on_rank, weights
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
+from stepscope.records import dataclass
 from stepscope.side_file import read_side_json
 from stepscope.units import NS_PER_MS
 

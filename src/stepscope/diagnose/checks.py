@@ -15,14 +15,13 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.efficiency import precision_shares
 from stepscope.analyze.host_time import data_loading as loading_spans
-from stepscope.analyze.kernel_costs import abilities
+from stepscope.analyze.kernels import abilities
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE, element_bytes
-from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns, union
-from stepscope.run.aligned import UNMATCHED
-from stepscope.run.matching import POINT_TO_POINT
-from stepscope.stats.distinct import among, distinct
+from stepscope.records import dataclass
+from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED
+from stepscope.stats.robust import among, distinct
 from stepscope.units import ms, readable_bytes
 
 PASS, FAIL, NOT_MEASURED = "pass", "fail", "not measured"

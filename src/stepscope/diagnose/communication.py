@@ -7,24 +7,25 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.kernel_costs import abilities
+from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_places import MOSTLY, costs_by_owner, places, top_modules, user_lines
 from stepscope.analyze.ownership import OwnedWork, Ownership
 from stepscope.analyze.phases import trains
-from stepscope.analyze.replay.changes import with_transfer_times, without_work
-from stepscope.analyze.replay.communication_changes import (
+from stepscope.analyze.replay.changes import (
     GOOD_MESSAGE_BYTES,
     GRADIENT_OPS,
     fewer_bytes,
     larger_messages,
+    with_transfer_times,
     without_collectives,
+    without_work,
 )
-from stepscope.analyze.replay.program import NOTHING
+from stepscope.analyze.replay.graph import NOTHING
 from stepscope.analyze.replay.removal import Choose, part_for
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.collectives import OP_CODE
 from stepscope.contract.step_line import Region
-from stepscope.diagnose.finding import Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import Evidence, Kind, Match, Need, Scope, evidence_ms, sixteen_bit_messages
 from stepscope.diagnose.lines import rows_sent_again
 from stepscope.diagnose.measures import (
     Mask,
@@ -36,15 +37,12 @@ from stepscope.diagnose.measures import (
     place_of,
     without_parts,
 )
-from stepscope.diagnose.recording import Need, Scope, sixteen_bit_messages
 from stepscope.records import once_per_record
-from stepscope.run.device_work import enclosing
-from stepscope.run.matching import POINT_TO_POINT
-from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
-from stepscope.stats.robust import median
-from stepscope.trace.classify import EventKind
+from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.run.rank import Rank, enclosing
+from stepscope.stats.robust import among, distinct, median
 from stepscope.trace.nccl import NcclLog
+from stepscope.trace.table import EventKind
 
 # messages per step from which latency is worth looking at, and how many calls are put together where no size is known
 _MANY = _TOGETHER = 8
@@ -253,7 +251,7 @@ def _small_messages(account: Account) -> Iterator[Match]:
         if small >= max(_MANY * steps, MOSTLY * len(sizes)):
             yield Match(larger_messages, evidence=(calls, Evidence("median message", int(median(sizes)), "bytes")))
     elif len(sizes) >= 64 * steps:  # a model has that many parameters, no set of buckets has
-        from stepscope.analyze.replay.communication_changes import fewer_calls  # only for traces without sizes
+        from stepscope.analyze.replay.changes import fewer_calls  # only for traces without sizes
 
         took = [(r.collectives.end_ns - r.collectives.start_ns)[mine] for r, mine in zip(ranks, rows, strict=True)]
         yield Match(
@@ -400,7 +398,7 @@ def _no_overlap(account: Account) -> Iterator[Match]:
     done = _backward_done(account.replay, backward, rows_sent_again(account))
     if done is None or done < 0.85:  # when the mean gradient byte is sent; evenly spread it would be half
         return
-    from stepscope.analyze.replay.communication_changes import perfectly_overlapped  # only where the fault is there
+    from stepscope.analyze.replay.changes import perfectly_overlapped  # only where the fault is there
 
     exposed, efficiency = account.step.ns("exposed_transfer"), account.overlap_efficiency
     yield Match(

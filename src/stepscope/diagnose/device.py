@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.kernel_costs import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
+from stepscope.analyze.kernels import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
 from stepscope.analyze.memory import RankMemory
 from stepscope.analyze.owner_places import (
     MAX_PLACES,
@@ -17,7 +17,7 @@ from stepscope.analyze.owner_places import (
     short_kernel_places,
     user_lines,
 )
-from stepscope.analyze.ownership import Ownership
+from stepscope.analyze.ownership import Line, Ownership
 from stepscope.analyze.phases import parameter_gradients, trains
 from stepscope.analyze.replay.changes import (
     Change,
@@ -29,19 +29,17 @@ from stepscope.analyze.replay.changes import (
 )
 from stepscope.analyze.replay.removal import NO_PART, Part
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.stacks import Line
 from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, Peak, mfu_peak
-from stepscope.cost.kernel_names import Family
-from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
+from stepscope.cost.operators import Family
+from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, Need, Scope, evidence_ms
 from stepscope.diagnose.measures import Mask, at, device_ns, has_device, per_step, place_of, with_work_ns, without_parts
-from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import EMPTY, union
 from stepscope.records import once_per_record
 from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, by_string
+from stepscope.stats.robust import among, distinct
+from stepscope.trace.table import EventKind, by_string
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,9 +7,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.host_calls import host_calls
-from stepscope.analyze.host_time import computing_operators
-from stepscope.analyze.kernel_costs import abilities
+from stepscope.analyze.host_time import computing_operators, host_calls
+from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where
 from stepscope.analyze.phases import loop_in, trains
@@ -37,7 +36,7 @@ from stepscope.contract.step_line import (
     GARBAGE_COLLECTION,
     Region,
 )
-from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, Need, Scope, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
     Mask,
@@ -53,12 +52,11 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import StepLog
+from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, median
-from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.table import EventKind, by_string
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
 RECURRING = {

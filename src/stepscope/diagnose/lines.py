@@ -14,16 +14,22 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels import SHORT_NS
-from stepscope.analyze.owner_lines import LineWork, LoopLine, RankLines, loop_lines, loops, stands_after_optimizer
+from stepscope.analyze.owner_lines import (
+    LineWork,
+    LoopLine,
+    RankLines,
+    feeds_training,
+    loop_lines,
+    loops,
+    stands_after_optimizer,
+)
 from stepscope.analyze.owner_places import MAX_PLACES, MOSTLY
-from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
-from stepscope.analyze.replay.program import Program
+from stepscope.analyze.ownership import Line
+from stepscope.analyze.replay.changes import GRADIENT_OPS, Change
+from stepscope.analyze.replay.graph import Program
 from stepscope.analyze.replay.removal import part_for, recorded_host
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.source_flow import feeds_training
-from stepscope.analyze.stacks import Line
-from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, Need, Scope, evidence_ms
 from stepscope.diagnose.measures import (
     Mask,
     at,
@@ -39,10 +45,9 @@ from stepscope.diagnose.measures import (
     without_lines,
     without_parts,
 )
-from stepscope.diagnose.recording import Need, Scope
 from stepscope.records import once_per_record
-from stepscope.run.source_text import code_text_has_comprehension
-from stepscope.stats.distinct import among
+from stepscope.run.owners import code_text_has_comprehension
+from stepscope.stats.robust import among
 
 _NEVER = np.iinfo(np.int64).max
 # calls of the same thing from one line in one pass that make it a loop, and elements of a comprehension that do

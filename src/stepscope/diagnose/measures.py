@@ -8,16 +8,15 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.owner_lines import LineWork, RankLines
 from stepscope.analyze.owner_places import Where
+from stepscope.analyze.ownership import Line
 from stepscope.analyze.replay.changes import Change, copies_to_device, without_waits
-from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.stacks import Line
 from stepscope.records import once_per_record
-from stepscope.run.matching import POINT_TO_POINT
+from stepscope.run.aligned import POINT_TO_POINT
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
-from stepscope.stats.robust import lower_median
+from stepscope.stats.robust import among, distinct, lower_median
 from stepscope.units import NS_PER_MS
 
 Mask = npt.NDArray[np.bool_]

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.device_state import DeviceState, slower_clock
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.owner_places import (
@@ -18,19 +17,27 @@ from stepscope.analyze.owner_places import (
     schedule_lines,
     top_modules,
 )
-from stepscope.analyze.ownership import Ownership
+from stepscope.analyze.ownership import Line, Ownership
 from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_part_ns, host_part_scaled, straggler_off
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
-from stepscope.analyze.stacks import Line
+from stepscope.analyze.steadiness import DeviceState, slower_clock
 from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, uneven_compute
-from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import (
+    MICROBATCHES,
+    MORE_MICROBATCHES,
+    NOTABLE,
+    Evidence,
+    Kind,
+    Match,
+    Need,
+    Scope,
+    evidence_ms,
+)
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
-from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import covered_ns
-from stepscope.stats.distinct import distinct
-from stepscope.stats.robust import lower_median, median
-from stepscope.trace.classify import EventKind
+from stepscope.stats.robust import distinct, lower_median, median
+from stepscope.trace.table import EventKind
 
 # why a rank is late, and what to do, by the cause that the account names
 _WHY = {

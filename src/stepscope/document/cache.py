@@ -17,13 +17,13 @@ from typing import Any
 
 import stepscope
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
-from stepscope.dataclass import dataclass
-from stepscope.digest import Digest
 from stepscope.errors import InputError
+from stepscope.records import dataclass
 from stepscope.run.sources import find_sources
 from stepscope.side_file import MAX_BYTES, parsed_json
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
+from stepscope.units import Digest
 
 # a run with more is analysed each time
 MAX_FILES = 5_000

@@ -13,13 +13,11 @@ from stepscope.analyze.log_stragglers import LateRank, is_rare, late_ranks, medi
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.finding import FINDING_IDS
-from stepscope.document.report import kernel_json, steadiness_json
-from stepscope.document.values import ms_or_none
-from stepscope.json_text import finite_document
+from stepscope.document.report import kernel_json, ms_or_none, steadiness_json
 from stepscope.run.light import LightRun
-from stepscope.run.step_log import StepLog, unprofiled_step
+from stepscope.run.side_files import StepLog, unprofiled_step
 from stepscope.side_file import is_number
-from stepscope.units import NS_PER_S, ms
+from stepscope.units import NS_PER_S, finite_document, ms
 
 _NO_TRACE = "no trace was recorded: what happens inside the steps is unknown; record without --light"
 _OF_TRACES = ("window", "compute", "comm", "memory", "exposed_comm", "idle", "wait", "transfer")

@@ -11,8 +11,7 @@ from stepscope.analyze.log_stragglers import LateRank
 from stepscope.analyze.memory_snapshot import SnapshotView
 from stepscope.contract.live import Key, WindowPlan
 from stepscope.contract.run_folder import SCHEMA as run_folder_SCHEMA
-from stepscope.document.report import memory_json, memory_of_steps
-from stepscope.document.values import in_ms, ms_or_none, plain
+from stepscope.document.report import in_ms, memory_json, memory_of_steps, ms_or_none, plain
 from stepscope.predict.memory import MemoryWhatIf, StateRow
 from stepscope.units import NS_PER_S, ms
 

@@ -10,12 +10,10 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.compare.runs import CAME, FIXED, Key, fate, savings_by_key, step_difference
 from stepscope.compare.samples import step_samples
-from stepscope.dataclass import dataclass
 from stepscope.diagnose.checks import FAIL, checks_of, guides_of, step_time_spread
 from stepscope.diagnose.finding import Evidence, Finding
-from stepscope.diagnose.findings import Diagnosis, by_need
-from stepscope.diagnose.verdict import conclude
-from stepscope.records import ArrayRecord
+from stepscope.diagnose.findings import Diagnosis, by_need, conclude
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.units import NS_PER_MS, printable, readable_bytes
 
 # What lies behind the category of a run: the numbers to look at first, by what bounds it.

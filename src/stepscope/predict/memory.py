@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory_events import Moments, rank_moments
+from stepscope.analyze.memory import Moments, rank_moments
 from stepscope.analyze.phases import Phase
 from stepscope.analyze.stragglers import phase_compute_ns
 from stepscope.cost.model_memory import block_input_shares
 from stepscope.cost.model_shape import Optimizer
-from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
+from stepscope.records import dataclass
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
+from stepscope.trace.table import EventKind
 from stepscope.units import NS_PER_S
 
 # What is known of a job that a change of its memory depends on: copies of the model, layers, batch, times, links.

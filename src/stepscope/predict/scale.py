@@ -14,16 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.stragglers import own_times
 from stepscope.contract.collectives import OPS
 from stepscope.cost.calibration import Calibration, Estimate, calibrate, points_from_run
 from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.measured_collectives import OPERATIONS
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import Rank
 
 # What would each recorded transfer take among more ranks?

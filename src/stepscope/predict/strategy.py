@@ -11,8 +11,8 @@ from stepscope.cost.model_flops import Recompute, Transformer, training_flops_pe
 from stepscope.cost.model_memory import Batch, Memory, training_memory
 from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding, checked, on_rank, parameters, weights
 from stepscope.cost.strategy_cost import CollectiveTimes, Traffic, strategy_traffic
-from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
+from stepscope.records import dataclass
 from stepscope.units import NS_PER_S, readable_bytes
 
 # How long would a step take under a strategy: compute at a share of the peak, communication as far as it shows.

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from stepscope.contract.tensorboard import scalars_record, version_record
 from stepscope.errors import UsageError
-from stepscope.output_path import refuse_output
+from stepscope.side_file import refuse_output
 
 Scalars = Mapping[str, float]
 

@@ -7,9 +7,9 @@ that no reader's floating point loses any of it. Each lane is a thread, its numb
 from collections.abc import Iterator
 from itertools import chain
 
-from stepscope.json_text import json_text
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
-from stepscope.run.read_files import Progress
+from stepscope.run.sources import Progress
+from stepscope.units import json_text
 
 _NEXT = b",\n"
 

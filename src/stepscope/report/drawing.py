@@ -11,7 +11,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.units import printable, readable_bytes
 
 # the page's colours of its light theme, which notebooks show

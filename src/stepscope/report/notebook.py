@@ -8,8 +8,7 @@ from html import escape
 from typing import Any, Protocol
 
 from stepscope.analyze.account import Account
-from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.verdict import conclude
+from stepscope.diagnose.findings import Diagnosis, conclude
 from stepscope.errors import InputError, UsageError
 from stepscope.report import pictures
 from stepscope.report.drawing import PALETTE, Drawing

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline, Values
-from stepscope.run.read_files import Progress
+from stepscope.run.sources import Progress
 
 # Protobuf's wire format: single fields as bytes, and many messages of one shape at once as columns.
 #

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.report.terminal import name_text, number_text, print_table, row_name
 
 

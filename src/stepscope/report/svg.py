@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.cost.calibration import Calibration
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.report.charts import COLOURS, Axis, Bar, Line, bar_chart, line_chart
 from stepscope.report.drawing import Drawing
 from stepscope.report.pictures import calibration_lines

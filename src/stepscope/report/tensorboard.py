@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import PARTS
 from stepscope.analyze.efficiency import ACHIEVED, LOSSES, step_losses_ns
-from stepscope.analyze.layers import PARTS
 from stepscope.contract.tensorboard import scalars_record, version_record
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.run.load import Run, is_nsight
 from stepscope.run.rank import Rank
 from stepscope.trace.streams import Stream

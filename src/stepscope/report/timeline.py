@@ -16,21 +16,16 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.frame_owners import ownership_of
+from stepscope.analyze.match_owners import ownership_of
 from stepscope.analyze.ownership import Ownership
 from stepscope.contract.collectives import OPS
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline_limit import MAX_SLICES
 from stepscope.run.aligned import UNMATCHED, AlignedRun
-from stepscope.run.collectives import span_rows
-from stepscope.run.device_work import DEVICE_KINDS
-from stepscope.run.rank import Rank, rank_ranges
-from stepscope.run.read_files import Progress
-from stepscope.run.steps import PROFILER_STEP
+from stepscope.run.rank import DEVICE_KINDS, PROFILER_STEP, Rank, rank_ranges, span_rows
+from stepscope.run.sources import Progress
 from stepscope.tables.catalog import StringTable
-from stepscope.trace.classify import EventKind, rows_named
-from stepscope.trace.table import Int64s
+from stepscope.trace.table import EventKind, Int64s, rows_named
 from stepscope.units import NS_PER_US
 
 # In which lanes do the slices of one track lie, so that in each of them every slice is inside another or apart?

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import SCHEMA, json_object_in
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
+from stepscope.records import dataclass
 from stepscope.run.sources import RESULTS_JSON
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_MS

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from stepscope.cost.chips import look_up, mfu_peak
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.results.times import ratio
 from stepscope.units import NS_PER_S, ns_of_ms, readable_bytes
 

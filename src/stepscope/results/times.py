@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.stats.bootstrap import difference, interval
-from stepscope.stats.robust import mad_sigma, slow_start
+from stepscope.records import dataclass
+from stepscope.stats.robust import difference, interval, mad_sigma, slow_start
 from stepscope.units import NS_PER_MS
 
 _SPREAD_PCT = 10.0

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from stepscope.errors import InputError, StepscopeError, UsageError
-from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
-from stepscope.trace.nsight_tools import is_sqlite
+from stepscope.trace.nccl import is_sqlite
+from stepscope.trace.read import Budget
 from stepscope.units import printable
 
 # What a worker of a cluster does with one file: read it, keep its table as columns, say so in a few bytes.

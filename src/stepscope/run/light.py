@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
-from stepscope.records import ArrayRecord
-from stepscope.run.formats import MeasuredLaunches, measured_launches
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.load import run_description
-from stepscope.run.sources import is_unreadable_report
-from stepscope.run.step_log import StepLog, readable_step_logs
+from stepscope.run.side_files import StepLog, readable_step_logs
+from stepscope.run.sources import MeasuredLaunches, is_unreadable_report, measured_launches
 
 
 @dataclass(frozen=True, eq=False, repr=False)

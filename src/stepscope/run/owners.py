@@ -5,18 +5,28 @@ module of each. Nothing of those steps is in any timing. Anybody may have put th
 index is checked, and a file that does not hold together is refused as a whole with the name of the field.
 """
 
+import re
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.owners import AUTOGRAD, EXECUTING, FUNCTIONS, OTHER, OWNERS_SCHEMA, TRAINING
-from stepscope.contract.run_folder import owners_file
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.contract.run_folder import (
+    AUTOGRAD,
+    EXECUTING,
+    FUNCTIONS,
+    MAX_SOURCE_FILE_BYTES,
+    OTHER,
+    OWNERS_SCHEMA,
+    SOURCE_FOLDER,
+    TRAINING,
+    owners_file,
+)
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
 from stepscope.trace.table import Int64s
 
@@ -224,3 +234,72 @@ def _loader(said: dict[str, Any]) -> tuple[tuple[str, float], ...] | None:
         _require(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str), "loader")
         _require(isinstance(entry[1], int | float) and 0 <= entry[1] <= 1, "loader")
     return tuple((name[:_MAX_TEXT], float(share)) for name, share in given)
+
+
+# The text of the user's source files, as the recorder kept it below `source/` in the run folder.
+#
+# Anybody may have put files and names there: a name that leads out of the folder, a link, anything that is no regular
+# file of the size that the recorder keeps, or no text, has no lines.
+
+_TEXT = re.compile(r"""[rbfuRBFU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
+
+
+def code_of(line: str) -> str:
+    """Return what of a line is code: texts and comments are a quote, and what is far to the right is cut off.
+
+    >>> code_of("f('a[0]') + x[1]  # times 2")
+    'f(") + x[1]  "'
+    """
+    return _TEXT.sub('"', line[:1000])
+
+
+def code_text_has_comprehension(text: str) -> bool:
+    """Return whether a line of source holds a comprehension as a whole.
+
+    >>> lines = ("y = [f(x) for x in xs]", "for x in f(xs):", "g('[for x in')", "[f(x) for x")
+    >>> [code_text_has_comprehension(s) for s in lines]
+    [True, False, False, False]
+    """
+    depth, inside = 0, 0
+    for token in re.findall(r"\w+|[\[\](){}]", code_of(text)):
+        if token in "([{":
+            depth += 1
+        elif token in ")]}":
+            depth -= 1
+            if 0 < inside > depth:
+                return True
+        elif token == "for" and depth > 0:
+            inside = depth
+    return False
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """The kept source files of a run; each is read when it is first asked for."""
+
+    #: the run folder, None where a run has none
+    folder: Path | None = None
+    _read: dict[str, tuple[str, ...] | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def lines(self, file: str) -> tuple[str, ...] | None:
+        if file not in self._read:
+            self._read[file] = self._lines(file)
+        return self._read[file]
+
+    def line(self, file: str, number: int) -> str | None:
+        """Return one line, counted from 1, without blanks around it; None where it was not kept."""
+        found = self.lines(file)
+        return found[number - 1].strip() if found is not None and 0 < number <= len(found) else None
+
+    def _lines(self, file: str) -> tuple[str, ...] | None:
+        named = PurePosixPath(file)
+        if self.folder is None or named.is_absolute() or ".." in named.parts or "\0" in file or not named.parts:
+            return None
+        try:
+            path = (self.folder.resolve() / SOURCE_FOLDER).joinpath(*named.parts)
+            if path.resolve() != path:
+                return None
+            text = read_side_file(path, max_bytes=MAX_SOURCE_FILE_BYTES).decode("utf-8")
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return tuple(line.expandtabs(4) for line in text.split("\n"))

@@ -1,21 +1,1291 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
+import json
+import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
-from stepscope.run.collectives import Collectives, device_collectives
-from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work, with_possible_times
-from stepscope.run.steps import Steps, recorded_steps
-from stepscope.trace.classify import EventKind, Kinds, coded_rows, codes_of_names, event_kinds, labels, names_by_kind
-from stepscope.trace.table import Trace
+from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
+from stepscope.contract.run_folder import json_object
+from stepscope.errors import InputError, TraceError
+from stepscope.intervals import Intervals, union
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.sources import rank_in_header
+from stepscope.side_file import parsed_json, side_file_lines
+from stepscope.stats.robust import among, distinct, distinct_places, median, union_of_values
+from stepscope.trace.scanner.scanner import call_stack_parents, stacked
+from stepscope.trace.table import (
+    NO_STRING,
+    EventKind,
+    Int64s,
+    Kinds,
+    SparseColumn,
+    Trace,
+    by_string,
+    coded_rows,
+    codes_of_names,
+    event_kinds,
+    labels,
+    names_by_kind,
+    of_kinds,
+    rows_named,
+)
+
+# Process groups of a rank, and their members.
+
+# a group said to be larger is not written out
+_MAX_RANKS = 1 << 20
+MAX_RANK = 1 << 30
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group as one rank names it. `ranks` and `size` are None where the trace does not say."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...] | None
+    size: int | None
+
+
+UNKNOWN_GROUP = Group(name="?", desc="unknown", ranks=None, size=None)
+
+
+def header_groups(header: dict[str, Any]) -> dict[str, Group]:
+    """Return the groups listed in `distributedInfo.pg_config`, by name."""
+    info = header.get("distributedInfo")
+    listed = info.get("pg_config") if isinstance(info, dict) else None
+    groups = {}
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict):
+            name, size = str(entry.get("pg_name", "?")), entry.get("pg_size")
+            is_size = isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _MAX_RANKS
+            desc, ranks = str(entry.get("pg_desc", "")), _rank_tuple(entry.get("ranks"))
+            groups[name] = Group(name, desc, ranks, size if is_size else None)
+    return groups
+
+
+def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group]) -> Group:
+    """Return the group that a `record_param_comms` names; `record` holds its argument values by column.
+
+    Long rank lists are shortened in the trace (`[0, 1, ..., 63]`): then start and stride, or the header, tell.
+    """
+    name = trace.text(record["group_name"]) or "?"
+    listed = known.get(name)
+    desc = trace.text(record["group_desc"]) or (listed.desc if listed else "")
+    size = record["group_size"] if 0 < record["group_size"] <= _MAX_RANKS else (listed.size if listed else None)
+    ranks = _parse_ranks(trace.text(record["group_ranks"]))
+    if ranks is None or (size is not None and len(ranks) != size):
+        ranks = listed.ranks if listed and listed.ranks else _regular(record, size)
+    if name == "?" and ranks is None and size is None:
+        return UNKNOWN_GROUP
+    return Group(name=name, desc=desc, ranks=ranks, size=size if size is not None else len(ranks or ()) or None)
+
+
+def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None:
+    start, stride = record["group_start"], record["group_stride"]
+    if size is None or not 0 < size <= _MAX_RANKS or not 0 <= start <= MAX_RANK or not 0 < stride <= MAX_RANK:
+        return None
+    return tuple(range(start, start + stride * size, stride))
+
+
+def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return _rank_tuple(parsed_json(text).value) if text else None
+    except ValueError:
+        return None
+
+
+def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
+    if (
+        isinstance(ranks, list)
+        and 0 < len(ranks) <= _MAX_RANKS
+        and all((isinstance(r, int) and not isinstance(r, bool) and 0 <= r <= MAX_RANK) for r in ranks)
+    ):
+        return tuple(ranks)
+    return None
+
+
+# Recorded steps, and the step of each moment.
+#
+# The profiler marks them (`ProfilerStep#7`). Where it did not, the first of these stands in:
+#
+#     ranges in which the loop itself names whole steps      `step_7`, `train_step#7`, `training_step`, `train_batch`
+#     steps of a serving engine                              `execute_...`, `step[DECODE ...]` (`serving_steps.py`)
+#     the loader's batches and the optimizer's steps         `step_marks.py`
+#     the period of the sequence of kernels                  `kernel_period.py`
+#     the whole window                                       one stretch of work, no step of anybody's
+#
+# The last three need all ranks (`derived_steps.py`). They tell steps apart, but they do not bound the window.
+
+# Steps of serving engines by the names of their ranges.
+#
+#     vLLM            execute_context_9(8155)_generation_37(37)
+#                     execute_8192_context_9(sq8155sk8430...)_generation_37(sq37...)
+#                     execute_new_9_cached_37
+#     SGLang          step[EXTEND bs=15 toks=15360], step[DECODE bs=64]
+#     TensorRT-LLM    [Executor] _forward_step 12: 3 ctx reqs, 4096 ctx tokens, 8 gen reqs
+#
+# Context requests are prefill: all tokens of their prompts at once. Generation requests are decode: one token each,
+# unless the name says more (speculation).
+
+PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
+
+_TOKENS = r"\((?:sq)?(\d{1,12})[^)]*\)"
+_VLLM = re.compile(rf"^execute(?:_\d{{1,12}})?_context_(\d{{1,9}}){_TOKENS}_generation_(\d{{1,9}}){_TOKENS}$")
+_VLLM_OLD = re.compile(r"^execute_new_(\d{1,9})_cached_(\d{1,9})$")
+_SGLANG = re.compile(r"^step\[(EXTEND|PREFILL|DECODE|MIXED|TARGET_VERIFY)\b([^\]]*)\]$", re.IGNORECASE)
+_SGLANG_FIELD = re.compile(r"(bs|toks)=(\d{1,12})")
+_TENSORRT = re.compile(
+    r"^(?:\[Executor\]\s*)?_forward_step (\d{1,12}): (\d{1,9}) ctx reqs,(?: (\d{1,12}) ctx tokens,)? (\d{1,9}) gen reqs"
+)
+_ANY = re.compile(r"^(execute_(\d|context|new)|step\[|(\[Executor\]\s*)?_forward_step )", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ServingStep:
+    """One step of a serving engine. None: the name does not say."""
+
+    #: prefill, decode, or mixed where a step did both
+    kind: str
+    prefill_requests: int | None
+    prefill_tokens: int | None
+    decode_requests: int | None
+    decode_tokens: int | None
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the tokens that the step computed, None where either part is unknown."""
+        if self.prefill_tokens is None or self.decode_tokens is None:
+            return None
+        return self.prefill_tokens + self.decode_tokens
+
+
+@lru_cache(maxsize=4096)
+def serving_step(name: str) -> ServingStep | None:
+    """Return what the step of that name ran, None for any other range.
+
+    >>> serving_step("step[DECODE bs=64]").decode_tokens
+    64
+    """
+    if not _ANY.match(name):
+        return None
+    if found := _VLLM.match(name):
+        return _step(*(int(group) for group in found.groups()))
+    if found := _VLLM_OLD.match(name):
+        fresh, running = (int(group) for group in found.groups())
+        return _step(fresh, None if fresh else 0, running, running)
+    if found := _SGLANG.match(name):
+        return _sglang(found.group(1).upper(), found.group(2))
+    if found := _TENSORRT.match(name):
+        context, generating = int(found.group(2)), int(found.group(4))
+        tokens = int(found.group(3)) if found.group(3) else None if context else 0
+        return _step(context, tokens, generating, generating)
+    return None
+
+
+def _sglang(mode: str, rest: str) -> ServingStep:
+    said = {key: int(value) for key, value in _SGLANG_FIELD.findall(rest)}
+    size, tokens = said.get("bs"), said.get("toks")
+    if mode in ("DECODE", "TARGET_VERIFY"):
+        return ServingStep(DECODE, 0, 0, size, tokens if tokens is not None else size)
+    if mode == "MIXED":
+        return ServingStep(MIXED, None, None, None, None)
+    return ServingStep(PREFILL, size, tokens, 0, 0)
+
+
+def _step(prefill: int, prefill_tokens: int | None, decode: int, decode_tokens: int | None) -> ServingStep:
+    kind = MIXED if prefill and decode else PREFILL if prefill else DECODE
+    return ServingStep(kind, prefill, prefill_tokens, decode, decode_tokens)
+
+
+PROFILER_STEP = "ProfilerStep"
+_PROFILER_STEP = re.compile(r"^(ProfilerStep)#(\d{1,18})$")
+# A bare `step` may be the optimizer's: it needs a number, or to say whose step it is.
+_LOOP_STEP = re.compile(
+    r"^(?:\[\w+\])*[#\s]*((?:\w+\.)?(?:train(?:ing)?|ddp|fsdp|tp|pp|global)[_ ]step|run_training_batch"
+    r"|(?:\w+\.)?train[_ ](?:batch|iteration|iter|one_step)"
+    r"|(?:step|iteration|iter)(?=[_ #:-]*\d))[_ #:-]*(\d{1,18})?[#\s]*$",
+    re.IGNORECASE,
+)
+SERVING = "the ranges of a serving engine"
+_AUTOGRAD = "autograd::engine::evaluate_function"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Steps(ArrayRecord):
+    """The recorded steps of one rank on the host's clock, by start."""
+
+    number: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    #: what the ranges are called, without their numbers
+    named: str = PROFILER_STEP
+    #: whether their names give the numbers; if not they count from 0
+    numbered: bool = True
+    #: what tells them where no range names them, in words
+    told_by: str = ""
+    #: whether they are one stretch of work, because nothing tells steps
+    is_window: bool = False
+    #: where each is a round of several: the steps that were recorded (`step_search/rounds.py`)
+    in_rounds: "Steps | None" = None
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def by_profiler(self) -> bool:
+        """Return whether the profiler marked them; only then they bound the window."""
+        return self.named == PROFILER_STEP
+
+    @property
+    def recorded(self) -> "Steps":
+        """Return the steps as they were recorded, of which several may be a round."""
+        return self if self.in_rounds is None else self.in_rounds
+
+    @property
+    def known(self) -> int:
+        """Return how many steps are known; the whole window is none."""
+        return 0 if self.is_window else len(self)
+
+    def of(self, moment_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return the index of the step each moment lies in, -1 before the first and after the last.
+
+        A moment between two steps belongs to the earlier one.
+        """
+        if not len(self):
+            return np.full(len(moment_ns), -1, np.int32)
+        i = np.searchsorted(self.start_ns, moment_ns, side="right") - 1
+        i[moment_ns >= self.end_ns.max()] = -1
+        return i.astype(np.int32)
+
+
+def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
+    """Return the steps of a trace; of one that was cut off only those that are there as a whole, never its last."""
+    ranges = np.flatnonzero(kinds == int(EventKind.ANNOTATION))
+    said = trace.header.get("stepscope")
+    last = said.get("last_step") if isinstance(said, dict) else None
+
+    def is_whole(name: str) -> bool:
+        found = _PROFILER_STEP.match(name)
+        return found is not None and not (isinstance(last, int) and int(found.group(2)) >= last)
+
+    marked = rows_named(trace, ranges, is_whole)
+    if len(marked):
+        return _steps(trace, kinds, marked, _PROFILER_STEP)
+    loop = _steps(trace, kinds, _longest_family(trace, ranges, _loop_name), _LOOP_STEP)
+    if len(loop):
+        return loop
+    own = rows_named(trace, ranges, lambda s: s.startswith("step[") and serving_step(s) is not None)
+    served = _longest_family(trace, own if len(own) else ranges, _served_name)
+    if len(served):
+        served = served[np.argsort(trace["ts_ns"][served], kind="stable")]
+        start = trace["ts_ns"][served]
+        keep = slice(None, -1) if trace.quality.truncated else slice(None)
+        return unnamed_steps(start[keep], (start + trace["dur_ns"][served])[keep], SERVING)
+    return loop
+
+
+def unnamed_steps(start: Int64s, end: Int64s, told_by: str, *, is_window: bool = False) -> Steps:
+    """Return steps that no range numbers."""
+    number = np.arange(len(start), dtype=np.int64)
+    return Steps(number, start, end, named="", numbered=False, told_by=told_by, is_window=is_window)
+
+
+def _steps(trace: Trace, kinds: Kinds, rows: npt.NDArray[np.intp], pattern: re.Pattern[str]) -> Steps:
+    rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
+    found = [pattern.match(trace.strings[i]) for i in trace["name"][rows]]
+    named = found[0].group(1) if found and found[0] else PROFILER_STEP
+    in_name = [int(f.group(2)) if f and f.group(2) else None for f in found]
+    numbered = None not in in_name
+    number = np.array(in_name if numbered else range(len(rows)), np.int64)
+    first = np.sort(np.unique(number, return_index=True)[1])  # the same step on a second thread counts once
+    rows, number = rows[first], number[first]
+    start = trace["ts_ns"][rows]
+    steps = Steps(number, start, start + trace["dur_ns"][rows], named, numbered)
+    if not trace.quality.truncated or not len(steps):
+        return steps
+    keep = (steps.end_ns <= _known_until_ns(trace, kinds, trace["tid"][rows])) & (start < start.max())
+    return Steps(number[keep], start[keep], steps.end_ns[keep], named, numbered)
+
+
+def _longest_family(
+    trace: Trace, ranges: npt.NDArray[np.intp], family: Callable[[str], str | None]
+) -> npt.NDArray[np.intp]:
+    """Return the ranges of one family of names that follow each other on one thread, the longest in all where several
+    families do.
+    """
+    families: dict[tuple[str, int], list[int]] = {}
+    for row in rows_named(trace, ranges, lambda s: family(s) is not None).tolist():
+        name = family(trace.strings[trace["name"][row]]) or ""
+        families.setdefault((name, int(trace["tid"][row])), []).append(row)
+    best, longest = np.empty(0, np.intp), 0
+    for rows in families.values():
+        mine = np.array(rows, np.intp)
+        mine = mine[np.argsort(trace["ts_ns"][mine], kind="stable")]
+        start, end = trace["ts_ns"][mine], trace["ts_ns"][mine] + trace["dur_ns"][mine]
+        if (start[1:] >= end[:-1]).all() and (end - start).sum() > longest:
+            best, longest = mine, int((end - start).sum())
+    return best
+
+
+def _loop_name(name: str) -> str | None:
+    found = _LOOP_STEP.match(name)
+    return found.group(1).lower() if found else None
+
+
+def _served_name(name: str) -> str | None:
+    return re.split(r"[\d\[]", name, maxsplit=1)[0] if serving_step(name) is not None else None
+
+
+def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:
+    """Return until when a trace that was cut off is complete.
+
+    The profiler writes what the host did first, thread by thread or in time, and then what was launched in the same
+    way. So the last row of the host, and the last one of the device, tell how far it came; and it came nowhere where
+    launches of the loop's thread or of the autograd engine's are missing, or all of them on a rank with a device.
+    """
+    host = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP, EventKind.RUNTIME, EventKind.ANNOTATION)))
+    device = np.flatnonzero(of_kinds(kinds, (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)))
+    calls = np.flatnonzero(kinds == EventKind.RUNTIME)
+    if len(calls) or trace.header.get("deviceProperties"):
+        nodes = rows_named(trace, np.flatnonzero(kinds == EventKind.HOST_OP), lambda s: s.startswith(_AUTOGRAD))
+        needed = union_of_values(step_threads, trace["tid"][nodes])
+        if not among(needed, trace["tid"][calls]).all():
+            return int(np.iinfo(np.int64).min)
+    return min(int(trace["ts_ns"][rows[-1]]) for rows in (host, device) if len(rows))
+
+
+# What ran on the device, which host call launched it, which operator asked for it, and in which step.
+#
+#     kernel --correlation--> runtime call --external id or enclosing range--> host operator
+#                                 |--start--> step
+#
+# Work launched before the window has no launch event: it is in the window, but in no recorded step.
+
+Rows = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.integer[Any]]
+
+# of one rank, over all its devices
+MAX_STREAMS = 2_048
+# slots for each key up to which a table of all possible keys is quicker than sorting them
+_MAX_SPREAD = 32
+
+# Calls after which device work of their own is expected.
+_LAUNCHES = re.compile(
+    r"^(cuda|cu|hip)(Ext|Module|Graph)?Launch|^(cuda|cu|hip)(Memcpy|Memset)\w*|^hipExtModuleLaunch|Enqueue"
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeviceWork(ArrayRecord):
+    """Kernels, copies and sets of one rank, by start. Rows are -1 where there is none."""
+
+    #: in the event table
+    row: Rows
+    kind: Kinds
+    start_ns: Int64s
+    end_ns: Int64s
+    name: npt.NDArray[np.int32]
+    device: Int64s
+    stream: Int64s
+    #: runtime call that launched it
+    launch_row: Rows
+    #: innermost host operator around that call
+    op_row: Rows
+    #: index of the step that launched it, -1 for work from before the window
+    step: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def intervals(self, *kinds: EventKind) -> Intervals:
+        keep = of_kinds(self.kind, kinds)
+        return union(self.start_ns[keep], self.end_ns[keep])
+
+
+@dataclass(frozen=True)
+class JoinCounts:
+    """What could and could not be joined."""
+
+    device_events: int
+    #: launched before the window, or the launch was not recorded
+    without_launch: int
+    #: launched, but no host operator around the launch
+    without_op: int
+    launches_without_work: int
+    #: launches that share their correlation id with another launch
+    reused_correlation: int
+
+
+DEVICE_KINDS = (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)
+
+
+def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, JoinCounts]:
+    """Return the device's work joined to launches, operators and steps, with what stayed unjoined."""
+    row = np.flatnonzero(of_kinds(kinds, DEVICE_KINDS))
+    row = row[np.argsort(trace["ts_ns"][row], kind="stable")]
+    start = trace["ts_ns"][row]
+    launch_row, launches, reused = _launch_rows(trace, kinds, row)
+    launched = np.flatnonzero(launch_row >= 0)
+    step = np.full(len(row), -1, np.int32)
+    step[launched] = steps.of(trace["ts_ns"][launch_row[launched]])
+    op_row = np.full(len(row), -1, np.int64)
+    op_row[launched] = _op_rows(trace, kinds, launch_row[launched])
+    work = DeviceWork(
+        row=row,
+        kind=kinds[row],
+        start_ns=start,
+        end_ns=start + trace["dur_ns"][row],
+        name=trace["name"][row],
+        device=_first_of(trace.arg("device").at(row, missing=-1), trace["pid"][row]),
+        stream=_first_of(trace.arg("stream").at(row, missing=-1), trace["tid"][row]),
+        launch_row=launch_row,
+        op_row=op_row,
+        step=step,
+    )
+    count = _num_streams(work)
+    if count > MAX_STREAMS:
+        raise TraceError(
+            f"{trace.path}: work on {count:,} streams, where a rank has a few dozen; at most {MAX_STREAMS:,} are read: "
+            "pass the trace of one rank, as the profiler wrote it"
+        )
+    counts = JoinCounts(
+        device_events=len(row),
+        without_launch=int((launch_row < 0).sum()),
+        without_op=int((op_row[launched] < 0).sum()),
+        launches_without_work=int((~among(launches, launch_row)).sum()),
+        reused_correlation=reused,
+    )
+    return work, counts
+
+
+# A stream runs one operation after another, and nothing runs before it is launched. Times that contradict this are
+# damaged where few do; where many do, the device works differently or has another clock. Healthy traces overlap by
+# microseconds.
+_MAX_DAMAGED = 0.02
+_IMPOSSIBLE_NS = 50_000
+
+
+def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
+    """Return the trace with impossible times of device operations corrected, None where there are none.
+
+    One that began before its launch, or before those launched earlier on its stream, is put behind them; one that its
+    stream has no time for takes as long as others of its name.
+    """
+    launched = np.flatnonzero(work.launch_row >= 0)
+    launch = np.full(len(work), np.iinfo(np.int64).min)
+    launch[launched] = trace["ts_ns"][work.launch_row[launched]]
+    early = _if_few(np.flatnonzero((launch > work.start_ns + _IMPOSSIBLE_NS) | _out_of_order(work, launch)), work)
+    start, took = work.start_ns.copy(), work.end_ns - work.start_ns
+    in_time = np.setdiff1d(np.arange(len(work)), early)
+    order = in_time[np.lexsort((start[in_time], work.stream[in_time], work.device[in_time]))]
+    this, following = order[:-1], order[1:]
+    same = (work.stream[this] == work.stream[following]) & (work.device[this] == work.device[following])
+    room = start[following] - start[this]
+    long = _if_few(np.flatnonzero(same & (took[this] - room > np.maximum(_IMPOSSIBLE_NS, took[this] // 2))), work)
+    if not len(early) and not len(long):
+        return None
+    usual = np.setdiff1d(in_time, this[long])
+    for place, most in zip(this[long].tolist(), room[long].tolist(), strict=True):
+        took[place] = _usual_ns(work, usual, place, most)
+    for place in early.tolist():
+        stream = in_time[_same_stream(work, place)[in_time]]
+        before, after = stream[launch[stream] < launch[place]], stream[launch[stream] > launch[place]]
+        start[place] = max(launch[place], int((start + took)[before].max(initial=0)))
+        most = int(start[after].min(initial=start[place] + took[place])) - start[place]
+        took[place] = (
+            took[place] if took[place] <= most + _IMPOSSIBLE_NS else _usual_ns(work, usual, place, max(most, 0))
+        )
+    columns = {**trace.columns, "ts_ns": trace["ts_ns"].copy(), "dur_ns": trace["dur_ns"].copy()}
+    columns["ts_ns"][work.row], columns["dur_ns"][work.row] = start, took
+    counts = ((len(long), "were longer than their stream allows"), (len(early), "began too early"))
+    said = " and ".join(f"{n:,} {what}" for n, what in counts if n)
+    note = f"device operations with impossible times, corrected: {said}"
+    return replace(trace, columns=columns, quality=replace(trace.quality, notes=(*trace.quality.notes, note)))
+
+
+def _out_of_order(work: DeviceWork, launch: Int64s) -> npt.NDArray[np.bool_]:
+    order = np.lexsort((work.start_ns, launch, work.stream, work.device))
+    change = (np.diff(work.stream[order]) != 0) | (np.diff(work.device[order]) != 0)
+    place, start = np.cumsum(np.append(0, change)), work.start_ns[order] - work.start_ns.min(initial=0)
+    latest = np.maximum.accumulate(start + place * (1 << 50)) - place * (1 << 50)  # per stream: no window is that long
+    found = np.zeros(len(work), bool)
+    found[order] = (latest - start > _IMPOSSIBLE_NS) & (launch[order] > np.iinfo(np.int64).min)
+    return found
+
+
+def _if_few(places: Rows, work: DeviceWork) -> Rows:
+    return places if len(places) <= _MAX_DAMAGED * len(work) else places[:0]
+
+
+def _usual_ns(work: DeviceWork, usual: Rows, place: int, most: int) -> int:
+    alike = usual[work.name[usual] == work.name[place]]
+    return min(most, int(np.median((work.end_ns - work.start_ns)[alike]))) if len(alike) else most
+
+
+def _same_stream(work: DeviceWork, place: int) -> npt.NDArray[np.bool_]:
+    return (work.stream == work.stream[place]) & (work.device == work.device[place])
+
+
+def _num_streams(work: DeviceWork) -> int:
+    if len(distinct(work.device)) <= 1:
+        return len(distinct(work.stream))
+    return len(np.unique(np.stack((work.device, work.stream)), axis=1).T)
+
+
+def lookup(keys: Numbers, values: Numbers, wanted: Int64s) -> Rows:
+    """Return for each wanted key the value of its last occurrence in `keys`, -1 where there is none.
+
+    Dense where the keys span a moderate range (correlation ids do), because sorting permuted ids is slow.
+    """
+    if not len(keys) or not len(wanted):
+        return np.full(len(wanted), -1, np.int64)
+    low, high = int(keys.min()), int(keys.max())
+    if high - low <= 8 * (len(keys) + len(wanted)) + 1_000_000:
+        table = np.full(high - low + 2, -1, np.int32)  # of rows; in the last place that of no key
+        table[np.subtract(keys, low, dtype=np.intp)] = values
+        inside = (wanted >= low) & (wanted <= high)
+        return table[np.where(inside, wanted - low, -1)].astype(np.int64)
+    order = np.argsort(keys, kind="stable")
+    i = np.searchsorted(keys[order], wanted, side="right") - 1
+    at = order[np.maximum(i, 0)]
+    return np.where((i >= 0) & (keys[at] == wanted), values[at], np.int64(-1))
+
+
+def numbered(keys: Int64s) -> Int64s:
+    """Return the keys as numbers from 0 on, in their order and without gaps; dense where `lookup` is.
+
+    >>> numbered(np.array([7, -2, 7, 30])).tolist()
+    [1, 0, 1, 2]
+    """
+    if not len(keys):
+        return np.empty(0, np.int64)
+    low, high = int(keys.min()), int(keys.max())
+    if high - low > _MAX_SPREAD * len(keys) + 1_000_000:
+        return np.unique(keys, return_inverse=True)[1].reshape(-1)
+    place = keys - low
+    there = np.zeros(high - low + 1, bool)
+    there[place] = True
+    known = np.flatnonzero(there)
+    number = np.empty(len(there), np.int32)  # of which only the places of keys are ever touched
+    number[known] = np.arange(len(known))
+    return number[place].astype(np.int64)
+
+
+def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
+    correlation = trace.arg("correlation")
+    [calls] = _of_each_kind(correlation, kinds, EventKind.RUNTIME)
+    has = np.flatnonzero(calls.values > 0)
+    runtime, key = calls.rows[has].astype(np.int64), calls.values[has]
+    found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
+    launching = np.flatnonzero(by_string(trace, trace["name"][runtime], lambda s: bool(_LAUNCHES.search(s))))
+    reused = len(launching) - len(distinct(key[launching]))
+    return found, runtime[launching], reused
+
+
+def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
+    """Return the innermost host operator around each launch: by external id where it names one on the same
+    thread around the launch, else by the call stack.
+    """
+    ops, calls = _of_each_kind(trace.arg("external_id"), kinds, EventKind.HOST_OP, EventKind.RUNTIME)
+    found = lookup(ops.values, ops.rows, calls.at(launch_rows, missing=-1))
+    found[~_encloses(trace, found, launch_rows)] = -1
+    missing = np.flatnonzero(found < 0)
+    if len(missing):
+        all_ops = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP,)))
+        found[missing] = enclosing(trace, all_ops, launch_rows[missing])
+    return found
+
+
+def _of_each_kind(arg: SparseColumn, kinds: Kinds, *wanted: EventKind) -> list[SparseColumn]:
+    found = kinds.take(arg.rows)
+    places = [np.flatnonzero(found == int(kind)) for kind in wanted]
+    return [SparseColumn(arg.rows.take(of_kind), arg.values.take(of_kind)) for of_kind in places]
+
+
+def _encloses(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
+    ts, dur, tid = trace["ts_ns"], trace["dur_ns"], trace["tid"]
+    same = (outer >= 0) & (tid[outer] == tid[inner])
+    outer_start, inner_start = ts[outer], ts[inner]
+    return same & (outer_start <= inner_start) & (outer_start + dur[outer] >= inner_start + dur[inner])
+
+
+def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
+    """Return for each inner row the innermost outer row of its thread around it, -1 where there is none."""
+    if not len(outer) or not len(inner):
+        return np.full(len(inner), -1, np.int64)
+    if not (inner[1:] > inner[:-1]).all():
+        once, place = distinct_places(inner)
+        return enclosing(trace, outer, once)[place]
+    rows = np.concatenate((outer, inner))
+    start, thread = trace["ts_ns"].take(rows), trace["tid"].take(rows)
+    is_inner = np.arange(len(rows)) >= len(outer)
+    order, *columns = stacked(thread, start, start + trace["dur_ns"].take(rows), is_inner)
+    parent, is_inner = call_stack_parents(*columns), is_inner.take(order)
+    places = np.flatnonzero(is_inner)
+    around = parent.take(places)
+    # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
+    while (climb := (around >= 0) & is_inner[around]).any():
+        around = np.where(climb, parent[around], around)
+    found = np.empty(len(inner), np.int64)
+    found[order[places] - len(outer)] = np.where(around >= 0, rows[order[around]], -1)
+    return found
+
+
+def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
+    return np.where(value >= 0, value, fallback)
+
+
+# Collectives of one rank: times, groups and bytes.
+#
+# On devices the kernel has the time and the host has the meaning:
+#
+#     kernel --launch--> inside record_param_comms           one record around the launch
+#                   `--> inside nccl:coalesced               the records since the group's previous launch
+#
+# Newer versions write the arguments of the record on the kernel too, which tells what was launched before the window.
+# Traces without arguments (old versions) still name the operation in the range around the launch and its tensor in
+# `Input Dims`. Next to all kernels of a job repeat what others said, so each distinct combination is looked at once. On
+# gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
+
+if TYPE_CHECKING:
+    pass
+
+# Input sizes from the shapes and types that the profiler writes.
+#
+# They come from a file that anybody may have written: what is no shape is unknown, never an error.
+
+# a tensor of more than a petabyte is no tensor
+_MAX_ELEMENTS = 1 << 50
+_UNKNOWN = -1
+
+
+def shape_bytes(dims: str | None, types: str | None) -> int:
+    """Return the bytes of the first input whose shape and type are recorded, UNKNOWN where there is none.
+
+    >>> shape_bytes("[[6144], []]", '["float", ""]')
+    24576
+    """
+    for shape, kind in zip(_listed(dims), _listed(types), strict=False):
+        size = element_bytes(kind if isinstance(kind, str) else None)
+        elements = _shape_elements(shape)
+        if size and elements is not None:
+            return elements * size
+    return _UNKNOWN
+
+
+@lru_cache(maxsize=4096)
+def element_counts(dims: str | None) -> frozenset[int]:
+    """Return how many elements each of the inputs has, those in lists of tensors too.
+
+    >>> sorted(element_counts("[[[4, 8], [10]], [3], []]"))
+    [3, 10, 32]
+    """
+    counts = set()
+    for shape in _listed(dims):
+        each = [shape] if _shape_elements(shape) is not None else shape if isinstance(shape, list) else []
+        counts |= {n for n in map(_shape_elements, each) if n is not None}
+    return frozenset(counts)
+
+
+def _listed(text: str | None) -> list[Any]:
+    try:
+        found = parsed_json(text or "[]").value
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _shape_elements(shape: Any) -> int | None:
+    if not isinstance(shape, list) or not 0 < len(shape) <= 64:
+        return None
+    if not all(type(n) is int and n >= 0 for n in shape):
+        return None
+    elements = math.prod(shape)
+    return elements if elements <= _MAX_ELEMENTS else None
+
+
+FLIGHT_RECORDER = "flight_recorder.jsonl"
+# torch keeps 2,000 unless told otherwise
+_MAX_CALLS = 20_000
+# of which each call takes a few hundred
+_MAX_FILE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class FlightCall:
+    """One call as torch's flight recorder noted it."""
+
+    op: str
+    created_ns: int
+    #: of its input, -1 unknown
+    size_bytes: int
+    group: Group
+
+
+def flight_calls(path: Path) -> tuple[FlightCall, ...]:
+    """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged.
+
+    Where the recorder left none, a dump that was imported beside it is read.
+    """
+    dump = path.parent / path.name.replace(FLIGHT_RECORDER, "flight_recorder.dump")
+    if not path.exists() and dump.is_file():
+        return _calls_of_dump(dump)
+    calls = []
+    try:
+        lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=_MAX_FILE_BYTES))
+        groups = _flight_groups(next(lines, {}))
+        for line in islice(lines, _MAX_CALLS):
+            call = _call(line, groups)
+            if call is not None:
+                calls.append(call)
+    except OSError:
+        return ()
+    return tuple(sorted(calls, key=lambda call: call.created_ns))
+
+
+def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
+    try:
+        from stepscope.trace.flight_recorder import read_flight_dump  # only where there is such a file
+
+        dump = read_flight_dump(path)
+    except InputError:
+        return ()
+    groups = {
+        g.name: Group(g.name, g.desc, g.ranks, len(g.ranks)) if g.ranks else Group(g.name, g.desc, None, None)
+        for g in dump.groups.values()
+    }
+    calls = [
+        FlightCall(
+            e.op,
+            e.created_ns,
+            _input_bytes([*map(list, e.input_sizes)], [*e.input_dtypes]),
+            groups.get(e.group) or Group(e.group, e.group_desc, None, None),
+        )
+        for e in dump.entries[-_MAX_CALLS:]
+        if e.created_ns is not None
+    ]
+    return tuple(sorted(calls, key=lambda call: call.created_ns))
+
+
+def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_ns: Int64s) -> list[FlightCall | None]:
+    """Return the call that each operator made, None where the recorder no longer holds it.
+
+    `ops` and `called_ns` are the operators in the order they were called. Where they fit in several places, the one
+    in which the times between calls agree best is theirs.
+    """
+    held = np.array([_runs_as(call.op) for call in calls], np.int64)
+    wanted = np.array([_runs_as(op) for op in ops], np.int64)
+    created = np.array([call.created_ns for call in calls], np.int64)
+    fits = [(0, at) for at in _fits(held, wanted)] or [(lost, 0) for lost in _overrun(held, wanted)]
+    if not fits:
+        return [None] * len(ops)
+
+    def disagreement(fit: tuple[int, int]) -> float:
+        lost, at = fit
+        apart = created[at : at + len(ops) - lost] - called_ns[lost:]
+        return median(np.abs(apart - median(apart)))
+
+    lost, at = min(fits, key=disagreement)
+    return [*[None] * lost, *calls[at : at + len(ops) - lost]]
+
+
+def _fits(held: Int64s, wanted: Int64s) -> list[int]:
+    starts = np.flatnonzero(held[: max(len(held) - len(wanted) + 1, 0)] == wanted[0]) if len(wanted) else wanted
+    return [at for at in starts.tolist() if np.array_equal(held[at : at + len(wanted)], wanted)]
+
+
+def _overrun(held: Int64s, wanted: Int64s) -> list[int]:
+    most = len(wanted) // 2
+    return [
+        lost
+        for lost in range(max(1, len(wanted) - len(held)), most + 1)
+        if np.array_equal(held[: len(wanted) - lost], wanted[lost:])
+    ]
+
+
+def _runs_as(op: str) -> int:
+    return OP_CODE["all_reduce" if op == "reduce_scatter" else op]
+
+
+def _flight_groups(header: dict[str, Any]) -> dict[str, Group]:
+    listed = header.get("process_groups")
+    groups = {}
+    for entry in listed if isinstance(listed, list) else []:
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
+        if isinstance(ranks, list) and ranks and all(type(rank) is int and 0 <= rank <= MAX_RANK for rank in ranks):
+            name = str(entry.get("name", "?"))
+            groups[name] = Group(name, str(entry.get("desc") or ""), tuple(ranks), len(ranks))
+    return groups
+
+
+def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
+    created, named, group = line.get("time_created_ns"), line.get("profiling_name"), line.get("process_group")
+    if type(created) is not int or not 0 <= created < 1 << 62 or not isinstance(named, str):
+        return None
+    name = str(group[0]) if isinstance(group, list) and group else "?"
+    return FlightCall(
+        op_name(named),
+        created,
+        _input_bytes(line.get("input_sizes"), line.get("input_dtypes")),
+        groups.get(name, UNKNOWN_GROUP),
+    )
+
+
+def _input_bytes(shapes: Any, types: Any) -> int:
+    if not isinstance(shapes, list) or not isinstance(types, list) or not shapes or len(shapes) != len(types):
+        return _UNKNOWN
+    elements = [1 if shape == [] else _shape_elements(shape) for shape in shapes]
+    each = [element_bytes(kind if isinstance(kind, str) else None) for kind in types]
+    known = [n * size for n, size in zip(elements, each, strict=True) if n is not None and size]
+    return sum(known) if len(known) == len(shapes) else _UNKNOWN
+
+
+# The communication operations of one rank as a table: one row per kernel or gloo span, and one per message.
+
+_COLLECTIVES_MAX_RANKS = 1 << 30
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Collectives(ArrayRecord):
+    """Communication operations of one rank, by start: one row per communication kernel or gloo span."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    #: when the host asked for it; NONE_NS where that was before the window
+    issue_ns: Int64s
+    #: code in `collective_names.OPS`
+    op: npt.NDArray[np.uint8]
+    #: index into `groups`
+    group: npt.NDArray[np.int32]
+    #: sent by this rank, -1 unknown
+    in_bytes: Int64s
+    #: received by this rank, -1 unknown
+    out_bytes: Int64s
+    #: other rank of a point-to-point operation, -1 otherwise
+    peer: npt.NDArray[np.int32]
+    #: index of the step that issued it, -1 for before the window
+    step: npt.NDArray[np.int32]
+    #: row in the rank's DeviceWork, -1 on gloo
+    device_index: Rows
+    #: event row of its record or operator, -1 where none was found
+    record_row: Rows
+    groups: tuple[Group, ...]
+    #: sends and receives, one row per message; a coalesced operation has several
+    messages: "Messages"
+    #: operators of a CPU rank whose execution is not in the trace
+    unanswered: int = 0
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @cached_property
+    def full_bytes(self) -> Int64s:
+        """Return the full buffer of each operation: what a gather receives, what a scatter sends. -1 unknown."""
+        gathers = (self.op == OP_CODE["all_gather"]) | (self.op == OP_CODE["gather"])
+        scatters = (self.op == OP_CODE["reduce_scatter"]) | (self.op == OP_CODE["scatter"])
+        larger = np.maximum(self.in_bytes, self.out_bytes)
+        return np.where(gathers, self.out_bytes, np.where(scatters, self.in_bytes, larger))
+
+    @property
+    def unjoined(self) -> int:
+        return int(((self.record_row < 0) & (self.step >= 0)).sum())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Messages(ArrayRecord):
+    """Point-to-point messages of one rank, in the order they were issued."""
+
+    #: row in Collectives
+    collective: npt.NDArray[np.int64]
+    is_send: npt.NDArray[np.bool_]
+    peer: npt.NDArray[np.int32]
+    size_bytes: Int64s
+
+    def __len__(self) -> int:
+        return len(self.collective)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a communication kernel turned out to be."""
+
+    op: str
+    group: Group
+    in_bytes: int = -1
+    out_bytes: int = -1
+    peer: int = -1
+    #: `(is_send, peer, bytes)` of each point-to-point message it carries
+    messages: tuple[tuple[bool, int, int], ...] = ()
+
+
+def _collective_table(
+    meanings: list[Meaning],
+    meaning: Int64s,
+    *,
+    start_ns: Int64s,
+    end_ns: Int64s,
+    issue_ns: Int64s,
+    step: npt.NDArray[np.int32],
+    device_index: Rows,
+    record_row: Rows,
+    unanswered: int = 0,
+) -> Collectives:
+    groups: dict[Group, int] = {}
+    group = np.array([groups.setdefault(m.group, len(groups)) for m in meanings], np.int32)
+    messages = [(i, *message) for i, number in enumerate(meaning.tolist()) for message in meanings[number].messages]
+    return Collectives(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        issue_ns=issue_ns,
+        op=np.array([OP_CODE[m.op] for m in meanings], np.uint8)[meaning],
+        group=group[meaning],
+        in_bytes=_masked_column(m.in_bytes for m in meanings)[meaning],
+        out_bytes=_masked_column(m.out_bytes for m in meanings)[meaning],
+        peer=_masked_column((m.peer for m in meanings), most=_COLLECTIVES_MAX_RANKS).astype(np.int32)[meaning],
+        step=step,
+        device_index=device_index,
+        record_row=record_row,
+        groups=tuple(groups),
+        messages=Messages(
+            collective=np.array([m[0] for m in messages], np.int64),
+            is_send=np.array([m[1] for m in messages], bool),
+            peer=_masked_column((m[2] for m in messages), most=_COLLECTIVES_MAX_RANKS).astype(np.int32),
+            size_bytes=_masked_column(m[3] for m in messages),
+        ),
+        unanswered=unanswered,
+    )
+
+
+def _masked_column(values: Iterable[int], *, most: int = 1 << 60) -> Int64s:
+    return np.array([value if value <= most else -1 for value in values], np.int64)
+
+
+RECORD = "record_param_comms"
+
+# the values of a `_Record` or a `_Range`, which is what they are made into once they differ from all before
+_Said = tuple[int, ...]
+# records, range and name of a kernel; several records are a coalesced group
+_SaidOfKernel = tuple[tuple[_Said, ...], _Said, int]
+
+
+class _Record(NamedTuple):
+    collective: int
+    in_elems: int
+    out_elems: int
+    dtype: int
+    group_size: int
+    group_name: int
+    group_desc: int
+    group_ranks: int
+    group_start: int
+    group_stride: int
+    src_rank: int
+    dst_rank: int
+    input_dims: int
+    input_types: int
+
+
+class _Range(NamedTuple):
+    name: int
+    input_dims: int
+    input_types: int
+
+
+_GROUP_ARGS = tuple(name for name in _Record._fields if name.startswith("group_"))
+
+
+def device_collectives(trace: Trace, work: DeviceWork) -> Collectives:
+    """Return the communication kernels of a rank with their meaning."""
+    index = np.flatnonzero(work.kind == int(EventKind.COMM_KERNEL))
+    kernel, launch = work.row[index], work.launch_row[index]
+    launches = distinct(launch[launch >= 0])
+    records, ranges = _records_and_ranges(trace)
+    inside, around = enclosing(trace, records, launches), enclosing(trace, ranges, launches)
+    coalesced = _coalesced(trace, records, launches, inside)
+    record = lookup(launches, inside, launch)
+    own = trace.arg("collective").at(kernel, missing=NO_STRING) != NO_STRING
+    record = np.where((record < 0) & own, kernel, record)
+    by_records = zip(record.tolist(), _said_by_records(trace, record), strict=True)
+    said: list[tuple[_Said, ...]] = [(one,) if row >= 0 else () for row, one in by_records]
+    if coalesced:
+        said_at = dict(zip(records.tolist(), _said_by_records(trace, records), strict=True))
+        for i in np.flatnonzero(among(launch, np.array(list(coalesced), np.int64))).tolist():
+            rows = coalesced[int(launch[i])]
+            record[i], said[i] = rows[0], tuple(said_at[row] for row in rows)
+    range_row = lookup(launches, around, launch)
+    range_name = np.where(range_row >= 0, trace["name"][range_row], NO_STRING).tolist()
+    shapes = (trace.arg(name).at(range_row, missing=NO_STRING).tolist() for name in ("input_dims", "input_types"))
+    named = zip(range_name, *shapes, strict=True)
+    numbers: dict[_SaidOfKernel, int] = {}
+    kernels = zip(said, named, trace["name"][kernel].tolist(), strict=True)
+    meaning = np.array([numbers.setdefault(one, len(numbers)) for one in kernels], np.int64)
+    known = header_groups(trace.header)
+
+    @cache
+    def group_of(*arguments: int) -> Group:
+        return group_of_record(trace, dict(zip(_GROUP_ARGS, arguments, strict=True)), known)
+
+    return _collective_table(
+        [_meaning(trace, *one, group_of) for one in numbers],
+        meaning,
+        start_ns=work.start_ns[index],
+        end_ns=work.end_ns[index],
+        issue_ns=np.where(launch >= 0, trace["ts_ns"][launch], np.iinfo(np.int64).min),
+        step=work.step[index],
+        device_index=index,
+        record_row=record,
+    )
+
+
+def _records_and_ranges(trace: Trace) -> tuple[Rows, Rows]:
+    rows, code = coded_rows(
+        trace, lambda s: 2 if s == RECORD else is_comm_annotation(s), (EventKind.HOST_OP, EventKind.ANNOTATION)
+    )
+    records, ranges = rows[code == 2], rows[code != 2]
+    waits = by_string(trace, trace.arg("collective").at(records, missing=NO_STRING), lambda s: s == "wait")
+    return records[waits == 0], ranges
+
+
+def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dict[int, list[int]]:
+    bare = set(launches[inside < 0].tolist())
+    waiting = records[~among(records, inside)]
+    if not bare or not len(waiting):
+        return {}
+    rows = np.concatenate((waiting, launches))
+    rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
+    launching = set(launches.tolist())
+    pending: dict[int, list[int]] = {}
+    out = {}
+    for row, thread in zip(rows.tolist(), trace["tid"][rows].tolist(), strict=True):
+        mine = pending.setdefault(thread, [])
+        if row not in launching:
+            mine.append(row)
+        elif pending.pop(thread) and row in bare:
+            out[row] = mine
+    return out
+
+
+def _said_by_records(trace: Trace, rows: Rows) -> list[_Said]:
+    return list(zip(*(trace.arg(name).at(rows, missing=-1).tolist() for name in _Record._fields), strict=True))
+
+
+def _meaning(
+    trace: Trace, said: tuple[_Said, ...], around: _Said, name: int, group_of: Callable[..., Group]
+) -> Meaning:
+    wrapper = _Range(*around)
+    kernel_name = trace.text(wrapper.name) or trace.text(name) or ""
+    if not said:
+        return Meaning(op=op_name(kernel_name), group=UNKNOWN_GROUP)
+    records = [_Record(*record) for record in said]
+    group = group_of(*(getattr(records[0], argument) for argument in _GROUP_ARGS))
+    ops = [op_name(trace.text(r.collective) or kernel_name) for r in records]
+    sizes = [_bytes(trace, r, wrapper, op=op, group=group) for r, op in zip(records, ops, strict=True)]
+    messages = tuple(
+        (op == "send", r.dst_rank if op == "send" else r.src_rank, max(size))
+        for r, op, size in zip(records, ops, sizes, strict=True)
+        if op in ("send", "recv")
+    )
+    names, peers = set(ops), {peer for _, peer, _ in messages}
+    return Meaning(
+        op=ops[0] if len(names) == 1 else "send_recv" if names <= {"send", "recv"} else "unknown",
+        group=group,
+        in_bytes=_sum([size[0] for size in sizes]),
+        out_bytes=_sum([size[1] for size in sizes]),
+        peer=peers.pop() if len(peers) == 1 else -1,
+        messages=messages,
+    )
+
+
+def _bytes(trace: Trace, record: _Record, wrapper: _Range, *, op: str, group: Group) -> tuple[int, int]:
+    size = element_bytes(trace.text(record.dtype))
+    if size and record.in_elems >= 0 and record.out_elems >= 0:
+        sent, received = record.in_elems * size, record.out_elems * size
+    else:
+        sent = _shape_bytes(trace, record)
+        sent = _shape_bytes(trace, wrapper) if sent < 0 else sent
+        received = _received_bytes(sent, op=op, ranks=group.size)
+    if op in ("send", "recv"):
+        return (sent, 0) if op == "send" else (0, received)
+    return sent, received
+
+
+def _received_bytes(sent: int, *, op: str, ranks: int | None) -> int:
+    """Return what a rank that sends its `sent` bytes receives; -1 where that takes the group's size.
+
+    >>> received_bytes(100, op="all_gather", ranks=4), received_bytes(100, op="reduce_scatter", ranks=4)
+    (400, 25)
+    """
+    if sent < 0 or (op in ("all_gather", "reduce_scatter") and not ranks):
+        return -1
+    if op == "all_gather":
+        return sent * (ranks or 1)
+    return sent // (ranks or 1) if op == "reduce_scatter" else sent
+
+
+def _shape_bytes(trace: Trace, said: _Record | _Range) -> int:
+    return shape_bytes(trace.text(said.input_dims), trace.text(said.input_types))
+
+
+def _sum(sizes: list[int]) -> int:
+    return sum(sizes) if all(s >= 0 for s in sizes) else -1
+
+
+# Collectives of a CPU rank: gloo executes them on its own threads.
+#
+# The operator on the calling thread (`c10d::allreduce_`) says what was asked for; the span on a gloo thread
+# (`gloo:all_reduce`) says when it ran. Gloo's threads take operators in the order they were called, so a span belongs
+# to the first operator still waiting that it can mean and whose size it has. Gloo carries out a reduce-scatter as an
+# all-reduce: the meaning is the operator's. Which group it was in, only the flight recorder says (`flight.py`);
+# without
+# its file the group is known where the rank has just one.
+
+# operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the
+# second
+_BASE = "_base_"
+# where `c10d::send` and `c10d::recv_` have the other rank among their inputs, counted in the group
+_PEER_AT = 2
+
+
+def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequence[FlightCall] = ()) -> Collectives:
+    """Return the gloo spans of a rank with the operators that asked for them, and what the flight recorder noted."""
+    spans = span_rows(trace, kinds)
+    asked = _by_start(
+        trace, rows_named(trace, _host(kinds), lambda s: s.startswith("c10d::") and is_comm_annotation(s))
+    )
+    operator_of = _match(trace, spans, asked)
+    called = trace["ts_ns"][np.array(asked, np.int64)]
+    calls = dict(zip(asked, calls_of_operators(flight, [_op(trace, row) for row in asked], called), strict=True))
+    groups = list(header_groups(trace.header).values())
+    group = groups[0] if len(groups) == 1 else UNKNOWN_GROUP
+    meanings = [
+        _gloo_meaning(trace, span, op, group, calls.get(op)) for span, op in zip(spans, operator_of, strict=True)
+    ]
+    rows, ops = np.array(spans, np.int64), np.array(operator_of, np.int64)
+    issue = np.where(ops >= 0, trace["ts_ns"][ops], np.iinfo(np.int64).min)
+    start = trace["ts_ns"][rows]
+    return _collective_table(
+        meanings,
+        np.arange(len(meanings)),
+        start_ns=start,
+        end_ns=start + trace["dur_ns"][rows],
+        issue_ns=issue,
+        step=steps.of(np.where(ops >= 0, issue, start)),
+        device_index=np.full(len(rows), -1, np.int64),
+        record_row=ops,
+        unanswered=len(set(asked) - set(operator_of)),
+    )
+
+
+def span_rows(trace: Trace, kinds: Kinds) -> list[int]:
+    """Return the event row of each gloo collective, in the order of `gloo_collectives`."""
+    return _by_start(trace, rows_named(trace, _host(kinds), lambda s: s.startswith("gloo:")))
+
+
+def _host(kinds: Kinds) -> Rows:
+    return np.flatnonzero((kinds == EventKind.HOST_OP) | (kinds == EventKind.ANNOTATION))
+
+
+def _by_start(trace: Trace, rows: np.ndarray) -> list[int]:
+    return rows[np.argsort(trace["ts_ns"][rows], kind="stable")].tolist()
+
+
+def _match(trace: Trace, spans: list[int], asked: list[int]) -> list[int]:
+    """Return the operator row of each span, -1 where the operator was called before the window.
+
+    A trace that was cut off may have lost the spans of a whole thread. Where it holds fewer than were asked for,
+    nobody can tell which are left: none is joined.
+    """
+    waiting: dict[str, deque[int]] = {}
+    for row in asked:
+        op = _op(trace, row)
+        for runs_as in (op, "all_reduce") if op == "reduce_scatter" else (op,):
+            waiting.setdefault(runs_as, deque()).append(row)
+    if trace.quality.truncated:
+        held = [_op(trace, span) for span in spans]
+        waiting = {op: queue for op, queue in waiting.items() if len(queue) <= held.count(op)}
+    taken: set[int] = set()
+    out = []
+    for span in spans:
+        queue = waiting.get(_op(trace, span), deque())
+        while queue and queue[0] in taken:
+            queue.popleft()
+        out.append(_first_that_fits(trace, span, (row for row in queue if row not in taken)))
+        taken.add(out[-1])
+    return out
+
+
+def _first_that_fits(trace: Trace, span: int, queue: Iterable[int]) -> int:
+    first, began = -1, trace["ts_ns"][span]
+    size = element_counts(_text(trace, "input_dims", span))
+    for row in takewhile(lambda row: trace["ts_ns"][row] <= began, queue):
+        if size & element_counts(_text(trace, "input_dims", row)):
+            return row
+        first = row if first < 0 else first
+    return first
+
+
+def _gloo_meaning(trace: Trace, span: int, operator: int, group: Group, call: FlightCall | None) -> Meaning:
+    op = _op(trace, operator if operator >= 0 else span)
+    group = call.group if call is not None and call.group is not UNKNOWN_GROUP else group
+    sent = _bytes_at(trace, span)
+    if sent < 0:
+        sent = call.size_bytes if call is not None else _bytes_at(trace, operator)
+    received = _received_bytes(sent, op=op, ranks=group.size)
+    if received < 0 and _BASE in _name(trace, operator):
+        received = _bytes_at(trace, operator)
+    peer = _peer(trace, operator, group) if op in ("send", "recv") else -1
+    return Meaning(
+        op=op,
+        group=group,
+        in_bytes=sent if op != "recv" else 0,
+        out_bytes=received if op != "send" else 0,
+        peer=peer,
+        messages=((op == "send", peer, sent),) if peer >= 0 else (),
+    )
+
+
+def _bytes_at(trace: Trace, row: int) -> int:
+    return shape_bytes(_text(trace, "input_dims", row), _text(trace, "input_types", row)) if row >= 0 else -1
+
+
+def _peer(trace: Trace, operator: int, group: Group) -> int:
+    """Return the other rank of a send or receive, -1 where nothing tells.
+
+    Without the values of the inputs it is known in a group of two: the other one.
+    """
+    said = _text(trace, "concrete", operator) if operator >= 0 else None
+    own = rank_in_header(trace.header)
+    if said is None and own is not None:
+        others = [rank for rank in group.ranks or () if rank != own]
+        return others[0] if len(others) == 1 else -1
+    try:
+        return dict(enumerate(group.ranks or ()))[int(json.loads(said or "[]")[_PEER_AT])]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return -1
+
+
+def _name(trace: Trace, row: int) -> str:
+    return trace.text(int(trace["name"][row])) or "" if row >= 0 else ""
+
+
+def _op(trace: Trace, row: int) -> str:
+    return op_name(_name(trace, row))
+
+
+def _text(trace: Trace, column: str, row: int) -> str | None:
+    return trace.text(int(trace.arg(column).at(np.array([row], np.int64), missing=-1)[0]))
+
 
 CPU = "CPU"
 # labels of processes that say nothing of the chip
@@ -113,7 +1383,7 @@ def _texts(value: object) -> list[str]:
 
 
 # a world said to be larger is not believed
-_MAX_RANKS = 1 << 20
+_RANK_MAX_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -186,7 +1456,7 @@ class Rank(ArrayRecord):
 
 def believable_world(said: object) -> int | None:
     """Return a number of ranks that was read somewhere, None where it is none."""
-    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _MAX_RANKS else None
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _RANK_MAX_RANKS else None
 
 
 def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Path | None = None) -> Rank:
@@ -201,11 +1471,6 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     if len(work):
         collectives = device_collectives(trace, work)
     else:
-        from stepscope.run.collectives import (
-            flight_calls,  # only for a rank without a device
-            gloo_collectives,
-        )
-
         flight = flight_calls(flight_file) if flight_file is not None else ()
         collectives = gloo_collectives(trace, kinds, steps, flight=flight)
     return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 
 from stepscope.contract.redaction import shown_address
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.records import dataclass
 from stepscope.run.address import SCHEMES, base_name, is_address, is_web, scheme_of
 from stepscope.run.load import Run
 from stepscope.units import printable

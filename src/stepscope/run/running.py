@@ -13,9 +13,8 @@ from typing import Any
 
 from stepscope.contract.live import RankStatus, read_status
 from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object, json_object_in, rank_of
-from stepscope.dataclass import dataclass
-from stepscope.run.side_files import number
-from stepscope.run.step_log import is_count
+from stepscope.records import dataclass
+from stepscope.run.side_files import is_count, number
 from stepscope.side_file import appended
 
 KEPT_STEPS = 200

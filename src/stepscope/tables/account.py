@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.idle import CAUSE_NAMES
-from stepscope.analyze.layers import PARTS
+from stepscope.analyze.budget import CAUSE_NAMES, PARTS
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.code import CodeRow, code_view
+from stepscope.document.report import CodeRow, code_view
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table, table_of_rows
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.step_periods import step_periods
+from stepscope.analyze.phases import step_periods
 from stepscope.contract.collectives import OPS
 from stepscope.errors import UsageError
 from stepscope.run.aligned import UNMATCHED, AlignedRun, aligned
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import MISSING, StepLog
-from stepscope.stats.distinct import numbered
+from stepscope.run.side_files import MISSING, StepLog
+from stepscope.stats.robust import numbered
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Cells, Table, table_of
-from stepscope.trace.classify import EventKind, of_kinds
-from stepscope.trace.table import NO_STRING, NONE_NS, Int64s, Trace
+from stepscope.trace.table import NO_STRING, NONE_NS, EventKind, Int64s, Trace, of_kinds
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account

@@ -3,7 +3,7 @@
 `docs/tables.md` is made from it by `tools/write_tables.py`. Columns marked `null` are empty where nothing is known.
 """
 
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
+from stepscope.records import dataclass
 from stepscope.tables import cache as kept
 from stepscope.tables.schema import TABLES
 

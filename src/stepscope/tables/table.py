@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.tables.schema import Column, TableSchema
 from stepscope.units import printable
 

@@ -20,15 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from stepscope.digest import digest_of
 from stepscope.later_writes import wait_for
-from stepscope.trace.budget import Budget
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key, is_unchanged
-from stepscope.trace.implausible_values import MAX_DURATION_NS, MAX_TIME_NS, MIN_TIME_NS
-from stepscope.trace.scanner.wasm import version
+from stepscope.trace.read import Budget
+from stepscope.trace.scanner.scanner import version
 from stepscope.trace.table import (
     ARGS,
     DENSE,
+    MAX_DURATION_NS,
+    MAX_TIME_NS,
+    MIN_TIME_NS,
     NO_STRING,
     NONE_NS,
     STRING_ID_BASE,
@@ -38,6 +39,7 @@ from stepscope.trace.table import (
     Trace,
 )
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
+from stepscope.units import digest_of
 
 # Checks of the columns: a cache file is input like any other.
 

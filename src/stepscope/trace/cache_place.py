@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.digest import Digest, digest_of
 from stepscope.side_file import open_side_file
+from stepscope.units import Digest, digest_of
 
 # Smaller traces are parsed faster than a cache is worth.
 MIN_RAW_BYTES = 32 << 20

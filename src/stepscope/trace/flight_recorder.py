@@ -13,8 +13,8 @@ from typing import Any
 
 from stepscope.contract.collectives import op_name
 from stepscope.contract.run_folder import json_object
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
+from stepscope.records import dataclass
 from stepscope.side_file import is_number, open_side_file, parsed_json, read_side_file, side_file_lines
 from stepscope.trace.pickles import read_pickled
 

@@ -7,8 +7,8 @@ interned: an allocation has the number of its stack, a stack the numbers of its 
 from pathlib import Path
 from typing import Any
 
-from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
+from stepscope.records import dataclass
 from stepscope.trace.flight_recorder import Frame, int64_or_none, text_of
 from stepscope.trace.pickles import read_pickled
 

@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import op_name
-from stepscope.dataclass import dataclass
 from stepscope.errors import TraceError
-from stepscope.records import ArrayRecord
-from stepscope.trace.budget import BYTES_PER_TEXT, Budget, OverBudget, Share
-from stepscope.trace.implausible_values import drop_implausible
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
-from stepscope.trace.table import ARGS, DENSE, Int64s, Quality, SparseColumn, Trace
+from stepscope.trace.table import ARGS, DENSE, Int64s, Quality, SparseColumn, Trace, drop_implausible
 
 # The columns of the event table as chunks of rows fill them, process by process.
 #

@@ -1,15 +1,16 @@
 """One trace file as columns: what every reader returns and everything after it works on."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, fields
-from enum import Enum
-from typing import Any
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.stats.robust import among
 
 # Every column of the event table: dtype, unit and meaning. The docs page is generated from this file.
 #
@@ -369,3 +370,459 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
         first += part.num_events
     joined = np.concatenate(values)
     return SparseColumn(np.concatenate(rows), joined.astype(np.int32) if kind is ArgKind.TEXT else joined)
+
+
+# The kind of each event, decided once per distinct category and name.
+#
+# Categories changed over the years (`Kernel`, `Memcpy`, `Runtime` until 2021; `hip_runtime`, `xpu_driver` on other
+# chips) and communication kernels come from many libraries, not only from NCCL. Until torch 1.12 ranges had the
+# category
+# of operators: their names tell them. Some vendors file all that their device does under one category, or none.
+
+# Device work without a category: tools other than Kineto file events by process and thread alone.
+#
+# Ascend (torch_npu)     process `Ascend Hardware`, threads `Stream 12`
+# TPU and JAX (xprof)    process `/device:TPU:0`, thread `XLA Ops`; threads such as `XLA Modules` and `Steps` hold
+#                        ranges around the same operations and are not counted again
+
+_DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
+_WORK_THREAD = re.compile(r"^(XLA Ops|Stream\b)", re.IGNORECASE)
+
+
+def labels(trace: Trace, name: str) -> dict[tuple[int, int], str]:
+    """Return what metadata events of one name (`process_name`, `thread_name`) call each process and thread."""
+    wanted = [i for i, text in enumerate(trace.strings) if text == name]
+    rows = np.flatnonzero((trace["ph"] == ord("M")) & np.isin(trace["name"], wanted))
+    said = trace.arg("label").at(rows, missing=NO_STRING)
+    keys = zip(trace["pid"][rows].tolist(), trace["tid"][rows].tolist(), said.tolist(), strict=True)
+    return {(pid, tid): trace.strings[i] for pid, tid, i in keys if i != NO_STRING}
+
+
+def _uncategorised_device_rows(trace: Trace) -> npt.NDArray[np.intp]:
+    open_rows = np.flatnonzero((trace["cat"] == NO_STRING) & (trace["ph"] == ord("X")))
+    if not len(open_rows):
+        return open_rows
+    devices = {pid for (pid, _), text in labels(trace, "process_name").items() if _DEVICE_PROCESS.search(text)}
+    out = np.zeros(len(open_rows), bool)
+    for (pid, tid), text in labels(trace, "thread_name").items():
+        if pid in devices and _WORK_THREAD.search(text):
+            out |= (trace["pid"][open_rows] == pid) & (trace["tid"][open_rows] == tid)
+    return open_rows[out]
+
+
+class EventKind(IntEnum):
+    """What an event is."""
+
+    OTHER = 0
+    #: device kernel that is not communication
+    KERNEL = 1
+    #: device kernel that only communicates
+    COMM_KERNEL = 2
+    #: device memory copy
+    COPY = 3
+    #: device memory set
+    SET = 4
+    #: host call into the device's runtime or driver: launches, copies, synchronisation
+    RUNTIME = 5
+    #: operator on the host (aten::mm, autograd nodes, record_param_comms)
+    HOST_OP = 6
+    #: user's or framework's range on the host (ProfilerStep#, record_function)
+    ANNOTATION = 7
+    #: the device's share of a host range
+    DEVICE_ANNOTATION = 8
+    #: python frame
+    PYTHON = 9
+    #: allocation or free
+    MEMORY = 10
+    FLOW = 11
+    #: names of processes and threads
+    META = 12
+    #: the profiler's own time
+    OVERHEAD = 13
+    #: synchronisation as the device saw it (stream waits, event records)
+    DEVICE_SYNC = 14
+
+
+Kinds = npt.NDArray[np.uint8]
+
+_CATEGORIES = {
+    "kernel": EventKind.KERNEL,
+    "gpu_memcpy": EventKind.COPY,
+    "memcpy": EventKind.COPY,
+    "gpu_memset": EventKind.SET,
+    "memset": EventKind.SET,
+    "cuda_runtime": EventKind.RUNTIME,
+    "cuda_driver": EventKind.RUNTIME,
+    "runtime": EventKind.RUNTIME,
+    "driver": EventKind.RUNTIME,
+    "hip_runtime": EventKind.RUNTIME,
+    "xpu_runtime": EventKind.RUNTIME,
+    "xpu_driver": EventKind.RUNTIME,
+    "xpu_sync": EventKind.DEVICE_SYNC,
+    "mtia_runtime": EventKind.RUNTIME,
+    "mtia_ccp_events": EventKind.KERNEL,
+    "mtia_workloadd": EventKind.KERNEL,
+    "hpu_op": EventKind.KERNEL,
+    "collective_comm": EventKind.COMM_KERNEL,
+    "privateuse1_runtime": EventKind.RUNTIME,
+    "privateuse1_driver": EventKind.RUNTIME,
+    "cpu_op": EventKind.HOST_OP,
+    "operator": EventKind.HOST_OP,
+    "user_annotation": EventKind.ANNOTATION,
+    "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
+    "python_function": EventKind.PYTHON,
+    "cpu_instant_event": EventKind.MEMORY,
+    "ac2g": EventKind.FLOW,
+    "async_cpu_to_gpu": EventKind.FLOW,
+    "async_gpu": EventKind.FLOW,
+    "fwdbwd": EventKind.FLOW,
+    "overhead": EventKind.OVERHEAD,
+    "cuda_sync": EventKind.DEVICE_SYNC,
+    "cuda_event": EventKind.DEVICE_SYNC,
+}
+
+# Kernels that only move data between devices. Fused ones (a matmul with its all-reduce) are compute.
+COMMUNICATION = re.compile(
+    r"nccl|rccl|oneccl|msccl|nvshmem|\bhcom_|hccl"
+    r"|deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::"  # DeepEP's expert-parallel dispatch and combine
+    r"|multimem_|(one|two)_shot_all_?reduce|symm_mem::|cross_device_reduce|quick_all_?reduce|userbuffers_",
+    re.IGNORECASE,
+)
+# of which every name has one that the pattern matches; to look for these takes a fraction of its time
+_COMMUNICATES = (
+    "ccl", "nvshmem", "hcom_", "ep::", "node", "multimem_", "_shot_all", "symm_mem::", "cross_device_reduce",
+    "quick_all", "userbuffers_",
+)  # fmt: skip
+
+# What devices other than GPUs call moving data and waiting for each other.
+_DMA = re.compile(r"^dma_request$|^MEMCPY_ASYNC$|^SDMA", re.IGNORECASE)
+_DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[_ ](Wait|Record)$", re.IGNORECASE)
+# ranges of PyTorch's own that once had the category of operators
+_RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
+
+# that are quicker looked for among all rows than in those of some kinds
+_FEW_NAMES = 8
+
+
+def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]:
+    """Return which rows are of one of these kinds; a comparison for each takes a tenth of what `np.isin` does."""
+    out = np.zeros(len(kinds), bool)
+    for kind in wanted:
+        out |= kinds == int(kind)  # a plain number: all kinds would be made 64 bits wide for one of an enumeration
+    return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Classified(ArrayRecord):
+    kinds: Kinds
+    named: npt.NDArray[np.bool_]
+
+
+def event_kinds(trace: Trace) -> Kinds:
+    """Return the `EventKind` of every row."""
+    return _classified(trace).kinds
+
+
+def names_by_kind(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Return which strings name rows of each kind: a row per `EventKind`, a column per string."""
+    return _classified(trace).named
+
+
+@once_per_record
+def _classified(trace: Trace) -> _Classified:
+    ph = trace["ph"]
+    kinds = by_string(trace, trace["cat"], lambda s: _CATEGORIES.get(s.lower(), EventKind.OTHER))
+    filed = (ph == ord("X")) | of_kinds(kinds, (EventKind.MEMORY, EventKind.FLOW))
+    kinds *= filed  # all else is OTHER, which is 0
+    kinds[ph == ord("M")] = EventKind.META
+    kinds[_uncategorised_device_rows(trace)] = EventKind.KERNEL
+    return _by_name(trace, kinds)
+
+
+def _by_name(trace: Trace, kinds: Kinds) -> _Classified:
+    """Return the kinds with those that the categories leave open decided by the names, once for each distinct name.
+
+    In tables with a row per `EventKind` and a column for no name and for each string.
+    """
+    width = len(trace.strings) + 1
+    place = (kinds * np.int32(width) + trace["name"] - np.int32(NO_STRING)).astype(np.intp)
+    there = np.zeros(len(EventKind) * width, bool)
+    there[place] = True
+    refined = np.repeat(np.arange(len(EventKind), dtype=np.uint8), width)
+    table = refined.reshape(-1, width)[:, 1:]
+    for kind, rule in _RULES.items():
+        names = np.flatnonzero(there.reshape(-1, width)[kind, 1:])
+        table[kind, names] = [rule(trace.strings[i]) for i in names.tolist()]
+    known = np.flatnonzero(there)
+    named = np.zeros((len(EventKind), width), bool)
+    named[refined[known], known % width] = True
+    kinds = refined.take(place)
+    kinds.flags.writeable = False  # they are everybody's
+    return _Classified(kinds, named[:, 1:])
+
+
+def _device_kind(name: str) -> EventKind:
+    small = name.lower()
+    if (not name.isascii() or any(part in small for part in _COMMUNICATES)) and COMMUNICATION.search(name):
+        return EventKind.COMM_KERNEL
+    if _DEVICE_SYNC.match(name):
+        return EventKind.DEVICE_SYNC
+    return EventKind.COPY if _DMA.match(name) else EventKind.KERNEL
+
+
+# what names decide in which category
+_RULES: dict[EventKind, Callable[[str], EventKind]] = {
+    EventKind.MEMORY: lambda name: EventKind.MEMORY if name == "[memory]" else EventKind.OTHER,
+    EventKind.HOST_OP: lambda name: EventKind.ANNOTATION if _RANGE.match(name) else EventKind.HOST_OP,
+    EventKind.KERNEL: _device_kind,
+}
+
+
+def by_string(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
+    """Return `rule(text)` for each string id, asking the rule once per distinct id; 0 where there is no string."""
+    return _of_strings(trace, ids, rule).take(ids)
+
+
+def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str], bool]) -> npt.NDArray[np.intp]:
+    """Return those of `rows` whose name satisfies `matches`."""
+    names = trace["name"][rows]
+    table = _of_strings(trace, names, matches)
+    return rows[np.flatnonzero(table.take(names))] if table.any() else rows[:0]
+
+
+def coded_rows(
+    trace: Trace, rule: Callable[[str], int], wanted: Sequence[EventKind]
+) -> tuple[npt.NDArray[np.intp], Kinds]:
+    """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers.
+
+    The rule is asked once for each name.
+    """
+    names, code_of = trace["name"], codes_of_names(trace, rule, wanted)
+    coded = np.flatnonzero(code_of).astype(names.dtype)
+    if not len(coded):
+        return np.empty(0, np.intp), np.empty(0, np.uint8)
+    there = of_kinds(event_kinds(trace), wanted)
+    if len(coded) <= _FEW_NAMES:
+        there &= among(names, coded)
+    rows = np.flatnonzero(there)
+    code = code_of.take(names[rows])
+    if len(coded) > _FEW_NAMES:
+        kept = np.flatnonzero(code)
+        rows, code = rows[kept], code[kept]
+    return rows, code
+
+
+def codes_of_names(trace: Trace, rule: Callable[[str], int], wanted: Sequence[EventKind]) -> Kinds:
+    """Return the number that `rule` gives to each string that names rows of these kinds; 0 for all others, and in one
+    more place for no name.
+    """
+    known = np.flatnonzero(names_by_kind(trace)[list(wanted)].any(axis=0)).tolist()
+    code_of = np.zeros(len(trace.strings) + 1, np.uint8)
+    code_of[known] = [rule(trace.strings[i]) for i in known]
+    return code_of
+
+
+def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
+    strings = trace.strings
+    used = np.zeros(len(strings) + 1, bool)
+    used[ids.astype(np.intp)] = True  # NO_STRING is -1: the extra last slot, which stays 0
+    table = np.zeros(len(used), np.uint8)
+    wanted = np.flatnonzero(used[:-1])
+    table[wanted] = [rule(strings[i]) for i in wanted.tolist()]
+    return table
+
+
+# Plausibility checks: the one place where values of a file become columns that others compute with.
+#
+# Arguments have a range in the schema. Times have none that holds for every file, but all events of one file were
+# written by one process within one window, so each file tells its own range:
+#
+# - A window leaves no gap in its middle. Whatever the job waits for, a step's range, the call that blocks and the
+# kernel
+#   it waits for go on meanwhile. So the starts and ends of events lie close together, or under two events at least.
+# - A gap that at most one event spans, that is longer than a minute and longer than all that lies on its larger side,
+#   separates what was recorded from what cannot belong to it: a start or a duration with a wrong digit, a clock of
+#   another unit.
+# - Few events behind such a gap are in quarantine: left out and counted. Many are a clock that was set while it
+# recorded;
+#   those stay, and a note says how far it jumped.
+#
+# Files are judged one by one: ranks whose clocks lie hours apart are as good as any.
+
+# ends and differences of times within these stay within 64 bits; the last time is in the year 2116
+MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
+_MIN_GAP_NS = 60_000_000_000
+# stray in a file of any size
+_MAX_STRAY_EVENTS = 3
+# of so many events one is looked at first, which is enough in next to all files
+_SAMPLE = 64
+_TIMED, _METADATA = ord("X"), ord("M")
+
+Columns = dict[str, npt.NDArray[Any]]
+Bools = npt.NDArray[np.bool_]
+
+
+class PlausibleColumns(NamedTuple):
+    """The columns without what cannot be true, and how much that was."""
+
+    columns: Columns
+    args: dict[str, SparseColumn]
+    far_times: int
+    bad_args: int
+    notes: tuple[str, ...]
+
+
+def drop_implausible(columns: Columns, args: dict[str, SparseColumn], *, base_ns: int) -> PlausibleColumns:
+    """Return the table with the file's base time added, without times and arguments that cannot be true."""
+    before = len(columns["ph"])
+    notes: tuple[str, ...] = ()
+    if _is_one_short_window(columns, base_ns):
+        _add_base(columns, base_ns)
+    else:
+        columns, args, notes = _without_far_times(columns, args, base_ns)
+    args, bad_args, named = _in_range(args)
+    return PlausibleColumns(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
+
+
+def _is_one_short_window(columns: Columns, base_ns: int) -> bool:
+    ts, dur = columns["ts_ns"], columns["dur_ns"]
+    if not len(ts):
+        return False
+    end = int(ts.max()) + max(int(dur.max()), 0)
+    start = end - _MIN_GAP_NS
+    if base_ns + start < MIN_TIME_NS or base_ns + end >= MAX_TIME_NS:
+        return False
+    return np.count_nonzero(ts < start) == np.count_nonzero(ts == NONE_NS)
+
+
+def _add_base(columns: Columns, base_ns: int) -> None:
+    if base_ns:
+        untimed = np.flatnonzero(columns["ts_ns"] == NONE_NS)
+        columns["ts_ns"] += base_ns
+        columns["ts_ns"][untimed] = NONE_NS
+
+
+def _without_far_times(
+    columns: Columns, args: dict[str, SparseColumn], base_ns: int
+) -> tuple[Columns, dict[str, SparseColumn], tuple[str, ...]]:
+    within = _within_64_bits(columns, base_ns)
+    timed = columns["ts_ns"] != NONE_NS
+    fits = 2 * np.count_nonzero(within & timed) >= np.count_nonzero(timed)
+    if not fits:  # the base time itself is what is wrong
+        base_ns, within = 0, _within_64_bits(columns, 0)
+    notes: tuple[str, ...] = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
+    columns, args = _only(columns, args, within)
+    _add_base(columns, base_ns)
+    near, jump_ns = _near_the_rest(columns)
+    columns, args = _only(columns, args, near)
+    if jump_ns:
+        notes += (f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",)
+    return columns, args, notes
+
+
+def _within_64_bits(columns: Columns, base_ns: int) -> Bools:
+    ts, dur = columns["ts_ns"], columns["dur_ns"]
+    timed = (ts >= MIN_TIME_NS - base_ns) & (ts < MAX_TIME_NS - base_ns) | (ts == NONE_NS)
+    return timed & (dur < MAX_DURATION_NS)
+
+
+def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
+    ts, dur, ph = columns["ts_ns"], columns["dur_ns"], columns["ph"]
+    all_near = np.ones(len(ts), bool)
+    timed = np.flatnonzero(ph == _TIMED)
+    if not len(timed):
+        return all_near, 0
+    start = ts[timed]
+    end = start + dur[timed]
+    low, high, jump_ns = int(start.min()), int(end.max()), 0
+    if _may_have_gap(start, end):
+        stray, low, high, jump_ns = _stray(start, end)
+        all_near[timed[stray]] = False
+    far = _MIN_GAP_NS + high - low
+    # What has no duration (memory, flows) is judged by the window that the others span.
+    other = (ph != _TIMED) & (ph != _METADATA) & (ts != NONE_NS)
+    all_near[other & ((ts < low - far) | (ts > high + far))] = False
+    return all_near, jump_ns
+
+
+def _may_have_gap(start: Int64s, end: Int64s) -> bool:
+    """Return whether there can be a gap in which nothing begins or ends; without sorting, which takes much memory.
+
+    A gap longer than two cells of the time axis leaves one of them empty.
+    """
+    low, high = int(start.min()), int(end.max())
+    cells = 2 * (high - low) // _MIN_GAP_NS + 1
+    if high - low <= _MIN_GAP_NS:
+        return False
+    if cells > 1 << 20:
+        return True
+    is_used = np.zeros(cells, bool)
+    for moments in (start[::_SAMPLE], end[::_SAMPLE], start, end):
+        is_used[(moments - low) // (_MIN_GAP_NS // 2)] = True
+        if is_used.all():
+            return False
+    return True
+
+
+def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
+    """Return which intervals lie behind a gap with few others, the range of those that do not, and the longest gap
+    behind which there are many.
+    """
+    moment = np.concatenate((start, end))
+    event = np.concatenate((np.arange(len(start)), np.arange(len(end))))
+    change = np.repeat([1, -1], len(start))
+    order = np.lexsort((-change, moment))
+    moment, event, open_after = moment[order], event[order], np.cumsum(change[order])
+    gap = np.diff(moment)
+    cuts = np.flatnonzero((gap > _MIN_GAP_NS) & (open_after[:-1] < 2))
+    cluster = np.searchsorted(cuts, np.arange(len(moment)), side="left")
+    members = np.bincount(cluster)
+    main = int(members.argmax())
+    first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
+    low, high = int(moment[first]), int(moment[last])
+    few = members <= max(2 * _MAX_STRAY_EVENTS, 0.02 * len(moment))
+    few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
+    begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
+    away = np.maximum(begins - high, low - ends)
+    far = away > max(_MIN_GAP_NS, high - low)
+    # A clock that was set leaves whole stretches on either side, none of them few.
+    jump_ns = int(away[far & ~few].max(initial=0))
+    stray = np.zeros(len(start), bool)
+    stray[event[(few & far)[cluster]]] = True
+    kept = ~stray
+    return stray, int(start[kept].min()), int(end[kept].max()), jump_ns
+
+
+def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
+    if keep.all():
+        return columns, args
+    number = np.cumsum(keep) - 1
+    kept = {name: column[keep] for name, column in columns.items()}
+    sparse = {}
+    for name, arg in args.items():
+        there = keep[arg.rows]
+        if there.any():
+            sparse[name] = SparseColumn(number[arg.rows[there]].astype(arg.rows.dtype), arg.values[there])
+    return kept, sparse
+
+
+def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], int, list[str]]:
+    out, bad, named = dict(args), 0, []
+    for column in ARGS:
+        arg = args.get(column.name)
+        if arg is None or column.kind is not ArgKind.INT or not len(arg.values):
+            continue
+        low, high = int(arg.values.min()), int(arg.values.max())
+        if column.low <= low and high <= column.high:
+            if low >= -(1 << 31) and high < 1 << 31:
+                out[column.name] = SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False))
+            continue
+        sound = (arg.values >= column.low) & (arg.values <= column.high)
+        count = int((~sound).sum())
+        bad += count
+        named.append(f"{column.keys[0]}: {count:,} values outside {column.low:,} to {column.high:,}, taken as unknown")
+        if sound.any():
+            out[column.name] = SparseColumn(arg.rows[sound], arg.values[sound])
+        else:
+            del out[column.name]
+    return out, bad, named

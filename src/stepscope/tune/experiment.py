@@ -20,9 +20,9 @@ import numpy as np
 from stepscope.contract import live as names
 from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file
-from stepscope.dataclass import dataclass
-from stepscope.run.step_log import MISSING, StepLog, step_logs
-from stepscope.stats.bootstrap import t_quantile
+from stepscope.records import dataclass
+from stepscope.run.side_files import MISSING, StepLog, step_logs
+from stepscope.stats.robust import t_quantile
 from stepscope.units import NS_PER_MS
 
 # What is known of a job before anything is tried, from the folder of its first run.

@@ -3,7 +3,7 @@
 Texts only: the help shows them without the analysis, `settings` has the change that each stands for.
 """
 
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 
 FAMILY = "kernel:FAMILY"
 

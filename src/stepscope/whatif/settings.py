@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.collective_costs import RankView
-from stepscope.analyze.kernel_costs import FAMILIES, FAMILY_CODE
+from stepscope.analyze.kernels import FAMILIES, FAMILY_CODE
 from stepscope.analyze.ownership import OwnerName, owner_name
 from stepscope.analyze.replay.changes import (
     Change,
@@ -24,6 +24,10 @@ from stepscope.analyze.replay.changes import (
     evenly_spread,
     faster_network,
     faster_work,
+    fewer_bytes,
+    larger_messages,
+    overlapped,
+    perfectly_overlapped,
     straggler_off,
     without_allocator,
     without_data_wait,
@@ -31,26 +35,30 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.communication_changes import (
-    fewer_bytes,
-    larger_messages,
-    overlapped,
-    perfectly_overlapped,
-)
-from stepscope.analyze.replay.critical_path import critical_path
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.removal import NO_PART, Part, claimed_ns, part_of, taken_out
+from stepscope.analyze.replay.removal import (
+    NO_PART,
+    Fix,
+    Part,
+    Prediction,
+    bounded,
+    claimed_ns,
+    critical_path,
+    part_of,
+    predict,
+    taken_out,
+    to_step,
+    together,
+)
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.saving import Fix, Prediction, bounded, predict, to_step, together
 from stepscope.contract.step_line import Region
-from stepscope.cost.kernel_names import Family
-from stepscope.dataclass import dataclass
+from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import FINDING_OF_SETTING
 from stepscope.diagnose.findings import KINDS, Diagnosis
 from stepscope.errors import InputError, UsageError, did_you_mean
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import rank_ranges
-from stepscope.trace.classify import EventKind
+from stepscope.trace.table import EventKind
 from stepscope.whatif.keys import FAMILY, SETTINGS
 
 # What each setting of a what-if does to the replay: makers of changes from an account and a value.

@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.budget import (
+    PART_CODE,
     PART_OF_CAUSE,
+    PARTS,
+    Cause,
+    Idle,
     RankBudget,
     StepBudget,
     beyond_window,
     budgets,
     step_budget,
 )
-from stepscope.analyze.idle import Cause, Idle
-from stepscope.analyze.layers import PART_CODE, PARTS
-from stepscope.analyze.step_periods import StepPeriods
+from stepscope.analyze.phases import StepPeriods
 from stepscope.analyze.training_step import training_step
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS, ns_of_ms

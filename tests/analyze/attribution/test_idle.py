@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.budget import RankBudget, budgets, rank_budget
+from stepscope.analyze.budget import CAUSE_NAMES, RankBudget, budgets, rank_budget
 from stepscope.analyze.host_time import blocked_host
-from stepscope.analyze.idle import CAUSE_NAMES
 from stepscope.run.aligned import aligned
 from stepscope.run.rank import Rank
 

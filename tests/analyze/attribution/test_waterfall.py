@@ -14,7 +14,7 @@ from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
 from stepscope.analyze.budget import budgets, step_budget
 from stepscope.analyze.efficiency import ACHIEVED, LOSSES, Efficiency, GivenValues, Waterfall, efficiency, waterfall
-from stepscope.analyze.kernel_costs import call_costs, kernel_costs, run_chip
+from stepscope.analyze.kernels import call_costs, kernel_costs, run_chip
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load

@@ -8,7 +8,7 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, matmul, node, shapes
 
 from stepscope.analyze.efficiency import Efficiency, GivenValues, RecordedFlops, efficiency, recorded_flops
-from stepscope.analyze.kernel_costs import CallCosts, KernelCosts, call_costs, kernel_costs, run_chip
+from stepscope.analyze.kernels import CallCosts, KernelCosts, call_costs, kernel_costs, run_chip
 from stepscope.cost.chips import Chip, look_up
 from stepscope.run.load import Run, load
 

@@ -8,8 +8,7 @@ from tests.analyze.products import FP32_KERNEL, add, matmul
 from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernel_costs import call_costs, kernel_costs
-from stepscope.analyze.kernels import SHORT_NS, Kernel, KernelTable, kernel_table
+from stepscope.analyze.kernels import SHORT_NS, Kernel, KernelTable, call_costs, kernel_costs, kernel_table
 from stepscope.cost.chips import Chip
 from stepscope.run.load import Run, load
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.operators import Operator, OperatorTable, operator_table
+from stepscope.analyze.kernels import Operator, OperatorTable, operator_table
 from stepscope.run.load import load
 
 STACKS = Path(__file__).parents[2] / "data" / "h200-python-stacks"

@@ -16,8 +16,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.memory import MemoryView, RankMemory, memory_view
 from stepscope.analyze.phases import passes
 from stepscope.run.load import Run
-from stepscope.run.side_files import MemoryEdge, SideFiles
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import MemoryEdge, SideFiles, StepLog, step_log_of
 from stepscope.units import ms
 
 MB = 1_000_000

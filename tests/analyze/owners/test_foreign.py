@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from stepscope.analysis import load
-from stepscope.analyze.frame_owners import MAX_LINES, with_operator_lines
+from stepscope.analyze.match_owners import MAX_LINES, with_operator_lines
 from stepscope.analyze.owner_costs import CodeCosts
-from stepscope.contract.owners import EXECUTING, TRAINING
-from stepscope.run.owners import Frame, OwnedThread, RankOwners
-from stepscope.run.source_text import SourceText
+from stepscope.contract.run_folder import EXECUTING, TRAINING
+from stepscope.run.owners import Frame, OwnedThread, RankOwners, SourceText
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -9,7 +9,7 @@ from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernel_costs import call_costs
+from stepscope.analyze.kernels import call_costs
 from stepscope.analyze.match_owners import ownership_by_frames
 from stepscope.analyze.owner_costs import CodeNode, code_costs, owner_sums
 from stepscope.analyze.ownership import Ownership

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.source_flow import feeds_training, skipped_line
-from stepscope.run.source_text import SourceText
+from stepscope.analyze.owner_lines import feeds_training, skipped_line
+from stepscope.run.owners import SourceText
 
 LOOP = """\
 def train(model, data, opt):

@@ -7,10 +7,10 @@ from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
 from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp, training_step
 from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
 
+from stepscope.analyze.collective_costs import rank_account
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.pipeline import Action, PipelineView, pipeline_view, replayed, schedule_name
-from stepscope.analyze.rank_windows import rank_account
-from stepscope.document.values import ms_or_none
+from stepscope.document.report import ms_or_none
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
 from stepscope.units import ms

@@ -16,7 +16,7 @@ import pytest
 from stepscope.analyze.log_stragglers import independent_samples, late_ranks, lateness
 from stepscope.analyze.stragglers import _recurring_late
 from stepscope.analyze.training_step import training_step
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import StepLog, step_log_of
 from stepscope.units import ms
 
 OWN_MS, TRANSFER_MS = 195.0, 5.0

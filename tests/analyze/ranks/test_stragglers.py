@@ -11,13 +11,12 @@ from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze import stragglers as judged_module
 from stepscope.analyze.account import account_of
-from stepscope.analyze.device_state import device_states, device_warnings
+from stepscope.analyze.steadiness import device_states, device_warnings
 from stepscope.analyze.stragglers import Straggler, find_stragglers, training_stragglers, uneven_compute
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
-from stepscope.run.side_files import Telemetry
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import StepLog, Telemetry, step_log_of
 
 GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
 MS = 1000.0

@@ -9,8 +9,15 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.plain_account import plain_account
 from tests.run.traces import event, rank_of
 
-from stepscope.analyze.collective_costs import CollectiveRow, collective_rows, rank_wait
-from stepscope.analyze.rank_windows import RankAccount, overlap_efficiency, rank_account, rank_overlap
+from stepscope.analyze.collective_costs import (
+    CollectiveRow,
+    RankAccount,
+    collective_rows,
+    overlap_efficiency,
+    rank_account,
+    rank_overlap,
+    rank_wait,
+)
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
 

@@ -19,6 +19,7 @@ from stepscope.analyze.replay.changes import (
     faster_network,
     faster_work,
     fused_work,
+    larger_messages,
     save_ns,
     state_saves,
     straggler_off,
@@ -29,10 +30,8 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.communication_changes import larger_messages
-from stepscope.analyze.replay.removal import MAX_REPLAYED
+from stepscope.analyze.replay.removal import MAX_REPLAYED, Fix, predict, saving_of, together
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.replay.saving import Fix, predict, saving_of, together
 
 KERNELS = [kernel(300) for _ in range(5)]
 TINY = [kernel(20, host_us=100, name="tiny") for _ in range(8)]

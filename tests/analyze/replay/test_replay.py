@@ -9,7 +9,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
-from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
+from stepscope.analyze.replay.removal import CriticalPath, critical_path
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load

@@ -11,7 +11,7 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from stepscope.analyze.phases import regions
 from stepscope.analyze.training_step import training_step
 from stepscope.contract.step_line import Region
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import StepLog, step_log_of
 
 FORWARD_OP = {"Sequence number": 5, "Fwd thread id": 0}
 EVALUATE = "autograd::engine::evaluate_function: AddmmBackward0"

@@ -9,10 +9,10 @@ import pytest
 from tests.analyze.build import RankTrace, built_run, true_ns
 
 from stepscope.analyze.account import account_of
+from stepscope.analyze.phases import StepPeriods, step_periods
 from stepscope.analyze.steadiness import Series, steadiness, steadiness_of
-from stepscope.analyze.step_periods import StepPeriods, step_periods
 from stepscope.run.load import Run
-from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.run.side_files import StepLog, step_log_of
 from stepscope.units import NS_PER_MS, ms
 
 

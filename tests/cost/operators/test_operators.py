@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.cost.kernel_names import Family
-from stepscope.cost.operators import operator_cost
+from stepscope.cost.operators import Family, operator_cost
 
 RECORDED = json.loads(gzip.decompress((Path(__file__).parents[2] / "data/cost/recorded_steps.json.gz").read_bytes()))
 

@@ -8,8 +8,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.verdict import conclude
+from stepscope.diagnose.findings import Diagnosis, conclude, diagnose
 from stepscope.run.load import load
 
 STEP = 4000

@@ -17,7 +17,7 @@ from tests.report.pages import light_run
 
 import stepscope
 from stepscope.analyze.account import account_of
-from stepscope.cli.output import print_rendered
+from stepscope.cli.run_arguments import print_rendered
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json

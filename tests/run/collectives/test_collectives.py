@@ -12,14 +12,12 @@ import pytest
 from tests.analyze.build import MAIN, RankTrace, built_run
 from tests.run.traces import Event, event, rank_of
 
-from stepscope.analyze.collective_costs import collective_rows
-from stepscope.analyze.rank_windows import rank_account
+from stepscope.analyze.collective_costs import collective_rows, rank_account
 from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import rank_file
 from stepscope.run.aligned import aligned
-from stepscope.run.collectives import Collectives, calls_of_operators, flight_calls
 from stepscope.run.load import Run, load
-from stepscope.run.rank import Rank
+from stepscope.run.rank import Collectives, Rank, calls_of_operators, flight_calls
 
 
 def rank(folder: Path, trace: RankTrace) -> Rank:

@@ -14,10 +14,9 @@ from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.run.load import load
-from stepscope.trace.classify import EventKind, event_kinds
 from stepscope.trace.nsight import overview, read_nsys
 from stepscope.trace.sqlite_file import Database
-from stepscope.trace.table import Trace
+from stepscope.trace.table import EventKind, Trace, event_kinds
 
 REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
 

@@ -10,18 +10,420 @@ and each collective of several ranks a `meeting` that waits for all arrivals. A 
 to end several times, so that a change shows in the steady state and not in how the window happened to begin.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.replay.program import NOTHING, Program
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
-from stepscope.stats.distinct import distinct
-from stepscope.trace.scanner.waits import WaitGraph
-from stepscope.trace.table import Int64s
+from stepscope.analyze.collective_costs import host_compute
+from stepscope.analyze.host_time import Activities, HostParts, blocking_calls, data_loading, host_parts, stalling
+from stepscope.intervals import EMPTY, Intervals, subtract, union, union_of
+from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.aligned import AlignedRun
+from stepscope.run.rank import Rank, numbered
+from stepscope.stats.robust import among, distinct, quantiles
+from stepscope.trace.scanner.scanner import WaitGraph
+from stepscope.trace.table import EventKind, Int64s
+from stepscope.units import NS_PER_US
+
+# What does each rank do, in the order its host asks for it, and what must each thing wait for?
+#
+# The recorded steps as a dependency graph. One item per launched device operation, in launch order:
+#
+#     host:    item i is launched after item i-1 and the host's own time between them (less blocked time)
+#     sync:    ... and after the device operation that a synchronisation in between waited for
+#     device:  item i starts after its launch, its predecessor on the stream, and the operations of other streams
+#              that a stream-wait before its launch made it wait for; never "when it was recorded to start"
+#     ranks:   a matched collective's transfer starts when its last rank has arrived
+#
+# Gaps of the device are thus consequences, not data, and change when their cause does.
+
+NOTHING = -1
+# a synchronisation returns this soon after what it waited for
+_SAME_MOMENT_NS = 50 * NS_PER_US
+_MAX_IN_FLIGHT = 4096
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Program(ArrayRecord):
+    """One rank's recorded steps, item by item in launch order. References are item indices, NOTHING for none."""
+
+    #: row in the rank's DeviceWork (or Collectives, on a CPU rank)
+    device_index: Int64s
+    #: index into the common steps
+    step: npt.NDArray[np.int32]
+    #: host time between the previous launch and this one, by what the host did
+    host: HostParts
+    #: host time after the last launch until the last step's end (one item)
+    tail: HostParts
+    #: on the device; without waiting for a matched collective
+    duration_ns: Int64s
+    kind: npt.NDArray[np.uint8]
+    #: row in the rank's Collectives, NOTHING for other work
+    collective: Int64s
+    #: index of the stream among those of the rank
+    stream: Int64s
+    stream_predecessor: Int64s
+    #: pairs of an operation and the item of another stream that waits for it, by item: a row of each
+    waits: Int64s
+    #: operation that the host waited for before launching this one
+    released_by: Int64s
+    latency_ns: int
+    #: by kind: what the device itself takes between two operations of a stream that were both waiting to run
+    queued_gap_ns: dict[int, float]
+    #: when the first step began, on the shared clock
+    begin_ns: int
+    #: `(item, other, lag_ns)`: the item cannot start before so long after the end of the other
+    also_after: tuple[tuple[int, int, int], ...] = ()
+    #: by stream: until when after `begin_ns` it was busy with work from before the window
+    backlog_ns: dict[int, int] = field(default_factory=dict)
+    #: operation that the host waited for after the last launch, before the last step ended
+    tail_released_by: int = NOTHING
+    #: of the host's own time before each item, and in one more entry after the last: Python that the profiler does not
+    #: stretch; None where that is not known
+    python_ns: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.device_index)
+
+    def with_host(self, change: Callable[[HostParts], HostParts]) -> "Program":
+        return replace(self, host=change(self.host), tail=change(self.tail))
+
+    def with_own_ns(self, own_ns: npt.NDArray[Any]) -> "Program":
+        return replace(self, host=replace(self.host, own_ns=np.rint(own_ns).astype(np.int64)))
+
+
+def host_part_ns(program: Program, part: str) -> float:
+    """Return what one part of the host's time takes in all."""
+    return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
+
+
+def host_part_scaled(program: Program, part: str, factor: float) -> Program:
+    """Return a program in which one part of the host's time takes `factor` times as long."""
+    return program.with_host(
+        lambda parts: replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
+    )
+
+
+_NONE = np.empty(0, np.int64)
+NO_WAITS = np.empty((2, 0), np.int64)
+_NO_TIME = HostParts(*(np.zeros(1, np.int64) for _ in range(4)))
+# of a rank that recorded none of the steps: it takes no part
+EMPTY_PROGRAM = Program(
+    device_index=_NONE,
+    step=np.empty(0, np.int32),
+    host=_NO_TIME.part(slice(0)),
+    tail=_NO_TIME,
+    duration_ns=_NONE,
+    kind=np.empty(0, np.uint8),
+    collective=_NONE,
+    stream=_NONE,
+    stream_predecessor=_NONE,
+    waits=NO_WAITS,
+    released_by=_NONE,
+    latency_ns=0,
+    queued_gap_ns={},
+    begin_ns=0,
+)
+
+
+def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
+    """Return the program of a rank with a device over the steps of these numbers."""
+    rank = shared.run.ranks[index]
+    work, ts = rank.work, rank.trace["ts_ns"]
+    wanted = np.flatnonzero(among(rank.steps.number, numbers))
+    if not len(wanted):
+        return EMPTY_PROGRAM
+    rows = np.flatnonzero((work.launch_row >= 0) & among(work.step, wanted))
+    launched = ts[work.launch_row[rows]]
+    order = np.lexsort((work.start_ns[rows], launched))
+    rows, launched = rows[order], launched[order]
+    edges = launch_edges(rank, rows, numbers)
+    first_ns = int(edges[0])
+    released_by, lag = _releases(rank, rows, numbers)
+    parts = host_parts(rank, edges[:-1], edges[1:])
+    device, of_device = numbered(work.device[rows]), numbered(work.stream[rows])
+    stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)
+    predecessor, waits = _stream_predecessors(stream), _stream_waits(rank, rows, launched)
+    latency = _latency(work.start_ns[rows] - launched)
+    duration, collective = work.end_ns - work.start_ns, np.full(len(work), NOTHING, np.int64)
+    duration[rank.collectives.device_index] -= np.maximum(shared.wait_ns[index], 0)
+    collective[rank.collectives.device_index] = np.arange(len(rank.collectives))
+    return Program(
+        device_index=rows,
+        step=np.searchsorted(numbers, rank.steps.number[work.step[rows]]).astype(np.int32),
+        host=parts.part(slice(0, len(rows))).plus_own(lag[:-1]),
+        tail=parts.part(slice(len(rows), len(rows) + 1)).plus_own(lag[-1:]),
+        duration_ns=duration[rows],
+        kind=work.kind[rows],
+        collective=collective[rows],
+        stream=stream,
+        stream_predecessor=predecessor,
+        waits=waits,
+        released_by=released_by[:-1],
+        latency_ns=latency,
+        queued_gap_ns=_queued_gaps(rank, rows, launched + latency, predecessor, waits),
+        begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
+        backlog_ns=_backlog(rank, rows, stream, first_ns),
+        tail_released_by=int(released_by[-1]),
+    )
+
+
+def _queued_gaps(rank: Rank, rows: Int64s, launched: Int64s, predecessor: Int64s, waits: Int64s) -> dict[int, float]:
+    """Return the mean gap before operations that the host had launched in time, by kind.
+
+    It is the device's: a few microseconds of its own, and more where other processes share it. The mean over the
+    run stands for it; single recorded gaps are not kept.
+    """
+    work = rank.work
+    start, end, kind = work.start_ns[rows], work.end_ns[rows], work.kind[rows]
+    ready = np.where(predecessor >= 0, end[predecessor], np.iinfo(np.int64).min)
+    other, item = waits
+    np.maximum.at(ready, item, end[other])
+    queued = (predecessor >= 0) & (launched <= ready) & (start >= ready)
+    gaps = start - ready
+    return {int(k): float(gaps[queued & (kind == k)].mean()) for k in distinct(kind) if (queued & (kind == k)).any()}
+
+
+def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[int, int]:
+    work = rank.work
+    older = np.flatnonzero(work.launch_row < 0)
+    out = {}
+    for s in distinct(stream):
+        item = rows[np.flatnonzero(stream == s)[0]]
+        same = older[(work.stream[older] == work.stream[item]) & (work.device[older] == work.device[item])]
+        if len(same):
+            out[int(s)] = max(0, int(work.end_ns[same].max()) - first_ns)
+    return out
+
+
+def _latency(delays_ns: Int64s) -> int:
+    short = int(quantiles(delays_ns, 0.05)) if len(delays_ns) else 0
+    return short if 0 < short <= 10 * NS_PER_US else 5 * NS_PER_US
+
+
+def _stream_predecessors(stream: Int64s) -> Int64s:
+    out = np.full(len(stream), NOTHING, np.int64)
+    order = np.argsort(stream, kind="stable")
+    same = stream[order[1:]] == stream[order[:-1]]
+    out[order[1:][same]] = order[:-1][same]
+    return out
+
+
+def launch_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
+    """Return the beginning of the first step, when the host launched each row of its work, and the end of the last
+    step: between two of them lies the host's time before an item.
+    """
+    wanted = np.flatnonzero(among(rank.steps.number, numbers))
+    launched = rank.trace["ts_ns"][rank.work.launch_row[rows]]
+    first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
+    return np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
+
+
+def _releases(
+    rank: Rank, rows: Int64s, numbers: Int64s, *, without_calls: Int64s | None = None
+) -> tuple[Int64s, Int64s]:
+    """Return for each item the operation that the host waited for just before it, and what it took to return; one
+    more for waiting between the last item and the end of the last step. Calls of the rows `without_calls` are left out.
+
+    Which operation that was is read off the clock: the last one to end before the call returned.
+    """
+    launched, end_ns = rank.trace["ts_ns"][rank.work.launch_row[rows]], rank.work.end_ns[rows]
+    last_ns = int(rank.steps.end_ns[among(rank.steps.number, numbers)].max())
+    released_by = np.full(len(launched) + 1, NOTHING, np.int64)
+    lag = np.zeros(len(launched) + 1, np.int64)
+    starts, ends_, calls = blocking_calls(rank, synchronisations_only=True)
+    kept = np.ones(len(calls), bool) if without_calls is None else ~among(calls, without_calls)
+    kept &= starts < last_ns
+    starts, ends_ = starts[kept], ends_[kept]
+    before = np.searchsorted(launched, starts, side="right").tolist()
+    after = np.searchsorted(launched, ends_, side="left").tolist()
+    for start, end, asked, following in zip(starts.tolist(), ends_.tolist(), before, after, strict=True):
+        if not asked:
+            continue
+        low = max(0, asked - _MAX_IN_FLIGHT)
+        ends = end_ns[low:asked]
+        fits = np.flatnonzero((ends > start) & (ends <= end + _SAME_MOMENT_NS))
+        if len(fits):
+            release = low + int(fits[np.argmax(ends[fits])])
+            released_by[following] = release
+            lag[following] += max(0, end - int(end_ns[release]))
+    return released_by, lag
+
+
+def without_calls(program: Program, rank: Rank, numbers: Int64s, calls: Int64s) -> Program:
+    """Return a program in which the host does not wait in the synchronisations of these rows."""
+    if not len(program) or not among(blocking_calls(rank, synchronisations_only=True)[2], calls).any():
+        return program
+    before, lag = _releases(rank, program.device_index, numbers)
+    after, less = _releases(rank, program.device_index, numbers, without_calls=calls)
+    released_by, tail, host = program.released_by, program.tail_released_by, program.host
+    return replace(
+        program,
+        host=replace(host, own_ns=np.maximum(host.own_ns - (lag - less)[:-1], 0)),
+        released_by=np.where(released_by == before[:-1], after[:-1], released_by),
+        tail_released_by=int(after[-1]) if tail == int(before[-1]) else tail,
+    )
+
+
+def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:
+    """Return which operations of other streams the items wait for.
+
+    A trace records that the host asked one stream to wait, not which for which. The first operation launched on a
+    stream after such a call waits for the latest operation of each other stream that was launched before the call
+    and had ended when it started.
+    """
+    asked = np.sort(rank.trace["ts_ns"][rank.rows_named(lambda s: "StreamWaitEvent" in s, EventKind.RUNTIME)])
+    start, end, stream = rank.work.start_ns[rows], rank.work.end_ns[rows], rank.work.stream[rows]
+    streams = distinct(stream)
+    if len(streams) < 2 or not len(asked):
+        return NO_WAITS
+    pairs = [NO_WAITS]
+    latest_call = np.searchsorted(asked, launched, side="right") - 1
+    members = {s: np.flatnonzero(stream == s) for s in streams.tolist()}
+    launches = {s: launched[items] for s, items in members.items()}
+    ended = {s: np.maximum.accumulate(end[items]) for s, items in members.items()}
+    for own, items in members.items():
+        call = latest_call[items]
+        fresh = items[(call >= 0) & (np.concatenate(([-1], call[:-1])) < call)]
+        moment, begun = asked[latest_call[fresh]], start[fresh]
+        for other, theirs in members.items():
+            if other == own:
+                continue
+            by_launch = np.searchsorted(launches[other], moment, side="right")
+            at = np.minimum(by_launch, np.searchsorted(ended[other], begun, side="right")) - 1
+            pairs.append(np.stack((theirs[at], fresh))[:, at >= 0])
+    return by_item(np.concatenate(pairs, axis=1))
+
+
+def by_item(waits: Int64s) -> Int64s:
+    """Return pairs of an operation and the item that waits for it in the order of the items."""
+    return waits[:, np.argsort(waits[1], kind="stable")]
+
+
+# Programs of ranks without a device: gloo's threads take the place of the device.
+#
+# Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what
+# it
+# spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective
+# goes
+# on. A rank that meets no other (one process on a CPU) has its steps' ends as items.
+
+
+def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
+    """Return the program of a CPU rank over the steps of these numbers."""
+    rank = shared.run.ranks[index]
+    c = rank.collectives
+    wanted = np.flatnonzero(among(rank.steps.number, numbers))
+    if not len(wanted):
+        return EMPTY_PROGRAM
+    rows = np.flatnonzero(among(c.step, wanted) & (c.issue_ns > np.iinfo(np.int64).min))
+    rows = rows[np.argsort(c.issue_ns[rows], kind="stable")]
+    if not len(rows):
+        return _alone(shared, index, wanted, numbers) if len(host_compute(rank)) else EMPTY_PROGRAM
+    edges = issue_edges(rank, rows, numbers)
+    first_ns = int(edges[0])
+    did = host_activities(rank)
+    parts = did.parts(edges[:-1], edges[1:])
+    released_by = _released_by(did.blocked, c.end_ns[rows], edges)
+    lane = _lanes(c.start_ns[rows], c.end_ns[rows])
+    return Program(
+        device_index=rows,
+        step=np.searchsorted(numbers, rank.steps.number[c.step[rows]]).astype(np.int32),
+        host=parts.part(slice(0, len(rows))),
+        tail=parts.part(slice(len(rows), len(rows) + 1)),
+        duration_ns=(c.end_ns - c.start_ns)[rows] - np.maximum(shared.wait_ns[index][rows], 0),
+        kind=np.full(len(rows), EventKind.COMM_KERNEL, np.uint8),
+        collective=rows,
+        stream=lane,
+        stream_predecessor=_stream_predecessors(lane),
+        waits=NO_WAITS,
+        released_by=released_by[:-1],
+        latency_ns=0,
+        queued_gap_ns={},
+        begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
+        backlog_ns={},
+        tail_released_by=int(released_by[-1]),
+    )
+
+
+def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> Program:
+    rank = shared.run.ranks[index]
+    edges = step_edges(rank, numbers)
+    parts = host_activities(rank, alone=True).parts(edges[:-1], edges[1:])
+    marks = np.full(len(wanted), NOTHING, np.int64)
+    return replace(
+        EMPTY_PROGRAM,
+        device_index=marks,
+        step=np.searchsorted(numbers, rank.steps.number[wanted]).astype(np.int32),
+        host=parts,
+        duration_ns=np.zeros(len(wanted), np.int64),
+        kind=np.full(len(wanted), EventKind.COMM_KERNEL, np.uint8),
+        collective=marks,
+        stream=np.zeros(len(wanted), np.int64),
+        stream_predecessor=_stream_predecessors(np.zeros(len(wanted), np.int64)),
+        released_by=marks,
+        begin_ns=int(shared.clocks.shared(index, edges[:1])[0]),
+    )
+
+
+def issue_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
+    """Return the beginning of the first step, when the host asked for each collective, and the end of the last step."""
+    steps = np.flatnonzero(among(rank.steps.number, numbers))
+    first_ns, last_ns = int(rank.steps.start_ns[steps[0]]), int(rank.steps.end_ns[steps[-1]])
+    return np.maximum.accumulate(np.concatenate(([first_ns], rank.collectives.issue_ns[rows], [last_ns])))
+
+
+def step_edges(rank: Rank, numbers: Int64s) -> Int64s:
+    """Return the beginning of the first step and the end of each."""
+    steps = np.flatnonzero(among(rank.steps.number, numbers))
+    return np.concatenate((rank.steps.start_ns[steps][:1], rank.steps.end_ns[steps]))
+
+
+def host_activities(rank: Rank, *, alone: bool = False) -> Activities:
+    """Return when the host of a rank without a device waited for a collective, loaded data or stalled."""
+    collectives = EMPTY if alone else union(rank.collectives.start_ns, rank.collectives.end_ns)
+    waiting = subtract(collectives, host_compute(rank))
+    data = subtract(data_loading(rank), waiting)
+    return Activities(waiting, data, EMPTY, subtract(stalling(rank), union_of(waiting, data)))
+
+
+def _lanes(start: Int64s, end: Int64s) -> Int64s:
+    """Return which of gloo's threads ran each collective, told by which of them overlap: on one thread none do.
+
+    Of the threads that are free the one that became free last takes it: that is the one it may have waited for.
+    """
+    free_ns: list[int] = []
+    out = np.zeros(len(start), np.int64)
+    for item in np.argsort(start, kind="stable").tolist():
+        free = [lane for lane, until in enumerate(free_ns) if until <= start[item]]
+        lane = max(free, key=free_ns.__getitem__) if free else len(free_ns)
+        if not free:
+            free_ns.append(0)
+        free_ns[lane], out[item] = int(end[item]), lane
+    return out
+
+
+def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:
+    """Return for each item the last collective that ended while the host waited before asking for it; one more for
+    waiting after the last item.
+
+    Between two operators there is always a moment of nothing; waiting takes longer.
+    """
+    out = np.full(len(end) + 1, NOTHING, np.int64)
+    waits = np.flatnonzero(waiting.end - waiting.start >= 200 * NS_PER_US)
+    asked = np.searchsorted(edges, waiting.end[waits], side="left") - 1
+    for item, wait in zip(asked.tolist(), waits.tolist(), strict=True):
+        if 0 <= item <= len(end):
+            first = max(0, item - _MAX_IN_FLIGHT)
+            ends = end[first:item]
+            done = np.flatnonzero((ends > waiting.start[wait]) & (ends <= waiting.end[wait]))
+            if len(done):
+                out[item] = first + int(done[np.argmax(ends[done])])
+    return out
+
 
 Floats = npt.NDArray[np.float64]
 # one collective of several ranks: `(rank index, item)` of each member

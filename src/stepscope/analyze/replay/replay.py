@@ -18,24 +18,25 @@ from stepscope.analyze.replay.graph import (
     CircularWaits,
     Graph,
     Meeting,
+    Program,
     build_graph,
+    device_program,
     end_times,
+    host_part_ns,
+    host_part_scaled,
+    host_program,
     steady_period_ns,
     with_durations,
 )
-from stepscope.analyze.replay.program import Program, device_program, host_part_ns, host_part_scaled, host_program
 from stepscope.analyze.stragglers import common_steps
 from stepscope.analyze.training_step import NOTHING_RECURS, WORK_REGIONS, Floats, Recurring, TrainingStep, region_times
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import StepLog
-from stepscope.stats.distinct import among
-from stepscope.stats.robust import far_longer, median, recurring_long
-from stepscope.trace.classify import EventKind, rows_named
-from stepscope.trace.table import Int64s
+from stepscope.run.side_files import StepLog
+from stepscope.stats.robust import among, far_longer, median, recurring_long
+from stepscope.trace.table import EventKind, Int64s, rows_named
 
 # Host time without the profiler, by the regions of the step log.
 #

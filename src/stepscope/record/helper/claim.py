@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
-from stepscope.output_path import open_private, why_no_folder
+from stepscope.side_file import open_private, why_no_folder
 
 # A small file that one of several processes creates, whole or not at all: who comes second hears so.
 #

@@ -40,7 +40,6 @@ from typing import Any, TypeVar
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import RUN_JSON, SCHEMA, facts_file, json_object_in, steps_file
 from stepscope.errors import StepscopeError
-from stepscope.output_path import open_private
 from stepscope.record.failsafe import DONE, ERRNO, HELPER, HELPER_VARIABLE, leave_word
 from stepscope.record.groups import flight_lines
 from stepscope.record.helper.claim import FULL, claim_folder
@@ -48,6 +47,7 @@ from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
 from stepscope.record.step_statistics import StepStatistics
 from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
+from stepscope.side_file import open_private
 from stepscope.units import ms
 
 # `run.json`: what a run was, put together by rank 0's helper from the facts that every rank left in the folder.

@@ -25,7 +25,6 @@ from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
-from stepscope.output_path import open_private, refuse_output, why_no_folder
 from stepscope.record.config import KINETO_SETTINGS, RecordConfig
 from stepscope.record.failsafe import DONE, ERRNO, FOLDERS, HELPER, SAID, SEEN_VARIABLE
 from stepscope.record.helper.claim import folders_of_launch
@@ -33,6 +32,7 @@ from stepscope.record.helper.scratch import make_scratch, remove_scratch
 from stepscope.record.launch.outside_tool import UNDER_TOOL, exported, is_one_process, keep_outputs, under_tool
 from stepscope.record.nccl_log import debug_environment
 from stepscope.record.window.trace_file import is_alive
+from stepscope.side_file import open_private, refuse_output, why_no_folder
 
 
 @dataclass(frozen=True)

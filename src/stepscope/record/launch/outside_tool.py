@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stepscope.contract.run_folder import rank_file
-from stepscope.output_path import PRIVATE, open_private
 from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_by_variables
+from stepscope.side_file import PRIVATE, open_private
 
 UNDER_TOOL = "STEPSCOPE_UNDER_TOOL"
 # of each output; what is not exported by then stays as the tool wrote it

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.owners import HOOK
+from stepscope.contract.run_folder import HOOK
 
 # Where a function lies: torch shortens file names by the folders of `sys.path`; here they get their paths back.
 #

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from stepscope.contract.owners import (
+from stepscope.contract.run_folder import (
     AUTOGRAD,
     EXECUTING,
     FUNCTIONS,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from stepscope.output_path import open_private
+from stepscope.side_file import open_private
 
 try:
     import fcntl

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
-from stepscope.dataclass import dataclass
+from stepscope.records import dataclass
 from stepscope.units import printable
 
 _COMMON = ("unpack", "numbers", "elements", "theme", "state", "tables", "drawing")

@@ -6,9 +6,8 @@ from typing import Any
 from stepscope.analyze.account import Account
 from stepscope.cost.calibration import Calibration
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.report import report_json
+from stepscope.document.report import plain, report_json
 from stepscope.document.sentence import headline_sentence
-from stepscope.document.values import plain
 from stepscope.report.html.assemble import Page
 from stepscope.report.html.page_data import PageData, Timeline, packed
 from stepscope.report.html.timeline_data import timeline_of

@@ -11,13 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.budget import RankBudget
-from stepscope.analyze.layers import PARTS
-from stepscope.analyze.ownership import Ownership
-from stepscope.analyze.stacks import NOBODY
-from stepscope.analyze.step_periods import NO_STEP
-from stepscope.dataclass import dataclass
-from stepscope.records import ArrayRecord
+from stepscope.analyze.budget import PARTS, RankBudget
+from stepscope.analyze.ownership import NOBODY, Ownership
+from stepscope.analyze.phases import NO_STEP
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import Rank
 from stepscope.trace.table import NO_STRING
 from stepscope.trace.table import Int64s as table_Int64s

@@ -12,8 +12,8 @@ import numpy as np
 from stepscope.analyze.steadiness import Series
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
-from stepscope.dataclass import dataclass
-from stepscope.document.values import ms_or_none, plain
+from stepscope.document.report import ms_or_none, plain
+from stepscope.records import dataclass
 from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Line, bar_chart, line_chart
 from stepscope.report.drawing import Drawing, table_of
 from stepscope.report.html.assemble import sheet_html

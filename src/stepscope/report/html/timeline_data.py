@@ -12,16 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.idle import Cause
-from stepscope.analyze.ownership import Ownership
-from stepscope.analyze.phases import Phase, marks_of
-from stepscope.analyze.stacks import NOBODY
-from stepscope.analyze.step_periods import NO_STEP
+from stepscope.analyze.budget import Cause
+from stepscope.analyze.ownership import NOBODY, Ownership
+from stepscope.analyze.phases import NO_STEP, Phase, marks_of
 from stepscope.contract.collectives import OPS
 from stepscope.contract.step_line import Region
-from stepscope.dataclass import dataclass
 from stepscope.intervals import complement, union
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.html.page_data import (
     KINDS,
     LANE_OF_KIND,
@@ -37,10 +34,8 @@ from stepscope.report.html.page_data import (
     user_line,
 )
 from stepscope.run.aligned import UNMATCHED
-from stepscope.run.rank import Rank
-from stepscope.run.steps import PROFILER_STEP
-from stepscope.trace.classify import EventKind, rows_named
-from stepscope.trace.table import Int64s
+from stepscope.run.rank import PROFILER_STEP, Rank
+from stepscope.trace.table import EventKind, Int64s, rows_named
 from stepscope.units import readable_bytes
 
 # Where did a rank's device, or a rank without one, do nothing for long, and what was the host doing meanwhile?

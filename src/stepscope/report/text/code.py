@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
-from stepscope.dataclass import dataclass
-from stepscope.document.code import CodeRow, CodeView
+from stepscope.document.report import CodeRow, CodeView
+from stepscope.records import dataclass
 from stepscope.report.terminal import ELSEWHERE, name_text, print_indented
-from stepscope.run.source_text import SourceText
+from stepscope.run.owners import SourceText
 from stepscope.units import NS_PER_MS, printable
 
 # The numbers beside a source line: which columns a run needs, and how they are written.

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.diagnose.finding import Evidence
-from stepscope.document.values import plain
+from stepscope.document.report import plain
 from stepscope.investigate.investigation import Step
 from stepscope.report.terminal import PlainConsole, name_text, print_indented
 

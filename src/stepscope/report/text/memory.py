@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analyze.memory import RankMemory
-from stepscope.analyze.memory_events import Holder
+from stepscope.analyze.memory import Holder, RankMemory
 from stepscope.report.terminal import print_indented
 from stepscope.units import NS_PER_MS, printable, readable_bytes
 

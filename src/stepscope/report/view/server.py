@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qsl, unquote
 
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
-from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.records import dataclass
 
 MAX_CONNECTIONS = 64
 _HEADERS = {

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.json_text import json_text
+from stepscope.records import dataclass
 from stepscope.report.view.server import Answer, Site
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Cells, Table, table_csv
-from stepscope.units import printable
+from stepscope.units import json_text, printable
 
 # The page around the report: tabs for the report, the tables and the timeline.
 

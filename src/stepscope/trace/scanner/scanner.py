@@ -1,15 +1,164 @@
 """A parser of trace events: blocks of text in, rows of columns out."""
 
+import atexit
+import ctypes
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple
+from functools import cache
+from importlib.util import cache_from_source
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.dataclass import dataclass
-from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
+from stepscope.errors import InputError
+from stepscope.records import dataclass
+from stepscope.stats.robust import distinct_places
 from stepscope.trace.table import ARGS, DENSE
+from stepscope.trusted_file import open_trusted_file, write_trusted_file
+from stepscope.units import digest_of
+
+# The scanner's WebAssembly module: loaded once per process, one instance with its own memory per scanner.
+#
+# Its machine code is cached in a folder of its own where Python caches the bytecode of this package: compiling takes
+# 40 ms, loading three. Loaded code runs as the current user, so it must come from that user or root, in a folder that
+# no
+# one else can write to (`trusted_file`); it is never taken from beside a trace. The file begins with a digest of the
+# module and of all that follows, against damage; wasmtime refuses code of another version or processor. Anything else
+# is compiled again and replaced; where nothing can be written, nothing is cached.
+
+if TYPE_CHECKING:
+    import wasmtime  # at run time with the first instance: a cached run needs none
+
+_WASM = Path(__file__).with_name("scanner.wasm")
+
+
+def module_code() -> bytes:
+    """Return the scanner's module as it was built."""
+    return _WASM.read_bytes()
+
+
+@cache
+def version() -> str:
+    """Return a digest of the scanner's code."""
+    return digest_of(module_code(), 16)
+
+
+# threads that come for the module at once wait for one of them
+_compiling = Lock()
+
+
+class MemoryLimitError(InputError):
+    """A file needs more memory than an instance may have."""
+
+
+def _module(*, frugal: bool) -> "tuple[wasmtime.Engine, wasmtime.Module]":
+    with _compiling:
+        return _compiled(frugal=frugal)
+
+
+@cache
+def _compiled(*, frugal: bool) -> "tuple[wasmtime.Engine, wasmtime.Module]":
+    import wasmtime
+
+    config = wasmtime.Config()
+    config.parallel_compilation = False  # one small module: threads cost more than they save
+    config.memory_may_move = frugal  # else it may be filled while code runs
+    if frugal:
+        config.memory_reservation = config.memory_guard_size = 0
+        config.memory_reservation_for_growth = 1 << 24
+    atexit.register(_compiled.cache_clear)  # before wasmtime, which frees them, is torn down
+    engine, code = wasmtime.Engine(config), module_code()
+    return engine, wasmtime.Module(engine, code) if frugal else module_of(engine, code)
+
+
+_DIGEST_CHARACTERS = 32
+
+
+def module_of(engine: "wasmtime.Engine", code: bytes) -> "wasmtime.Module":
+    """Return the compiled module of some WebAssembly, from an earlier process where one left it."""
+    import wasmtime
+
+    place = machine_code_file()
+    cached = _cached(place, code)
+    if cached is not None:
+        with suppress(wasmtime.WasmtimeError):  # of another wasmtime, or another processor
+            return wasmtime.Module.deserialize(engine, cached)
+    module = wasmtime.Module(engine, code)
+    machine_code = bytes(module.serialize())
+    write_trusted_file(place, [_digest(code, machine_code), machine_code], permissions=0o644)  # for all users
+    return module
+
+
+def machine_code_file() -> Path:
+    """Return where the machine code is cached."""
+    return Path(cache_from_source(__file__)).parent / "machine-code" / "scanner"
+
+
+def _cached(place: Path, code: bytes) -> bytes | None:
+    try:
+        with open_trusted_file(place, max_bytes=8 << 20) as f:
+            content = f.read()
+    except OSError:
+        return None
+    machine_code = content[_DIGEST_CHARACTERS:]
+    return machine_code if content[:_DIGEST_CHARACTERS] == _digest(code, machine_code) else None
+
+
+def _digest(code: bytes, machine_code: bytes) -> bytes:
+    return digest_of(digest_of(code).encode() + machine_code, _DIGEST_CHARACTERS).encode()
+
+
+class Instance:
+    """One instance of the module and a view of its memory."""
+
+    def __init__(self) -> None:
+        import wasmtime
+
+        # the memory, when it grows
+        self.may_move = False
+        try:
+            self._start(frugal=False)
+        except wasmtime.WasmtimeError:  # address space is limited (ulimit -v): 4 GB of it are reserved per instance
+            self._start(frugal=True)
+            self.may_move = True
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    def _start(self, *, frugal: bool) -> None:
+        import wasmtime
+
+        engine, module = _module(frugal=frugal)
+        self._store = wasmtime.Store(engine)
+        self._exports = wasmtime.Instance(self._store, module, []).exports(self._store)
+
+    def call(self, name: str, *args: int) -> int:
+        """Return what an exported function returns; addresses come back unsigned."""
+        self._memory = None  # a call may let the memory grow
+        return int(self._exports[name](self._store, *args)) & 0xFFFFFFFF
+
+    def run(self, name: str) -> None:
+        """Call an exported function that returns nothing and lets the memory be as large as it is."""
+        self._exports[name](self._store)
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Return a view of all memory, valid until the next call."""
+        if self._memory is None:
+            exported = self._exports["memory"]
+            start = ctypes.addressof(exported.data_ptr(self._store).contents)
+            raw: Any = (ctypes.c_uint8 * exported.data_len(self._store)).from_address(start)
+            self._memory = np.frombuffer(raw, np.uint8)
+        return self._memory
+
+    def write(self, address: int, piece: bytes | bytearray | memoryview) -> None:
+        self.memory()[address : address + len(piece)] = np.frombuffer(piece, np.uint8)
+
+    def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        return np.ndarray((count,), dtype, self.memory(), address)
+
 
 # What a scanner is told and what it gives back.
 
@@ -274,3 +423,169 @@ class Scanner:
     def _require(success: int) -> None:
         if not success:
             raise MemoryLimitError(_EXHAUSTED)
+
+
+# Earliest times in a graph of waits, by the compiled module: a replay asks for them for every change it tries.
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+_NO_MEMORY = "the graph of this run needs more than 4 GB: analyse fewer ranks or steps (--ranks, --steps)"
+
+
+class WaitGraph:
+    """What waits for what, kept in the module's memory. Not for several threads at once."""
+
+    def __init__(self, first_edge: Int64s, edge_from: Int64s, edge_lag_ns: Floats) -> None:
+        self._edges = (first_edge, edge_from, edge_lag_ns)
+        self._wasm = Instance()
+        self._nodes = len(first_edge) - 1
+        layout = self._wasm.call("waits_layout", self._nodes, len(edge_from))
+        if not layout:
+            raise MemoryLimitError(_NO_MEMORY)
+        _, _, first, source, order, lag, self._earliest, self._duration, self._end = (
+            int(address) for address in self._wasm.view(layout, "uint32", 9)
+        )
+        self._wasm.view(first, "uint32", self._nodes + 1)[:] = first_edge
+        self._wasm.view(source, "uint32", len(edge_from))[:] = edge_from
+        self._wasm.view(lag, "float64", len(edge_from))[:] = edge_lag_ns
+        ordered = self._wasm.call("waits_order")
+        if ordered == 0xFFFFFFFF:
+            raise MemoryLimitError(_NO_MEMORY)
+        # whether some nodes wait for each other, so that no order exists
+        self.is_circular = ordered < self._nodes
+        # every node after all it waits for
+        self.order: Int64s = self._wasm.view(order, "uint32", ordered).astype(np.int64)
+
+    def __reduce__(self) -> tuple[type["WaitGraph"], tuple[Int64s, Int64s, Floats]]:
+        return (WaitGraph, self._edges)
+
+    def ends(self, earliest_ns: Floats, duration_ns: Floats) -> Floats:
+        """Return when each node ends that takes so long and starts no earlier than that."""
+        self._wasm.view(self._earliest, "float64", self._nodes)[:] = earliest_ns
+        self._wasm.view(self._duration, "float64", self._nodes)[:] = duration_ns
+        self._wasm.run("waits_ends")
+        return self._wasm.view(self._end, "float64", self._nodes).copy()
+
+    def latest(self, last_ns: float, duration_ns: Floats) -> Floats:
+        """Return by when each node that takes so long must end for all to have ended at `last_ns`."""
+        self._wasm.view(self._end, "float64", self._nodes)[:] = last_ns
+        self._wasm.view(self._duration, "float64", self._nodes)[:] = duration_ns
+        self._wasm.run("waits_latest")
+        return self._wasm.view(self._end, "float64", self._nodes).copy()
+
+
+# Call-stack parents of events: by a real stack in the scanner's module, of few events without it.
+
+# as in call_stack.h
+CHUNK_ROWS = 1 << 15
+# instances that are asked again: to make one takes longer than most stacks
+_IDLE: "deque[Instance]" = deque(maxlen=4)
+atexit.register(_IDLE.clear)  # later, what frees their memory is gone
+
+
+class Stacked(NamedTuple):
+    """Rows by thread, start and end descending, as `call_stack_parents` wants them."""
+
+    #: where each of them was
+    order: npt.NDArray[np.intp]
+    thread: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+
+
+def stacked(
+    thread: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+    end: npt.NDArray[np.int64],
+    then: npt.NDArray[np.bool_] | None = None,
+) -> Stacked:
+    """Return rows by thread, start, end descending, and `then` at last.
+
+    Rows come nearly sorted by start, which sorting by ends first would undo; so only those that start together are
+    sorted by their ends.
+    """
+    order = _by_thread_and_start(thread, start)
+    thread, start = thread.take(order), start.take(order)
+    together = start[1:] == start[:-1]
+    together &= thread[1:] == thread[:-1]
+    if together.any():
+        tied = np.flatnonzero(np.append(together, False) | np.append(False, together))
+        group = np.cumsum(~np.append(False, together))[tied]
+        rows = order[tied]
+        keys = (-end[rows], group) if then is None else (then[rows], -end[rows], group)
+        order[tied] = rows[np.lexsort(keys)]
+    return Stacked(order, thread, start, end.take(order))
+
+
+def _by_thread_and_start(thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    first = np.flatnonzero(np.append(True, thread[1:] != thread[:-1])[: len(thread)])  # rows of a thread come together
+    of_run = distinct_places(thread[first])[1]
+    wide = int(start.max(initial=0)) - int(start.min(initial=0)) + 1
+    if wide * (int(of_run.max(initial=0)) + 1) > 1 << 62:  # times that no job has
+        return np.lexsort((start, thread))
+    moved = np.repeat(of_run * wide, np.diff(first, append=len(thread)))
+    moved += start
+    return np.argsort(moved, kind="stable")
+
+
+def call_stack_parents(
+    thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return for each row the innermost row of its thread that encloses it, or -1.
+
+    Rows must be sorted as `stacked` does. Of equal intervals the earlier row is the parent. An interval that begins
+    where another ends is not enclosed by it. Where A and B cross (A starts first and ends inside B), neither is the
+    other's child, and what lies in both belongs to B.
+    """
+    if not len(thread):
+        return np.empty(0, np.int64)
+    try:
+        wasm = _IDLE.pop()
+    except IndexError:  # there is none yet, or all are at work on other threads
+        few = _parents_of_few(thread, start, end) if len(thread) <= 1 << 13 else None
+        if few is not None:
+            return few
+        wasm = Instance()
+    parents = _parents_by_stack(wasm, thread, start, end)
+    _IDLE.append(wasm)
+    return parents
+
+
+def _parents_of_few(
+    thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64] | None:
+    """Return the same where that takes less than to make an instance, None where rows lie too deep in each other.
+
+    Every row asks the one before it, and where that one does not enclose it, the one which that one asks: between the
+    two lies none that encloses it, as there is none that encloses both.
+    """
+    parent = np.arange(-1, len(thread) - 1)
+    asking = np.arange(len(thread))
+    for _ in range(64):
+        asked = parent.take(asking)
+        other = thread[asked] != thread[asking]
+        asked[other] = parent[asking[other]] = -1
+        from_ns, to_ns = start.take(asking), end[asked]
+        encloses = (end.take(asking) <= to_ns) & ((from_ns < to_ns) | (from_ns == start[asked]))
+        left = np.flatnonzero((asked >= 0) & ~encloses)
+        if not len(left):
+            return parent
+        asking = asking.take(left)
+        parent[asking] = parent.take(asked.take(left))
+    return None
+
+
+def _parents_by_stack(
+    wasm: "Instance", thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    chunk = wasm.call("stack_chunk")
+    parents = np.empty(len(thread), np.int64)
+    for first in range(0, len(thread), CHUNK_ROWS):
+        rows = slice(first, min(first + CHUNK_ROWS, len(thread)))
+        count = rows.stop - rows.start
+        for i, column in enumerate((thread, start, end)):
+            wasm.view(chunk + i * CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
+        if not wasm.call("stack_parents", count, first):
+            raise MemoryLimitError("call stack too deep: 100 million events or more lie inside each other")
+        parents[rows] = wasm.view(chunk + 3 * CHUNK_ROWS * 8, "int64", count)
+    return parents
