@@ -132,7 +132,7 @@ GROUPS = {
         "memory": "memory through the step: categories, peak, growth, snapshots",
         "compare": "differences between two runs beyond chance; gates for CI",
         "health": "pass or fail per rank and check list; gates for CI",
-        "investigate": "the report as five steps with a record; validates a fix",
+        "investigate": "guided analysis in five steps; validates a fix",
         "hang": "ranks missing from a collective, from flight recorder dumps",
         "history": "runs over time: step, MFU, findings by commit and host",
         "sql": "SQL over the tables of a run",

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = {
         "--json": ("PATH", "write the report as JSON; - for standard output"),
         "--html": ("PATH", "write the report as one HTML file that needs no network"),
-        "--calibration": ("FILE", "calibration.json to draw in it (the run folder's own)"),
+        "--calibration": ("FILE", "calibration.json for the page (default: the run folder's)"),
     }
     add_options(parser, options)
     add_force(parser)

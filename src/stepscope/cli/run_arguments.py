@@ -90,7 +90,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--full-ranks",
         type=at_least_one,
         metavar="N",
-        help="ranks analysed in full where there are more (default: 128, fewer of very large traces)",
+        help="analyse at most so many ranks in full (default: 128, fewer for very large traces)",
     )
     add_cache_options(group)
 
