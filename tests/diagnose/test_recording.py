@@ -219,3 +219,13 @@ def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path)
     by_part = {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
     assert by_part["allocator"] < 4.5 and by_part["launch_gap"] > 20
     assert "allocator" not in ids(found)[:1]
+
+
+def test_preprocessing_of_a_pipeline_is_input_not_a_stall(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        r.python("transformers/pipelines/video_classification.py(129): preprocess", at, at + 20_000)
+        busy(r, at + 20_000, us=8_000)
+        r.call("cudaDeviceSynchronize", at + 21_000, at + 28_600)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 30_000, step))
+    assert ids(found)[0] == "data-loading" and found["verdict"] == "data-bound"

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.step_line import Region, named_region
+from stepscope.contract.step_line import Region, named_region, prepares_input
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_by, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
 from stepscope.run.rank import RECORD, Rank, Rows
@@ -495,7 +495,7 @@ def pageable_copies(rank: Rank) -> Int64s:
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
-    return spans(rank, asks)
+    return spans(rank, np.concatenate((asks, rank.rows_named(prepares_input, EventKind.PYTHON))))
 
 
 def stalling(rank: Rank) -> Intervals:

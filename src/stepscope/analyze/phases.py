@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_time import HostCalls, Mask, host_calls, spans
-from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region
+from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region, prepares_input
 from stepscope.intervals import EMPTY, Intervals, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
 from stepscope.run.load import Run
@@ -103,6 +103,10 @@ def marks_of(rank: Rank) -> Marks:
     """Return the marks that a rank's host left."""
     trace = rank.trace
     rows, code = rank.coded_rows(_mark_code, EventKind.ANNOTATION, EventKind.HOST_OP)
+    prepares = rank.rows_named(prepares_input, EventKind.PYTHON)
+    if len(prepares):
+        rows = np.concatenate((rows, prepares))
+        code = np.append(code, np.full(len(prepares), Region.DATA + 1, code.dtype))
     if not (code == _EVALUATE_MARK).any():
         rows, code = _with_old_nodes(rank, rows, code)
     nodes = rows[code == _EVALUATE_MARK]

@@ -111,3 +111,12 @@ def named_region(name: str) -> Region | None:
     """
     plain = _DECORATION.sub("", name).lower()
     return next((region for pattern, region in _COMPILED if pattern.search(plain)), None)
+
+
+def prepares_input(frame: str) -> bool:
+    """Return whether a Python frame is the preprocessing of an inference pipeline.
+
+    >>> prepares_input("transformers/pipelines/video_classification.py(129): preprocess")
+    True
+    """
+    return "pipelines/" in frame and frame.endswith(": preprocess")
