@@ -540,6 +540,12 @@ def _recording(account: Account) -> dict[str, Any]:
     }
 
 
+def _num_devices(account: Account) -> int | None:
+    """Return the number of devices, None where the recorder did not sample those of all ranks."""
+    groups = {tuple(sorted((d.rank, *d.shared_with))) for d in account.devices}
+    return len(groups) if len(account.devices) == len(account.run.ranks) else None
+
+
 def _run(account: Account) -> dict[str, Any]:
     run = account.run
     versions = run.description.get("versions")
@@ -550,6 +556,7 @@ def _run(account: Account) -> dict[str, Any]:
         **({"ranks_in_full": [rank.rank for rank in run.ranks]} if run.everyone else {}),
         "num_steps": account.num_steps,
         "device": account.device_name,
+        "num_devices": _num_devices(account),
         "backend": run.ranks[0].distributed.get("backend") or run.description.get("backend"),
         "strategy": account.strategy.name,
         "torch": versions.get("torch") if isinstance(versions, dict) else None,

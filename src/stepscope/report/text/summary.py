@@ -155,6 +155,8 @@ def _heading(view: _View) -> list[Row]:
     read, world = run["num_ranks"], run["world_size"]
     ranks = f"{read} of {world} ranks" if world and world != read else f"{read} ranks"
     many = f"{read} × {device}" if ranks.startswith(f"{read} ranks") and device != "CPU" else f"{ranks} · {device}"
+    if run.get("num_devices") and run["num_devices"] < read:
+        many = f"{read} ranks on {run['num_devices']} × {device}"
     kind = (view.document.get("recording") or {}).get("kind")
     facts = [device if read == 1 and world in (1, None) else many, *([kind] if kind not in (None, "training") else [])]
     if "ranks_in_full" in run:
@@ -346,6 +348,8 @@ def _where(view: _View, most: int) -> list[Row]:
     ordered = sorted((part for part in times if times[part] > 0), key=lambda part: -times[part])
     large = [part for part in ordered if times[part] >= _WORTH_SHOWING * step_ms]
     shown = large if len(large) <= most and len(large) == len(ordered) else large[: most - 1]
+    if len(shown) > 2 and times.get("compute") and "compute" not in shown:
+        shown = [*shown[:-1], "compute"]
     rest_ms = sum(times[part] for part in ordered if part not in shown)
     bars = [(*label(view, part), times[part]) for part in shown]
     if rest_ms >= 0.005 * step_ms:
