@@ -13,9 +13,7 @@ from tests.bench.parallel_job import CASES, SHAPE
 from stepscope.bench.simulate import Job, Shape, simulate_step
 from stepscope.contract.collectives import op_name
 from stepscope.cost.model_flops import Experts, Recompute, Transformer
-from stepscope.cost.model_memory import (
-    Batch,
-)
+from stepscope.cost.model_memory import Batch
 from stepscope.cost.model_shape import Layout, Precision, Sharding
 from stepscope.cost.strategy_cost import strategy_traffic
 from stepscope.errors import UsageError

@@ -76,12 +76,7 @@ def test_healthy_run_agrees_with_itself(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [
-        queued_run,
-        one_of_many,
-        one_rank_without_steps,
-        lambda f: account_of(late_run(f, late_us=2000, loading=True)),
-    ],
+    [queued_run, one_of_many, one_rank_without_steps, lambda f: account_of(late_run(f, late_us=2000, loading=True))],
 )
 def test_constructed_run_agrees_with_itself(tmp_path: Path, made: Callable[[Path], Account]) -> None:
     assert agreement.contradictions(made(tmp_path)) == []

@@ -52,8 +52,7 @@ def test_what_if_of_fused_kernels_leaves_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("convert_us", "name"),
-    [(4.0, (TO_LAST, TO_FIRST)), (100.0, ("elementwise_kernel_with_nchw", "nhwc_reduce"))],
+    ("convert_us", "name"), [(4.0, (TO_LAST, TO_FIRST)), (100.0, ("elementwise_kernel_with_nchw", "nhwc_reduce"))]
 )
 def test_few_conversions_and_other_kernels_are_not(tmp_path: Path, convert_us: float, name: tuple[str, str]) -> None:
     found = account(tmp_path, convert_us=convert_us, name=name)

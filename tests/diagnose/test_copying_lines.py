@@ -38,10 +38,7 @@ def of_what_python_made(r: PlantedRank, at: float, _: int) -> float:
 def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> None:
     found = diagnose(account(tmp_path, late={0: of_one_line})).findings
     first = found[0]
-    assert (first.id, first.title) == (
-        "host-to-device-copy",
-        "Copies to the device stall the host (train.py:9)",
-    )
+    assert (first.id, first.title) == ("host-to-device-copy", "Copies to the device stall the host (train.py:9)")
     assert first.alone_ns / 1000 == pytest.approx(STAGED_US + COPY_US, rel=0.15)
     assert first.what_if == ("--without", "train.py:9")
     assert not {"host-stall"} & {f.id for f in found}

@@ -125,10 +125,7 @@ FAULTS: dict[str, Fault] = {
         [[replace(k, device_us=100, host_us=90) for k in STEP]],
         tolerance=0.1,
     ),
-    "launch-overhead": Fault(
-        [[kernel(20, host_us=120)] * 20],
-        [[kernel(20, host_us=1)] * 20],
-    ),
+    "launch-overhead": Fault([[kernel(20, host_us=120)] * 20], [[kernel(20, host_us=1)] * 20]),
     "straggler": Fault([ddp(), ddp(), ddp(slow=3), ddp()], [ddp()] * 4, ranks=(2,), cause="device"),
     "straggler, host": Fault([ddp(), SLOW_HOST, ddp()], [ddp()] * 3, ranks=(1,), cause="host"),
     "straggler, data": Fault([ddp(first=[Op("data", 4000)]), ddp(), ddp()], [ddp()] * 3, ranks=(0,), cause="data"),

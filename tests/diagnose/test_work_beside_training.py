@@ -186,9 +186,7 @@ SPARED: dict[str, dict[str, Plant]] = {
             stacks=(("own.py:8:hook",), ("own.py:9:hook", "lib:site-packages/torch/optim/adam.py:248")),
         )
     },
-    "forward run again by backward": {
-        "backward": in_backward(*["aten::dropout"] * 8, stacks=(("model.py:5",),)),
-    },
+    "forward run again by backward": {"backward": in_backward(*["aten::dropout"] * 8, stacks=(("model.py:5",),))},
     "a job that only trains": {},
     "a mask made in forward": {
         "forward": operators("aten::tril", stack=("train.py:10", "model.py:9"), module="blocks.0")

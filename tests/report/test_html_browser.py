@@ -14,10 +14,7 @@ from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.report import html
 from stepscope.report.html.page import page_data, page_of
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))]
 
 TABS = {
     "summary": {"findings", "more-findings", "what-if", "budget", "run-steps", "timeline"},

@@ -15,10 +15,7 @@ from stepscope.report.view.site import ViewSite
 from stepscope.tables.schema import Column, TableSchema
 from stepscope.tables.table import Table, table_of_rows
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))]
 
 HOSTILE = "<img src=http://127.0.0.1:9/leak onerror='window.ran = 1'>"
 # Says what it was sent in its title, the way Perfetto's page takes a trace.
