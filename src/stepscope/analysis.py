@@ -37,8 +37,8 @@ from stepscope.report.notebook import Plots, comparison_page, summary_line, summ
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import Filter, timeline_of, with_owner_tracks
 from stepscope.run.load import Run
+from stepscope.run.read_files import Progress
 from stepscope.run.remote import copies_kept, named_as_given
-from stepscope.run.sources import Progress
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table

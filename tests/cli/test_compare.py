@@ -30,8 +30,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "fast": run_folder(root / "fast", step_ms=10.0, seed=1),
         "again": run_folder(root / "again", step_ms=10.0, seed=2),
-        "slow": run_folder(root / "slow", step_ms=11.0, seed=3, late_us=2000),
-        "slower": run_folder(root / "slower", step_ms=11.2, seed=4, late_us=2000),
+        "slow": run_folder(root / "slow", step_ms=11.0, seed=3, late_us=8000),
+        "slower": run_folder(root / "slower", step_ms=11.2, seed=4, late_us=8000),
     }
 
 

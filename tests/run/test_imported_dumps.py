@@ -20,9 +20,9 @@ from stepscope.document.hang import hang_json
 from stepscope.document.live import memory_document
 from stepscope.errors import InputError
 from stepscope.run.dumps import read_dumps
+from stepscope.run.formats import format_of
 from stepscope.run.load import load
 from stepscope.run.side_files import side_files
-from stepscope.run.sources import format_of
 from stepscope.trace.memory_snapshot import read_memory_snapshot
 from stepscope.trace.nccl import inspected, nccl_logs
 

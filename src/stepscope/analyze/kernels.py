@@ -27,9 +27,9 @@ from stepscope.cost.operators import (
     operator_cost,
 )
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.formats import MeasuredLaunches
 from stepscope.run.load import Run, side_by_side
 from stepscope.run.rank import CPU, Rank, Rows, numbered
-from stepscope.run.sources import MeasuredLaunches
 from stepscope.stats.robust import distinct, distinct_places, median
 from stepscope.trace.nccl import KernelMetrics
 from stepscope.trace.table import NO_STRING, EventKind, Int64s, Trace, of_kinds

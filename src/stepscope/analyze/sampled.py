@@ -24,17 +24,8 @@ from stepscope.errors import StepscopeError
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import MAX_FULL_RANKS, MAX_JOBS, Run, load_sources, run_description, run_name
 from stepscope.run.rank import FLIGHT_RECORDER, Rank, rank_of_trace
-from stepscope.run.sources import (
-    Progress,
-    Source,
-    Sources,
-    assign_ranks,
-    find_sources,
-    rank_in_header,
-    refuse_too_many,
-    size_on_disk,
-    stated_name,
-)
+from stepscope.run.read_files import Progress, refuse_too_many, size_on_disk
+from stepscope.run.sources import Source, Sources, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.trace.cache import read_cached
 from stepscope.trace.nccl import is_sqlite
 from stepscope.trace.read import Budget, return_freed

@@ -54,7 +54,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _expanded(given: Path) -> list[Path]:
-    from stepscope.run.sources import files_beside
+    from stepscope.run.formats import files_beside
 
     if not given.exists():
         raise InputError(f"there is nothing at {printable(str(given))}; give a file or a folder")

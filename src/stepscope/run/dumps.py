@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.contract.run_folder import json_object, rank_file, rank_of
 from stepscope.errors import InputError
 from stepscope.records import dataclass
-from stepscope.run.sources import FLIGHT_RECORDER, MEMORY_SNAPSHOT, beside
+from stepscope.run.formats import FLIGHT_RECORDER, MEMORY_SNAPSHOT, beside
 from stepscope.side_file import open_side_file, side_file_lines
 from stepscope.trace.flight_recorder import FlightDump, rank_in, read_flight_dump
 from stepscope.trace.memory_snapshot import MemorySnapshot, read_memory_snapshot

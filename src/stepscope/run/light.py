@@ -5,9 +5,10 @@ from typing import Any
 
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.load import run_description
 from stepscope.run.side_files import StepLog, readable_step_logs
-from stepscope.run.sources import MeasuredLaunches, is_unreadable_report, measured_launches
+from stepscope.run.sources import is_unreadable_report
 
 
 @dataclass(frozen=True, eq=False, repr=False)

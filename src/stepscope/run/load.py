@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, SourceText, read_owners
 from stepscope.run.rank import (
     FLIGHT_RECORDER,
@@ -30,6 +31,7 @@ from stepscope.run.rank import (
     rank_ranges,
     unnamed_steps,
 )
+from stepscope.run.read_files import FailedSource, Progress, ReadSource, source_reader
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
@@ -43,19 +45,7 @@ from stepscope.run.side_files import (
     unprofiled_step,
     window_number,
 )
-from stepscope.run.sources import (
-    FailedSource,
-    MeasuredLaunches,
-    Progress,
-    ReadSource,
-    Sources,
-    assign_ranks,
-    find_sources,
-    measured_launches,
-    rank_in_header,
-    source_reader,
-    stated_name,
-)
+from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.stats.robust import OFTEN, median
 from stepscope.trace.cache import WriteLater

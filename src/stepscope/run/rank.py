@@ -487,7 +487,9 @@ def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
     launch[launched] = trace["ts_ns"][work.launch_row[launched]]
     early = _if_few(np.flatnonzero((launch > work.start_ns + _IMPOSSIBLE_NS) | _out_of_order(work, launch)), work)
     start, took = work.start_ns.copy(), work.end_ns - work.start_ns
-    in_time = np.setdiff1d(np.arange(len(work)), early)
+    is_early = np.zeros(len(work), bool)
+    is_early[early] = True
+    in_time = np.flatnonzero(~is_early)
     order = in_time[np.lexsort((start[in_time], work.stream[in_time], work.device[in_time]))]
     this, following = order[:-1], order[1:]
     same = (work.stream[this] == work.stream[following]) & (work.device[this] == work.device[following])
@@ -495,7 +497,9 @@ def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
     long = _if_few(np.flatnonzero(same & (took[this] - room > np.maximum(_IMPOSSIBLE_NS, took[this] // 2))), work)
     if not len(early) and not len(long):
         return None
-    usual = np.setdiff1d(in_time, this[long])
+    is_long = np.zeros(len(work), bool)
+    is_long[this[long]] = True
+    usual = in_time[~is_long[in_time]]
     for place, most in zip(this[long].tolist(), room[long].tolist(), strict=True):
         took[place] = _usual_ns(work, usual, place, most)
     for place in early.tolist():

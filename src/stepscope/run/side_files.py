@@ -26,7 +26,7 @@ from stepscope.contract.run_folder import json_object, rank_of
 from stepscope.contract.step_line import EVALUATION, WARMUP
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.sources import beside, others_in
+from stepscope.run.formats import beside, others_in
 from stepscope.side_file import is_number, side_file_lines
 from stepscope.stats.robust import Spread, mad_sigma, median, recurring_long, slow_start, spread
 from stepscope.trace.nccl import NcclLog
@@ -283,7 +283,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
 def _logs_of_all(
     folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]
 ) -> list[NcclLog]:
-    from stepscope.run.sources import NCCL_LOG
+    from stepscope.run.formats import NCCL_LOG
     from stepscope.trace.nccl import nccl_logs
 
     found = []

@@ -1,0 +1,476 @@
+"""File formats of other tools, and the files of each format in a run folder.
+
+Told by content. A name may be anything: a dump called `nccl_trace_rank_3` and one called `rank00003.flight.pickle` are
+the same to every reader.
+"""
+
+import gzip
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write
+from stepscope.errors import InputError, StepscopeError
+from stepscope.records import dataclass
+from stepscope.run.sources import rank_in_header, rank_in_name
+from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
+from stepscope.trace.nccl import (
+    LINE,
+    MAGIC,
+    NCU_REPORT,
+    NSYS_REPORT,
+    KernelMetrics,
+    export_ncu,
+    export_nsys,
+    exported_metrics,
+    inspected,
+    is_inspector,
+    is_ncu_csv,
+    nccl_logs,
+    read_ncu_csv,
+    require_tool,
+)
+from stepscope.trace.read import read
+from stepscope.units import printable, readable_bytes
+
+# Definition of a format: detection, name in a run folder, summary of a file.
+
+_HEAD_BYTES = 1 << 16
+MAX_FILE_BYTES = 1 << 42
+_GZIP = b"\x1f\x8b"
+# told how many bytes of a file were read so far
+BytesRead = Callable[[int], None]
+
+
+def no_progress(_read_bytes: int) -> None:
+    """No-op progress callback."""
+
+
+@dataclass(frozen=True)
+class FileHead:
+    """What a format is told by: the name of a file, its size and its first bytes, unpacked where it is gzipped."""
+
+    path: Path
+    size: int
+    #: at most HEAD_BYTES
+    start: bytes
+
+    @property
+    def name(self) -> str:
+        return self.path.name.lower().removesuffix(".gz")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a look into a file found."""
+
+    #: in a few words, for people: `3,442 kernels of 2 processes`
+    what: str
+    #: that the file itself names; empty where it says none
+    ranks: tuple[int, ...] = ()
+    #: whether it holds several ranks, so that it is no single rank's file
+    whole_job: bool = False
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: told by `is_it`, kept in a run folder as `rank00000.<ending>` (or `job.<ending>`).
+
+    `look` opens a file and says what it holds. It raises a `StepscopeError` of one sentence where the file is damaged,
+    so that nothing unreadable is put into a run folder. `store` writes it into the run folder in the form that the
+    reader takes; without one it is copied as it is.
+    """
+
+    id: str
+    #: as in `Nsight Systems export`
+    title: str
+    ending: str
+    is_it: Callable[[FileHead], bool]
+    look: Callable[[Path, BytesRead], Contents]
+    store: Callable[[Path, Path], None] | None = None
+    #: whether only what `store` wrote can be looked into
+    check_stored: bool = False
+    #: further names under which files of this format lie in a run folder
+    other_endings: tuple[str, ...] = ()
+    #: whether a file is of use only where it is known whose it is
+    needs_rank: bool = True
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        return (self.ending, *self.other_endings)
+
+
+def _file_head(path: Path) -> FileHead:
+    with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
+        start = f.read(_HEAD_BYTES)
+        size = path.stat().st_size
+    if start.startswith(_GZIP):
+        try:
+            start = zlib.decompressobj(31).decompress(start, _HEAD_BYTES)
+        except zlib.error:
+            start = b""
+    return FileHead(path, size, start)
+
+
+# of a folder that are looked at
+_MAX_FILES = 100_000
+_OURS = re.compile(r"^rank\d{5,9}\.(steps\.jsonl|owners\.json\.gz|telemetry\.jsonl|memory\.jsonl|collectives\.jsonl)$")
+
+_TRACE = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$")
+
+
+@dataclass(frozen=True)
+class DetectedFile:
+    """One file of a known format."""
+
+    path: Path
+    format: Format
+    #: by the file's name; None where that does not say
+    rank: int | None
+
+
+def format_of(path: Path) -> Format | None:
+    """Return the format of a file, None where no known one fits; an `InputError` where it cannot be read."""
+    try:
+        head = _file_head(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from error
+
+    return next((known for known in FORMATS if known.is_it(head)), None)
+
+
+def files_beside(folder: Path) -> tuple[DetectedFile, ...]:
+    """Return the files of known formats that lie in a run folder, by name; what cannot be read is left out."""
+    return _detected(_candidates(folder))
+
+
+def _detected(paths: list[Path]) -> tuple[DetectedFile, ...]:
+    found = []
+    for path in paths:
+        try:
+            known = _format_of_unchanged(path, path.stat().st_mtime_ns)
+        except (InputError, OSError):  # said by whoever reads it
+            continue
+        if known is not None:
+            found.append(DetectedFile(path, known, rank_in_name(path.name)))
+    return tuple(found)
+
+
+def beside(folder: Path, format_id: str, *, but: Collection[str] = ()) -> tuple[DetectedFile, ...]:
+    """Return the files of one format in a run folder, by name; traces, and those named in `but`, are not opened."""
+    return tuple(one for one in _detected(others_in(folder, but=but)) if one.format.id == format_id)
+
+
+def others_in(folder: Path, *, but: Collection[str] = ()) -> list[Path]:
+    """Return the files of a run folder whose name does not say what they are, less those named in `but`."""
+    return [path for path in _candidates(folder) if not _TRACE.search(path.name) and path.name not in but]
+
+
+@lru_cache(maxsize=4096)
+def _format_of_unchanged(path: Path, _mtime_ns: int) -> Format | None:
+    return format_of(path)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    try:
+        entries = sorted(folder.iterdir())[:_MAX_FILES]
+    except OSError:
+        return []
+    names = (RUN_JSON, CACHE_FOLDER)
+    return [
+        path
+        for path in entries
+        if not path.name.startswith(".") and path.name not in names and not _OURS.match(path.name) and path.is_file()
+    ]
+
+
+# Kineto traces of a run folder: what PyTorch's profiler writes, under the name that the recorder gives them.
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
+_CHUNK_BYTES = 1 << 20
+
+
+def _look(path: Path, told: BytesRead) -> Contents:
+    trace = read(path, progress=told)
+    rank = rank_in_header(trace.header)
+    return Contents(f"{trace.num_events:,} events", () if rank is None else (rank,))
+
+
+def _store(source: Path, target: Path) -> None:
+    with open_side_file(source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(target) as out:
+        start = f.read(2)
+        f.seek(0)
+        if start in (b"\x1f\x8b", b"\x28\xb5"):
+            shutil.copyfileobj(f, out, _CHUNK_BYTES)
+            return
+        pack = zlib.compressobj(level=3, wbits=31)
+        while chunk := f.read(_CHUNK_BYTES):
+            out.write(pack.compress(chunk))
+        out.write(pack.flush())
+
+
+_KINETO = Format(
+    id="kineto",
+    title="Kineto trace",
+    ending="pt.trace.json.gz",
+    is_it=lambda head: _EVENTS.search(head.start) is not None,
+    look=_look,
+    store=_store,
+)
+
+
+# What NCCL writes, in a run folder: its debug log, of one rank or of all, and NCCL inspector's measurements.
+
+
+def _look_log(path: Path, told: BytesRead) -> Contents:
+    logs = nccl_logs(_lines(path, told))
+    if not logs:
+        raise InputError(f"{path}: is a log of NCCL in which no rank says its number; log with NCCL_DEBUG=INFO")
+    version = next((log.version for log in logs if log.version), None)
+    transports = sorted({name for log in logs for name in log.transports})
+    what = f"NCCL {version or 'of unknown version'}, {', '.join(transports) or 'no connections'}"
+    several = f", {len(logs)} ranks" if len(logs) > 1 else ""
+    return Contents(what + several, tuple(log.rank for log in logs), whole_job=len(logs) > 1)
+
+
+def _look_inspector(path: Path, told: BytesRead) -> Contents:
+    found, damaged = inspected(_lines(path, told))
+    if not found:
+        raise InputError(f"{path}: none of its {damaged:,} lines is a measurement of NCCL inspector")
+    ranks = tuple(sorted({one.rank for one in found}))
+    count = sum(one.count for one in found)
+    return Contents(f"{count:,} collectives measured", ranks, whole_job=len(ranks) > 1)
+
+
+def _lines(path: Path, told: BytesRead = no_progress) -> Iterator[bytes]:
+    try:
+        if not _is_packed(path):
+            yield from _counted(side_file_lines(path), told)
+            return
+        left = 1 << 30
+        with open_side_file(path, max_bytes=MAX_LOG_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
+            while left > 0 and (line := f.readline(1 << 20)):
+                left -= len(line)
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+
+
+def _counted(lines: Iterator[bytes], told: BytesRead) -> Iterator[bytes]:
+    read = said = 0
+    for line in lines:
+        read += len(line)
+        if read - said >= 1 << 20:
+            told(read)
+            said = read
+        yield line
+    told(read)
+
+
+def _nccl_store(source: Path, target: Path) -> None:
+    with atomic_write(target) as out:
+        if _is_packed(source):
+            for line in _lines(source):
+                out.write(line)
+        else:
+            with open_side_file(source, max_bytes=MAX_LOG_BYTES) as f:
+                shutil.copyfileobj(f, out, 1 << 20)
+
+
+def _is_packed(path: Path) -> bool:
+    with open_side_file(path, max_bytes=MAX_LOG_BYTES) as f:
+        return f.read(2) == _GZIP
+
+
+NCCL_LOG = Format(
+    id="nccl-log",
+    title="NCCL log",
+    ending="nccl.log",
+    is_it=lambda head: b"NCCL " in head.start and LINE.search(head.start.decode(errors="replace")) is not None,
+    look=_look_log,
+    store=_nccl_store,
+    needs_rank=False,
+)
+_NCCL_INSPECTOR = Format(
+    id="nccl-inspector",
+    title="NCCL inspector output",
+    ending="nccl_inspector.jsonl",
+    is_it=lambda head: is_inspector(head.start),
+    look=_look_inspector,
+    store=_nccl_store,
+    needs_rank=False,
+)
+
+
+# Nsight's files in a run folder: exports and reports of Nsight Systems, metrics of Nsight Compute.
+
+
+def _look_nsys(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.nsight import overview  # only where there is such a file
+
+    found = overview(path, progress=told)
+    ranks = tuple(rank for header in found.headers if (rank := rank_in_header(header)) is not None)
+    processes = len(found.headers)
+    several = f" of {processes} processes" if processes > 1 else ""
+    return Contents(f"{found.num_kernels:,} kernels{several}", ranks, whole_job=processes > 1)
+
+
+def _look_ncu(path: Path, _told: BytesRead) -> Contents:
+    launches = read_ncu_csv(path).launches
+    if not launches:
+        raise InputError(f"{path}: holds no launch; was --kernel-name or --launch-skip too narrow?")
+    return Contents(f"{len(launches):,} launches of {len({launch.name for launch in launches}):,} kernels")
+
+
+def _exported_later(tool: str) -> Callable[[Path, BytesRead], Contents]:
+    def look(path: Path, _told: BytesRead) -> Contents:
+        require_tool(tool, path)
+        return Contents(f"to be exported by {tool}")
+
+    return look
+
+
+_NSIGHT_SYSTEMS = Format(
+    id="nsys",
+    title="Nsight Systems export",
+    ending="nsys.sqlite",
+    is_it=lambda head: head.start.startswith(MAGIC),
+    look=_look_nsys,
+    needs_rank=False,
+)
+_NSIGHT_SYSTEMS_REPORT = Format(
+    id="nsys-report",
+    title="Nsight Systems report",
+    ending="nsys.sqlite",
+    is_it=lambda head: head.name.endswith(NSYS_REPORT),
+    look=_exported_later("nsys"),
+    store=export_nsys,
+    check_stored=True,
+    needs_rank=False,
+)
+_NSIGHT_COMPUTE = Format(
+    id="ncu",
+    title="Nsight Compute metrics",
+    ending="ncu.csv",
+    is_it=lambda head: is_ncu_csv(head.start),
+    look=_look_ncu,
+    needs_rank=False,
+)
+_NSIGHT_COMPUTE_REPORT = Format(
+    id="ncu-report",
+    title="Nsight Compute report",
+    ending="ncu.csv",
+    is_it=lambda head: head.name.endswith(NCU_REPORT),
+    look=_exported_later("ncu"),
+    store=export_ncu,
+    check_stored=True,
+    needs_rank=False,
+)
+
+
+# What torch itself dumps, in a run folder: flight recorder dumps and CUDA memory snapshots.
+
+_PICKLE = b"\x80"
+
+
+def _is_flight(head: FileHead) -> bool:
+    if head.start.startswith(_PICKLE):
+        return b"entries" in head.start and (b"pg_config" in head.start or b"profiling_name" in head.start)
+    return head.start.lstrip().startswith(b"{") and b'"collective_seq_id"' in head.start
+
+
+def _look_flight(path: Path, _told: BytesRead) -> Contents:
+    from stepscope.trace.flight_recorder import read_flight_dump  # only where there is such a file
+
+    dump = read_flight_dump(path)
+    groups = len({e.group for e in dump.entries})
+    what = f"{len(dump.entries):,} collectives of {groups} group{'' if groups == 1 else 's'}"
+    return Contents(what, () if dump.rank is None else (dump.rank,))
+
+
+def _look_snapshot(path: Path, _told: BytesRead) -> Contents:
+    from stepscope.trace.memory_snapshot import read_memory_snapshot  # only where there is such a file
+
+    found = read_memory_snapshot(path)
+    return Contents(f"{readable_bytes(found.allocated_bytes)} allocated, {len(found.action):,} events")
+
+
+FLIGHT_RECORDER = Format(
+    id="flight",
+    title="flight recorder dump",
+    ending="flight_recorder.dump",
+    is_it=_is_flight,
+    look=_look_flight,
+    other_endings=("flight_recorder.jsonl", "flight_recorder.pickle"),
+)
+MEMORY_SNAPSHOT = Format(
+    id="memory",
+    title="CUDA memory snapshot",
+    ending="memory.pickle",
+    is_it=lambda head: head.start.startswith(_PICKLE) and b"segments" in head.start[:256],
+    look=_look_snapshot,
+)
+
+
+# Kernels as Nsight Compute measured them, from the files of a run folder.
+
+
+@dataclass(frozen=True)
+class MeasuredLaunches:
+    """The launches that one file holds, in their order."""
+
+    file: str
+    #: whose they are; None where the file does not say: then they are those of any rank
+    rank: int | None
+    launches: tuple[KernelMetrics, ...]
+
+
+def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
+    """Return what the files of Nsight Compute in a run folder measured, and a line for each that has a fault; files
+    named in `but` are known to be something else.
+    """
+    if not others_in(folder, but=but):
+        return (), []
+    found, lines = [], []
+    tables = beside(folder, _NSIGHT_COMPUTE.id, but=but)
+    named = {one.path.name for one in tables}
+    reports = [one for one in beside(folder, _NSIGHT_COMPUTE_REPORT.id, but=but) if not _is_exported(one.path, named)]
+    for one in (*tables, *reports):
+        try:
+            read = read_ncu_csv(exported_metrics(one.path) if one in reports else one.path)
+        except StepscopeError as error:
+            lines.append(f"not read: {error}")
+            continue
+        found.append(MeasuredLaunches(one.path.name, one.rank, read.launches))
+        if read.unusable:
+            lines.append(f"{one.path.name}: {read.unusable:,} values out of range or no numbers; taken as unknown")
+    return tuple(found), lines
+
+
+def _is_exported(report: Path, tables: set[str]) -> bool:
+
+    stem = report.name.removesuffix(NCU_REPORT)
+    return f"{stem}.csv" in tables or f"{stem}.{_NSIGHT_COMPUTE.ending}" in tables
+
+
+# The one list of formats that can be imported and that are picked up in a run folder.
+#
+# A new format is one line here: its `Format` is defined beside its reader's look, in a file of this folder named by
+# it.
+# The order counts: the first that says yes has the file, so those told by a magic number come first.
+
+FORMATS: tuple[Format, ...] = (
+    _NSIGHT_SYSTEMS,
+    _NSIGHT_SYSTEMS_REPORT,
+    _NSIGHT_COMPUTE_REPORT,
+    _NSIGHT_COMPUTE,
+    MEMORY_SNAPSHOT,
+    FLIGHT_RECORDER,
+    _NCCL_INSPECTOR,
+    _KINETO,
+    NCCL_LOG,
+)
