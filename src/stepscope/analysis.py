@@ -36,8 +36,8 @@ from stepscope.report.html.page import render_html
 from stepscope.report.notebook import Plots, comparison_page, summary_line, summary_page
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import Filter, timeline_of, with_owner_tracks
+from stepscope.run.formats import Progress
 from stepscope.run.load import Run
-from stepscope.run.read_files import Progress
 from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES

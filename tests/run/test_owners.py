@@ -10,7 +10,7 @@ from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.contract.run_folder import MAX_SOURCE_FILE_BYTES, SOURCE_FOLDER, owners_file
 from stepscope.run.load import load
-from stepscope.run.owners import Frame, SourceText
+from stepscope.run.side_files import Frame, SourceText
 
 
 def a_rank() -> PlantedRank:

@@ -29,8 +29,8 @@ from stepscope.contract.run_folder import AUTOGRAD, FUNCTIONS, TRAINING
 from stepscope.contract.step_line import EVALUATE
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.load import Run
-from stepscope.run.owners import Frame, OwnedThread, RankOwners, SourceText, code_of
 from stepscope.run.rank import PROFILER_STEP, Rank, lookup
+from stepscope.run.side_files import Frame, OwnedThread, RankOwners, SourceText, code_of
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 

@@ -23,7 +23,7 @@ from stepscope.contract.run_folder import HOOK
 from stepscope.contract.step_line import EVALUATE, Region
 from stepscope.intervals import covered_ns, subtract, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.owners import SourceText
+from stepscope.run.side_files import SourceText
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string
 

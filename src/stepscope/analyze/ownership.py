@@ -23,8 +23,8 @@ from stepscope.analyze.phases import Marks
 from stepscope.errors import UsageError
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.owners import Frame
 from stepscope.run.rank import Rank, Rows
+from stepscope.run.side_files import Frame
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s
 

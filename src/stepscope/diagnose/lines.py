@@ -46,7 +46,7 @@ from stepscope.diagnose.measures import (
     without_parts,
 )
 from stepscope.records import once_per_record
-from stepscope.run.owners import code_text_has_comprehension
+from stepscope.run.side_files import code_text_has_comprehension
 from stepscope.stats.robust import among
 
 _NEVER = np.iinfo(np.int64).max

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
-from stepscope.run.read_files import Progress
+from stepscope.run.formats import Progress
 from stepscope.units import json_text
 
 _NEXT = b",\n"

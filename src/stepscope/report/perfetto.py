@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline, Values
-from stepscope.run.read_files import Progress
+from stepscope.run.formats import Progress
 
 # Protobuf's wire format: single fields as bytes, and many messages of one shape at once as columns.
 #

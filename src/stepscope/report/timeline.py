@@ -22,8 +22,8 @@ from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline_limit import MAX_SLICES
 from stepscope.run.aligned import UNMATCHED, AlignedRun
+from stepscope.run.formats import Progress
 from stepscope.run.rank import DEVICE_KINDS, PROFILER_STEP, Rank, rank_ranges, span_rows
-from stepscope.run.read_files import Progress
 from stepscope.tables.catalog import StringTable
 from stepscope.trace.table import EventKind, Int64s, rows_named
 from stepscope.units import NS_PER_US

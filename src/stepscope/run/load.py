@@ -16,8 +16,7 @@ import numpy.typing as npt
 from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.formats import MeasuredLaunches, measured_launches
-from stepscope.run.owners import RankOwners, SourceText, read_owners
+from stepscope.run.formats import FailedSource, MeasuredLaunches, Progress, ReadSource, measured_launches, source_reader
 from stepscope.run.rank import (
     FLIGHT_RECORDER,
     DeviceWork,
@@ -31,15 +30,17 @@ from stepscope.run.rank import (
     rank_ranges,
     unnamed_steps,
 )
-from stepscope.run.read_files import FailedSource, Progress, ReadSource, source_reader
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
+    RankOwners,
     SideFiles,
+    SourceText,
     StepLog,
     UnprofiledStep,
     is_later_window,
     log_since,
+    read_owners,
     readable_step_logs,
     side_files,
     unprofiled_step,

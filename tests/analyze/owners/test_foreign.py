@@ -9,7 +9,7 @@ from stepscope.analysis import load
 from stepscope.analyze.match_owners import MAX_LINES, with_operator_lines
 from stepscope.analyze.owner_costs import CodeCosts
 from stepscope.contract.run_folder import EXECUTING, TRAINING
-from stepscope.run.owners import Frame, OwnedThread, RankOwners, SourceText
+from stepscope.run.side_files import Frame, OwnedThread, RankOwners, SourceText
 
 DATA = Path(__file__).parents[2] / "data"
 

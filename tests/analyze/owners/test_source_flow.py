@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.owner_lines import feeds_training, skipped_line
-from stepscope.run.owners import SourceText
+from stepscope.run.side_files import SourceText
 
 LOOP = """\
 def train(model, data, opt):

@@ -15,7 +15,7 @@ from stepscope.analyze.account import Account
 from stepscope.document.report import CodeRow, CodeView
 from stepscope.records import dataclass
 from stepscope.report.terminal import ELSEWHERE, name_text, print_indented
-from stepscope.run.owners import SourceText
+from stepscope.run.side_files import SourceText
 from stepscope.units import NS_PER_MS, printable
 
 # The numbers beside a source line: which columns a run needs, and how they are written.
