@@ -10,7 +10,6 @@ from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, v
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of, guides_of
-from stepscope.diagnose.finding import recording_of
 from stepscope.diagnose.findings import (
     BALANCED,
     MEMORY,
@@ -23,6 +22,7 @@ from stepscope.diagnose.findings import (
     conclude,
     diagnose,
 )
+from stepscope.diagnose.recording import recording_of
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
 from stepscope.report.html.page import page_of_run

@@ -31,7 +31,7 @@ from stepscope.run.formats import MeasuredLaunches
 from stepscope.run.load import Run, side_by_side
 from stepscope.run.rank import CPU, Rank, Rows, numbered
 from stepscope.stats.robust import distinct, distinct_places, median
-from stepscope.trace.nccl import KernelMetrics
+from stepscope.trace.ncu import KernelMetrics
 from stepscope.trace.table import NO_STRING, EventKind, Int64s, Trace, of_kinds
 
 # Which operators took the time and the memory, on the host and on the device?

@@ -27,7 +27,7 @@ from stepscope.run.load import MAX_FULL_RANKS, MAX_JOBS, Run, load_sources, run_
 from stepscope.run.rank import FLIGHT_RECORDER, Rank, rank_of_trace
 from stepscope.run.sources import Source, Sources, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.trace.cache import read_cached
-from stepscope.trace.nccl import is_sqlite
+from stepscope.trace.nsight_tools import is_sqlite
 from stepscope.trace.read import Budget, return_freed
 
 # Choice of the ranks of a large run that are analysed in full.

@@ -25,7 +25,7 @@ from stepscope.analyze.replay.removal import Choose, part_for
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.collectives import OP_CODE
 from stepscope.contract.step_line import Region
-from stepscope.diagnose.finding import Evidence, Kind, Match, Need, Scope, evidence_ms, sixteen_bit_messages
+from stepscope.diagnose.finding import Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.lines import rows_sent_again
 from stepscope.diagnose.measures import (
     Mask,
@@ -37,6 +37,7 @@ from stepscope.diagnose.measures import (
     place_of,
     without_parts,
 )
+from stepscope.diagnose.recording import Need, Scope, sixteen_bit_messages
 from stepscope.records import once_per_record
 from stepscope.run.aligned import POINT_TO_POINT
 from stepscope.run.rank import Rank, enclosing

@@ -32,8 +32,9 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, Peak, mfu_peak
 from stepscope.cost.operators import Family
-from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, Need, Scope, evidence_ms
+from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import Mask, at, device_ns, has_device, per_step, place_of, with_work_ns, without_parts
+from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import EMPTY, union
 from stepscope.records import once_per_record
 from stepscope.run.load import each_rank

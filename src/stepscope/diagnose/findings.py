@@ -29,15 +29,10 @@ from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.removal import Fix, Saving, bounded, saving_of, saving_range, to_step
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose import communication, device, host, lines, ranks
-from stepscope.diagnose.finding import (
+from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
+from stepscope.diagnose.ranks import ranks_text
+from stepscope.diagnose.recording import (
     EVERYTHING,
-    FAULTS,
-    NEGLIGIBLE,
-    NOTABLE,
-    WORTH_A_LINE,
-    Candidate,
-    Finding,
-    Kind,
     Scope,
     applied,
     applies,
@@ -45,7 +40,6 @@ from stepscope.diagnose.finding import (
     recording_of,
     why_unknown,
 )
-from stepscope.diagnose.ranks import ranks_text
 from stepscope.records import dataclass, once_per_record
 from stepscope.run.rank import CPU, rank_ranges
 from stepscope.units import ms

@@ -36,7 +36,7 @@ from stepscope.contract.step_line import (
     GARBAGE_COLLECTION,
     Region,
 )
-from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, Need, Scope, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
     Mask,
@@ -52,6 +52,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
+from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog

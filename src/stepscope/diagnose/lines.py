@@ -29,7 +29,7 @@ from stepscope.analyze.replay.changes import GRADIENT_OPS, Change
 from stepscope.analyze.replay.graph import Program
 from stepscope.analyze.replay.removal import part_for, recorded_host
 from stepscope.analyze.replay.replay import Replay
-from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, Need, Scope, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     Mask,
     at,
@@ -45,6 +45,7 @@ from stepscope.diagnose.measures import (
     without_lines,
     without_parts,
 )
+from stepscope.diagnose.recording import Need, Scope
 from stepscope.records import once_per_record
 from stepscope.run.side_files import code_text_has_comprehension
 from stepscope.stats.robust import among

@@ -22,19 +22,10 @@ from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_par
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
 from stepscope.analyze.steadiness import DeviceState, slower_clock
 from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, uneven_compute
-from stepscope.diagnose.finding import (
-    MICROBATCHES,
-    MORE_MICROBATCHES,
-    NOTABLE,
-    Evidence,
-    Kind,
-    Match,
-    Need,
-    Scope,
-    evidence_ms,
-)
+from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
+from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import covered_ns
 from stepscope.stats.robust import distinct, lower_median, median
 from stepscope.trace.table import EventKind

@@ -21,8 +21,9 @@ from stepscope.analyze.steadiness import Steadiness
 from stepscope.analyze.stragglers import Straggler
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of, guides_of
-from stepscope.diagnose.finding import FAULTS, Finding, recording_of
+from stepscope.diagnose.finding import FAULTS, Finding
 from stepscope.diagnose.findings import Diagnosis, budget_note, conclude
+from stepscope.diagnose.recording import recording_of
 from stepscope.errors import UsageError
 from stepscope.records import dataclass
 from stepscope.run.load import incomplete

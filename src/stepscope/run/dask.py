@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.trace.cache import read_cached
-from stepscope.trace.nccl import is_sqlite
+from stepscope.trace.nsight_tools import is_sqlite
 from stepscope.trace.read import Budget
 from stepscope.units import printable
 

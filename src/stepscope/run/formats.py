@@ -20,21 +20,16 @@ from stepscope.records import dataclass
 from stepscope.run.sources import Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
-from stepscope.trace.nccl import (
-    LINE,
+from stepscope.trace.nccl import LINE, inspected, is_inspector, nccl_logs
+from stepscope.trace.ncu import KernelMetrics, is_ncu_csv, read_ncu_csv
+from stepscope.trace.nsight_tools import (
     MAGIC,
     NCU_REPORT,
     NSYS_REPORT,
-    KernelMetrics,
     export_ncu,
     export_nsys,
     exported_metrics,
-    inspected,
-    is_inspector,
-    is_ncu_csv,
     is_sqlite,
-    nccl_logs,
-    read_ncu_csv,
     require_tool,
 )
 from stepscope.trace.read import Budget, read
@@ -525,8 +520,8 @@ def source_reader(
         try:
             is_report = source.path.name.endswith(NSYS_REPORT)
             if is_report or is_sqlite(source.path):
-                from stepscope.trace.nccl import exported_report  # only where there is such a file
-                from stepscope.trace.nsight import read_nsys
+                from stepscope.trace.nsight import read_nsys  # only where there is such a file
+                from stepscope.trace.nsight_tools import exported_report
 
                 export = (
                     exported_report(source.path, cache_folder=cache_folder, keep=cache) if is_report else source.path

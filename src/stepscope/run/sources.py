@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.errors import InputError
 from stepscope.records import dataclass
-from stepscope.trace.nccl import NSYS_REPORT
+from stepscope.trace.nsight_tools import NSYS_REPORT
 from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 

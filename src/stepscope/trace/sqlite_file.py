@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stepscope.errors import TraceError
 from stepscope.side_file import open_side_file
-from stepscope.trace.nccl import MAX_FILE_BYTES
+from stepscope.trace.nsight_tools import MAX_FILE_BYTES
 from stepscope.trace.table import Int64s
 from stepscope.units import printable
 

@@ -6,8 +6,8 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.finding import applied
 from stepscope.diagnose.findings import diagnose
+from stepscope.diagnose.recording import applied
 from stepscope.run.load import load
 
 DATA = Path(__file__).parents[2] / "data"

@@ -17,7 +17,7 @@ from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.errors import InputError
 from stepscope.run.load import Run, load
-from stepscope.trace.nccl import is_ncu_csv, read_ncu_csv
+from stepscope.trace.ncu import is_ncu_csv, read_ncu_csv
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -1,0 +1,481 @@
+"""What kind of recording this is, and what it can prove.
+
+A `Limit` is one reason why a recording cannot prove some conclusions: missing ranks, a cold start, a graph capture, a
+fragment. It names the verdicts it rules out; findings of those categories are not made, and the verdict is `unclear` where
+such a category would have been the largest. A `Need` is what a kind of finding requires before its silence means that the
+fault is absent; the report lists what was not examined.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.host_time import host_calls, is_synchronisation
+from stepscope.analyze.owner_places import MOSTLY
+from stepscope.analyze.phases import trains
+from stepscope.cost.chips import mfu_peak
+from stepscope.intervals import Intervals, clip, covered_ns, union
+from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup
+from stepscope.stats.robust import distinct
+from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
+from stepscope.units import NS_PER_MS
+
+# What a recording can prove.
+
+_HOST_ONLY = frozenset(("host-bound",))
+_HOST = _HOST_ONLY | {"data-bound"}
+_OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
+_IDLE = _HOST | _OTHER_RANKS | {"copy-bound", "unclear"}
+EVERYTHING = _IDLE | {"compute-bound"}
+
+_WHY_UNKNOWN = {
+    "queued": "work was queued and the device did not start it",
+    "other_stream": "one stream waited for another",
+    "profiler": "the profiler's own buffers",
+    "unknown": "the device idled and the trace does not say why",
+}
+# a call that neither waits nor copies and takes longer on an idle device loads modules or creates a context
+_COLD_CALL_NS = 4_000_000
+# of the step: less first-call initialisation changes no conclusion
+_COLD_SHARE = 0.05
+# steps that cover less of what was recorded do not represent it
+_COVERED_SHARE = 0.1
+# device operations without a step from which idle time has a pattern
+_FEW_OPERATIONS = 64
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One reason why a recording cannot prove some conclusions."""
+
+    #: what such a recording is called; empty where that says nothing about its kind
+    kind: str
+    #: the reason in one clause, None where the limit does not hold
+    reason: Callable[[Account], str | None]
+    #: verdicts that cannot be proved
+    unprovable: frozenset[str]
+    cannot_show: str
+    #: how to record what is missing
+    again: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recording(ArrayRecord):
+    """What was recorded, and the limits on what it proves."""
+
+    kind: str
+    ranks_missing: tuple[int, ...]
+    limits: tuple[tuple[Limit, str], ...]
+
+    @cached_property
+    def unprovable(self) -> frozenset[str]:
+        """Return the verdicts, and the categories of findings, that the recording cannot prove."""
+        return frozenset[str]().union(*(limit.unprovable for limit, _ in self.limits))
+
+    def rules_out(self, category: str | None) -> bool:
+        """Return whether findings of a category are not proved; those of none are facts of any recording of a run."""
+        return self.unprovable >= EVERYTHING if category is None else category in self.unprovable
+
+    def unshown(self, category: str | None) -> list[str]:
+        """Return what a recording would have to show for findings of a category."""
+        limits = (limit for limit, _ in self.limits if category in limit.unprovable)
+        return [f"a recording that shows {limit.cannot_show}" for limit in limits]
+
+    @property
+    def cannot_show(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(limit.cannot_show for limit, _ in self.limits))
+
+    @property
+    def line(self) -> str | None:
+        """Return the first limit with its remedy, in one sentence; None for a recording without limits."""
+        if not self.limits:
+            return None
+        limit, reason = self.limits[0]
+        return f"{reason[:1].upper()}{reason[1:]}; {limit.again}."
+
+
+@once_per_record
+def recording_of(account: Account) -> Recording:
+    """Return the kind of a recording and what it cannot prove, the most limiting reason first."""
+    held = [(limit, reason) for limit in LIMITS if (reason := limit.reason(account)) is not None]
+    named = [limit.kind for limit, _ in held if limit.kind]
+    job = "serving" if account.serving else "training" if trains(account.strategy.passes) else "inference"
+    return Recording(named[0] if named else job, ranks_missing(account), tuple(held))
+
+
+def ranks_missing(account: Account) -> tuple[int, ...]:
+    """Return the ranks of the job, or of a group that communicates, without a recording."""
+    run = account.run
+    sizes = [group.size or 0 for rank in run.ranks for group in rank.collectives.groups]
+    world, present = max(run.world_size or 1, *sizes, 1), {rank.rank for rank in run.ranks_read}
+    return tuple(n for n in range(world) if n not in present) if len(present) < world else ()
+
+
+def _ranks_missing(account: Account) -> str | None:
+    missing, step = ranks_missing(account), account.step
+    if not missing:
+        return None
+    recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks were not recorded"
+    if step is None or not account.collectives:
+        return recorded
+    spent = sum(step.ns(part) for part in ("exposed_transfer", "wait", "pipeline_bubble")) + step.unmatched_ns
+    most = max(account.collectives, key=lambda row: row.exposed_ns).op.replace("_", "-")
+    if spent < _COLD_SHARE * step.step_ns:
+        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others"
+    return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}"
+
+
+def _graph_capture(account: Account) -> str | None:
+    windows = [(view.rank, view.window) for view in account.ranks if view.window is not None]
+    took = sum(clip(_captures(rank), w.start_ns, w.end_ns).total_ns for rank, w in windows)
+    if not took or took < MOSTLY * sum(w.window_ns for _, w in windows):
+        return None
+    return f"this is a graph capture, not a run: launches were captured into graphs for {_ms(took / len(windows))} ms"
+
+
+def _captures(rank: Rank) -> Intervals:
+    begin, end = (_starts(rank, word) for word in ("StreamBeginCapture", "StreamEndCapture"))
+    last = np.append(end, np.full(len(begin), rank.trace["ts_ns"].max(initial=0)))  # a capture may outlast the trace
+    return union(begin, np.maximum(last[: len(begin)], begin))
+
+
+def _starts(rank: Rank, word: str) -> Int64s:
+    return np.sort(rank.trace["ts_ns"][rank.rows_named(lambda s: word in s, EventKind.RUNTIME)])
+
+
+def _few_steps(account: Account) -> str | None:
+    marked = (r.steps.by_profiler or r.steps.told_by == SERVING for r in account.run.ranks)
+    ranks = [r for r, is_marked in zip(account.run.ranks, marked, strict=True) if r.has_device and not is_marked]
+    step, known = account.step, [r.steps.known for r in ranks]
+    if step is None or not any(known):
+        return None
+    span = float(np.mean([r.work.end_ns.max() - r.work.start_ns.min() for r in ranks]))
+    covered = step.profiled_ns * float(np.mean(known))
+    if covered >= _COVERED_SHARE * span:
+        return None
+    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms of device time"
+
+
+def _unexplained(account: Account) -> str | None:
+    step = account.step
+    unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
+    if step is None or unknown <= MOSTLY * step.step_ns or not all(r.has_device for r in account.run.ranks):
+        return None
+    return (
+        f"cannot be diagnosed: {_ms(unknown)} of {_ms(step.step_ns)} ms per {account.whole} have no known cause"
+        f"{why_unknown(account)}"
+    )
+
+
+def why_unknown(account: Account) -> str:
+    """Return what the trace shows of idle time without a known cause, as the end of a sentence."""
+    idle = account.step.idle_ns if account.step else {}
+    known = {cause: ns for cause, ns in idle.items() if cause in _WHY_UNKNOWN}
+    return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
+
+
+def _device_only(account: Account) -> str | None:
+    with_device = [r for r in account.run.ranks if r.has_device]
+    if not with_device or any((r.work.launch_row >= 0).any() for r in with_device):
+        return None
+    return "the trace has device activity only: what the host did while the device idled is unknown"
+
+
+def _single_operation(account: Account) -> str | None:
+    count = _count_operations(account)
+    return "cannot be diagnosed: the trace has a single operation" if count == 1 and not account.num_steps else None
+
+
+def _few_operations(account: Account) -> str | None:
+    count = _count_operations(account)
+    if account.num_steps or count >= _FEW_OPERATIONS:
+        return None
+    return f"a fragment of {count} operations without a step: its idle time is not that of a job"
+
+
+@once_per_record
+def _count_operations(account: Account) -> int:
+    """Return how much work the busiest rank recorded: operations of the device, else operators that no other calls."""
+    return max(
+        len(rank.work) if rank.has_device else int((host_calls(rank).parent < 0).sum()) for rank in account.run.ranks
+    )
+
+
+def _cold_start(account: Account) -> str | None:
+    """Return how long the host spent in first calls that initialise the device, where that distorts the steps."""
+    took, whole, names = 0, 0, dict[str, int]()
+    for rank in account.run.ranks:
+        start, end = _judged_span(rank)
+        calls = _cold_calls(rank)
+        ts, dur = rank.trace["ts_ns"][calls], rank.trace["dur_ns"][calls]
+        inside = (ts >= start) & (ts < end)
+        took, whole = took + int(dur[inside].sum()), whole + end - start
+        for row, ns in zip(calls[inside].tolist(), dur[inside].tolist(), strict=True):
+            name = rank.trace.strings[rank.trace["name"][row]]
+            names[name] = names.get(name, 0) + ns
+    if not took or took < _COLD_SHARE * whole:
+        return None
+    ranks, longest = len(account.run.ranks), max(names, key=lambda name: names[name])
+    return f"first-call initialisation takes {_ms(took / ranks)} of the recorded {_ms(whole / ranks)} ms (mostly {longest})"
+
+
+def _judged_span(rank: Rank) -> tuple[int, int]:
+    """Return the recorded steps; all that was recorded where these are too few to leave out a first one."""
+    if len(rank.steps) and (rank.steps.by_profiler or rank.steps.known > 2):
+        return int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
+    rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, *DEVICE_KINDS)))
+    start = rank.trace["ts_ns"][rows]
+    return (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
+
+
+def _cold_calls(rank: Rank) -> Rows:
+    """Return long calls that neither wait nor copy while the device idles: modules are loaded, a context is created.
+
+    None of them recurs in most steps, and a launch is the first of its kernel.
+    """
+    trace, work = rank.trace, rank.work
+    rows = rank.rows_named(_may_initialise, EventKind.RUNTIME)
+    rows = rows[trace["dur_ns"][rows] >= _COLD_CALL_NS]
+    if not len(rows):
+        return rows
+    start, dur = trace["ts_ns"][rows], trace["dur_ns"][rows]
+    rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
+    launched = np.flatnonzero(work.launch_row >= 0)
+    launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
+    kernel = lookup(work.launch_row[launched], work.name[launched], rows)
+    what = np.where(kernel >= 0, kernel, -1 - trace["name"][rows])  # the kernel of a launch, else the call
+    if rank.steps.known > 2:
+        step = rank.steps.of(trace["ts_ns"][rows])
+        often = [w for w in distinct(what).tolist() if len(distinct(step[what == w])) >= MOSTLY * rank.steps.known]
+        rows = rows[~np.isin(what, often)]
+    first = launched[np.unique(work.name[launched], return_index=True)[1]]
+    return rows[~np.isin(rows, np.setdiff1d(work.launch_row[launched], work.launch_row[first]))]
+
+
+def _may_initialise(name: str) -> bool:
+    return name.startswith(("cu", "hip")) and not is_synchronisation(name) and "Memcpy" not in name
+
+
+def _ms(time_ns: float) -> str:
+    time_ms = time_ns / NS_PER_MS
+    return f"{time_ms:,.0f}" if time_ms >= 100 else f"{time_ms:.3g}"
+
+
+_WARM = "record again after a few warm-up steps"
+_WHOLE = "record whole steps with CPU and device activities (stepscope record)"
+
+# the most limiting first
+LIMITS = (
+    Limit("graph-capture", _graph_capture, EVERYTHING, "how the captured graphs run",
+          "record again once the graphs are replayed"),
+    Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
+    Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
+    Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
+    Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
+    Limit("device-only", _device_only, _HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
+    Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
+    Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
+          "record every rank: stepscope record --ranks all, or a profiler on each"),
+)  # fmt: skip
+
+
+def memory_bound_decoding(account: Account) -> str | None:
+    """Return why decoding is bound by memory bandwidth, None where it is not or where tokens or chip are unknown.
+
+    Every step reads all weights once: a step of T tokens does T operations per byte of 16-bit weights, and a chip needs
+    its peak over its memory bandwidth to be bound by compute.
+    """
+    served, chip = account.serving, account.chip.chip
+    peak = mfu_peak(chip) if chip is not None else None
+    if served is None or chip is None or peak is None or not chip.memory_gb_per_s:
+        return None
+    longest = max(served.kinds, key=lambda kind: kind.steps * kind.step_ns)
+    needed = peak.flops_per_s / (chip.memory_gb_per_s * 1e9)
+    if longest.kind != DECODE or not longest.tokens_per_step or longest.tokens_per_step >= needed:
+        return None
+    return (
+        f"decoding {longest.tokens_per_step:.0f} tokens per step does about as many operations per byte of weights, and "
+        f"{chip.name} needs {needed:.0f} to be bound by compute"
+    )
+
+
+# What a kind of finding requires.
+
+
+class Need(Enum):
+    """Something that a trace, or a set of traces, may lack."""
+
+    STEPS = "steps"
+    ALL_RANKS = "all ranks"
+    DEVICE = "device activity"
+    HOST = "host activity"
+    LAUNCHES = "launches"
+    SHAPES = "shapes"
+    SIZES = "message sizes"
+    PEAK = "device peak"
+    PASSES = "forward and backward told apart"
+    MEMORY = "memory"
+    UNPROFILED = "unprofiled step time"
+    LINES = "lines of the user's code"
+
+
+class Scope(Enum):
+    """Which jobs a rule is about."""
+
+    ANY = "any job"
+    SEVERAL_RANKS = "jobs of several ranks"
+    DEVICE = "jobs with a device"
+    HOST = "jobs that compute on the host"
+
+
+def applies(account: Account, scope: Scope) -> bool:
+    """Return whether a job can have the fault at all."""
+    ranks = account.run.ranks
+    if scope is Scope.SEVERAL_RANKS:
+        return len(ranks) > 1 or (account.run.world_size or 1) > 1 or any(len(r.collectives) for r in ranks)
+    if scope is Scope.HOST:
+        return bool(ranks) and not any(r.has_device or r.device_unseen for r in ranks)
+    return scope is Scope.ANY or any(r.has_device or _calls(r) for r in ranks)
+
+
+def missing(account: Account, need: Need) -> str | None:
+    """Return what is lacking and how to get it, None where it is there."""
+    return None if _IS_THERE[need](account) else _HOW[need](account)
+
+
+def _calls(rank: Rank) -> bool:
+    return bool(of_kinds(rank.kinds, (EventKind.RUNTIME,)).any())
+
+
+def _ranks_said(account: Account) -> str:
+    read = len(account.run.ranks_read)
+    return f"all {read + len(ranks_missing(account))} ranks: {read} recorded"
+
+
+@once_per_record
+def _has_operators(account: Account) -> bool:
+    return all(of_kinds(r.kinds, (EventKind.HOST_OP,)).any() for r in account.run.ranks)
+
+
+def _has_launches(account: Account) -> bool:
+    with_device = [r for r in account.run.ranks if r.has_device]
+    return not with_device or all((r.work.launch_row >= 0).any() for r in with_device)
+
+
+@once_per_record
+def _has_shapes(account: Account) -> bool:
+    shapes = [(r.kinds, r.trace.arg("input_dims")) for r in account.run.ranks]
+    of_shapes = (kinds.take(known.rows[known.values >= 0]) for kinds, known in shapes)
+    return any(of_kinds(kinds, (EventKind.HOST_OP,)).any() for kinds in of_shapes)
+
+
+def _has_sizes(account: Account) -> bool:
+    talking = [r for r in account.run.ranks if len(r.collectives)]
+    return all((r.collectives.full_bytes > 0).any() for r in talking)
+
+
+_IS_THERE: dict[Need, Callable[[Account], bool]] = {
+    Need.STEPS: lambda a: a.num_steps > 0,
+    Need.ALL_RANKS: lambda a: not ranks_missing(a),
+    Need.DEVICE: lambda a: any(r.has_device for r in a.run.ranks),
+    Need.HOST: _has_operators,
+    Need.LAUNCHES: _has_launches,
+    Need.SHAPES: _has_shapes,
+    Need.SIZES: _has_sizes,
+    Need.PEAK: lambda a: a.chip.chip is not None and mfu_peak(a.chip.chip) is not None,
+    Need.PASSES: lambda a: a.step is not None and a.step.ns("backward") > 0,
+    Need.MEMORY: lambda a: a.memory is not None,
+    Need.UNPROFILED: lambda a: a.step is not None and a.step.unprofiled_ns is not None,
+    Need.LINES: lambda a: all(one is not None for one in a.ownership),
+}
+_HOW: dict[Need, Callable[[Account], str]] = {
+    Need.STEPS: lambda a: "steps: profiler.step() in the loop, or stepscope record",
+    Need.ALL_RANKS: _ranks_said,
+    Need.DEVICE: lambda a: "device activity: ProfilerActivity.CUDA",
+    Need.HOST: lambda a: "operators of the host: ProfilerActivity.CPU",
+    Need.LAUNCHES: lambda a: "the launches of device work: ProfilerActivity.CPU",
+    Need.SHAPES: lambda a: "shapes: record_shapes=True, or stepscope record --shapes",
+    Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
+    Need.PEAK: lambda a: "the device's peak: --hardware FILE",
+    Need.PASSES: lambda a: "a backward pass that the trace tells from the forward one",
+    Need.MEMORY: lambda a: "memory: stepscope record --memory",
+    Need.UNPROFILED: lambda a: "the step without the profiler: --unprofiled-step-ms, or stepscope record",
+    Need.LINES: lambda a: "lines of the code: stepscope record without --light and --no-owners, or with_stack=True",
+}
+
+
+# Which fixes has the run made already? They are not advised again.
+
+_MIN_SHARE = 0.5
+_GRAPH_LAUNCH = "GraphLaunch"
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
+_NARROW = ("half", "bfloat16", "float8")
+
+
+def applied(account: Account) -> dict[str, str]:
+    """Return the findings whose fix the run has made, and how that shows."""
+    known = ((finding, made_already(account, finding)) for finding in _SHOWS)
+    return {finding: why for finding, why in known if why is not None}
+
+
+def made_already(account: Account, finding: str) -> str | None:
+    """Return how it shows that the run has made a finding's fix, None where it does not."""
+    return _SHOWS[finding](account) if finding in _SHOWS else None
+
+
+def sixteen_bit_messages(account: Account) -> bool:
+    """Return whether most bytes of the collectives travel in 16 bit or less."""
+    sent = narrow = 0
+    for rank in account.run.ranks:
+        c = rank.collectives
+        rows = np.flatnonzero((c.record_row >= 0) & (c.step >= 0) & (c.full_bytes > 0))
+        types = rank.trace.arg("dtype").at(c.record_row[rows], missing=-1)
+        is_narrow = by_string(rank.trace, types.astype(np.int32), _is_narrow).astype(bool)
+        sent += int(c.full_bytes[rows].sum())
+        narrow += int(c.full_bytes[rows][is_narrow].sum())
+    return sent > 0 and narrow > _MIN_SHARE * sent
+
+
+def _is_narrow(dtype: str) -> bool:
+    return any(word in dtype.lower() for word in _NARROW)
+
+
+@once_per_record
+def _graphs(account: Account) -> str | None:
+    launched = [_graph_share(rank) for rank in account.run.ranks if rank.has_device]
+    share = float(np.mean(launched)) if launched else 0.0
+    return f"graphs launch {100 * share:.0f} % of the device's work already" if share > _MIN_SHARE else None
+
+
+def _graph_share(rank: Rank) -> float:
+    rows = rank.work.launch_row[(rank.work.launch_row >= 0) & (rank.work.step >= 0)]
+    by_graph = by_string(rank.trace, rank.trace["name"][rows], lambda s: _GRAPH_LAUNCH in s)
+    return float(by_graph.mean()) if len(rows) else 0.0
+
+
+@once_per_record
+def _compiled(account: Account) -> str | None:
+    shares = [_compiled_share(rank) for rank in account.run.ranks if rank.has_device]
+    share = float(np.mean(shares)) if shares else 0.0
+    return f"{100 * share:.0f} % of the device's work is compiled already" if share > _MIN_SHARE else None
+
+
+def _compiled_share(rank: Rank) -> float:
+    work = rank.work
+    regions = rank.rows_named(lambda s: s.startswith(_COMPILED), EventKind.HOST_OP, EventKind.ANNOTATION)
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
+    if not len(regions) or not len(launched):
+        return 0.0
+    inside = enclosing(rank.trace, regions, work.launch_row[launched]) >= 0
+    took = (work.end_ns - work.start_ns)[launched]
+    return float(took[inside].sum() / max(took.sum(), 1))
+
+
+_SHOWS: dict[str, Callable[[Account], str | None]] = {
+    "launch-overhead": _graphs,
+    "memory-bound-kernels": _compiled,
+}
