@@ -191,26 +191,21 @@ def _is_statistic(_: RankLines, work: LineWork) -> bool:
     return work.apart and work.to_host > 0 and not work.in_place and not work.collectives
 
 
+def _only_copies(_: RankLines, work: LineWork) -> bool:
+    return work.to_device > 0 and not (work.has_backward or work.optimizes or work.collectives)
+
+
+def _created_on_host(rank: RankLines, work: LineWork) -> bool:
+    """Return whether a line inside a module's forward makes tensors on the host and copies them to the device."""
+    return _only_copies(rank, work) and not work.to_host and _inside_module(rank, work)
+
+
 def _copying_lines(account: Account) -> Iterator[Match]:
-    """Yield lines that copy to the device for other reasons than the batch: made on the host inside a module's forward,
-    or with stalls of the host next to the copies.
-    """
+    """Yield lines that copy to the device outside modules, with stalls of the host next to the copies."""
     replay, step = account.replay, account.step
     if replay is None or step is None or not step.step_ns:
         return
-
-    def only_copies(_: RankLines, work: LineWork) -> bool:
-        return work.to_device > 0 and not (work.has_backward or work.optimizes or work.collectives)
-
-    for line in lines_on_all(account, only_copies):
-        known = ranks_with(account, line)
-        if all(_inside_module(one, one.lines[line]) for one in known):
-            found = line_match(account, line, without_lines(account, [line]), sureness=0.7)
-            yield replace(found, cause="{place} makes tensors on the host inside forward and copies them to the device in "
-                          "{every_step}", remedy="Make them once, on the device (register_buffer, or device=x.device), and "
-                          "reuse them. Assumes the step without this line.",
-                          title="Tensors created on the host in {every_step} ({place})")  # fmt: skip
-            continue
+    for line in lines_on_all(account, lambda rank, work: _only_copies(rank, work) and not _inside_module(rank, work)):
         share, copied = _copied(account, line)
         pairs = zip(account.line_work, replay.programs, strict=True)
         stalled, stalls = np.mean([_stalled_ns(k, p, replay, line) for k, p in pairs], axis=0).tolist()
@@ -490,6 +485,10 @@ KINDS = (
          "the device comes of it",
          f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
          scope=Scope.DEVICE, training_only=True, subject="bringing results to the host ({place})"),
+    Kind("host-to-device-copy", _removed(_created_on_host), "Tensors created on the host in {every_step} ({place})",
+         "{place} makes tensors on the host inside forward and copies them to the device",
+         f"Make them once, on the device (register_buffer, or device=x.device), and reuse them. {_WITHOUT}",
+         scope=Scope.DEVICE, training_only=True, sureness=0.7, subject="copying to the device ({place})"),
     Kind("host-to-device-copy", _copying_lines, "Copies to the device stall the host ({place})",
          "the {waiter} waits for these copies, and next to them the host launches nothing for at least a millisecond at a "
          "time; with large batches in pageable memory, moving them and freeing their memory is the usual reason",
