@@ -21,7 +21,7 @@ from stepscope.analyze.ownership import Line, Ownership
 from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_part_ns, host_part_scaled, straggler_off
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
 from stepscope.analyze.steadiness import DeviceState, slower_clock
-from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, uneven_compute
+from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, find_stragglers, uneven_compute
 from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
@@ -60,7 +60,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def _late(account: Account) -> Iterator[Match]:
     """Yield the late ranks as one match: as fast as the median of their peers, or without the lines that only they run."""
-    late = [s for s in account.stragglers if s.cause != "load"]
+    named = [s for s in account.stragglers if s.cause != "load"]
+    # Lateness that may be the profiler's needs another sign: lines that no other rank runs.
+    late = named or [s for s in find_stragglers(account.shared) if s.cause != "load" and lone_lines(account, (s.rank,))]
     if not late:
         return
     first, ranks = late[0], tuple(s.rank for s in late)
@@ -74,12 +76,12 @@ def _late(account: Account) -> Iterator[Match]:
     mine = next((d for d in account.devices if d.rank == first.rank), None)
     held = f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
     several = len(ranks) > 1
-    named = ranks_text(ranks).capitalize()
+    title = ranks_text(ranks).capitalize()
     waits = "every step waits" if first.persistent else f"{first.steps_late} of {first.num_steps} steps wait"
     found = Match(
         lambda replay: straggler_off(replay, ranks),
         facts={
-            "title": f"{named}: {waits} for {'them' if several else 'it'}",
+            "title": f"{title}: {waits} for {'them' if several else 'it'}",
             "cause": first.cause,
             "why": f"{why}{held}",
         },
@@ -94,7 +96,9 @@ def _late(account: Account) -> Iterator[Match]:
         places = rare_places(account, account.replay, ranks=ranks) if account.replay is not None else ()
         yield replace(found, change=None, formula_ns=saved_ns, where=places)
     else:
-        yield _without_lone_lines(account, found, named, several=several)
+        without = _without_lone_lines(account, found, title, several=several)
+        if named or without is not found:
+            yield without
 
 
 def _in_some_steps_ns(account: Account, ranks: Sequence[int]) -> float | None:
@@ -222,7 +226,7 @@ def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: fl
         facts={
             "title": f"{ranks_text(ranks).capitalize()} spend{'' if len(ranks) > 1 else 's'} {ms_text(more)} ms more in {place}",
             "cause": "host",
-            "why": f"{place} takes {ms_text(late_ns)} ms {{per_step}} there and {ms_text(usual_ns)} ms on the other ranks",
+            "why": f"{place} takes {ms_text(late_ns)} ms there and {ms_text(usual_ns)} ms on the other ranks",
         },
         ranks=ranks,
         cost_ns=more,
