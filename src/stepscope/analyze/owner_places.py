@@ -30,7 +30,7 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.intervals import covered_ns
 from stepscope.records import dataclass
 from stepscope.run.aligned import POINT_TO_POINT
-from stepscope.stats.robust import among
+from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import EventKind
 
 Floats = npt.NDArray[np.float64]
@@ -218,9 +218,9 @@ def costs_by_owner(owner: OwnedWork, ns: Floats) -> Costs:
     """Return times of some things summed by their owners."""
     took = np.flatnonzero(ns > 0)
     keys = np.stack((owner.stack[took], owner.caller[took], owner.module[took]), axis=1)
-    distinct, at = np.unique(keys, axis=0, return_inverse=True)
-    sums = np.bincount(at.reshape(-1), ns[took], minlength=len(distinct))
-    return {(s, c, m): ns for (s, c, m), ns in zip(distinct.tolist(), sums.tolist(), strict=True)}
+    owners, at = np.unique(keys, axis=0, return_inverse=True)
+    sums = np.bincount(at.reshape(-1), ns[took], minlength=len(owners))
+    return {(s, c, m): ns for (s, c, m), ns in zip(owners.tolist(), sums.tolist(), strict=True)}
 
 
 def top_modules(costs: Sequence[tuple[Ownership, Costs]], *, most: int, depth: int | None = None) -> tuple[Where, ...]:
@@ -273,19 +273,21 @@ def _excess(owned: Ownership, replay: Replay) -> dict[Place, float]:
     ordinary = np.isin(steps.number, replay.steps)
     if ordinary.all() or not ordinary.any():
         return {}
-    main = owned.host.thread == _busiest(owned)
+    trivial = whole_step_lines(owned)
     step = steps.of(host.start_ns)
-    others = _other_lines(owned, whole_step_lines(owned))
+    mine = np.flatnonzero((host.thread == _busiest(owned)) & (step >= 0))
+    stacks, usual_ones = (distinct(host.owner.stack[some]).tolist() for some in (mine, mine[ordinary[step[mine]]]))
+    lines = {k: [x for x in user_lines(owned, k) if x not in trivial] for k in stacks}
+    seen = {x for k in usual_ones for x in lines[k]}
     usual: dict[Place, float] = defaultdict(float)
     unusual: dict[Place, float] = defaultdict(float)
     before: tuple[str, int] | None = None
-    for i in np.flatnonzero(main & (step >= 0)).tolist():
-        stack = int(host.owner.stack[i])
-        lines = others[stack] if stack >= 0 else None
-        if lines:
-            before = lines[0]
+    for i in mine.tolist():
+        stack = lines[int(host.owner.stack[i])]
+        before = stack[0] if stack else before
         if before is not None and host.runs[i]:
-            place = (*(lines[1] if lines else before), not lines)
+            # the outermost line that ordinary steps do not run, else the innermost
+            place = (*next((x for x in stack if x not in seen), stack[-1] if stack else before), not stack)
             into = usual if ordinary[step[i]] else unusual
             into[place] += float(host.end_ns[i] - host.start_ns[i])
     share = (~ordinary).sum() / ordinary.sum()
@@ -305,16 +307,6 @@ def whole_step_lines(owned: Ownership, share: float = _ALWAYS) -> set[tuple[str,
     sets = owned.stacks.user_lines
     held = sets.sums(by_stack)
     return {sets.lines[n] for n in np.flatnonzero((held > 0) & (held >= share * by_stack.sum())).tolist()}
-
-
-def _other_lines(owned: Ownership, trivial: set[Line]) -> list[tuple[Line, Line] | None]:
-    lines = [(f.file, f.line) if f.is_user else None for f in owned.frames]
-
-    def grown(above: tuple[Line, Line] | None, frame: int) -> tuple[Line, Line] | None:
-        line = lines[frame]
-        return above if line is None or line in trivial else (above[0] if above else line, line)
-
-    return owned.stacks.folded(None, grown)
 
 
 # Where is a fault that no replay can place? By counting what it is made of: messages, short kernels, recorded events.

@@ -1,6 +1,7 @@
 """Kinds of findings in which the host is busy with something else, waits, or moves data."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.host_time import computing_operators, host_calls
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
-from stepscope.analyze.owner_places import MOSTLY, Where
+from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
 from stepscope.analyze.phases import loop_in, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
@@ -154,6 +155,42 @@ def _named_stalls(account: Account) -> Iterator[Match]:
             remedy=f"{remedy} Assumes none of this time is left.",
             sureness=0.5 if needed else None,
         )
+
+
+def _more_work(account: Account) -> Iterator[Match]:
+    """Yield what recurs without a cause in the log, where the device computes more in those steps than in the others."""
+    replay, training = account.replay, account.training
+    if replay is None or training is None or not (unnamed := replay.recurring.other_ns):
+        return
+    rare = [training.event_steps.get(rank.rank, frozenset[int]()) for rank in account.run.ranks]
+    often = max((len(steps) for steps in rare), default=0) / max((len(log) for log in account.run.logs), default=1)
+    more = [ns for rank, steps in zip(account.run.ranks, rare, strict=True) if (ns := _more_device_ns(rank, steps))]
+    if len(more) < len(rare):
+        return
+    yield Match(
+        lambda replay: replace(
+            replay, recurring=replace(replay.recurring, other_ns=0.0), period_ns=replay.period_ns - unnamed
+        ),
+        cost_ns=unnamed,
+        facts={"pct": f"{100 * often:.0f}"},
+        evidence=(evidence_ms("device time of such a step beyond an ordinary one", median(more), "median rank"),),
+        where=rare_places(account, replay),
+        on_device=True,
+    )
+
+
+def _more_device_ns(rank: Rank, rare: frozenset[int]) -> float:
+    """Return how much more the device computes in rare steps than in the others, in the mean; 0 where it is less busy in
+    the time that they take more than in an ordinary step: then something else makes them long.
+    """
+    work, steps, mine = rank.work, rank.steps, np.isin(rank.steps.number, list(rare))
+    if mine.all() or not mine.any():
+        return 0.0
+    kernels = (work.step >= 0) & (work.kind == EventKind.KERNEL)
+    busy = np.bincount(work.step[kernels], (work.end_ns - work.start_ns)[kernels], minlength=len(mine))
+    long = steps.end_ns - steps.start_ns
+    more, longer = (float(x[mine].mean() - x[~mine].mean()) for x in (busy, long))
+    return more if more * long[~mine].mean() >= longer * busy[~mine].mean() > 0 else 0.0
 
 
 def _stalls(account: Account) -> Iterator[Match]:
@@ -534,6 +571,11 @@ KINDS = (
          "",
          "",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.95),
+    Kind("host-stall", _more_work, "{pct} % of the steps do more than the others",
+         "passes without gradients (validation, sampling, a metric) or other extra work runs on the device in some steps only, "
+         "and training waits for it",
+         f"{RECURRING[EVALUATION][2]} Split it over the ranks. Assumes none of this time is left.",
+         scope=Scope.DEVICE, needs=_ON_HOST, training_only=True, sureness=0.7, subject="extra work in some steps"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
          "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
