@@ -15,7 +15,6 @@ Parts are integer nanoseconds and sum to the period.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
@@ -59,7 +58,7 @@ from stepscope.contract.step_line import (
 )
 from stepscope.intervals import EMPTY, Intervals, clip, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun
+from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun, sharing_ranks
 from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import RECORD, Rank, Rows
 from stepscope.stats.robust import FAR_LONGER, among, distinct, distinct_places
@@ -523,17 +522,10 @@ def _nothing_asked_for(rank: Rank, cuts: Int64s) -> Intervals:
 
 
 def _others_on_device(shared: AlignedRun) -> tuple[Intervals, ...]:
-    ranks = shared.run.ranks
-    alike: dict[str, list[int]] = defaultdict(list)
-    uuid_of = {t.rank: t.device.get("uuid") for t in shared.run.beside.telemetry}
-    for index, rank in enumerate(ranks):
-        uuid = uuid_of.get(rank.rank)
-        if uuid and rank.has_device and shared.clocks.known[index]:
-            alike[uuid].append(index)
-    out = [EMPTY] * len(ranks)
-    for members in alike.values():
-        busy = {index: _busy(shared, index) for index in members} if len(members) > 1 else {}
-        for index in busy:
+    out = [EMPTY] * len(shared.run.ranks)
+    for members in sharing_ranks(shared):
+        busy = {index: _busy(shared, index) for index in members}
+        for index in members:
             others = union_of(*(busy[other] for other in members if other != index))
             out[index] = _on_clock_of(shared, index, others)
     return tuple(out)

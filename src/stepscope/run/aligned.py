@@ -870,3 +870,14 @@ def _clocks(run: Run, matches: Matches) -> Clocks:
         uncertainty_ns=np.where(clocks.known, clocks.uncertainty_ns, np.nan),
         warnings=(*([unknown] if lost else ()), *clocks.warnings),
     )
+
+
+def sharing_ranks(shared: AlignedRun) -> list[list[int]]:
+    """Return the ranks (by index) of each device that several ranks share, where their clocks are known."""
+    alike: dict[str, list[int]] = {}
+    uuid_of = {t.rank: t.device.get("uuid") for t in shared.run.beside.telemetry}
+    for index, rank in enumerate(shared.run.ranks):
+        uuid = uuid_of.get(rank.rank)
+        if uuid and rank.has_device and shared.clocks.known[index]:
+            alike.setdefault(uuid, []).append(index)
+    return [members for members in alike.values() if len(members) > 1]
