@@ -11,7 +11,7 @@ from tests.diagnose.matched import lines_matched
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.lines import rows_sent_again
+from stepscope.diagnose.lines import needless_rows
 from stepscope.whatif.settings import what_if
 
 STEPS = 4
@@ -225,7 +225,7 @@ def test_gradients_that_are_sent_again_have_a_line(tmp_path: Path, elements: int
     assert [(c.id, c.title) for c in found] == [
         ("redundant-communication", "Gradients sent a second time (train.py:13)")
     ] * again
-    assert [mask.tolist() for mask in rows_sent_again(made)] == [[False, *[again] * 8] * STEPS] * 2
+    assert [mask.tolist() for mask in needless_rows(made)] == [[False, *[again] * 8] * STEPS] * 2
 
 
 def test_a_line_that_takes_longer_on_some_ranks_makes_them_late(tmp_path: Path) -> None:

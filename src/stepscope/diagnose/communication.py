@@ -26,7 +26,7 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.collectives import OP_CODE
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.finding import Evidence, Kind, Match, evidence_ms
-from stepscope.diagnose.lines import rows_sent_again
+from stepscope.diagnose.lines import needless_rows
 from stepscope.diagnose.measures import (
     Mask,
     at,
@@ -396,7 +396,7 @@ def _no_overlap(account: Account) -> Iterator[Match]:
     backward = [r.region == Region.BACKWARD for r in regions if r is not None]
     if len(backward) < len(regions):
         return
-    done = _backward_done(account.replay, backward, rows_sent_again(account))
+    done = _backward_done(account.replay, backward, needless_rows(account))
     if done is None or done < 0.85:  # when the mean gradient byte is sent; evenly spread it would be half
         return
     from stepscope.analyze.replay.changes import perfectly_overlapped  # only where the fault is there
@@ -416,7 +416,7 @@ def _no_overlap(account: Account) -> Iterator[Match]:
 def _backward_done(replay: Replay, backward: list[Mask], again: list[Mask]) -> float | None:
     """Return how much of the backward pass was launched before the gradients were, mean over bytes; None without any.
 
-    What is sent a second time (`again`) does not count.
+    What need not be sent (`again`) does not count.
     """
     done = weight = 0.0
     each = zip(replay.shared.run.ranks, replay.programs, backward, again, strict=True)
@@ -446,7 +446,7 @@ def _half_the_bytes(account: Account) -> Iterator[Match]:
     if step is None or account.replay is None or not communicates(account.replay):
         return
     exposed = step.ns("exposed_transfer") + step.unmatched_ns
-    needless = broadcasts_in_forward(account)
+    needless = [a | b for a, b in zip(broadcasts_in_forward(account), needless_rows(account), strict=True)]
     unknown = step.unmatched_ns > step.ns("exposed_transfer")
     yield Match(
         lambda replay: fewer_bytes(replay, 0.5, kept=needless),

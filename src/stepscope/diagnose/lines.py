@@ -81,14 +81,13 @@ def line_match(account: Account, line: Line, change: Change, **more: object) -> 
     return replace(found, **more) if more else found  # type: ignore[arg-type]
 
 
+def _without_each(lines: Callable[[Account], list[Line]]) -> Callable[[Account], Iterator[Match]]:
+    return lambda account: (line_match(account, line, without_lines(account, [line])) for line in lines(account))
+
+
 def _removed(wanted: Callable[[RankLines, LineWork], bool]) -> Callable[[Account], Iterator[Match]]:
     """Return what matches the lines of a condition, with the step without them as the counterfactual."""
-
-    def match(account: Account) -> Iterator[Match]:
-        for line in lines_on_all(account, wanted):
-            yield line_match(account, line, without_lines(account, [line]))
-
-    return match
+    return _without_each(lambda account: lines_on_all(account, wanted))
 
 
 def _ran(work: LineWork) -> Mask:
@@ -126,28 +125,23 @@ def _lines_sending_again(account: Account) -> list[Line]:
     return lines_on_all(account, _sends_again) if gradient_groups_only(account) else []
 
 
-def rows_sent_again(account: Account) -> list[Mask]:
-    """Return which collectives of each rank send gradients that the wrapper has sent already."""
-    lines = _lines_sending_again(account)
+@once_per_record
+def _extra_lines(account: Account) -> list[Line]:
+    """Return lines that communicate outside forward, backward and optimizer, where a wrapper synchronises gradients."""
+    known = [one for one in account.ownership if one is not None]
+    wrapped = [bool((one.by_collective.backward & (one.rank.collectives.step >= 0)).any()) for one in known]
+    return lines_on_all(account, _is_extra) if known and all(wrapped) and gradient_groups_only(account) else []
+
+
+def needless_rows(account: Account) -> list[Mask]:
+    """Return which collectives of each rank a training wrapper does not need: gradients sent again, or extra ones."""
+    lines = [*_lines_sending_again(account), *_extra_lines(account)]
     return [
         np.zeros(len(rank.collectives), bool)
         if known is None or not lines
         else known.holding_any(lines)[known.owned.by_collective.stack]
         for rank, known in zip(account.run.ranks, account.line_work, strict=True)
     ]
-
-
-def _gradients_again(account: Account) -> Iterator[Match]:
-    for line in _lines_sending_again(account):
-        yield line_match(account, line, without_lines(account, [line]))
-
-
-def _own_collectives(account: Account) -> Iterator[Match]:
-    """Yield lines that communicate outside forward, backward and optimizer, where a wrapper synchronises gradients."""
-    known = [one for one in account.ownership if one is not None]
-    wrapped = [bool((one.by_collective.backward & (one.rank.collectives.step >= 0)).any()) for one in known]
-    if known and all(wrapped) and gradient_groups_only(account):
-        yield from _removed(_is_extra)(account)
 
 
 def _is_extra(rank: RankLines, work: LineWork) -> bool:
@@ -464,11 +458,11 @@ _WITHOUT = "Assumes the step without this line."
 
 # fmt: off
 KINDS = (
-    Kind("redundant-communication", _gradients_again, "Gradients sent a second time ({place})",
+    Kind("redundant-communication", _without_each(_lines_sending_again), "Gradients sent a second time ({place})",
          "the training wrapper has synchronised the gradients when backward ends, and {place} does so once more",
          f"Delete it: DistributedDataParallel and FSDP have averaged the gradients when backward() returns. {_WITHOUT}",
          scope=Scope.SEVERAL_RANKS, training_only=True, subject="communication of the loop ({place})"),
-    Kind("redundant-communication", _own_collectives,
+    Kind("redundant-communication", _without_each(_extra_lines),
          "Extra collectives in {every_step} ({place})",
          "{place} asks for {collectives} collectives {per_step} in addition to those that synchronise gradients",
          "Weights that start equal stay equal where gradients are synchronised: send them once. Reduce metrics "
