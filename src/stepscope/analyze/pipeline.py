@@ -12,7 +12,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from stepscope.analyze.collective_costs import RankAccount, host_compute, over_r
 from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy
 from stepscope.analyze.phases import Passes, Phase, marks_of, step_periods, work_phases
 from stepscope.contract.collectives import OP_CODE
-from stepscope.intervals import Intervals, clip, covered_ns, intersect, subtract, union, union_of
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun, sharing_ranks
 from stepscope.run.rank import Rank, enclosing
@@ -400,8 +399,8 @@ class PipelineView:
     schedule: str | None
     #: mean over ranks of the measured bubble
     bubble_pct: float
-    #: of the time, no rank of a device that several ranks share computes; None where none is shared
-    shared_idle_pct: float | None
+    #: that the stages of one pipeline run on: fewer than stages where some share one
+    devices: int
     #: (p - 1) / (m v + p - 1)
     textbook_pct: float | None
     #: the recorded order of actions replayed with equal stages and free messages
@@ -418,15 +417,14 @@ class PipelineView:
 
     def microbatch_saving_ns(self, number: float, *, step_ns: float) -> float:
         """Return what the step saves with `number` micro-batches of the same total work: of the bubble only the
-        schedule's part, in which stages fill and drain, shrinks; waiting for an uneven stage and latency stay. On a
-        device that stages share the others compute meanwhile: there no more shrinks than nobody uses.
+        schedule's part, in which stages fill and drain, shrinks; waiting for an uneven stage and latency stay. A
+        device that several stages share has work of the others meanwhile: it counts as one stage.
         """
         if not self.microbatches or not self.ranks:
             return 0.0
-        work = [r.forward_ns + r.backward_ns + r.gaps_ns for r in self.ranks]
-        filling_ns = (self.stages - 1) / (self.chunks or 1) * sum(work) / len(work) / self.microbatches
-        idle_pct = self.bubble_pct if self.shared_idle_pct is None else min(self.bubble_pct, self.shared_idle_pct)
-        return min(filling_ns, idle_pct / 100 * step_ns) * (1 - self.microbatches / number)
+        work = sum(r.forward_ns + r.backward_ns + r.gaps_ns for r in self.ranks) / len(self.ranks)
+        filling_ns = (self.devices - 1) / (self.chunks or 1) * work * self.stages / self.devices / self.microbatches
+        return min(filling_ns, self.bubble_pct / 100 * step_ns) * (1 - self.microbatches / number)
 
 
 def pipeline_actions(
@@ -504,7 +502,7 @@ def _view(
         chunks=chunks,
         schedule=schedule,
         bubble_pct=float(np.mean([r.bubble_pct for r in ranks])),
-        shared_idle_pct=_shared_idle_pct(shared),
+        devices=max(1, stages - sum(len(members) - 1 for members in sharing_ranks(shared)) // len(chains)),
         textbook_pct=100 * textbook_bubble(stages, microbatches, chunks=chunks) if microbatches and chunks else None,
         schedule_pct=_replayed_pct(orders, equal=True),
         stages_pct=_replayed_pct(orders, equal=False),
@@ -514,22 +512,6 @@ def _view(
         ranks=tuple(ranks),
         over_ranks=over_ranks(ranks),
     )
-
-
-def _shared_idle_pct(shared: AlignedRun) -> float | None:
-    idle = []
-    for members in sharing_ranks(shared):
-        busy, first, last = [], [], []
-        for index in members:
-            rank, clock = shared.run.ranks[index], partial(shared.clocks.shared, index)
-            kernels = rank.work.kind == EventKind.KERNEL
-            busy.append(union(clock(rank.work.start_ns[kernels]), clock(rank.work.end_ns[kernels])))
-            if len(rank.steps):
-                first.append(int(clock(rank.steps.start_ns).min()))
-                last.append(int(clock(rank.steps.end_ns).max()))
-        if first and (window := min(last) - max(first)) > 0:
-            idle.append(1 - clip(union_of(*busy), max(first), min(last)).total_ns / window)
-    return 100 * float(np.mean(idle)) if idle else None
 
 
 def _rank_pipeline(

@@ -340,8 +340,8 @@ def _host_factor(
     is_hidden = logged is not None and usual <= (1 + _HIDDEN) * shortest
     if not host_decides and (is_hidden or abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns):
         return prior, False
-    if host_decides and unprofiled_ns >= profiled_ns:
-        return 1.0, True
+    if unprofiled_ns >= profiled_ns and (host_decides or usual < (1 - _AGREES) * unprofiled_ns):
+        return 1.0, host_decides
     if shortest < unprofiled_ns < profiled_ns:
         return _factor_that_gives(graph, unprofiled_ns), True
     return prior, False
