@@ -270,3 +270,53 @@ def test_wrong_arguments_of_sweeps_are_named_in_one_line(
         code = int(stopped.code or 0)
     error = capsys.readouterr().err
     assert code == 2 and named in error and error.count("\n") == 1
+
+
+OWN = """
+import torch
+from torch import nn
+
+def seven(spec, device):
+    return nn.Linear(8, 8), [torch.randn(7, 8), torch.randn(7, 8)], lambda model, batch: model(batch).square().mean()
+
+def sized(spec, device):
+    made = [torch.randn(spec.batch_size, 8)]
+    return nn.Linear(8, 8), made, lambda model, batch: model(batch).square().mean()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_batches.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("what", ["batch-size", "accumulation"])
+def test_batches_that_ignore_the_batch_size_are_refused(
+    what: str, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = ["--steps", "2", "--warmup-steps", "1", "--runs", "1"]
+    assert main(["bench", what, "--workload", "own_batches:seven", *method, "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert "7 samples" in error and "return a Dataset or a function of the batch size" in error
+    assert not (own / "out" / "results.json").exists()
+
+
+@pytest.mark.job
+def test_batches_made_for_the_batch_size_are_measured(own: Path) -> None:
+    method = ["--steps", "2", "--warmup-steps", "1", "--runs", "1", "--out", "out", "--only", "1 x 8,2 x 4"]
+    assert main(["bench", "accumulation", "--workload", "own_batches:sized", *method]) == 0
+    rows = json.loads((own / "out" / "results.json").read_text())["series"]
+    assert {row["name"]: row["summary"]["samples_per_step"] for row in rows} == {"1 x 8": 8, "2 x 4": 8}
+
+
+@pytest.mark.job
+def test_profile_prints_the_users_own_model_and_samples(own: Path) -> None:
+    method = ["--num-epochs", "3", "--warmup-epochs", "1", "--profile", "--profile-output-dir", "profiled"]
+    assert main(["bench", "ddp", "--workload", "own_batches:seven", *method]) == 0
+    summary = (own / "profiled" / "ddp_summary.txt").read_text()
+    shown = dict(line.split(None, 1) for line in summary.split("Step time")[0].splitlines() if line.count(" "))
+    assert shown["model"].strip() == "Linear" and shown["parameters"].strip() == "72"
+    assert shown["samples_per_step"].strip() == "14" and "d_model" not in shown and "batch_size" not in shown

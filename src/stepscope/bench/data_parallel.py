@@ -32,6 +32,7 @@ from stepscope.bench.rank import Bench
 from stepscope.bench.strategies import DEFAULT_MB, SIZES_MB, finalists, search
 from stepscope.bench.training import Training, clear_memory, new_training
 from stepscope.bench.workloads import workload
+from stepscope.contract.flops import WORKLOAD_DEFAULTS
 from stepscope.contract.run_folder import atomic_write
 from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.record.profile import profile as step_log
@@ -83,8 +84,7 @@ def _measure_run(
         fed=training.fed,
     )
     if check:
-        count = sum(w.numel() for w in training.parallel.model.parameters())
-        bench.emit(what="size", series=series["name"], parameters=count)
+        bench.emit(what="size", series=series["name"], parameters=_size(training.parallel.model))
         weights = _copied(training.parallel.weights()) or {}
         if bench.rank == 0:
             found = Outcome(gradients[0], weights, samples["losses"], training.number)
@@ -92,6 +92,10 @@ def _measure_run(
             judged = agreement(found, reference[0], precision=settings["workload"].get("precision", "fp32"))
             bench.emit(what=check, series=series["name"], **judged)
     bench.emit(what="samples", series=series["name"], run=run, **samples)
+
+
+def _size(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _copied(tensors: Tensors | None) -> Tensors | None:
@@ -291,8 +295,18 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     if bench.rank == 0:
         regions = {region: 1000 * fmean(found.values()) for region, found in host_s.items()}
         where = {"world_size": bench.world_size, "device": str(bench.device), "torch": str(torch.__version__)}
+        counts = {"samples_per_step": samples, "tokens_per_step": tokens}
+        facts = {**_workload_facts(training), **counts, **settings.get("options", {}), **where}
         with atomic_write(folder / f"{name}_summary.txt") as f:
-            f.write(_summary(settings, epochs, rates, regions, operators[0], where).encode())
+            f.write(_summary(settings, epochs, rates, regions, operators[0], facts).encode())
+
+
+def _workload_facts(training: Training) -> dict[str, Any]:
+    """Return the model and its data; the sizes of the settings only for models that are built from them."""
+    spec, model = training.work.spec, training.parallel.model
+    sizes = {} if ":" in spec.name else {name: getattr(spec, name) for name in WORKLOAD_DEFAULTS}
+    facts = {"name": spec.name, "model": type(training.work.model).__name__, "parameters": _size(model), **sizes}
+    return {**facts, "precision": spec.precision, "seed": spec.seed, "options": spec.options}
 
 
 def _window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:
@@ -339,15 +353,13 @@ def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float 
 
 def _summary(
     settings: dict[str, Any], epochs: Sequence[Epoch], rates: dict[str, Any], regions_ms: dict[str, float],
-    operators: str, where: dict[str, Any],
+    operators: str, facts: dict[str, Any],
 ) -> str:  # fmt: skip
     shown = {
-        **settings["workload"],
-        **settings.get("options", {}),
+        **facts,
         "grad_accum": settings.get("grad_accum", 1),
         "warmup_epochs": settings["warmup_steps"],
         "num_epochs": settings["steps"],
-        **where,
     }
     phases = [f"{'phase':<26} {'epochs':>6} {'median':>9} {'mean':>9} {'min':>9} {'max':>9}"]
     for kind, recorded in (("warm-up", False), ("warm-up", True), ("training", False), ("training", True)):
@@ -359,7 +371,10 @@ def _summary(
     phases += [f"{name:<26} {mean:>9.2f}" for name, mean in regions_ms.items()]
     per_s = {name: rates[f"{name}_per_s"] for name in ("samples", "tokens")}
     parts = {
-        "Configuration": [f"{name:<18} {value}" for name, value in shown.items()],
+        "Configuration": [
+            f"{name:<18} {value:g}" if isinstance(value, float) else f"{name:<18} {value}"
+            for name, value in shown.items()
+        ],
         "Step time per phase (ms)": phases,
         "Throughput": [
             f"step               {rates['step_ms']:.2f} ms ({rates['source']})",
