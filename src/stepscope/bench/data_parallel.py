@@ -2,7 +2,8 @@
 
     settings   {"workload": {...}, "series": [{"name", "implementation", "options"}], "warmup_steps", "steps", "runs",
                 "grad_accum", "trace_steps"}
-    compare    {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...}
+    compare    {"what": "begin", "series", "run"}            before each run
+               {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...}
                {"what": "size", "series", "parameters", ...}           {"what": "repeated", ...}: the reference again
                {"what": "trace", "series", "path"}
     buckets    {"what": "round", "sizes_mb", "times_ms"}     {"what": "found", "best_mb", "tried_mb", "same_as"}
@@ -71,6 +72,7 @@ def _measure_run(
     bench: Bench, settings: dict[str, Any], series: dict[str, Any], run: int, check: str | None,
     reference: list[Outcome],
 ) -> None:  # fmt: skip
+    bench.emit(what="begin", series=series["name"], run=run)
     clear_memory(bench)
     training = new_training(bench, settings, series)
     gradients: list[Tensors | None] = []
@@ -134,6 +136,7 @@ def _relative_error(found: Tensors, reference: Tensors) -> float:
 
 
 def _record_trace(bench: Bench, settings: dict[str, Any], series: dict[str, Any]) -> None:
+    bench.emit(what="begin", series=f"{series['name']}, trace")
     clear_memory(bench)
     path = bench.out / "traces" / series["name"] / f"{series['name']}_rank_{bench.rank}_trace.json"
     record_steps(
@@ -142,6 +145,7 @@ def _record_trace(bench: Bench, settings: dict[str, Any], series: dict[str, Any]
         steps=int(settings["trace_steps"]),
         device=bench.device,
     )
+    bench.bring_to_rank_0(path, bench.out)
     bench.emit(what="trace", series=series["name"], path=str(path.relative_to(bench.out)))
 
 
@@ -213,6 +217,7 @@ def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
     """
     for run in range(int(settings["runs"])):
         for delay_ms in settings["delays_ms"]:
+            bench.emit(what="begin", series=f"{float(delay_ms):g}ms", run=run)
             clear_memory(bench)
             training = new_training(bench, settings, settings["series"][0], mark=region)
             late_s = float(delay_ms) / 1000 if bench.rank == int(settings["slow_rank"]) else 0.0
@@ -286,6 +291,7 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     what = {"activities": activities(bench.device), "record_shapes": True, "profile_memory": True}
     with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
         epochs = [_epoch(bench, training, profiler, total, recorded=first <= i < last) for i in range(total)]
+    bench.bring_to_rank_0(folder / f"{name}_rank_{bench.rank}_trace.json", folder)
     bench.emit(what="epochs", epochs=[epoch._asdict() for epoch in epochs])
     ranks: list[Any] = [None] * bench.world_size
     dist.all_gather_object(ranks, training.fed.per_step(range(warmup, total)))
@@ -345,6 +351,7 @@ def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float 
     step_ms = median(quiet or [e.step_ms for e in training])
     return {
         "step_ms": step_ms,
+        "unprofiled": bool(quiet),
         "source": "without the profiler" if quiet else "while profiled: no training epoch lay outside the window",
         "samples_per_s": samples and 1000 * samples / step_ms,
         "tokens_per_s": tokens and 1000 * tokens / step_ms,
