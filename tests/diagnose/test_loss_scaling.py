@@ -1,4 +1,4 @@
-"""A gradient scaler in a job that computes on the host is found by its operators, and costs what they take."""
+"""A gradient scaler is found by its operators, and costs the host what it takes until its flags are read."""
 
 from pathlib import Path
 
@@ -46,6 +46,11 @@ def test_planted_scaling_is_found_with_its_time(tmp_path: Path) -> None:
     (one,) = found(tmp_path, scaling_us=10_000)
     assert one.alone_ns == pytest.approx(10e6, rel=0.05)
     assert "bfloat16" in one.remedy
+
+
+def test_scaling_that_takes_more_than_a_hundredth_of_the_step_is_listed(tmp_path: Path) -> None:
+    (one,) = found(tmp_path, scaling_us=1_200)
+    assert one.alone_ns == pytest.approx(1.2e6, rel=0.05)
 
 
 def test_step_without_a_scaler_has_no_such_finding(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.host_time import computing_operators, host_calls
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
-from stepscope.analyze.owner_places import MAX_PLACES, MOSTLY, Where
+from stepscope.analyze.owner_places import MOSTLY, Where
 from stepscope.analyze.phases import loop_in, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
@@ -40,20 +40,18 @@ from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, eviden
 from stepscope.diagnose.measures import (
     COMPUTE,
     Mask,
-    at,
     device_ns,
     has_device,
+    host_part,
     host_part_ns,
     host_waits,
     launching_ns,
-    lines_on_all,
     ms_text,
     not_busy_ns,
     not_busy_or_copying_ns,
     per_step,
     transfers_to_device,
     typical_host_ns,
-    without_parts,
 )
 from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
@@ -258,7 +256,7 @@ def _anomaly_detection(account: Account) -> Iterator[Match]:
         took_ns = replay.host_factor * sum(int((spans.end - spans.start).sum()) for spans in forward) / steps
         share = min(stacks_ns / took_ns, 0.95) if took_ns else 0.0
         gone = [union_of(host, _part_of_each(spans, share)) for host, spans in zip(looks, forward, strict=True)]
-        return taken_out(replay, [_host_part(rank, host) for rank, host in zip(ranks, gone, strict=True)])
+        return taken_out(replay, [host_part(rank, host) for rank, host in zip(ranks, gone, strict=True)])
 
     yield Match(
         without,
@@ -302,43 +300,6 @@ def _part_of_each(spans: Intervals, share: float) -> Intervals:
     start = np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64)
     end = np.minimum(start + _PIECE_NS, np.repeat(spans.end, [len(one) for one in starts]))
     return union(start, start + np.rint(share * (end - start)).astype(np.int64))
-
-
-def _host_part(rank: Rank, host: Intervals) -> Part:
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    start = rank.trace["ts_ns"][calls]
-    inside = covered_ns(host, start, start + 1) > 0
-    return Part(host, EMPTY, np.zeros(len(rank.work), bool), np.zeros(len(rank.collectives), bool), calls[inside])
-
-
-# A gradient scaler on the host: unscaling, the check for infinities, and the new scale are operators of the step.
-
-_SCALER = "_amp_"
-
-
-def _loss_scaling(account: Account) -> Iterator[Match]:
-    ranks, step = account.run.ranks, account.step
-    spans = [_scaling(rank) for rank in ranks]
-    took_ns = float(np.mean([s.total_ns / max(len(r.steps), 1) for r, s in zip(ranks, spans, strict=True)]))
-    if step is None or took_ns < NEGLIGIBLE * step.step_ns:
-        return
-    parts = [_host_part(rank, host) for rank, host in zip(ranks, spans, strict=True)]
-    lines = lines_on_all(account, lambda _, work: any(_SCALER in name for name in work.top_calls))
-    yield Match(
-        without_parts(parts),
-        cost_ns=took_ns,
-        evidence=(evidence_ms("unscaling and checks for infinities {per_step}", took_ns, "mean rank"),),
-        where=tuple(at(line) for line in lines[:MAX_PLACES]),
-    )
-
-
-def _scaling(rank: Rank) -> Intervals:
-    if not len(rank.rows_named(lambda name: _SCALER in name, EventKind.HOST_OP)):
-        return EMPTY
-    calls = host_calls(rank)
-    mine = by_string(rank.trace, calls.name, lambda name: _SCALER in name).astype(bool)
-    mine &= rank.steps.of(calls.start_ns) >= 0
-    return union(calls.start_ns[mine], calls.end_ns[mine])
 
 
 # Waiting for the device, and for its memory.
@@ -525,7 +486,7 @@ def _offload_part(rank: Rank, copies: Mask) -> Part:
     own = (covered_ns(optimizer, ends, ends + 1) > 0) & ~mine
     if not own.any():
         host = union_of(host, optimizer)
-    part = _host_part(rank, host)
+    part = host_part(rank, host)
     return Part(host, EMPTY, copies, part.collectives, part.calls)
 
 
@@ -579,11 +540,6 @@ KINDS = (
          "torch.autograd.set_detect_anomaly(False), or take detect_anomaly() out of the loop: it is there to find a NaN, not "
          "to train with. Assumes the step without it.",
          needs=_ON_HOST, training_only=True, sureness=0.95, doubt=0.3, subject="anomaly detection"),
-    Kind("mixed-precision-overhead", _loss_scaling, "Loss scaling costs time",
-         "GradScaler unscales every gradient and checks it for infinities before the optimizer's step",
-         "Train in bfloat16, which needs no scaler: torch.autocast('cpu', torch.bfloat16) and no GradScaler; fp32 needs none "
-         "either. Assumes the same step without scaling.",
-         scope=Scope.HOST, needs=_ON_HOST, training_only=True, sureness=0.9, subject="loss scaling on the host"),
     Kind("allocator", _allocator, "Device memory is allocated and freed inside the {step}",
          "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
          "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
