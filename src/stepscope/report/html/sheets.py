@@ -516,6 +516,20 @@ def _flops(document: Document, asked: str) -> Sheet:
     )
 
 
+def _mfu(document: Document, asked: str) -> Sheet:
+    peak = f"of {document['peak_tflops']:.0f} TFLOP/s ({document['peak_source']})"
+    cards = (
+        card("MFU", _pct(document["mfu"]), "pct", peak),
+        card("HFU", _pct(document["hfu"]), "pct", "with recomputation"),
+        card("Reached", document["tflops_per_device"] * 1e12, "flops", "per second and device"),
+        card("Step", document["step_ms"], "ms", f"on {document['devices']} devices"),
+        card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
+        card("Tokens per second", document["tokens_per_s"], "count", "of the whole job"),
+    )
+    known = tuple(card for card in cards if card["value"] is not None)
+    return Sheet("MFU of a step", (asked,), known, (), (document["convention"],))
+
+
 def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
@@ -600,6 +614,7 @@ _PAGES: dict[str, Callable[[Any, str], Sheet]] = {
     "collective": _collective,
     "memory": _memory,
     "flops": _flops,
+    "mfu": _mfu,
     "strategy": _strategy,
     "scale": _scale,
 }
