@@ -710,7 +710,7 @@ def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
     )
 
 
-def files_sheet(document: Document) -> Sheet:
+def files_sheet(document: dict[str, Any]) -> Sheet:
     """Return the page of files of other tools, from their report's JSON (`files_json`)."""
     run, hang, logs = document["run"], document["hang"], document["nccl"]
     sections = []
