@@ -197,6 +197,14 @@ def test_bare_log_of_nccl_needs_a_rank_and_is_reported(tmp_path: Path, capsys: p
     assert "algorithms: RING/SIMPLE" in text and "all_reduce   4.2 MB" in text and "NCCL: " in page
 
 
+def test_log_without_a_rank_in_a_folder_names_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "raw"
+    run.mkdir()
+    (run / "bare.log").write_text(BARE_LOG)
+    text, report, _ = reported(run, capsys)
+    assert report["nccl"] == [] and "bare.log: a log of NCCL in which no rank names itself; import it with" in text
+
+
 def test_log_of_nccl_next_to_traces_is_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path, 0, 1)
     (tmp_path / "bare.log").write_text(BARE_LOG)
