@@ -151,6 +151,48 @@ warmup_steps = 4
     assert found.scheduler.warmup_steps == 4
 
 
+GUIDE_YAML = """
+fsdp:
+  sharding_strategy: {sharding}
+  use_mixed_precision: true
+  use_orig_params: true
+training:
+  learning_rate: 3e-4
+  scheduler:
+    type: linear_warmup
+    warmup_steps: 20
+    total_steps: 400
+"""
+
+
+@pytest.mark.parametrize(
+    ("sharding", "strategy"), [("FULL_SHARD", "fsdp2_zero3"), ("SHARD_GRAD_OP", "fsdp2_zero2"), ("fsdp", "fsdp2_zero3")]
+)
+def test_yaml_of_the_guides_is_accepted_as_written(tmp_path: Path, sharding: str, strategy: str) -> None:
+    pytest.importorskip("yaml")
+    found = config_from(written(tmp_path, GUIDE_YAML.format(sharding=sharding), "guide.yaml"))
+    assert (found.train.strategy, found.train.precision) == (strategy, "bf16")
+    assert (found.scheduler.warmup_steps, found.scheduler.decay, found.total_steps) == (20, "linear", 400)
+
+
+def test_a_section_of_one_strategy_chooses_it(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    only_mixed = config_from(written(tmp_path, "fsdp: {use_mixed_precision: true}\n", "fsdp.yaml")).train
+    assert (only_mixed.strategy, only_mixed.precision) == ("fsdp2_zero3", "bf16")
+    text = "ddp: {find_unused_parameters: true, bucket_cap_mb: 5}\n"
+    ddp = config_from(written(tmp_path, text, "ddp.yaml")).train
+    assert (ddp.strategy, ddp.find_unused_parameters, ddp.bucket_size_mb) == ("pytorch_ddp", True, 5)
+    both = "ddp: {static_graph: true}\nfsdp: {sharding_strategy: SHARD_GRAD_OP}\ntrain: {strategy: %s}\n"
+    assert config_from(written(tmp_path, both % "fsdp", "both.yaml")).train.strategy == "fsdp2_zero2"
+    assert config_from(written(tmp_path, both % "zero1", "both.yaml")).train.strategy == "zero1"
+    said = refusal(tmp_path, "fsdp:\n  shading_strategy: FULL_SHARD\n", name="job.yaml")
+    assert "line 2" in said and "did you mean sharding_strategy" in said
+    nested = refusal(tmp_path, "training:\n  scheduler:\n    warmup_steps: -1\n", name="job.yaml")
+    assert "line 3: scheduler.warmup_steps" in nested
+    changed = config_from(None, ["training.scheduler.type=cosine", "fsdp.sharding_strategy=SHARD_GRAD_OP"])
+    assert (changed.scheduler.decay, changed.train.strategy) == ("cosine", "fsdp2_zero2")
+
+
 def test_a_setting_under_two_names_is_refused_at_its_line(tmp_path: Path) -> None:
     said = refusal(tmp_path, "[training]\nlr = 0.1\nlearning_rate = 0.2\n")
     assert said == f"{tmp_path}/job.toml, line 3: train.lr is given a second time; remove one"

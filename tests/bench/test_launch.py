@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.limits import HANG_S
 from stepscope.bench import rank as rank_process
 from stepscope.bench.launch import launch, launched_by, records_of
 from stepscope.errors import UsageError
+from stepscope.run.load import load
 
 pytestmark = pytest.mark.job
 
@@ -186,16 +188,8 @@ def make(spec, device):
 
 @pytest.mark.slow
 def test_two_machines_make_one_benchmark_and_a_rank_that_gives_up_loses_nothing_else(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    agents = [_agent(tmp_path / f"machine{i}", i, port) for i in (0, 1)]
-    try:
-        said = [agent.communicate(timeout=HANG_S)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-    assert [agent.returncode for agent in agents] == [0, 0], said
+    method = ["--only", "ddp-bf16", "--steps", "3", "--warmup-steps", "1", "--runs", "2", "--batch-size", "2"]
+    said = on_two_machines(tmp_path, "strategy", "--workload", "own:make", "--out", "out", *method)
     results = json.loads((tmp_path / "machine0" / "out" / "results.json").read_text())
     assert results["complete"] and results["environment"]["world_size"] == 2
     assert {row["name"]: len(row["samples_ms"]) for row in results["series"]} == {"ddp": 2}
@@ -207,18 +201,46 @@ def test_two_machines_make_one_benchmark_and_a_rank_that_gives_up_loses_nothing_
     assert "results in out" in said[0] and "results in" not in said[1]
 
 
-def _agent(folder: Path, number: int, port: int) -> "subprocess.Popen[str]":
+@pytest.mark.slow
+def test_traces_of_a_machine_without_shared_storage_reach_rank_0(tmp_path: Path) -> None:
+    method = ["--num-epochs", "4", "--warmup-epochs", "1"]
+    words = ["--implementations", "ddp,pytorch_ddp", "--runs", "1", "--out", "out"]
+    said = on_two_machines(tmp_path / "compared", "ddp", "--workload", "own:make", *method, *words)
+    rows = json.loads((tmp_path / "compared" / "machine0" / "out" / "results.json").read_text())["series"]
+    assert all(row["summary"]["comm_ms_per_step"] > 0 for row in rows), said
+    assert "comm ms" in said[0]
+    profiled = ["--profile", "--profile-output-dir", "profiled"]
+    said = on_two_machines(tmp_path / "recorded", "ddp", "--workload", "own:make", *method, *profiled)
+    folder = tmp_path / "recorded" / "machine0" / "profiled"
+    assert "2 traces" in said[0] and len(load([str(folder)], cache=False).ranks) == 2
+    own = tmp_path / "recorded" / "machine1" / "profiled" / "ddp_rank_1_trace.json"
+    assert (folder / own.name).read_bytes() == own.read_bytes()
+
+
+def on_two_machines(folder: Path, *words: str) -> list[str]:
+    """Return what `stepscope bench` printed on each of two machines that share no storage."""
+    folder.mkdir(exist_ok=True)
+    port = _free_port()
+    agents = [_agent(folder / f"machine{i}", i, port, words) for i in (0, 1)]
+    try:
+        said = [agent.communicate(timeout=HANG_S)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    return said
+
+
+def _agent(folder: Path, number: int, port: int, words: Sequence[str]) -> "subprocess.Popen[str]":
     folder.mkdir()
     (folder / "own.py").write_text(WORKLOAD)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     where = [f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    method = ["--only", "ddp-bf16", "--steps", "3", "--warmup-steps", "1", "--runs", "2", "--batch-size", "2"]
     return subprocess.Popen(
-        [*torchrun, *where, "-m", "stepscope", "bench", "strategy", "--workload", "own:make",
-         "--out", "out", *method],
+        [*torchrun, *where, "-m", "stepscope", "bench", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": python_path(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )  # fmt: skip
+    )

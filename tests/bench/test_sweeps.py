@@ -86,7 +86,7 @@ def make(spec, device):
         if how == "memory": raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         torch.empty(spec.batch_size, spec.option("bytes", 1), dtype=torch.uint8).fill_(1)
         return model(batch).square().mean()
-    return nn.Linear(4, 4), [torch.ones(2, 4)], loss
+    return nn.Linear(4, 4), [torch.ones(spec.batch_size, 4)], loss
 """
 
 

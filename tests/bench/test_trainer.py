@@ -73,6 +73,23 @@ def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[
     assert found["summary"]["num_steps"] == 12 - 3 - 3 - 2
 
 
+def test_parts_of_a_step_are_of_the_same_steps_and_sum_to_it(recorded: tuple[TrainingResult, list[str]]) -> None:
+    done, _ = recorded
+    assert done.summary is not None and done.run_folder is not None
+    lines = map(json.loads, (done.run_folder / "rank00000.steps.jsonl").read_text().splitlines())
+    logged = {line["step"]: line["regions"] for line in lines if "regions" in line}
+    counted = (3, 9, 10, 11)  # after the warm-up of the rate, without profiler, FLOP count and frames
+    parts = done.summary["regions_ms"]
+    for name in ("forward_pass", "backward_pass", "optimizer_step"):
+        assert parts[name] == pytest.approx(sum(logged[step][name]["ns"] for step in counted) / 4e6)
+    assert sum(parts.values()) == pytest.approx(done.summary["summary"]["avg_step_time"])
+    clipped = [regions["gradient_clipping_warmup"]["ns"] for step, regions in logged.items() if step < 3]
+    assert done.summary["other_regions"] == {
+        "gradient_clipping_warmup": {"ms": pytest.approx(sum(clipped) / 3e6), "steps": 3}
+    }
+    assert "in each of 3 other steps" in (done.folder / "summary.txt").read_text()
+
+
 def test_recording_changes_no_loss(recorded: tuple[TrainingResult, list[str]], tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain")
     assert plain.losses == recorded[0].losses

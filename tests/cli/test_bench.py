@@ -1,6 +1,7 @@
 """`stepscope bench`: what is wrong is said in one line before anything runs; partial results are kept."""
 
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,22 @@ def test_partial_results_are_written_with_the_reason(
     assert found["series"][0]["samples_ms"] == [[21.0] * 30]
     shown = capsys.readouterr()
     assert "partial result: rank 1 was killed" in shown.err and "21.00" in shown.out
+
+
+def test_progress_is_shown_before_the_first_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def launch(*_: Any, on_record: Any, **__: Any) -> LaunchResult:
+        shown.append(capsys.readouterr().err)
+        on_record({"what": "begin", "series": "ddp", "run": 0})
+        shown.append(capsys.readouterr().err)
+        return LaunchResult((0, 0), ([record("ddp", 0, 20.0)], [record("ddp", 0, 22.0)]), None, False, 1.0)
+
+    monkeypatch.setattr(bench_session, "launch", launch)
+    assert main(["bench", "ddp", "--implementations", "ddp", "--runs", "3", "--out", str(tmp_path / "out")]) == 0
+    assert "starting 2 ranks" in shown[0] and "1 of 4: ddp" in shown[1]
 
 
 def test_nothing_measured_is_an_error_with_the_reason(
@@ -270,3 +287,56 @@ def test_wrong_arguments_of_sweeps_are_named_in_one_line(
         code = int(stopped.code or 0)
     error = capsys.readouterr().err
     assert code == 2 and named in error and error.count("\n") == 1
+
+
+OWN = """
+import torch
+from torch import nn
+
+def seven(spec, device):
+    return nn.Linear(8, 8), [torch.randn(7, 8), torch.randn(7, 8)], lambda model, batch: model(batch).square().mean()
+
+def sized(spec, device):
+    made = [torch.randn(spec.batch_size, 8)]
+    return nn.Linear(8, 8), made, lambda model, batch: model(batch).square().mean()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_batches.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("what", ["batch-size", "accumulation"])
+def test_batches_that_ignore_the_batch_size_are_refused(
+    what: str, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = ["--steps", "2", "--warmup-steps", "1", "--runs", "1"]
+    assert main(["bench", what, "--workload", "own_batches:seven", *method, "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert "7 samples" in error and "return a Dataset or a function of the batch size" in error
+    assert not (own / "out" / "results.json").exists()
+
+
+@pytest.mark.job
+def test_batches_made_for_the_batch_size_are_measured(own: Path) -> None:
+    method = ["--steps", "2", "--warmup-steps", "1", "--runs", "1", "--out", "out", "--only", "1 x 8,2 x 4"]
+    assert main(["bench", "accumulation", "--workload", "own_batches:sized", *method]) == 0
+    rows = json.loads((own / "out" / "results.json").read_text())["series"]
+    assert {row["name"]: row["summary"]["samples_per_step"] for row in rows} == {"1 x 8": 8, "2 x 4": 8}
+
+
+@pytest.mark.job
+def test_profile_prints_the_users_own_model_and_one_step_time(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    method = ["--num-epochs", "8", "--warmup-epochs", "1", "--profile", "--profile-output-dir", "profiled"]
+    method += ["--profile-epochs", "3"]
+    assert main(["bench", "ddp", "--workload", "own_batches:seven", *method]) == 0
+    summary = (own / "profiled" / "ddp_summary.txt").read_text()
+    shown = dict(line.split(None, 1) for line in summary.split("Step time")[0].splitlines() if line.count(" "))
+    assert shown["model"].strip() == "Linear" and shown["parameters"].strip() == "72"
+    assert shown["samples_per_step"].strip() == "14" and "d_model" not in shown and "batch_size" not in shown
+    (step,) = re.findall(r"step +([\d.]+) ms \(without the profiler\)", summary)
+    assert f"--unprofiled-step-ms {step}\n" in capsys.readouterr().out

@@ -147,3 +147,71 @@ def test_tool_that_fails_leaves_nothing(
         assert main(["import", str(tmp_path / f"rank0.{name}-rep"), "--into", str(tmp_path / "new")]) == 2
         assert capsys.readouterr().err.count("\n") == 1
         assert not list((tmp_path / "new").iterdir())
+
+
+DATA = Path(__file__).parents[1] / "data"
+BARE_LOG = """NCCL INFO === System : maxBw 48.0 totalBw 96.0 ===
+NCCL INFO Channel 00/02 : 0 1 2 3
+NCCL INFO Channel 01/02 : 0 1 2 3
+NCCL INFO Using algorithm Ring, protocol Simple
+NCCL INFO AllReduce: opCount 5 sendbuff 0x1 recvbuff 0x2 count 1048576 datatype 7 op 0 root 0 comm 0x3 [nranks=4]
+NCCL INFO Broadcast: opCount 6
+"""
+
+
+def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict, str]:
+    """Return the report of a run as text, as JSON and as a page's text in words."""
+    capsys.readouterr()
+    assert main(["report", str(run), "--json", f"{run}.json", "--html", f"{run}.html"]) == 0
+    return capsys.readouterr().out, json.loads(Path(f"{run}.json").read_text()), Path(f"{run}.html").read_text()
+
+
+def test_flight_recorder_dumps_alone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "dumps"
+    assert main(["import", str(DATA / "flight_recorder"), "--into", str(run)]) == 0
+    text, report, page = reported(run, capsys)
+    assert report["hang"]["conclusions"] and report["verdict_reason"] == report["hang"]["conclusions"][0]
+    assert report["recorded_calls"][0]["op"] in text and "Flight recorder" in text
+    assert report["run"]["num_ranks"] == len(report["hang"]["ranks"]) and "Hang" in page
+
+
+def test_nsight_compute_metrics_alone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "metrics"
+    assert main(["import", str(NCU), "--into", str(run)]) == 0
+    text, report, page = reported(run, capsys)
+    assert [k["count"] for k in report["kernels"]] == [2, 2, 2, 2] and "softmax_warp_forward" in text
+    assert page.startswith("<!doctype html>")
+
+
+def test_bare_log_of_nccl_needs_a_rank_and_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bare.log").write_text(BARE_LOG)
+    run = tmp_path / "run"
+    assert main(["import", str(tmp_path / "bare.log"), "--into", str(run)]) == 2
+    assert "give --rank" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "bare.log"), "--into", str(run), "--rank", "0"]) == 0
+    text, report, page = reported(run, capsys)
+    (log,) = report["nccl"]
+    assert (log["rank"], log["channels"], log["total_bw_gb_per_s"]) == (0, 2, 96.0)
+    assert [(c["algorithm"], c["protocol"]) for c in log["choices"]] == [("RING", "SIMPLE")]
+    assert {(c["op"], c["size_bytes"]) for c in log["collectives"]} == {("all_reduce", 4 << 20), ("broadcast", None)}
+    assert "algorithms: RING/SIMPLE" in text and "all_reduce   4.2 MB" in text and "NCCL: " in page
+
+
+def test_log_without_a_rank_in_a_folder_names_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "raw"
+    run.mkdir()
+    (run / "bare.log").write_text(BARE_LOG)
+    text, report, _ = reported(run, capsys)
+    assert report["nccl"] == [] and "bare.log: a log of NCCL in which no rank names itself; import it with" in text
+
+
+def test_log_of_nccl_next_to_traces_is_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path, 0, 1)
+    (tmp_path / "bare.log").write_text(BARE_LOG)
+    assert main(["import", str(tmp_path / "bare.log"), "--into", str(run), "--rank", "1"]) == 0
+    capsys.readouterr()
+    assert main(["report", str(run)]) == 0
+    short = capsys.readouterr().out
+    assert "logs of 1 of 4 ranks; algorithms: RING/SIMPLE" in short and short.count("\n") <= 25
+    assert main(["report", str(run), "-v"]) == 0
+    assert "all_reduce of 4.2 MB" in capsys.readouterr().out

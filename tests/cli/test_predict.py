@@ -51,6 +51,25 @@ def test_flops_of_a_gpt(capsys):
     assert found["hardware_flops_per_step"] * 3 == found["model_flops_per_step"] * 4
 
 
+def test_mfu_of_a_bare_step_time(tmp_path, capsys):
+    found = asked(capsys, "mfu", "--step-ms", 500, "--flops-per-step", 1.8e15, "--peak-tflops", 900, "--devices", 8)
+    assert found["mfu"] == pytest.approx(0.5) and found["hfu"] == found["mfu"]
+    assert found["tflops_per_device"] == pytest.approx(450)
+    model = asked(
+        capsys, "mfu", "--step-ms", 100, *MODEL, "--tokens-per-step", 8192, "--recompute", "full", "--device", "H200"
+    )
+    flops = 3 * (12 * (24 * 1024**2 + 4 * 1024**2) + 2 * 32768 * 1024) * 8192
+    assert model["mfu"] == pytest.approx(flops / 0.1 / 989.5e12, rel=0.001)
+    assert model["hfu"] == pytest.approx(4 / 3 * model["mfu"]) and model["tokens_per_s"] == 81_920
+    page = tmp_path / "mfu.html"
+    words = ["predict", "mfu", "--step-ms", "500", "--flops-per-step", "1e15", "--peak-tflops", "900"]
+    assert main([*words, "--html", str(page)]) == 0 and "MFU" in page.read_text()
+    assert "MFU 222.2 %" in capsys.readouterr().out
+    for missing, said in ((["--device", "H200"], "--flops-per-step"), (["--flops-per-step", "1e12"], "--device")):
+        assert main(["predict", "mfu", "--step-ms", "5", *missing]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_memory_by_category_and_whether_it_fits(capsys):
     base = ["memory", *MODEL, "--fused-qkv", "--micro-batch", 8, "--fused-optimizer", "--device", "H200"]
     found = asked(capsys, *base)

@@ -25,6 +25,15 @@ def test_look_is_one_line_where_nobody_watches(tmp_path: Path, capsys: pytest.Ca
     assert said[9:].startswith("step 39; ") and "10.0 ms per step; forward 2.5 ms" in said
 
 
+def test_late_rank_is_named_at_the_first_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, wait_ms in ((0, 5.0), (1, 0.0), (2, 5.0)):
+        lines = [line(step, 10.0, wait_ms) for step in range(40)]
+        write_log(claim(tmp_path / "run", "a"), rank, lines)
+    assert main(["watch", str(tmp_path / "run"), "--once"]) == 0
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.endswith("; rank 1 is 5.0 ms late per step")
+
+
 def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:
     run, elastic = job(tmp_path / "run"), {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
     for rank in (0, 1):

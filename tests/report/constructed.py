@@ -1,6 +1,6 @@
 """A page of any size: an FSDP job with noise on every slice, one slow rank, one rank that stalls on its input."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from stepscope.report.html.page_data import (
     Timeline,
 )
 from stepscope.report.html.timeline_data import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
+from stepscope.trace.nccl import NcclLog
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -261,16 +262,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             }
             for r in range(ranks)
         ],
-        "nccl": [
-            {
-                "rank": 0,
-                "version": "2.28.9",
-                "channels": 16,
-                "transports": {"P2P/CUMEM": 14, "NET/IB": 2},
-                "network": "IB",
-                "warnings": [],
-            }
-        ],
+        "nccl": [asdict(NcclLog(0, "2.28.9", 16, {"P2P/CUMEM": 14, "NET/IB": 2}, "IB", ()))],
         "memory_edges": [],
         "memory_steps": [
             {

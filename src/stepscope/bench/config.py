@@ -13,13 +13,13 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepscope.bench.strategies import NAMES, SHARDED
+from stepscope.bench.strategies import DDP_OPTIONS, NAMES, SHARDED
 from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.errors import InputError, UsageError
 from stepscope.side_file import read_side_text
@@ -200,6 +200,17 @@ _ALSO = {"steps": ("--num-epochs",), "warmup_steps": ("--warmup-epochs",)}  # wi
 # Names that guides use for our settings: `training: {learning_rate: 0.01}` is `train: {lr: 0.01}`.
 _USUAL_SECTIONS = {"training": "train", "model": "workload"}
 _USUAL_NAMES = {
+    "train.scheduler": "scheduler",
+    "train.optimizer": "optimizer",
+    "train.lr_scheduler": "scheduler",
+    "scheduler.type": "scheduler.decay",
+    "optimizer.type": "optimizer.name",
+    "train.mixed_precision": "train.precision",
+    "fsdp.sharding_strategy": "train.strategy",
+    "fsdp.use_mixed_precision": "train.precision",
+    "fsdp.mixed_precision": "train.precision",
+    "ddp.bucket_cap_mb": "train.bucket_size_mb",
+    **{f"ddp.{name}": f"train.{name}" for name in DDP_OPTIONS},
     "train.learning_rate": "train.lr",
     "train.num_epochs": "train.steps",
     "train.epochs": "train.steps",
@@ -215,6 +226,17 @@ _USUAL_NAMES = {
     "workload.n_layers": "workload.num_layers",
     "workload.n_heads": "workload.num_heads",
 }
+# Their values, by our setting. FSDP2's bf16 needs no loss scale.
+_USUAL_VALUES: dict[str, dict[Any, Any]] = {
+    "train.strategy": {
+        "fsdp": "fsdp2_zero3", "FULL_SHARD": "fsdp2_zero3", "SHARD_GRAD_OP": "fsdp2_zero2", "NO_SHARD": "pytorch_ddp",
+    },
+    "train.precision": {True: "bf16", False: "fp32", "no": "fp32"},
+    "scheduler.decay": {"constant_with_warmup": "constant", "cosine_with_warmup": "cosine"},
+}  # fmt: skip
+# sections of guides that choose a strategy, whose settings hold where `train` has none of its own
+_STRATEGY_SECTIONS = {"fsdp": "fsdp", "ddp": "pytorch_ddp"}
+_ALWAYS_ON = ("fsdp.use_orig_params",)  # FSDP2 has no other way
 
 
 def config_from(file: str | Path | None = None, overrides: Iterable[str] = ()) -> BenchConfig:
@@ -303,6 +325,7 @@ def _load(file: str | Path | None, overrides: Iterable[str]) -> tuple[BenchConfi
     given = _by_section(values, where)
     for text in overrides:
         changed.add(_apply(given, text))
+    _use_our_values(given)
     elsewhere = {known.name: f"{name}.{known.name}" for name, kind in SECTIONS.items() for known in fields(kind)}
     sections = {name: _section(kind, given.get(name, {}), name, where, elsewhere) for name, kind in SECTIONS.items()}
     config = BenchConfig(**sections)
@@ -311,26 +334,66 @@ def _load(file: str | Path | None, overrides: Iterable[str]) -> tuple[BenchConfi
 
 
 def _our_name(dotted: str) -> str:
-    section, dot, name = dotted.partition(".")
+    section, dot, rest = dotted.partition(".")
+    name, more, below = rest.partition(".")
     ours = f"{_USUAL_SECTIONS.get(section, section)}{dot}{name}"
-    return _USUAL_NAMES.get(ours, ours)
+    ours = _USUAL_NAMES.get(ours, ours)
+    return _our_name(f"{ours}.{below}") if more and "." not in ours else f"{ours}{more}{below}"
 
 
 def _by_section(values: Mapping[str, Any], where: Where) -> dict[str, dict[str, Any]]:
     given: dict[str, dict[str, Any]] = {}
+    implied: dict[str, Any] = {}
     for section, settings in values.items():
         ours = _our_name(section)
-        if ours not in SECTIONS:
+        if ours not in SECTIONS and ours not in _STRATEGY_SECTIONS:
             raise UsageError(f"{where(ours)}: {ours}: {_no_such(ours, SECTIONS)}")
         if not isinstance(settings, Mapping):
             raise UsageError(f"{where(ours)}: {ours} has to hold settings by name, not {settings!r}")
-        for name, value in settings.items():
-            dotted = _our_name(f"{section}.{name}")
-            place, _, last = dotted.partition(".")
-            if last in given.setdefault(place, {}):
-                raise UsageError(f"{where(dotted)}: {dotted} is given a second time; remove one")
-            given[place][last] = value
+        into = None if ours in SECTIONS else implied
+        for dotted, value in _settings(section, settings):
+            _add(given, dotted, value, where, implied=into)
+        if into is not None and not ("fsdp" in values and "ddp" in values):
+            implied.setdefault("train.strategy", _STRATEGY_SECTIONS[ours])
+    for dotted, value in implied.items():
+        place, _, name = dotted.partition(".")
+        mine = given.setdefault(place, {})
+        if mine.get(name, "fsdp") == "fsdp":  # not given, or not how it shards
+            mine[name] = value
     return given
+
+
+def _settings(section: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        dotted = _our_name(f"{section}.{name}")
+        if dotted in SECTIONS and isinstance(value, Mapping):
+            yield from _settings(dotted, value)
+        elif dotted not in _ALWAYS_ON:
+            yield dotted, value
+
+
+def _add(
+    given: dict[str, dict[str, Any]], dotted: str, value: Any, where: Where, *, implied: dict[str, Any] | None
+) -> None:
+    place, _, name = dotted.partition(".")
+    if place not in SECTIONS:
+        known = [theirs.partition(".")[2] for theirs in (*_USUAL_NAMES, *_ALWAYS_ON) if theirs.startswith(f"{place}.")]
+        raise UsageError(f"{where(dotted)}: {dotted}: {_no_such(name, known)}")
+    mine, key = (given.setdefault(place, {}), name) if implied is None else (implied, dotted)
+    if key in mine:
+        raise UsageError(f"{where(dotted)}: {dotted} is given a second time; remove one")
+    mine[key] = value
+
+
+def _use_our_values(given: dict[str, dict[str, Any]]) -> None:
+    for dotted, ours in _USUAL_VALUES.items():
+        section, _, name = dotted.partition(".")
+        value = given.get(section, {}).get(name)
+        if isinstance(value, str | bool) and value in ours:
+            given[section][name] = ours[value]
+    scheduler = given.get("scheduler", {})
+    if scheduler.get("decay") == "linear_warmup":  # and then down to the step at which it ends, where one is given
+        scheduler["decay"] = "linear" if scheduler.get("total_steps") else "constant"
 
 
 def _apply(given: dict[str, Any], text: str) -> str:
@@ -500,9 +563,10 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as e:  # also numbers and dates that are none
         raise InputError(f"{path}: is not YAML: {' '.join(str(e).split())}") from e
-    lines = {}
-    for section, settings in root.value if getattr(root, "id", "") == "mapping" else ():
-        lines[str(section.value)] = section.start_mark.line + 1
-        for key, _ in settings.value if settings.id == "mapping" else ():
-            lines[f"{section.value}.{key.value}"] = key.start_mark.line + 1
-    return ({} if values is None else values), lines
+    return ({} if values is None else values), dict(_yaml_lines(root, ""))
+
+
+def _yaml_lines(node: Any, above: str) -> Iterator[tuple[str, int]]:
+    for key, below in node.value if getattr(node, "id", "") == "mapping" and above.count(".") < 3 else ():
+        yield f"{above}{key.value}", key.start_mark.line + 1
+        yield from _yaml_lines(below, f"{above}{key.value}.")

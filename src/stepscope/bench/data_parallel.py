@@ -2,7 +2,8 @@
 
     settings   {"workload": {...}, "series": [{"name", "implementation", "options"}], "warmup_steps", "steps", "runs",
                 "grad_accum", "trace_steps"}
-    compare    {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...}
+    compare    {"what": "begin", "series", "run"}            before each run
+               {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...}
                {"what": "size", "series", "parameters", ...}           {"what": "repeated", ...}: the reference again
                {"what": "trace", "series", "path"}
     buckets    {"what": "round", "sizes_mb", "times_ms"}     {"what": "found", "best_mb", "tried_mb", "same_as"}
@@ -32,6 +33,7 @@ from stepscope.bench.rank import Bench
 from stepscope.bench.strategies import DEFAULT_MB, SIZES_MB, finalists, search
 from stepscope.bench.training import Training, clear_memory, new_training
 from stepscope.bench.workloads import workload
+from stepscope.contract.flops import WORKLOAD_DEFAULTS
 from stepscope.contract.run_folder import atomic_write
 from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.record.profile import profile as step_log
@@ -70,6 +72,7 @@ def _measure_run(
     bench: Bench, settings: dict[str, Any], series: dict[str, Any], run: int, check: str | None,
     reference: list[Outcome],
 ) -> None:  # fmt: skip
+    bench.emit(what="begin", series=series["name"], run=run)
     clear_memory(bench)
     training = new_training(bench, settings, series)
     gradients: list[Tensors | None] = []
@@ -83,8 +86,7 @@ def _measure_run(
         fed=training.fed,
     )
     if check:
-        count = sum(w.numel() for w in training.parallel.model.parameters())
-        bench.emit(what="size", series=series["name"], parameters=count)
+        bench.emit(what="size", series=series["name"], parameters=_size(training.parallel.model))
         weights = _copied(training.parallel.weights()) or {}
         if bench.rank == 0:
             found = Outcome(gradients[0], weights, samples["losses"], training.number)
@@ -92,6 +94,10 @@ def _measure_run(
             judged = agreement(found, reference[0], precision=settings["workload"].get("precision", "fp32"))
             bench.emit(what=check, series=series["name"], **judged)
     bench.emit(what="samples", series=series["name"], run=run, **samples)
+
+
+def _size(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _copied(tensors: Tensors | None) -> Tensors | None:
@@ -130,6 +136,7 @@ def _relative_error(found: Tensors, reference: Tensors) -> float:
 
 
 def _record_trace(bench: Bench, settings: dict[str, Any], series: dict[str, Any]) -> None:
+    bench.emit(what="begin", series=f"{series['name']}, trace")
     clear_memory(bench)
     path = bench.out / "traces" / series["name"] / f"{series['name']}_rank_{bench.rank}_trace.json"
     record_steps(
@@ -138,6 +145,7 @@ def _record_trace(bench: Bench, settings: dict[str, Any], series: dict[str, Any]
         steps=int(settings["trace_steps"]),
         device=bench.device,
     )
+    bench.bring_to_rank_0(path, bench.out)
     bench.emit(what="trace", series=series["name"], path=str(path.relative_to(bench.out)))
 
 
@@ -209,6 +217,7 @@ def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
     """
     for run in range(int(settings["runs"])):
         for delay_ms in settings["delays_ms"]:
+            bench.emit(what="begin", series=f"{float(delay_ms):g}ms", run=run)
             clear_memory(bench)
             training = new_training(bench, settings, settings["series"][0], mark=region)
             late_s = float(delay_ms) / 1000 if bench.rank == int(settings["slow_rank"]) else 0.0
@@ -282,6 +291,7 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     what = {"activities": activities(bench.device), "record_shapes": True, "profile_memory": True}
     with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
         epochs = [_epoch(bench, training, profiler, total, recorded=first <= i < last) for i in range(total)]
+    bench.bring_to_rank_0(folder / f"{name}_rank_{bench.rank}_trace.json", folder)
     bench.emit(what="epochs", epochs=[epoch._asdict() for epoch in epochs])
     ranks: list[Any] = [None] * bench.world_size
     dist.all_gather_object(ranks, training.fed.per_step(range(warmup, total)))
@@ -291,8 +301,18 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     if bench.rank == 0:
         regions = {region: 1000 * fmean(found.values()) for region, found in host_s.items()}
         where = {"world_size": bench.world_size, "device": str(bench.device), "torch": str(torch.__version__)}
+        counts = {"samples_per_step": samples, "tokens_per_step": tokens}
+        facts = {**_workload_facts(training), **counts, **settings.get("options", {}), **where}
         with atomic_write(folder / f"{name}_summary.txt") as f:
-            f.write(_summary(settings, epochs, rates, regions, operators[0], where).encode())
+            f.write(_summary(settings, epochs, rates, regions, operators[0], facts).encode())
+
+
+def _workload_facts(training: Training) -> dict[str, Any]:
+    """Return the model and its data; the sizes of the settings only for models that are built from them."""
+    spec, model = training.work.spec, training.parallel.model
+    sizes = {} if ":" in spec.name else {name: getattr(spec, name) for name in WORKLOAD_DEFAULTS}
+    facts = {"name": spec.name, "model": type(training.work.model).__name__, "parameters": _size(model), **sizes}
+    return {**facts, "precision": spec.precision, "seed": spec.seed, "options": spec.options}
 
 
 def _window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:
@@ -331,6 +351,7 @@ def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float 
     step_ms = median(quiet or [e.step_ms for e in training])
     return {
         "step_ms": step_ms,
+        "unprofiled": bool(quiet),
         "source": "without the profiler" if quiet else "while profiled: no training epoch lay outside the window",
         "samples_per_s": samples and 1000 * samples / step_ms,
         "tokens_per_s": tokens and 1000 * tokens / step_ms,
@@ -339,15 +360,13 @@ def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float 
 
 def _summary(
     settings: dict[str, Any], epochs: Sequence[Epoch], rates: dict[str, Any], regions_ms: dict[str, float],
-    operators: str, where: dict[str, Any],
+    operators: str, facts: dict[str, Any],
 ) -> str:  # fmt: skip
     shown = {
-        **settings["workload"],
-        **settings.get("options", {}),
+        **facts,
         "grad_accum": settings.get("grad_accum", 1),
         "warmup_epochs": settings["warmup_steps"],
         "num_epochs": settings["steps"],
-        **where,
     }
     phases = [f"{'phase':<26} {'epochs':>6} {'median':>9} {'mean':>9} {'min':>9} {'max':>9}"]
     for kind, recorded in (("warm-up", False), ("warm-up", True), ("training", False), ("training", True)):
@@ -359,7 +378,10 @@ def _summary(
     phases += [f"{name:<26} {mean:>9.2f}" for name, mean in regions_ms.items()]
     per_s = {name: rates[f"{name}_per_s"] for name in ("samples", "tokens")}
     parts = {
-        "Configuration": [f"{name:<18} {value}" for name, value in shown.items()],
+        "Configuration": [
+            f"{name:<18} {value:g}" if isinstance(value, float) else f"{name:<18} {value}"
+            for name, value in shown.items()
+        ],
         "Step time per phase (ms)": phases,
         "Throughput": [
             f"step               {rates['step_ms']:.2f} ms ({rates['source']})",

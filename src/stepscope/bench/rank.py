@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -77,6 +78,24 @@ class Bench:
         self.stream.write(json.dumps(record) + "\n")
         self.stream.flush()
 
+    def bring_to_rank_0(self, path: Path, base: Path) -> None:
+        """Copy every rank's file below its `base` to rank 0's, where ranks of a launcher share no storage."""
+        if self.store is None:
+            return
+        stat = path.stat()
+        files: list[Any] = [None] * self.world_size
+        dist.all_gather_object(files, (str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
+        wanted = [[rank for rank, file in enumerate(files) if rank and not _same_file(base, *file)]]
+        dist.broadcast_object_list(wanted, src=0)
+        for rank in wanted[0]:
+            content: list[Any] = [zlib.compress(path.read_bytes(), 1) if self.rank == rank else None]
+            if self.rank == rank:
+                dist.send_object_list(content, dst=0)
+            elif self.rank == 0:
+                dist.recv_object_list(content, src=rank)
+                (base / files[rank][0]).parent.mkdir(parents=True, exist_ok=True)
+                (base / files[rank][0]).write_bytes(zlib.decompress(content[0]))
+
     def give_up(self, **record: Any) -> None:
         """End this process with a last record, which reaches the other ranks: none waits for it in a collective."""
         if self.store is not None and record["what"] == "failed":
@@ -118,6 +137,13 @@ class Bench:
 
     def _failure(self) -> Record | None:
         return json.loads(self.store.get(_KEY)) if self.store.check([_KEY]) else None
+
+
+def _same_file(base: Path, name: str, size: int, mtime_ns: int) -> bool:
+    with suppress(OSError):
+        found = (base / name).stat()
+        return (found.st_size, found.st_mtime_ns) == (size, mtime_ns)
+    return False
 
 
 def main(arguments: list[str]) -> int:

@@ -24,7 +24,7 @@ HYBRID_RANKS = 4
 
 SIZES_MB = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 75.0, 100.0, 150.0, 250.0)
 DEFAULT_MB = 25.0
-_DDP_OPTIONS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+DDP_OPTIONS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 _COARSE = 3
 
 # places in the list of sizes -> their times, measured in turns
@@ -52,7 +52,7 @@ def finalists(implementation: str, best_mb: float) -> list[dict[str, Any]]:
     if best_mb != DEFAULT_MB:
         options[f"{best_mb:g}MB"] = {"bucket_size_mb": best_mb}
     if implementation == "pytorch_ddp":
-        options |= {f"{best_mb:g}MB-{name}": {"bucket_size_mb": best_mb, name: True} for name in _DDP_OPTIONS}
+        options |= {f"{best_mb:g}MB-{name}": {"bucket_size_mb": best_mb, name: True} for name in DDP_OPTIONS}
     return [{"name": name, "implementation": implementation, "options": given} for name, given in options.items()]
 
 

@@ -42,7 +42,8 @@ from stepscope.bench.measure import BatchCount, measure
 from stepscope.bench.rank import Bench
 from stepscope.bench.sweeps import next_probe
 from stepscope.bench.training import Training
-from stepscope.bench.workloads import Workload, workload
+from stepscope.bench.workloads import GivenBatches, Workload, workload
+from stepscope.errors import UsageError
 
 # of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare
 _FIRST_SCALE = 2.0**12
@@ -115,9 +116,11 @@ def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
 
 def _try_size(bench: Bench, spec: WorkloadSpec) -> str | None:
     try:
-        with closing(_step_on(bench, workload(spec, bench.device), {})) as training:
+        work = workload(spec, bench.device)
+        with closing(_step_on(bench, work, {})) as training:
             for _ in range(_FITTING_STEPS):
                 float(training.step())
+                _refuse_other_sizes(training.fed, work, 1)
     except (RuntimeError, MemoryError) as error:
         found = refusal(error)
         if found["what"] != "out_of_memory":
@@ -126,6 +129,16 @@ def _try_size(bench: Bench, spec: WorkloadSpec) -> str | None:
             bench.give_up(**found, batch_size=spec.batch_size)
         return str(found["reason"])
     return None
+
+
+def _refuse_other_sizes(fed: BatchCount, work: Workload, micro_batches: int) -> None:
+    """Refuse ready-made batches that ignore the batch size which the sweep varies."""
+    samples = fed.steps[0][0]
+    if isinstance(work, GivenBatches) and samples not in (None, work.spec.batch_size * micro_batches):
+        raise UsageError(
+            f"the batches of {work.spec.name!r} hold {samples / micro_batches:g} samples where this sweep needs "
+            f"{work.spec.batch_size}; return a Dataset or a function of the batch size, spec.batch_size"
+        )
 
 
 def _of_rank_0(bench: Bench, value: Any) -> Any:
@@ -256,6 +269,8 @@ def _measure_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) 
     flops = work.flops_per_step() if bench.world_size == 1 else work.model_flops
     with closing(_step_on(bench, work, step_settings)) as training:
         check = check_first_steps(training, work)
+        if "batch_size" in item["variant"].get("spec", {}):
+            _refuse_other_sizes(training.fed, work, micro)
         samples = measure(
             training.step, warmup_steps=settings["warmup_steps"], steps=settings["steps"], device=device,
             fed=training.fed,

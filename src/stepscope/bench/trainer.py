@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ from stepscope.record.launch.inject_point import followed_from_outside
 from stepscope.record.profile import profile, region
 from stepscope.record.window.schedule import census_step, frame_step, phase_of
 from stepscope.side_file import refuse_output
-from stepscope.units import json_text
+from stepscope.units import NS_PER_MS, json_text
 
 _SUMMARY_JSON, _SUMMARY_TXT, _CHECKPOINT = "summary.json", "summary.txt", "checkpoint.pt"
 # Weights and optimizer state are gathered, so training can resume with another number of ranks or another strategy.
@@ -391,21 +392,35 @@ def _summary(
         "steps_taken": len(ranks[0]["step_ms"]),
         "summary": row["summary"],
         "samples_ms": row["samples_ms"][0],
-        "regions_ms": _regions_ms(run_folder),
+        **_regions(run_folder, [step - first for step in counted], fmean(timed[0]["step_ms"])),
         "run_folder": str(run_folder) if run_folder is not None else None,
     }
 
 
-def _regions_ms(run_folder: Path | None) -> dict[str, float] | None:
-    """Return the mean own time of each region in rank 0's steps outside the window; None without a recording."""
+def _regions(run_folder: Path | None, counted: Sequence[int], step_ms: float) -> dict[str, Any]:
+    """Return the parts of rank 0's mean step, which sum to it, and the regions that only other steps have.
+
+    `regions_ms` is None without a recording.
+    """
     try:
         lines = (run_folder / steps_file(0)).read_text().splitlines() if run_folder is not None else []
     except OSError:
-        return None
-    steps = [step["regions"] for line in lines if "regions" in (step := json.loads(line)) and not step["profiled"]]
-    names = dict.fromkeys(name for regions in steps for name in regions)
-    total_ns = {name: sum(regions.get(name, {"ns": 0})["ns"] for regions in steps) for name in names}
-    return {name: total / len(steps) / 1e6 for name, total in total_ns.items()} if steps else None
+        lines = []
+    logged = {line["step"]: line["regions"] for line in map(json.loads, lines) if "regions" in line}
+    steps = [logged[number] for number in counted if number in logged]
+    if not steps:
+        return {"regions_ms": None, "other_regions": {}}
+
+    def mean_ms(name: str, steps: Sequence[Mapping[str, Any]]) -> float:
+        return fmean(regions.get(name, {"ns": 0})["ns"] for regions in steps) / NS_PER_MS
+
+    parts = {name: mean_ms(name, steps) for name in dict.fromkeys(name for regions in steps for name in regions)}
+    parts["rest of the step"] = step_ms - sum(parts.values())
+    others = {}
+    for name in dict.fromkeys(name for regions in logged.values() for name in regions if name not in parts):
+        having = [regions for regions in logged.values() if name in regions]
+        others[name] = {"ms": mean_ms(name, having), "steps": len(having)}
+    return {"regions_ms": parts, "other_regions": others}
 
 
 def _text(found: dict[str, Any]) -> str:
@@ -418,8 +433,11 @@ def _text(found: dict[str, Any]) -> str:
         shown = "unknown" if value is None else f"{value:.4g}" if isinstance(value, float) else value
         lines.append(f"  {name:<28} {shown}")
     if found["regions_ms"]:
-        lines += ["", "Parts of a step  (own time, ms, rank 0)"]
-        lines += [f"  {name:<28} {value:.3f}" for name, value in found["regions_ms"].items()]
+        lines += ["", "Parts of a step  (own time, ms, rank 0, the same steps)"]
+        parts = {**found["regions_ms"], "mean step of rank 0": sum(found["regions_ms"].values())}
+        lines += [f"  {name:<28} {value:.3f}" for name, value in parts.items()]
+        for name, other in found["other_regions"].items():
+            lines.append(f"  {name:<28} {other['ms']:.3f} in each of {other['steps']} other steps")
     if found["run_folder"]:
         lines += ["", f"Run folder  {found['run_folder']}", f"Read it with: stepscope report {found['run_folder']}"]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -38,6 +37,7 @@ from stepscope.bench.sweep_control import (
 from stepscope.bench.sweeps import SWEEPS, Sweep, largest_fitting, measured_sizes, only, sweep_named
 from stepscope.cli.bench_arguments import MODES, RANKS, WORLD_SIZES
 from stepscope.cli.run_arguments import (
+    is_quiet,
     print_line,
     print_stderr,
     refuse_existing,
@@ -163,6 +163,10 @@ def _start_ranks(
 
     def on_record(record: dict[str, Any]) -> None:
         nonlocal done
+        if record["what"] == "begin" and progress:
+            progress(done, total)
+        elif record["what"] == "begin" and not is_quiet():
+            print_stderr(f"{min(done + 1, total)} of {total}: {record['series']} ...")
         if record["what"] not in ("samples", "trace", "round"):
             return
         done += 1
@@ -202,6 +206,8 @@ def _compare(
     show: Callable[[Document, Console], None] = print_bench,
 ) -> int:  # fmt: skip
     folder = _results_folder(args)
+    if _writes(args) and not is_quiet():
+        print_stderr(f"starting {args.world_size} ranks, {args.backend}, for {total} runs; results so far in {folder}")
     result = _start_ranks(
         args, job, settings, folder=folder, world_size=args.world_size, total=total, document=document
     )
@@ -401,10 +407,8 @@ def _run_profile(args: Args) -> int:
     }
     write_json(args.json, document, force=args.force)
     if args.json != "-":
-        recorded = [epoch for record in every(result.records, what="epochs") for epoch in record["epochs"]]
-        quiet = [e["step_ms"] for e in recorded if e["kind"] == "training" and not e["recorded"]]
-        unprofiled = f" --unprofiled-step-ms {median(quiet):.2f}" if quiet else ""
-        print_line(f"{len(traces)} traces and {summary}")
+        unprofiled = f" --unprofiled-step-ms {rates['step_ms']:.2f}" if rates.get("unprofiled") else ""
+        print_line(f"{len(traces)} trace{'s' * (len(traces) > 1)} and {summary}")
         print_line(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{unprofiled}")
     if result.message:
         say_with_answer(f"stepscope bench: partial result: {result.message}")

@@ -3,6 +3,7 @@
 examples:
   stepscope predict collective --calibration calibration.json --op all_reduce --bytes 25MB --world-size 8
   stepscope predict flops --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096
+  stepscope predict mfu --step-ms 412 --flops-per-step 2.1e15 --device H100 --devices 8
   stepscope predict memory --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096 \\
       --strategy fsdp --data 64 --device H200
   stepscope predict strategy --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096 \\
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 WHAT = {
     "collective": "time of one collective, from a calibration or from a link",
     "flops": "FLOPs of a model per token and step",
+    "mfu": "model FLOPs utilisation of a step time that is known",
     "memory": "memory of a training step on each device, and whether it fits",
     "scale": "a recorded run's step on more devices",
     "strategy": "what fits, what is fastest, and why",
@@ -87,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, add in (
         ("collective", _add_collective),
         ("flops", _add_flops),
+        ("mfu", _add_mfu),
         ("memory", _add_memory),
         ("scale", _add_scale),
         ("strategy", _add_strategy),
@@ -101,7 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank of the run could not be read."""
     check_outputs(args.json, args.html, force=args.force)
-    kinds = {"collective": _collective, "flops": _flops, "memory": _memory, "scale": _scale, "strategy": _strategy}
+    kinds = {"collective": _collective, "flops": _flops, "mfu": _mfu_of_step, "memory": _memory}
+    kinds |= {"scale": _scale, "strategy": _strategy}
     return kinds[args.what](args)
 
 
@@ -376,6 +380,91 @@ def _flops(args: argparse.Namespace) -> int:
         out.print(f"per step: {training.model * tokens / 1e12:.1f} TFLOP")
     out.print(found["convention"])
     return 0
+
+
+# predict mfu
+
+
+def _add_mfu(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Which share of the devices' peak does a step use?
+
+examples:
+  stepscope predict mfu --step-ms 412 --flops-per-step 2.1e15 --device H100 --devices 8
+  stepscope predict mfu --step-ms 120 --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024 \\
+      --tokens-per-step 8192 --peak-tflops 989
+
+MFU counts the model's FLOPs, HFU those of recomputation as well; both against the dense 16-bit peak of all devices.
+"""
+    parser.add_argument(
+        "--step-ms", type=above_zero, required=True, metavar="X", help="step time, without the profiler"
+    )
+    parser.add_argument("--flops-per-step", type=above_zero, metavar="F", help="model FLOPs of the whole job per step")
+    parser.add_argument("--devices", type=at_least_one, default=1, metavar="N", help="devices of the job (default 1)")
+    parser.add_argument("--peak-tflops", type=above_zero, metavar="P", help="peak of one device in TFLOP/s")
+    parser.add_argument("--seq-len", type=at_least_one, metavar="N")
+    parser.add_argument("--tokens-per-step", type=at_least_one, metavar="N", help="of the whole job")
+    parser.add_argument("--recompute", choices=_RECOMPUTE, default="none", help="what checkpointing computes again")
+    _add_model(parser)
+    _add_device(parser)
+
+
+def _mfu_of_step(args: argparse.Namespace) -> int:
+    model_flops, hardware_flops = _flops_of_step(args)
+    peak, source = _peak_of(args)
+    step_s = args.step_ms / 1e3
+    per_device = model_flops / step_s / args.devices
+    found = {
+        "mfu": per_device / peak,
+        "hfu": None if hardware_flops is None else hardware_flops / step_s / args.devices / peak,
+        "step_ms": args.step_ms,
+        "model_flops_per_step": model_flops,
+        "hardware_flops_per_step": hardware_flops,
+        "devices": args.devices,
+        "tflops_per_device": per_device / 1e12,
+        "peak_tflops": peak / 1e12,
+        "peak_source": source,
+        "tokens_per_s": args.tokens_per_step and args.tokens_per_step / step_s,
+        "convention": "2 per multiply-add, attention in full, training 3 x forward",
+    }
+    if not _wants_text(args, found):
+        return 0
+    out = terminal()
+    hfu = "" if found["hfu"] in (None, found["mfu"]) else f", HFU {100 * found['hfu']:.1f} %"
+    reached = f"{found['tflops_per_device']:.1f} of {found['peak_tflops']:.0f} TFLOP/s per device"
+    out.print(f"MFU {100 * found['mfu']:.1f} %{hfu}: {reached} ({source})", markup=False)
+    many = f" on {args.devices} devices" if args.devices > 1 else ""
+    out.print(f"{model_flops / 1e12:.3g} TFLOP in {args.step_ms:g} ms{many}", markup=False)
+    if found["tokens_per_s"]:
+        out.print(f"{found['tokens_per_s']:,.0f} tokens/s", markup=False)
+    if found["mfu"] > 1:
+        say_with_answer("note: more than the peak; check the step time, the FLOPs and the number of devices")
+    return 0
+
+
+def _flops_of_step(args: argparse.Namespace) -> tuple[float, float | None]:
+    """Return the FLOPs of the whole job in a step: of the model, and with recomputation where that is known."""
+    if args.flops_per_step is not None:
+        return args.flops_per_step, args.flops_per_step if args.recompute == "none" else None
+    missing = [f"--{n.replace('_', '-')}" for n in ("seq_len", "tokens_per_step") if getattr(args, n) is None]
+    if missing:
+        raise UsageError(f"FLOPs of the step are unknown: give --flops-per-step, or the model and {', '.join(missing)}")
+    training = training_flops_per_token(_model_of(args), seq_len=args.seq_len, recompute=_RECOMPUTE[args.recompute])
+    return training.model * args.tokens_per_step, training.hardware * args.tokens_per_step
+
+
+def _peak_of(args: argparse.Namespace) -> tuple[float, str]:
+    from stepscope.cost.chips import mfu_peak
+
+    if args.peak_tflops is not None:
+        return args.peak_tflops * 1e12, "--peak-tflops"
+    chip = _chip_of(args)
+    if chip is None:
+        raise UsageError("the peak of a device is unknown: give --device NAME or --peak-tflops P")
+    peak = mfu_peak(chip)
+    if peak is None:
+        raise UsageError(f"{chip.name} has no 16-bit tensor peak; give --peak-tflops P")
+    return peak.flops_per_s, f"dense {peak.precision} of {chip.name}"
 
 
 # predict memory

@@ -9,7 +9,8 @@ examples:
   stepscope report trace.json --json - | jq .ranks
   stepscope report run-folder/ --html report.html
 
-A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank. A folder
+A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank; imported
+files alone (NCCL logs, Nsight Compute, flight recorder) show what they hold. A folder
 of runs shows one row per run, and the results folder of `stepscope bench` its series.
 Runs over 32 MB leave a cache in `.stepscope/` next to the traces; a second report needs no analysis (--no-cache).
 """
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
     check_outputs(args.json, args.html, force=args.force)
     kinds = {"run": _report_run, "runs": _report_runs, "steps": _report_steps, "bench": _report_bench}
+    kinds["files"] = _report_files
     return kinds[kind_of_input(args.run)](args)
 
 
@@ -94,6 +96,22 @@ def _report_steps(args: argparse.Namespace) -> int:
 
         write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
     _print_summary(args, document)
+    return 0
+
+
+def _report_files(args: argparse.Namespace) -> int:
+    from stepscope.document.other_tools import files_json
+
+    document = files_json(Path(args.run[0]))
+    write_json(args.json, document, force=args.force)
+    if args.html:
+        from stepscope.report.html.sheets import files_sheet, sheet_page
+
+        write_output(args.html, sheet_page(files_sheet(document)), force=args.force)
+    if _wants_text(args):
+        from stepscope.report.text.other_tools import print_files
+
+        print_files(document, terminal())
     return 0
 
 

@@ -653,8 +653,11 @@ def warn_incomplete(account: "Account") -> int:
 
 
 def kind_of_input(given: list[str]) -> str:
-    """Return `steps` for a run without traces, `bench` for benchmark results, `runs` for a folder of runs, or `run`."""
-    from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
+    """Return what was given: one `run`, a folder of `runs`, `bench` results, or without traces `steps` or `files`.
+
+    `files` are those of other tools.
+    """
+    from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only, is_without_traces
 
     if has_steps_only(given):
         return "steps"
@@ -665,7 +668,13 @@ def kind_of_input(given: list[str]) -> str:
 
         if is_bench_folder(given[0]):
             return "bench"
-    return "runs" if folder_of_runs(given[0]) else "run"
+    if folder_of_runs(given[0]):
+        return "runs"
+    if is_without_traces(given[0]):
+        from stepscope.run.formats import files_beside
+
+        return "files" if files_beside(Path(given[0])) else "run"
+    return "run"
 
 
 def run_entries(args: argparse.Namespace, folder: str) -> "list[RunEntry]":

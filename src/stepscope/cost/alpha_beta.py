@@ -138,9 +138,16 @@ class Pieces:
 
     knot_bytes: tuple[float, ...]
     knot_ns: tuple[float, ...]
+    #: inverse of the largest measured bandwidth, which larger sizes do not exceed
+    least_ns_per_byte: float = 0.0
 
     def time_ns(self, size_bytes: npt.ArrayLike) -> Floats:
-        """Return predicted times; beyond the last joint the last line goes on."""
+        """Return predicted times; beyond the last joint the last line goes on, at no more than measured bandwidth."""
+        x = np.asarray(size_bytes, float)
+        return np.maximum(self.line_ns(x), np.where(x > self.knot_bytes[-1], self.least_ns_per_byte * x, 0.0))
+
+    def line_ns(self, size_bytes: npt.ArrayLike) -> Floats:
+        """Return the times on the lines alone, the last of which goes on for ever."""
         x, knots, times = np.asarray(size_bytes, float), np.array(self.knot_bytes), np.array(self.knot_ns)
         piece = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
         return times[piece] + (np.diff(times) / np.diff(knots))[piece] * (x - knots[piece])
@@ -171,7 +178,8 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
     x, y, _ = _by_size(*_checked_points(sizes_bytes, times_ns), most=32)
     if len(x) == 1:
         latency = fit(x, y).alpha_ns
-        return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOutErrors(x, np.full(1, np.nan))
+        least = float(y[0] / x[0])
+        return Pieces((0.0, float(x[0])), (latency, float(y[0])), least), LeftOutErrors(x, np.full(1, np.nan))
     most = _MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
     out = np.empty((most, len(x)))
     for i in range(len(x)):
@@ -186,18 +194,19 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
 def _fits(x: Floats, y: Floats, most: int) -> list[Pieces]:
     joints = np.zeros((1, 0))
     coefficients, _ = _coefficients(x, y, joints)
-    fits = [_pieces(x, joints[0], coefficients[0])]
+    fits = [_pieces(x, y, joints[0], coefficients[0])]
     for _ in range(most - 1):
         tried = np.array([np.sort(np.append(joints, size)) for size in np.setdiff1d(x[1:-1], joints)])
         coefficients, loss = _coefficients(x, y, tried)
         best = int(loss.argmin())
         joints = tried[[best]]
-        fits.append(_pieces(x, joints[0], coefficients[best]))
+        fits.append(_pieces(x, y, joints[0], coefficients[best]))
     return fits
 
 
-def _pieces(x: Floats, joints: Floats, coefficients: Floats) -> Pieces:
-    return Pieces((0.0, *joints.tolist(), float(x[-1])), tuple(np.cumsum(coefficients).tolist()))
+def _pieces(x: Floats, y: Floats, joints: Floats, coefficients: Floats) -> Pieces:
+    knots = (0.0, *joints.tolist(), float(x[-1]))
+    return Pieces(knots, tuple(np.cumsum(coefficients).tolist()), float((y / x).min()))
 
 
 def _coefficients(x: Floats, y: Floats, joints: Floats) -> tuple[Floats, Floats]:

@@ -342,14 +342,18 @@ class CommunicationProfiler:
         return self._cost(world_size, ddp_traffic(sizes, ranks=world_size, bucket_bytes=bucket_bytes))
 
     def estimate_fsdp_comm_cost(
-        self, model: Any, world_size: int, *, reshard_after_forward: bool = True, units: Sequence[int] | None = None
-    ) -> CommCost:
-        """Return the cost of FSDP's gathers and scatters, each layer one unit and the rest another.
+        self, model: Any, world_size: int, *, reshard_after_forward: bool | None = None,
+        units: Sequence[int] | None = None,
+    ) -> CommCost:  # fmt: skip
+        """Return the cost of FSDP2's gathers and scatters, each layer one unit and the rest, the root, another.
 
         Layers are told by numbers in the names (`layers.3.mlp...`); `units` gives their bytes instead, the root first.
+        `reshard_after_forward` as in `fully_shard`: None gathers all units but the root again in backward, True the
+        root as well, False none.
         """
-        listed = list(units) if units is not None else _units(model)
-        return self._cost(world_size, fsdp_traffic(listed, ranks=world_size, reshard=reshard_after_forward))
+        listed, has_root = (list(units), True) if units is not None else _units(model)
+        reshard, root_stays = reshard_after_forward is not False, has_root and reshard_after_forward is None
+        return self._cost(world_size, fsdp_traffic(listed, ranks=world_size, reshard=reshard, root_stays=root_stays))
 
     def _cost(self, world_size: int, traffic: list[Traffic]) -> CommCost:
         if not self.enabled:
@@ -372,7 +376,7 @@ def _trained(model: Any) -> list[tuple[str, int]]:
     return found
 
 
-def _units(model: Any) -> list[int]:
+def _units(model: Any) -> tuple[list[int], bool]:
     root, layers = 0, dict[str, int]()
     for name, size in _trained(model):
         layer = _LAYER.match(name)
@@ -380,4 +384,4 @@ def _units(model: Any) -> list[int]:
             root += size
         else:
             layers[layer[1]] = layers.get(layer[1], 0) + size
-    return [root, *layers.values()] if root else list(layers.values())
+    return [root] * bool(root) + list(layers.values()), bool(root)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.host_time import host_calls
 from stepscope.analyze.kernels import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
 from stepscope.analyze.memory import RankMemory
 from stepscope.analyze.owner_places import (
@@ -18,7 +19,7 @@ from stepscope.analyze.owner_places import (
     user_lines,
 )
 from stepscope.analyze.ownership import Line, Ownership
-from stepscope.analyze.phases import parameter_gradients, trains
+from stepscope.analyze.phases import loop_in, parameter_gradients, trains
 from stepscope.analyze.replay.changes import (
     Change,
     fused_chains,
@@ -32,10 +33,21 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, Peak, mfu_peak
 from stepscope.cost.operators import Family
-from stepscope.diagnose.finding import NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
-from stepscope.diagnose.measures import Mask, at, device_ns, has_device, per_step, place_of, with_work_ns, without_parts
+from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.measures import (
+    Mask,
+    at,
+    device_ns,
+    has_device,
+    host_part,
+    lines_on_all,
+    per_step,
+    place_of,
+    with_work_ns,
+    without_parts,
+)
 from stepscope.diagnose.recording import Need, Scope
-from stepscope.intervals import EMPTY, union
+from stepscope.intervals import EMPTY, Intervals, covered_ns, union
 from stepscope.records import once_per_record
 from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
@@ -234,23 +246,70 @@ def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip | None, peak: Pea
     return np.minimum(np.maximum(best, 3_000.0), costs.duration_ns)  # no kernel is shorter than 3 us
 
 
+# What GradScaler does around its own operators: moving the scale, making the flags, reading them.
+_SCALER = "_amp_"
+_AROUND_SCALER = frozenset(("aten::to", "aten::reciprocal", "aten::full", "aten::fill_", "aten::zeros", "aten::item"))
+
+
 def _loss_scaling(account: Account) -> Iterator[Match]:
     """Yield the work of a gradient scaler; on a chip without bfloat16 nothing can replace it."""
-    if abilities(account.run.ranks, account.chip.chip).bf16 is False:
+    ranks, step = account.run.ranks, account.step
+    if step is None or abilities(ranks, account.chip.chip).bf16 is False:
         return
-    chosen = [
-        (rank.work.step >= 0) & among(rank.work.op_row, rank.rows_named(lambda s: "_amp_" in s, EventKind.HOST_OP))
-        for rank in account.run.ranks
-    ]
-    if any(mask.any() for mask in chosen):
-        spent = device_ns(account, chosen)
-        launches = round(per_step(account, chosen))
-        yield Match(
-            lambda replay: without_syncs(without_work(replay, chosen)),
-            limit_ns=with_work_ns(account, spent),
-            cost_ns=spent,
-            evidence=(Evidence("scaler operations {per_step}", launches, "launches", "mean rank"),),
-        )
+    host = [_scaling(rank) for rank in ranks]
+    host_ns = float(np.mean([h.total_ns / max(len(rank.steps), 1) for rank, h in zip(ranks, host, strict=True)]))
+    if host_ns < NEGLIGIBLE * step.step_ns:
+        return
+    chosen = [_launched_in(rank, spans) for rank, spans in zip(ranks, host, strict=True)]
+    parts = [host_part(rank, spans, work) for rank, spans, work in zip(ranks, host, chosen, strict=True)]
+    on_device, spent = has_device(account), device_ns(account, chosen)
+    lines = lines_on_all(account, lambda _, work: any(_SCALER in name for name in work.top_calls))
+    yield Match(
+        lambda replay: without_syncs(without_parts(parts)(replay)),
+        facts={"device": "cuda" if on_device else "cpu"},
+        limit_ns=with_work_ns(account, spent) if on_device else None,
+        cost_ns=max(spent, host_ns),
+        evidence=(
+            evidence_ms("host in GradScaler {per_step}: unscaling, checks for infinities, new scale", host_ns),
+            Evidence("scaler operations {per_step}", round(per_step(account, chosen)), "launches", "mean rank"),
+        )[: 1 + on_device],
+        where=tuple(at(line) for line in lines[:MAX_PLACES]),
+    )
+
+
+def _scaling(rank: Rank) -> Intervals:
+    """Return when the host worked for the gradient scaler: from the end of backward, of the optimizer or of the operator
+    before, to the end of its own last operator.
+    """
+    if not len(rank.rows_named(lambda name: _SCALER in name, EventKind.HOST_OP)):
+        return EMPTY
+    calls = host_calls(rank)
+    own, around, unscales = (
+        by_string(rank.trace, calls.name, fits).astype(bool)
+        for fits in (lambda s: _SCALER in s, lambda s: s in _AROUND_SCALER, lambda s: _SCALER in s and "unscale" in s)
+    )
+    tops = np.flatnonzero(calls.parent < 0)
+    every, optimizer = calls.end_ns[tops], loop_in(rank, Region.OPTIMIZER).end
+    spans = []
+    for place in np.flatnonzero(own[tops] & (rank.steps.of(calls.start_ns[tops]) >= 0)).tolist():
+        first = last = place
+        mine = calls.thread[tops] == calls.thread[tops[place]]
+        while first > 0 and mine[first - 1] and around[tops[first - 1]]:
+            first -= 1
+        while last + 1 < len(tops) and mine[last + 1] and around[tops[last + 1]] and unscales[tops[place]]:
+            last += 1
+        start = calls.start_ns[tops[first]]  # its Python comes before its operators: a loop over the gradients
+        before = [ends[ends <= start].max(initial=0) for ends in (every, optimizer, rank.steps.start_ns)]
+        start = int(max(before))
+        spans.append((start, int(calls.end_ns[tops[last]])))
+    starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    return union(starts, ends)
+
+
+def _launched_in(rank: Rank, spans: Intervals) -> Mask:
+    work = rank.work
+    launch = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], -1)
+    return (work.step >= 0) & (launch >= 0) & (covered_ns(spans, launch, launch + 1) > 0)
 
 
 # Optimizer.
@@ -510,9 +569,9 @@ _WITH_HOST = (Need.DEVICE, Need.HOST)
 KINDS = (
     Kind("mixed-precision-overhead", _loss_scaling, "Loss scaling costs time",
          "GradScaler unscales every gradient, checks it for infinities and waits for the answer",
-         "Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
+         "Train in bfloat16, which needs no scaler: torch.autocast('{device}', torch.bfloat16) and no GradScaler. "
          "Assumes the same step without scaling and its synchronisation.",
-         scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.4, sureness=0.8),
+         needs=(Need.HOST,), training_only=True, always=True, doubt=0.4, sureness=0.8),
     Kind("recomputation", _recomputation, "Forward work is computed a second time in backward",
          "activation checkpointing discards activations and recomputes them",
          "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "

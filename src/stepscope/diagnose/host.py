@@ -43,6 +43,7 @@ from stepscope.diagnose.measures import (
     Mask,
     device_ns,
     has_device,
+    host_part,
     host_part_ns,
     host_waits,
     launching_ns,
@@ -292,7 +293,7 @@ def _anomaly_detection(account: Account) -> Iterator[Match]:
         took_ns = replay.host_factor * sum(int((spans.end - spans.start).sum()) for spans in forward) / steps
         share = min(stacks_ns / took_ns, 0.95) if took_ns else 0.0
         gone = [union_of(host, _part_of_each(spans, share)) for host, spans in zip(looks, forward, strict=True)]
-        return taken_out(replay, [_host_part(rank, host) for rank, host in zip(ranks, gone, strict=True)])
+        return taken_out(replay, [host_part(rank, host) for rank, host in zip(ranks, gone, strict=True)])
 
     yield Match(
         without,
@@ -336,13 +337,6 @@ def _part_of_each(spans: Intervals, share: float) -> Intervals:
     start = np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64)
     end = np.minimum(start + _PIECE_NS, np.repeat(spans.end, [len(one) for one in starts]))
     return union(start, start + np.rint(share * (end - start)).astype(np.int64))
-
-
-def _host_part(rank: Rank, host: Intervals) -> Part:
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    start = rank.trace["ts_ns"][calls]
-    inside = covered_ns(host, start, start + 1) > 0
-    return Part(host, EMPTY, np.zeros(len(rank.work), bool), np.zeros(len(rank.collectives), bool), calls[inside])
 
 
 # Waiting for the device, and for its memory.
@@ -529,7 +523,7 @@ def _offload_part(rank: Rank, copies: Mask) -> Part:
     own = (covered_ns(optimizer, ends, ends + 1) > 0) & ~mine
     if not own.any():
         host = union_of(host, optimizer)
-    part = _host_part(rank, host)
+    part = host_part(rank, host)
     return Part(host, EMPTY, copies, part.collectives, part.calls)
 
 

@@ -13,10 +13,12 @@ from stepscope.analyze.replay.changes import Change, copies_to_device, without_w
 from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.intervals import EMPTY, Intervals, covered_ns
 from stepscope.records import once_per_record
 from stepscope.run.aligned import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, lower_median
+from stepscope.trace.table import EventKind
 from stepscope.units import NS_PER_MS
 
 Mask = npt.NDArray[np.bool_]
@@ -160,6 +162,15 @@ def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
 
 
 # The run without what lines or modules did: the change that stands for deleting, batching or moving a line.
+
+
+def host_part(rank: Rank, host: Intervals, work: Mask | None = None) -> Part:
+    """Return a rank's host in these intervals, with its calls of the device's runtime there, and some device work."""
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    start = rank.trace["ts_ns"][calls]
+    inside = covered_ns(host, start, start + 1) > 0
+    nothing = np.zeros(len(rank.work), bool)
+    return Part(host, EMPTY, nothing if work is None else work, np.zeros(len(rank.collectives), bool), calls[inside])
 
 
 def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Change:

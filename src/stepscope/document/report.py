@@ -400,11 +400,17 @@ _MEMORY = ("allocated_bytes", "reserved_bytes", "host_bytes")
 
 
 def _beside_json(account: Account) -> dict[str, Any]:
-    beside = account.run.beside
     return {
         "devices": [{**asdict(d), "held_back": d.held_back} for d in account.devices],
-        "collectives_live": [in_ms(c, ("time",)) for c in beside.collectives],
         "memory_steps": [memory_of_steps(log) for log in account.run.logs],
+        **beside_json(account.run.beside),
+    }
+
+
+def beside_json(beside: SideFiles) -> dict[str, Any]:
+    """Return what the files next to the traces hold."""
+    return {
+        "collectives_live": [in_ms(c, ("time",)) for c in beside.collectives],
         "memory_edges": [asdict(e) for e in beside.memory[:_MAX_POINTS]],
         "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()],
         "nccl": [asdict(n) for n in beside.nccl],

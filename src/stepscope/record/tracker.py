@@ -243,7 +243,26 @@ class PerformanceTracker:
         self._tell(values)
         return values
 
-    update = end_step = step
+    update = step
+
+    def start_step(self) -> None:
+        """Begin a step here, where what was done since the last one is not part of it."""
+        self._last_s = self._clock()
+
+    def end_step(self, batch_size: Any = None, **more: Any) -> dict[str, float]:
+        """End a step of so many samples, or of this batch, and return its scalars as `step` does.
+
+        `step_time_ms` and `throughput` (samples per second of all ranks) are of this step, `memory_gb` is the peak
+        allocated on the device, or on a host alone its memory.
+        """
+        samples = batch_size if isinstance(batch_size, int) else None
+        values = self.step(batch_size if samples is None else None, **{"samples": samples, **more})
+        seconds, counted, _ = self._window[-1]
+        values["step_time_ms"] = 1e3 * seconds
+        if counted is not None and seconds > 0:
+            values["throughput"] = self._world_size * counted / seconds
+        memory = self._memory.get("memory/peak_allocated_gb", self._memory.get("memory/host_gb"))
+        return values if memory is None else {**values, "memory_gb": memory}
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers of the window so far, by name."""

@@ -67,11 +67,13 @@ def plain_line(picture: Picture) -> str:
         if (total_ns := sum(rank.regions_ns.get(name, 0) for rank in picture.ranks))
     ]
     memory = max((rank.device_bytes or rank.host_bytes or 0 for rank in picture.ranks), default=0)
+    late = [rank.late for rank in _most_telling(picture.ranks) if rank.late is not None and rank.late.is_late()]
     parts = [
         step,
         _pace_text(picture),
         *([f"{', '.join(regions)} ms"] if regions else []),
         *([f"memory {readable_bytes(memory)}"] if memory else []),
+        *(f"rank {one.rank} is {ms(one.late_ns):.1f} ms late per step" for one in late),
     ]
     return "; ".join(parts)
 

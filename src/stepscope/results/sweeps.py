@@ -354,18 +354,19 @@ def _memory_advice(reference: VariantResult, rest: Sequence[VariantResult]) -> t
 def _size_advice(
     reference: VariantResult, rest: Sequence[VariantResult], rows: Mapping[str, Row]
 ) -> tuple[str, list[str]]:
-    sizes = [reference, *(v for v in rest if not v.out)]
-    best = max(sizes, key=lambda v: v.speedup)
+    sizes = [v for v in rest if not v.out]
+    faster = [v for v in sizes if v.gain and v.gain.faster and v.speedup > 1 + _WORTH_PCT / 100]
+    caveats = _caveats(reference, rest, [reference, *sizes])
+    if not faster:
+        none = f"no larger batch is {_WORTH_PCT:.0f} % faster per sample beyond the noise"
+        return reference.name, [f"stay at {reference.name}: {none}", *caveats]
+    best = max(faster, key=lambda v: v.speedup)
 
     def about_as_fast(v: VariantResult) -> bool:
         found = gain(rows[v.name], rows[best.name])
         return not found.slower or found.speedup > 1 - _WORTH_PCT / 100
 
-    chosen = next(v for v in sizes if v is best or about_as_fast(v))
-    caveats = _caveats(reference, rest, sizes)
-    if chosen is reference:
-        none = f"no larger batch is {_WORTH_PCT:.0f} % faster per sample beyond the noise"
-        return chosen.name, [f"stay at {reference.name}: {none}", *caveats]
+    chosen = next(v for v in faster if v is best or about_as_fast(v))
     larger = "" if chosen is sizes[-1] else f"; larger ones are not {_WORTH_PCT:.0f} % faster beyond the noise"
     won = f"per sample {chosen.gain} {reference.name}"
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}", *caveats]

@@ -20,7 +20,7 @@ from stepscope.records import dataclass
 from stepscope.run.sources import Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
-from stepscope.trace.nccl import LINE, inspected, is_inspector, nccl_logs
+from stepscope.trace.nccl import BARE_LINE, LINE, inspected, is_inspector, nccl_log, nccl_logs
 from stepscope.trace.ncu import KernelMetrics, is_ncu_csv, read_ncu_csv
 from stepscope.trace.nsight_tools import (
     MAGIC,
@@ -73,6 +73,8 @@ class Contents:
     ranks: tuple[int, ...] = ()
     #: whether it holds several ranks, so that it is no single rank's file
     whole_job: bool = False
+    #: whether it is of use only with a rank, which it does not name
+    needs_rank: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,13 +230,15 @@ _KINETO = Format(
 
 def _look_log(path: Path, told: BytesRead) -> Contents:
     logs = nccl_logs(_lines(path, told))
-    if not logs:
-        raise InputError(f"{path}: is a log of NCCL in which no rank says its number; log with NCCL_DEBUG=INFO")
+    ranks = tuple(log.rank for log in logs)
+    logs = logs or (nccl_log(_lines(path, told), rank=0),)
+    if not ranks and not logs[0].shows_anything:
+        raise InputError(f"{path}: a log of NCCL without a rank, topology or collective; log with NCCL_DEBUG=INFO")
     version = next((log.version for log in logs if log.version), None)
     transports = sorted({name for log in logs for name in log.transports})
     what = f"NCCL {version or 'of unknown version'}, {', '.join(transports) or 'no connections'}"
     several = f", {len(logs)} ranks" if len(logs) > 1 else ""
-    return Contents(what + several, tuple(log.rank for log in logs), whole_job=len(logs) > 1)
+    return Contents(what + several, ranks, whole_job=len(logs) > 1, needs_rank=not ranks)
 
 
 def _look_inspector(path: Path, told: BytesRead) -> Contents:
@@ -286,11 +290,16 @@ def _is_packed(path: Path) -> bool:
         return f.read(2) == _GZIP
 
 
+def _is_nccl_log(head: FileHead) -> bool:
+    text = head.start.decode(errors="replace") if b"NCCL " in head.start else ""
+    return LINE.search(text) is not None or BARE_LINE.search(text) is not None
+
+
 NCCL_LOG = Format(
     id="nccl-log",
     title="NCCL log",
     ending="nccl.log",
-    is_it=lambda head: b"NCCL " in head.start and LINE.search(head.start.decode(errors="replace")) is not None,
+    is_it=_is_nccl_log,
     look=_look_log,
     store=_nccl_store,
     needs_rank=False,

@@ -305,6 +305,8 @@ def _logs_of_all(
             logs = nccl_logs(_text_lines(path, max_bytes=max_bytes, say=unread.append))
             found += [log for log in logs if log.rank not in known]
             known |= {log.rank for log in logs}
+            if not logs:
+                unread.append(f"{path.name}: a log of NCCL in which no rank names itself; import it with --rank")
     return found
 
 

@@ -130,6 +130,14 @@ def has_steps_only(given: Sequence[str | Path]) -> bool:
         return False
 
 
+def is_without_traces(given: str) -> bool:
+    """Return whether this is a folder in which nothing is named like a trace."""
+    try:
+        return Path(given).is_dir() and not _in_folder(Path(given))
+    except (OSError, ValueError):  # said by `find_sources`
+        return False
+
+
 def is_unreadable_report(path: Path) -> bool:
     """Return whether a file is a report of Nsight Systems that nothing here can read."""
     if not path.name.endswith(NSYS_REPORT) or shutil.which("nsys") is not None:

@@ -24,6 +24,8 @@ from stepscope.side_file import is_number
 # Every piece has a longest length: a line may hold a million digits.
 
 LINE = re.compile(r"[\w.-]{1,128}:\d{1,12}:\d{1,12} \[\d{1,4}\] (?:[\w./+-]{1,128}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) ")
+# the same without host and process, as guides print them
+BARE_LINE = re.compile(r"^NCCL (?:INFO|WARN|TRACE) ", re.MULTILINE)
 _WHO = re.compile(r"([\w.-]{1,128}):(\d{1,12}):\d{1,12} \[\d{1,4}\](?: ([\w./+-]{1,128}:\d{1,6}))?$")
 _LEVELS = (b"INFO", b"WARN", b"TRACE", b"ABORT", b"ERROR")
 _VERSION = re.compile(r"NCCL version (\S{1,64})")
@@ -49,6 +51,12 @@ _TUNING = re.compile(
     r"proto (?P<proto>[A-Z_a-z0-9]{1,24})"
     r"(?: time (?P<time>\d{1,12}(?:\.\d{1,9})?)| channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
 )
+# in words, as wrappers of NCCL and guides write it
+_ALGORITHM = re.compile(
+    r"\b[Aa]lgo(?:rithm)?\b[:= ]{1,3}(?P<algo>[A-Za-z_]{1,24})(?:\W{1,3}[Pp]roto(?:col)?[:= ]{1,3}(?P<proto>\w{1,24}))?"
+)
+_ANY_CALL = re.compile(r"\b(?P<op>[A-Z][A-Za-z]{1,31})\b:? ?opCount ")
+_CHANNEL = re.compile(r"^Channel (\d{1,4})(?:/(\d{1,4}))? ?: ")
 _RING = re.compile(r"^Ring \d{1,4} : ")
 _LINK = re.compile(
     r"\+ (?P<kind>NVL|PCI|NET|SYS|C2C|LOC)\[(?P<bw>\d{1,9}(?:\.\d{1,9})?)\] - (?P<to>GPU|NVS|NIC|NET|CPU|PCI)/"
@@ -121,7 +129,8 @@ class Choice:
 
     #: None where the log does not say (2.20 to 2.22) and no single operation has that size
     op: str | None
-    size_bytes: int
+    #: None where the log names the algorithm alone
+    size_bytes: int | None
     algorithm: str
     protocol: str
     #: None before 2.24
@@ -170,6 +179,12 @@ class NcclLog:
     choices: tuple[Choice, ...] = ()
     collectives: tuple[LoggedCollective, ...] = ()
     num_lines: int = 0
+
+    @property
+    def shows_anything(self) -> bool:
+        """Return whether the log holds any fact."""
+        facts = (self.version, self.channels, self.transports, self.network, self.warnings, self.total_bw_gb_per_s)
+        return any((*facts, self.links, self.settings, self.num_rings, self.choices, self.collectives))
 
 
 # NCCL inspector (2.28 and later): JSON lines, one collective each, summed by operation and group.
@@ -285,7 +300,8 @@ def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
         if line is not None:
             collected.take(line)
         elif b"NCCL" in raw or b" via " in raw or b"coll channels" in raw:
-            collected.take(LogLine("", 0, "INFO", raw[:4096].decode(errors="replace").rstrip()))
+            text = raw[:4096].decode(errors="replace").rstrip()
+            collected.take(LogLine("", 0, "INFO", text.removeprefix("NCCL INFO ")))
     return collected.log(rank)
 
 
@@ -317,6 +333,7 @@ class _ProcessLog:
         self.bandwidth: tuple[float, float] | None = None
         self.infiniband_missing = False
         self.num_rings = 0
+        self.listed_channels = 0
         self.num_lines = 0
         self.transports: Counter[str] = Counter()
         self.links: dict[str, float] = {}
@@ -325,7 +342,7 @@ class _ProcessLog:
         self.warnings: dict[str, None] = {}
         self.communicators: dict[str, Communicator] = {}
         self.timings: dict[tuple[int, int], list[tuple[float, dict[str, float]]]] = {}
-        self.choices: Counter[tuple[str | None, int, str, str, int | None]] = Counter()
+        self.choices: Counter[tuple[str | None, int | None, str, str, int | None]] = Counter()
         self.collectives: Counter[tuple[str, int | None, int | None]] = Counter()
         self.ranks_of: dict[str, int] = {}
 
@@ -356,7 +373,7 @@ class _ProcessLog:
         return NcclLog(
             rank=rank,
             version=self.version,
-            channels=self.channels,
+            channels=self.channels or self.listed_channels or None,
             transports=dict(self.transports.most_common()),
             network=self.network,
             warnings=tuple(self.warnings),
@@ -380,6 +397,8 @@ class _ProcessLog:
     def _collective(self, text: str) -> None:
         found = _COLLECTIVE.search(text)
         if found is None:
+            if named := _ANY_CALL.search(text):
+                _count(self.collectives, (op_name(named["op"]), None, None), _MAX_SIZES)
             return
         op, kind = op_name(found["op"]), int(found["type"])
         ranks = int(found["ranks"]) if found["ranks"] else self.ranks_of.get(found["comm"])
@@ -430,6 +449,10 @@ class _ProcessLog:
                 self.interfaces[f"{found[1]}: {found[2].strip()}"] = None
         elif _RING.match(text):
             self.num_rings += 1
+        elif found := _CHANNEL.match(text):
+            self.listed_channels = max(self.listed_channels, int(found[2] or int(found[1]) + 1))
+        elif (found := _ALGORITHM.search(text)) and found["algo"].upper() in _ALGORITHMS:
+            _count(self.choices, (None, None, found["algo"].upper(), (found["proto"] or "?").upper(), None), _MAX_SIZES)
         if _NO_DEVICE.search(text):
             self.infiniband_missing = True
 
@@ -452,7 +475,7 @@ class _ProcessLog:
             if size is not None:
                 by_size.setdefault(size, set()).add(op)
         for (said, size, algorithm, protocol, channels), count in self.choices.most_common():
-            of_size = by_size.get(size, set())
+            of_size = by_size.get(size, set()) if size is not None else set()
             named = said or (next(iter(of_size)) if len(of_size) == 1 else None)
             yield Choice(named, size, algorithm, protocol, channels, count)
 

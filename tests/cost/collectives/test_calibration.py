@@ -58,6 +58,29 @@ def test_left_out_sizes_are_predicted_better_than_by_a_line(two_ranks):
     assert inside.mean() >= 0.85
 
 
+@pytest.mark.parametrize("largest", [1 << 16, 1 << 20, 1 << 23])
+def test_larger_sizes_are_never_faster_than_measured_and_less_certain(two_ranks, largest):
+    known = [p for p in two_ranks if p.size_bytes <= largest]
+    larger = [p for p in two_ranks if p.size_bytes > largest]
+    calibration = calibrate(known)
+    _, inside, _ = errors(calibration, larger)
+    assert inside.mean() >= 0.85
+    for op in {p.op for p in known}:
+        fastest_ns = min(p.time_ns / p.size_bytes for p in known if p.op == op)
+        found = [calibration.predict(op, size_bytes=largest * k, world_size=2) for k in (2, 8, 64)]
+        assert all(f.time_ns >= 0.999 * fastest_ns * largest * k for f, k in zip(found, (2, 8, 64), strict=True))
+        widths = [f.high_ns / f.time_ns for f in found]
+        assert widths == sorted(widths) and widths[2] > 2 * widths[0]
+        assert "64 times beyond the largest measured size" in found[2].how
+        assert "no more than the largest measured bandwidth" in found[2].how
+
+
+def test_curve_that_ends_flat_does_not_go_on_flat():
+    points = [Point("all_gather", 2, size, time) for size, time in ((1_000, 6e5), (10_000, 7e5), (100_000, 7.1e5))]
+    found = calibrate(points).predict("all_gather", size_bytes=100_000_000, world_size=2)
+    assert found.time_ns == pytest.approx(7.1e8, rel=0.01) and found.low_ns < 1e8
+
+
 @pytest.mark.slow
 def test_interval_holds_most_left_out_sizes_of_four_ranks(four_ranks):
     kept, error, main = [], [], []

@@ -1,5 +1,11 @@
 """Communication of strategies: volumes that theory gives, and estimates for a model at hand."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from stepscope.cost.closed_form import Fabric, Link, ring_ns
@@ -68,6 +74,25 @@ def test_costs_of_a_model_at_hand():
     assert ddp.time_ms == pytest.approx(wanted / 1e6)
     zero2 = profiler.estimate_fsdp_comm_cost(Model(), world_size=4, reshard_after_forward=False)
     assert zero2.sent_bytes < fsdp.sent_bytes
+
+
+COUNTED = Path(__file__).with_name("fsdp_job.py")
+
+
+@pytest.mark.job
+def test_gathers_and_scatters_are_as_many_as_fsdp2_makes(tmp_path):
+    pytest.importorskip("torch")
+    from tests.cost.strategies.fsdp_job import MODELS, RESHARD
+
+    out = tmp_path / "counts.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", COUNTED, out]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    profiler = CommunicationProfiler()
+    for name, (make, _, _) in MODELS.items():
+        for reshard in RESHARD:
+            traffic = profiler.estimate_fsdp_comm_cost(make(), 2, reshard_after_forward=reshard).traffic
+            counts = {op: sum(t.count for t in traffic if t.op == op) for op in ("all_gather", "reduce_scatter")}
+            assert counts == json.loads(out.read_text())[f"{name} {reshard}"], (name, reshard)
 
 
 def test_nonsense_models_and_world_sizes_are_refused():

@@ -37,6 +37,21 @@ def test_throughput_and_mfu_follow_from_what_was_fed() -> None:
     assert tracker.summary()["why_not"] == {}
 
 
+def test_a_step_that_is_started_and_ended_is_timed_alone() -> None:
+    clock = Clock()
+    tracker = PerformanceTracker(world_size=2, clock=clock)
+    for seconds in (0.25, 0.5):
+        clock.now_s += 3.0  # not part of a step
+        tracker.start_step()
+        clock.now_s += seconds
+        found = tracker.end_step(8)
+    assert found["step_time_ms"] == pytest.approx(500) and found["throughput"] == pytest.approx(32)
+    assert found["memory_gb"] == found.get("memory/peak_allocated_gb", found["memory/host_gb"]) > 0
+    assert found["step/mean_ms"] == pytest.approx(375)
+    clock.now_s += 1.0
+    assert tracker.end_step(torch.zeros(5, 3))["throughput"] == pytest.approx(10)
+
+
 def test_alerts_are_said_once_while_they_last() -> None:
     clock = Clock()
     heard: list[Alert] = []

@@ -125,6 +125,17 @@ def test_smallest_batch_that_is_as_good_as_the_best_is_chosen() -> None:
     assert verdict(*rows, name="batch-size", reference="halves").chosen == "32"
 
 
+def test_batch_size_is_only_recommended_where_it_is_faster_than_the_reference() -> None:
+    noisy = row("64", 100, samples=64)
+    noisy["samples_ms"] = [[100.0 * scale] * 20 for scale in (0.05, 1, 20)]
+    rows = [row("32", 50, samples=32), noisy, row("2048", 1600, samples=2048, noise=0.02)]
+    found = verdict(*rows, name="batch-size", reference="halves")
+    assert found.variants[1].gain is not None and found.variants[1].gain.undecided
+    assert found.chosen == "2048" and "use a batch of 2048" in found.advice[0]
+    found = verdict(*rows[:2], name="batch-size", reference="halves")
+    assert found.chosen == "32" and "stay at 32" in found.advice[0]
+
+
 def test_accumulation_on_ranks_says_what_it_saves_in_communication() -> None:
     variants = [{"name": "1 x 4"}, {"name": "4 x 1"}, {"name": "4 x 1 each", "once": "4 x 1"}]
     found = verdict(

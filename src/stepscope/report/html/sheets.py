@@ -12,6 +12,7 @@ import numpy as np
 from stepscope.analyze.steadiness import Series
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
+from stepscope.document.other_tools import nccl_calls, nccl_facts
 from stepscope.document.report import ms_or_none, plain
 from stepscope.records import dataclass
 from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Line, bar_chart, line_chart
@@ -515,6 +516,20 @@ def _flops(document: Document, asked: str) -> Sheet:
     )
 
 
+def _mfu(document: Document, asked: str) -> Sheet:
+    peak = f"of {document['peak_tflops']:.0f} TFLOP/s ({document['peak_source']})"
+    cards = (
+        card("MFU", _pct(document["mfu"]), "pct", peak),
+        card("HFU", _pct(document["hfu"]), "pct", "with recomputation"),
+        card("Reached", document["tflops_per_device"] * 1e12, "flops", "per second and device"),
+        card("Step", document["step_ms"], "ms", f"on {document['devices']} devices"),
+        card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
+        card("Tokens per second", document["tokens_per_s"], "count", "of the whole job"),
+    )
+    known = tuple(card for card in cards if card["value"] is not None)
+    return Sheet("MFU of a step", (asked,), known, (), (document["convention"],))
+
+
 def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
@@ -599,6 +614,7 @@ _PAGES: dict[str, Callable[[Any, str], Sheet]] = {
     "collective": _collective,
     "memory": _memory,
     "flops": _flops,
+    "mfu": _mfu,
     "strategy": _strategy,
     "scale": _scale,
 }
@@ -692,6 +708,45 @@ def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
         ),
         notes=tuple(document["warnings"]),
     )
+
+
+def files_sheet(document: dict[str, Any]) -> Sheet:
+    """Return the page of files of other tools, from their report's JSON (`files_json`)."""
+    run, hang, logs = document["run"], document["hang"], document["nccl"]
+    sections = []
+    if hang:
+        columns = (("operation", "text", "op"), ("calls of a rank", "count", "calls"), ("group", "text", "group"))
+        table = table_of(document["recorded_calls"], *columns, ("called at", "text", "place"))
+        sections.append(Section("hang", "Flight recorder", tuple(map(printable, hang["conclusions"])), None, table))
+    if logs:
+        table = table_of(
+            nccl_calls(logs),
+            ("operation", "text", "op"),
+            ("size", "bytes", "size_bytes"),
+            ("calls of a rank", "count", "calls"),
+            ("algorithm", "text", "algorithm"),
+        )
+        sections.append(Section("nccl", "NCCL log", tuple(map(printable, nccl_facts(logs))), None, table))
+    if document["collectives_live"]:
+        table = table_of(
+            document["collectives_live"],
+            ("rank", "count", "rank"),
+            ("operation", "text", "op"),
+            ("group", "text", "group_desc"),
+            ("calls", "count", "count"),
+            ("time", "ms", "time_ms"),
+            ("bus bandwidth", "gb_per_s", "busbw_gb_per_s"),
+        )
+        sections.append(Section("collectives", "NCCL inspector", (), None, table))
+    files = table_of(
+        document["files"], ("file", "text", "file"), ("format", "text", "format"), ("rank", "count", "rank")
+    )
+    sections += [*_measured(document), Section("files", "Files", (), None, files)]
+    cards = [card("Files", len(document["files"]), "count", "of other tools; no trace")]
+    cards += [card("Hang", "yes" if hang["hang"] else "none", tone="high" if hang["hang"] else "low")] if hang else []
+    cards += [card("NCCL", next((log["version"] for log in logs if log["version"]), None))] if logs else []
+    facts = [f"{run['num_ranks']} ranks"] if run["num_ranks"] else []
+    return Sheet(run["name"], tuple(facts), tuple(cards), tuple(sections), tuple(document["warnings"]))
 
 
 def _region(name: str) -> Callable[[Document], Value]:

@@ -130,6 +130,9 @@ def _print_figures(rows: list[Row], out: Console) -> None:
     if _COMMUNICATION in groups:
         said = "hidden: under compute; overlap: together / the smaller of the two"
         out.print(f"communication per step while profiled; {said}", markup=False)
+    for reason in dict.fromkeys(row["summary"].get("overlap_reason") for row in rows):
+        if reason:
+            out.print(f"communication unknown: {printable(reason, width=300)}", markup=False)
 
 
 def _known(rows: list[Row], group: dict[str, tuple[str, str]]) -> bool:

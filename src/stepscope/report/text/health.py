@@ -13,7 +13,7 @@ from stepscope.report.terminal import name_text, number_text, plain_table, print
 Json = Mapping[str, Any]
 
 _MAX_RANKS = 32
-_STYLE = {"pass": "green", "fail": "bold red", "not measured": "bright_black"}
+_STYLE = {"pass": "green", "borderline": "yellow", "fail": "bold red", "not measured": "bright_black"}
 #: parts of the step by column; together they are the step
 _COLUMNS = {
     "compute": ("forward", "backward", "optimizer", "other_compute"),
@@ -52,7 +52,7 @@ def print_health(document: Json, gates: Sequence[GateResult], out: Console) -> N
         ("value", lambda c: number_text(c["value"], ".1f")),
         ("good", lambda c: c["good"]),
         ("bad", lambda c: c["bad"] or "-"),
-        ("status", lambda c: Text(c["status"], style=_STYLE[c["status"]])),
+        ("status", _status_text),
         least_needed=("bad", "good"),
     )
     for c in checks:
@@ -65,6 +65,12 @@ def print_health(document: Json, gates: Sequence[GateResult], out: Console) -> N
     for result in gates:
         held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
         print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
+
+
+def _status_text(check: Json) -> Text:
+    """Return the status; a value between good and bad does not pass, and is no clear failure either."""
+    status = "borderline" if check["reason"].startswith("borderline") else check["status"]
+    return Text(status, style=_STYLE[status])
 
 
 def _count(number: int, noun: str) -> str:
@@ -103,6 +109,7 @@ def print_guides(guides: Sequence[Json], out: Console) -> None:
         for item in guide["items"]:
             check = item["check"]
             value = "" if check["value"] is None else f"{check['value']:.4g} (good {check['good']})"
-            line = Text("  ").append(f"{check['status']:<13}", style=_STYLE[check["status"]])
+            status = _status_text(check)
+            line = Text("  ").append(f"{status.plain:<13}", style=status.style)
             line.append(f"{check['id']:<24} {value:<24} ").append(check["reason"], style="bright_black")
             out.print(line.append(f"\n{'':<15}-> {item['remedy']}") if check["status"] == "fail" else line)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
 from stepscope.document.sentence import headline_sentence, three_digits
 from stepscope.units import printable, readable_bytes
 
@@ -130,7 +131,7 @@ class _View:
 
 
 def _screen(view: _View) -> list[Row]:
-    top = [*_heading(view), (), *_opening(view)]
+    top = [*_heading(view), *_nccl_line(view), (), *_opening(view)]
     bottom = [(), *_next(view)]
     for fixes, rows_per_fix, bars, rank_rows in _LAYOUTS:
         sections = [_fixes(view, fixes, rows_per_fix), _where(view, bars), _ranks(view, rank_rows)]
@@ -561,6 +562,7 @@ def _details(view: _View) -> list[Row]:
         "Lines of code": lambda: _code(view),
         "All ranks": lambda: _all_ranks(view),
         "Measured kernels": lambda: _kernels(view),
+        "NCCL log": lambda: _nccl(view),
         "Memory": lambda: _memory(view),
         "Notes": lambda: [row for line in _notes(document) for row in _wrapped(f"- {line}", view.width, indent="   ")],
         "Commands": lambda: _commands(view),
@@ -683,6 +685,23 @@ def _kernels(view: _View) -> list[Row]:
         )
     header = f"   {'measured alone by Nsight Compute':<33}" + "".join(f"  {name:>8}" for name in columns)
     return [((header, "bold"),), *rows] if rows else []
+
+
+def _nccl(view: _View) -> list[Row]:
+    logs = view.document.get("nccl") or ()
+    rows = [row for fact in nccl_facts(logs) for row in _wrapped(printable(fact, width=400), view.width, indent="   ")]
+    for call in nccl_calls(logs)[:10]:
+        calls = "" if call["calls"] is None else f" × {call['calls']:,}"
+        line = f"{call['op']} of {size_text(call['size_bytes'])}{calls}  {call['algorithm']}"
+        rows.append(((_cut(f"   {printable(line, width=200)}", view.width), ""),))
+    return rows
+
+
+def _nccl_line(view: _View) -> list[Row]:
+    """Return NCCL's version, algorithms and warnings as one row; -v shows the rest."""
+    facts = nccl_facts(view.document.get("nccl") or ())
+    told = [fact for fact in facts if fact.startswith(("NCCL ", "algorithms", "warning"))]
+    return [((_cut(f" {printable('; '.join(told), width=400)}", view.width), "dim"),)] if told else []
 
 
 def _memory(view: _View) -> list[Row]:
