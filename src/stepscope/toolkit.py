@@ -144,7 +144,8 @@ class CollectiveTimePredictor:
 
         found = fastest("all_reduce", size_bytes=size_bytes, ranks=self.world_size, fabric=self._fabric)
         times = {name: time_ns / 1e9 for name, time_ns in found.all_ns.items()}
-        _show(f"all-reduce of {size_bytes / 1e6:.3g} MB", [(name, f"{1e3 * s:.3g} ms") for name, s in times.items()])
+        title = f"all-reduce of {size_bytes / 1e6:.3g} MB: {found.algorithm} is faster"
+        _show(title, [(name, f"{1e3 * s:.3g} ms") for name, s in times.items()])
         return {**times, "recommended": found.algorithm}
 
     def _ring(self, op: str, size_bytes: float) -> float:
@@ -339,8 +340,8 @@ class MemoryProfiler:
             }
             for s in self.snapshots
         ]
-        if rows:
-            _show("memory in GB", [tuple(rows[0]), *(tuple(map(_number, row.values())) for row in rows)])
+        names = [name for name in (rows or [{}])[0] if any(row[name] is not None for row in rows)]
+        _show("memory in GB", [names, *([_number(row[name]) for name in names] for row in rows)])
         return rows
 
 
