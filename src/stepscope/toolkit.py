@@ -23,10 +23,13 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from stepscope.contract.collectives import bus_factor
+from stepscope.contract.live import rank_scores
+from stepscope.cost.closed_form import Fabric, Link, fastest, ring_ns, ring_steps
+from stepscope.cost.model_flops import utilisation
 from stepscope.errors import UsageError
+from stepscope.record.rank import initialized_distributed, place_by_variables
 
 _WARMUP_STEPS = 3
-_MEASURED_STEPS = 10
 # compute and communication count as equal within this factor
 _BALANCED = 1.2
 # full recomputation repeats the forward pass, a third of the model's FLOPs
@@ -49,8 +52,6 @@ def calculate_mfu(
     `batch_size` is that of all devices together. The peak is a number, a chip's name ("H100"), or that of this
     process's device. None, with a warning that gives the reason, where the peak is not known.
     """
-    from stepscope.cost.model_flops import utilisation
-
     _above_zero(batch_size=batch_size, step_time_seconds=step_time_seconds, num_gpus=num_gpus)
     mfu = utilisation(
         flops_per_step=model_flops_per_sample * batch_size,
@@ -116,8 +117,6 @@ class CollectiveTimePredictor:
     """
 
     def __init__(self, alpha_seconds: float, beta_bytes_per_sec: float, world_size: int) -> None:
-        from stepscope.cost.closed_form import Fabric, Link
-
         _above_zero(beta_bytes_per_sec=beta_bytes_per_sec, world_size=world_size)
         self.alpha, self.beta, self.world_size = alpha_seconds, beta_bytes_per_sec, world_size
         self._fabric = Fabric(Link(1e9 * alpha_seconds, 1e9 / beta_bytes_per_sec))
@@ -140,8 +139,6 @@ class CollectiveTimePredictor:
 
     def compare_algorithms(self, size_bytes: float) -> dict[str, Any]:
         """Return the seconds of a ring and of a tree all-reduce, and which is faster."""
-        from stepscope.cost.closed_form import fastest
-
         found = fastest("all_reduce", size_bytes=size_bytes, ranks=self.world_size, fabric=self._fabric)
         times = {name: time_ns / 1e9 for name, time_ns in found.all_ns.items()}
         title = f"all-reduce of {size_bytes / 1e6:.3g} MB: {found.algorithm} is faster"
@@ -149,8 +146,6 @@ class CollectiveTimePredictor:
         return {**times, "recommended": found.algorithm}
 
     def _ring(self, op: str, size_bytes: float) -> float:
-        from stepscope.cost.closed_form import ring_ns
-
         return ring_ns(op, size_bytes=size_bytes, ranks=self.world_size, link=self._fabric.inner) / 1e9
 
 
@@ -409,15 +404,14 @@ class ABProfiler:
         name: str,
         setup_fn: Callable[[], Any] | None,
         train_fn: Callable[[], Any],
-        num_steps: int = _MEASURED_STEPS,
+        num_steps: int = 10,
         *,
         warmup_steps: int = _WARMUP_STEPS,
     ) -> list[float]:
         """Apply a configuration, run `train_fn` after a warm-up, and return its step times in ms."""
-        if num_steps < 1:
-            raise UsageError(f"num_steps has to be at least 1, not {num_steps}")
         from stepscope.bench.in_process import step_times_ms
 
+        _above_zero(num_steps=num_steps)
         if setup_fn is not None:
             setup_fn()
         times_ms = step_times_ms(train_fn, steps=num_steps, warmup_steps=warmup_steps)
@@ -476,7 +470,7 @@ def profile_distributed_training(
     from stepscope.record.quick_check import timed_batches
 
     if num_steps < 3:
-        raise UsageError(f"num_steps has to be at least 3 (one untimed, one warm-up, one recorded), not {num_steps}")
+        raise UsageError(f"num_steps has to be at least 3 (one unprofiled, one warm-up, one recorded), not {num_steps}")
     active = min(3, num_steps - 2)
     batches = timed_batches(dataloader, model_device(model))
     window = {"wait": num_steps - 1 - active, "warmup": 1, "active": active, **settings}
@@ -493,9 +487,7 @@ def profile_distributed_training(
                     optimizer.step()
                 model.zero_grad(set_to_none=True)
             recording.step()
-    _print(
-        f"recorded {active} steps in {recording.run_folder}; read them with: stepscope report {recording.run_folder}"
-    )
+    _print(f"recorded {window['active']} steps; read them with: stepscope report {recording.run_folder}")
     return recording.run_folder
 
 
@@ -511,20 +503,21 @@ def quick_health_check(
     from stepscope.bench import in_process as job
     from stepscope.record.quick_check import timed_batches
 
-    if num_steps < 1:
-        raise UsageError(f"num_steps has to be at least 1, not {num_steps}")
+    _above_zero(num_steps=num_steps)
     kept = [(p, p.grad) for p in model.parameters()]
     batches, times_ms = timed_batches(dataloader, job.model_device(model)), []
     try:
         model.zero_grad(set_to_none=True)
         for _ in range(num_steps + 1):
-            batch, loading_ns, _ = next(batches)
+            batch, loading_ns, begins_epoch = next(batches)
             both = (job.passes_ms(model, batch, loss_fn, sync=sync) for sync in (False, True))
-            times_ms.append([loading_ns / 1e6 + sum(passes) for passes in both])
+            times_ms.append((begins_epoch, *(loading_ns / 1e6 + sum(passes) for passes in both)))
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
-    counted = list(zip(*times_ms[1:], strict=True))  # the first has worker start-up and DDP's bucket rebuild in it
+    # the first step has DDP's bucket rebuild in it, the first batch of an epoch the start of the loader's workers
+    steady = [t[1:] for t in times_ms[1:] if not t[0]] or [t[1:] for t in times_ms[1:]]
+    counted = list(zip(*steady, strict=True))
     ranks = [
         {"rank": rank, "own_ms": median(own), "step_ms": median(steps), "times_ms": list(steps)}
         for rank, (own, steps) in enumerate(job.gathered(counted))
@@ -568,7 +561,6 @@ def measure_alpha_beta(
     from stepscope.bench.collectives import block_s, operation, slowest
     from stepscope.bench.in_process import group_device
     from stepscope.cost.alpha_beta import fit
-    from stepscope.cost.closed_form import ring_steps
 
     ranks = _group_size(process_group)
     if ranks is None or ranks < 2:
@@ -850,8 +842,7 @@ def _analysed(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
     """Return the report of `num_steps` calls on every rank: traces go to rank 0, which reads them for all."""
     from stepscope.bench.in_process import from_first, recorded_traces
 
-    if num_steps < 1:
-        raise UsageError(f"num_steps has to be at least 1, not {num_steps}")
+    _above_zero(num_steps=num_steps)
     traces = recorded_traces(step, num_steps)
     result = from_first(None if traces is None else _report_of(traces))
     if isinstance(result, str):
@@ -901,14 +892,10 @@ def _distributed() -> Any:
     """Return torch.distributed where a process group is up; nobody imported torch where there is none."""
     if "torch.distributed" not in sys.modules:
         return None
-    from stepscope.record.rank import initialized_distributed
-
     return initialized_distributed()
 
 
 def _rank() -> int:
-    from stepscope.record.rank import place_by_variables
-
     dist = _distributed()
     if dist is not None:
         return int(dist.get_rank())
@@ -922,8 +909,6 @@ def _group_size(group: Any = None) -> int | None:
 
 
 def _straggler_scores(own_ms: Mapping[int, float]) -> dict[str, Any]:
-    from stepscope.contract.live import rank_scores
-
     scores = rank_scores(own_ms)
     return {"own_ms": dict(own_ms), "stragglers": [s.rank for s in scores if s.straggler], "scores": scores}
 
