@@ -8,10 +8,10 @@
     memory.snapshot("after forward")
     memory.report()
 
-What a method reports is printed on rank 0 and returned on every rank. Times are measured after a warm-up, by device
-events or after the device has finished. Classes that profile a step record a few steps on every rank and read them
-as `stepscope report` does, so they are collective: every rank has to call them. torch is imported by what measures;
-the formulas work without it. `docs/toolkit.md` has an example of each name and the conventions of the formulas.
+Reports are printed on rank 0 and returned on every rank. Times are measured after a warm-up, with device events or
+after a device synchronisation. Classes that profile a step record a few steps on every rank and analyse them like
+`stepscope report`; every rank has to call them. Only measurements import torch; formulas work without it.
+`docs/toolkit.md` has an example of each name and the conventions of the formulas.
 """
 
 import os
@@ -172,7 +172,7 @@ class OverlapEfficiencyTracker:
         self._most_ms += most
 
     def overlap_efficiency(self) -> float | None:
-        """Return 1 where the shorter of the two is hidden whole, 0 where nothing is; None where there was only one."""
+        """Return 1 for full overlap, 0 for none; None without compute or without communication."""
         return self.overlap_ms / self._most_ms if self._most_ms else None
 
     def report(self) -> dict[str, float | None]:
@@ -252,7 +252,7 @@ class BottleneckAnalyzer:
 
 
 def annotate_model(model: Any) -> Any:
-    """Return a handle on ranges in the profiler and in NVTX around every module: `stepscope.annotate_modules`."""
+    """Mark every module in the profiler and in NVTX; return a removable handle, as `stepscope.annotate_modules`."""
     from stepscope.record.annotate import annotate_modules
 
     return annotate_modules(model)
@@ -306,14 +306,14 @@ class MemoryProfiler:
         self.snapshots: list[Any] = []
 
     def snapshot(self, label: str = "") -> Any:
-        """Keep and return a `MemorySnapshot` under a label."""
+        """Record and return a labelled `MemorySnapshot`."""
         from stepscope.record.memory import memory_snapshot
 
         self.snapshots.append(memory_snapshot(label, device=self.device))
         return self.snapshots[-1]
 
     def reset_peak(self) -> None:
-        """Start the allocator's peaks anew. The peak of the host cannot be reset."""
+        """Reset the allocator's peaks. The host's peak cannot be reset."""
         from stepscope.bench.in_process import reset_peak_memory
 
         reset_peak_memory(self.device)
@@ -371,7 +371,7 @@ def diagnose_slow_communication(run: Any = None) -> list[dict[str, Any]]:
 def diagnose_memory_pressure(run: Any = None) -> list[dict[str, Any]]:
     """Return the check list for memory pressure: of a run, or by default of this process's device now.
 
-    The peak is held against the device's memory, not against what is reserved.
+    The peak is compared with the device's total memory, not with the reserved memory.
     """
     if run is not None or "torch" not in sys.modules:
         return _guide("Memory pressure", run)
@@ -393,7 +393,7 @@ def diagnose_memory_pressure(run: Any = None) -> list[dict[str, Any]]:
 class ABProfiler:
     """Step times of configurations, and whether their difference is more than chance.
 
-    `profile_config` of the same name again adds a run: A, B, A, B cancels what slows the machine for a while.
+    Calling `profile_config` again with the same name adds a run; alternating A, B, A, B cancels slow drifts.
     """
 
     def __init__(self) -> None:
@@ -510,7 +510,9 @@ def quick_health_check(
         model.zero_grad(set_to_none=True)
         for _ in range(num_steps + 1):
             batch, loading_ns, begins_epoch = next(batches)
-            both = (job.passes_ms(model, batch, loss_fn, sync=sync) for sync in (False, True))
+            both = (
+                job.passes_ms(model, batch, loss_fn, sync=sync) for sync in (True, False)
+            )  # static graphs need it first
             times_ms.append((begins_epoch, *(loading_ns / 1e6 + sum(passes) for passes in both)))
     finally:
         for parameter, gradient in kept:
@@ -520,9 +522,9 @@ def quick_health_check(
     counted = list(zip(*steady, strict=True))
     ranks = [
         {"rank": rank, "own_ms": median(own), "step_ms": median(steps), "times_ms": list(steps)}
-        for rank, (own, steps) in enumerate(job.gathered(counted))
+        for rank, (steps, own) in enumerate(job.gathered(counted))
     ]
-    reason = "ranks wait for each other in the forward pass of FSDP: `stepscope health RUN` tells them apart"
+    reason = "ranks wait for each other in the forward pass of FSDP: use `stepscope health RUN`"
     found = {"ranks": ranks, **_straggler_scores({r["rank"]: r["own_ms"] for r in ranks}), "reason": None}
     if job.gathers_in_forward(model) and len(ranks) > 1:
         found |= {"stragglers": None, "scores": None, "reason": reason}
@@ -535,8 +537,8 @@ def quick_health_check(
 def detect_stragglers(num_iterations: int = 10, work: Callable[[], Any] | None = None) -> dict[str, Any]:
     """Return each rank's own time of `work` and the stragglers.
 
-    `work` is what a rank does before it meets the others, without a collective; by default a matrix product. Each
-    rank's median is held against the other ranks alone: a straggler is 2 robust deviations and 10 % slower.
+    `work` is a rank's work without any collective; by default a matrix product. Each
+    rank's median is compared with the other ranks only: a straggler is 2 robust deviations and 10 % slower.
     """
     from stepscope.bench.in_process import gathered, own_times_ms
 
@@ -695,7 +697,7 @@ class PPProfiler:
         if view is None:
             names = ("forward_ms", "backward_ms", "send_ms", "recv_ms", "wait_ms", "idle_ms", "bubble_fraction")
             return {**dict.fromkeys(names), "reason": "no sends and receives between stages were found"}
-        row = next(row for row in view["ranks"] if row["rank"] == _rank())
+        row = _own_row(view["ranks"])
         found = {
             **{name: row[name] for name in ("stage", "forward_ms", "backward_ms", "send_ms", "wait_ms", "idle_ms")},
             "recv_ms": row["receive_ms"],
@@ -825,7 +827,7 @@ def _communication(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
 
     total_ms = median(step_times_ms(step, steps=num_steps, warmup_steps=_WARMUP_STEPS))
     report = _analysed(step, num_steps)
-    row = next(row for row in report["ranks"] if row["rank"] == _rank())
+    row = _own_row(report["ranks"])
     steps = row["num_steps"]
     names = ("compute_ms", "comm_ms", "exposed_comm_ms")
     return {
@@ -836,6 +838,10 @@ def _communication(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
             {"op": c["op"], "calls": c["count"] / steps, "bytes": c["bytes"] / steps} for c in report["collectives"]
         ],
     }
+
+
+def _own_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return next((row for row in rows if row["rank"] == _rank()), rows[0])
 
 
 def _analysed(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:

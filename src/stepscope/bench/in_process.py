@@ -1,6 +1,6 @@
-"""What `stepscope.toolkit` measures with: steps of the user's own objects, exchanges among ranks, device memory.
+"""Measurements for `stepscope.toolkit`: steps of user objects, exchanges among ranks, device memory.
 
-Functions of a group of ranks are collective, and without a process group this process is the only rank.
+Exchanges are collective. Without a process group this process is the only rank.
 """
 
 import gzip
@@ -54,7 +54,7 @@ def passes_ms(
 
 
 def gathers_in_forward(model: Any) -> bool:
-    """Return whether ranks meet in the forward pass: FSDP of either version."""
+    """Return whether the forward pass has collectives: FSDP 1 and 2."""
     return hasattr(model, "set_requires_gradient_sync") or type(model).__name__ == "FullyShardedDataParallel"
 
 
@@ -167,7 +167,7 @@ def own_device() -> torch.device:
 
 
 def model_device(model: Any) -> torch.device:
-    """Return where the model's parameters are."""
+    """Return the device of the model's parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
@@ -182,12 +182,12 @@ def device_index(device: Any) -> int | None:
 
 
 def device_name() -> str | None:
-    """Return what the driver calls this process's device, None without CUDA."""
+    """Return the driver's name of this process's device, None without CUDA."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def reset_peak_memory(index: int | None) -> None:
-    """Start the allocator's peaks anew, where CUDA is in use."""
+    """Reset the allocator's peaks, if CUDA is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats(index)
 
