@@ -244,6 +244,45 @@ def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> N
     assert "parameters" in capsys.readouterr().out
 
 
+def test_breakdown_counts_live_blocks_of_one_device_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from stepscope.record.memory import MemorySnapshot
+
+    seen = MemorySnapshot("now", 0, 700, 4096, 900, 4096, 3396, 3000, 0, 10**9, 1, 1)
+    inside = {"filename": f"{Path(torch.__file__).parent}/nn/modules/linear.py", "line": 1, "name": "forward"}
+    user = {"filename": "train.py", "line": 42, "name": "step"}
+
+    def block(size: int, state: str, *frames: dict[str, Any]) -> dict[str, Any]:
+        return {"size": size, "state": state, "frames": list(frames)}
+
+    blocks = [
+        block(500, "active_allocated", inside, user),
+        block(3396, "inactive", user),
+        block(200, "active_allocated"),
+    ]
+    segments = [
+        {"device": 0, "total_size": 4096, "blocks": blocks},
+        {"device": 1, "total_size": 4096, "blocks": [block(4096, "active_allocated", user)]},
+    ]
+    monkeypatch.setattr("stepscope.bench.in_process.memory_snapshot", lambda label, device=None: seen)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    found = stepscope.memory_breakdown(device=0)
+    assert found["sources"] == {"train.py:42": 500, "unknown": 200} and found["cache_bytes"] == 3396
+    assert sum(found["categories"].values()) == found["allocated_bytes"] == 700
+
+
+@pytest.mark.gpu
+def test_memory_is_the_allocators() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    memory, tensor = stepscope.MemoryProfiler(), torch.ones(1 << 24, device="cuda")
+    memory.snapshot("now")
+    stats, (row,) = torch.cuda.memory_stats(), memory.report()
+    assert row["allocated_GB"] == stats["allocated_bytes.all.current"] / 1e9 >= tensor.nbytes / 1e9
+    assert row["max_allocated_GB"] == stats["allocated_bytes.all.peak"] / 1e9
+
+
 def test_annotated_model_keeps_its_outputs_and_keys() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())

@@ -2,8 +2,7 @@
 
     import stepscope
 
-    print(stepscope.calculate_mfu(6 * 7e9 * 4096, batch_size=512, step_time_seconds=12.4, num_gpus=64,
-                                  peak_flops_per_gpu="H100"))
+    mfu = stepscope.calculate_mfu(6 * 7e9 * 4096, 512, 3.0, num_gpus=64, peak_flops_per_gpu="H100")
     memory = stepscope.MemoryProfiler()
     memory.snapshot("after forward")
     memory.report()
