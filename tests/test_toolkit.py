@@ -109,6 +109,7 @@ def test_overlap_is_time_of_both_over_the_shorter() -> None:
         ({"forward": 10, "backward": 20, "allreduce": 30}, "balanced"),
         ({"forward": 10, "backward": 20, "optimizer": 2, "allreduce": 5}, "compute-bound"),
         ({"forward": 10, "backward": 20, "data_loading": 40}, "data-bound"),
+        ({"forward": 10, "backward_with_allreduce": 50, "gradient_sync": 2, "logging": 3}, "compute-bound"),
     ],
 )
 def test_bottleneck(times: dict[str, float], verdict: str) -> None:

@@ -221,11 +221,10 @@ class BottleneckAnalyzer:
             for phase, times in sorted(self.timings.items(), key=lambda item: -fmean(item[1]))
         }
 
-        def of(*words: str) -> float:
-            return sum(row["mean_ms"] for phase, row in phases.items() if any(w in phase.lower() for w in words))
-
-        compute, data = of("forward", "backward", "optimizer"), of("data", "load")
-        comm = of("reduce", "gather", "comm", "sync", "all_to_all", "alltoall")
+        times_ms = dict.fromkeys(("compute", "comm", "data", "other"), 0.0)
+        for phase, row in phases.items():
+            times_ms[_phase_kind(phase)] += row["mean_ms"]
+        compute, comm, data, _ = times_ms.values()
         if data >= 0.3 * total and data > max(compute, comm):
             verdict = "data-bound"
         elif comm > _BALANCED * compute:
@@ -237,14 +236,17 @@ class BottleneckAnalyzer:
             for phase, row in phases.items()
         ]
         _show(f"phases of the step: {verdict}", [("phase", "mean ms", "max ms", "std ms", "share"), *rows])
-        return {
-            "phases": phases,
-            "verdict": verdict,
-            "compute_ms": compute,
-            "comm_ms": comm,
-            "data_ms": data,
-            "total_ms": total,
-        }
+        parts = {f"{kind}_ms": time_ms for kind, time_ms in times_ms.items()}
+        return {"phases": phases, "verdict": verdict, "total_ms": total, **parts}
+
+
+def _phase_kind(phase: str) -> str:
+    kinds = {
+        "compute": ("forward", "backward", "optimizer"),
+        "comm": ("reduce", "gather", "comm", "sync", "all_to_all", "alltoall"),
+        "data": ("data", "load"),
+    }
+    return next((kind for kind, words in kinds.items() if any(w in phase.lower() for w in words)), "other")
 
 
 # Measurements of this process
