@@ -23,7 +23,57 @@ if TYPE_CHECKING:
     from stepscope.record.quick_check import quick_check as quick_check
     from stepscope.record.straggler_detector import StragglerDetector as StragglerDetector
     from stepscope.record.tracker import PerformanceTracker as PerformanceTracker
+    from stepscope.toolkit import ABProfiler as ABProfiler
+    from stepscope.toolkit import BottleneckAnalyzer as BottleneckAnalyzer
+    from stepscope.toolkit import CollectiveTimePredictor as CollectiveTimePredictor
+    from stepscope.toolkit import DDPProfiler as DDPProfiler
+    from stepscope.toolkit import DistributedProfiler as DistributedProfiler
+    from stepscope.toolkit import MemoryProfiler as MemoryProfiler
+    from stepscope.toolkit import OverlapEfficiencyTracker as OverlapEfficiencyTracker
+    from stepscope.toolkit import PPProfiler as PPProfiler
+    from stepscope.toolkit import ProfiledAllReduce as ProfiledAllReduce
+    from stepscope.toolkit import TPProfiler as TPProfiler
+    from stepscope.toolkit import ZeROProfiler as ZeROProfiler
+    from stepscope.toolkit import align_timelines as align_timelines
+    from stepscope.toolkit import annotate_model as annotate_model
+    from stepscope.toolkit import calculate_comm_efficiency as calculate_comm_efficiency
+    from stepscope.toolkit import calculate_hfu as calculate_hfu
+    from stepscope.toolkit import calculate_mfu as calculate_mfu
+    from stepscope.toolkit import detect_stragglers as detect_stragglers
+    from stepscope.toolkit import diagnose_low_mfu as diagnose_low_mfu
+    from stepscope.toolkit import diagnose_memory_pressure as diagnose_memory_pressure
+    from stepscope.toolkit import diagnose_slow_communication as diagnose_slow_communication
+    from stepscope.toolkit import measure_alpha_beta as measure_alpha_beta
+    from stepscope.toolkit import memory_breakdown as memory_breakdown
+    from stepscope.toolkit import profile_distributed_training as profile_distributed_training
+    from stepscope.toolkit import quick_health_check as quick_health_check
 
+_TOOLKIT = (
+    "ABProfiler",
+    "BottleneckAnalyzer",
+    "CollectiveTimePredictor",
+    "DDPProfiler",
+    "DistributedProfiler",
+    "MemoryProfiler",
+    "OverlapEfficiencyTracker",
+    "PPProfiler",
+    "ProfiledAllReduce",
+    "TPProfiler",
+    "ZeROProfiler",
+    "align_timelines",
+    "annotate_model",
+    "calculate_comm_efficiency",
+    "calculate_hfu",
+    "calculate_mfu",
+    "detect_stragglers",
+    "diagnose_low_mfu",
+    "diagnose_memory_pressure",
+    "diagnose_slow_communication",
+    "measure_alpha_beta",
+    "memory_breakdown",
+    "profile_distributed_training",
+    "quick_health_check",
+)
 _PUBLIC = {
     "Analysis": "stepscope.analysis",
     "CommunicationProfiler": "stepscope.cost.strategy_cost",
@@ -36,6 +86,7 @@ _PUBLIC = {
     "profile": "stepscope.record.profile",
     "quick_check": "stepscope.record.quick_check",
     "region": "stepscope.record.profile",
+    **dict.fromkeys(_TOOLKIT, "stepscope.toolkit"),
 }
 
 __all__ = ["__version__", *_PUBLIC]

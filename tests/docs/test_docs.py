@@ -53,13 +53,14 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 @pytest.mark.job
-def test_examples_of_the_python_api_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["python-api.md", "toolkit.md"])
+def test_examples_of_the_python_api_hold(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     shutil.copytree(ROOT / "tests" / "data" / "gloo-ddp", tmp_path / "traces")
     for name in [n for n in os.environ if n.startswith(("STEPSCOPE", "TORCH_TRACE"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    failed, run = doctest.testfile(str(ROOT / "docs" / "python-api.md"), module_relative=False)
+    failed, run = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert run > 20
     assert failed == 0
 

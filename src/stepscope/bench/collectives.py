@@ -102,21 +102,24 @@ def _measure(args: argparse.Namespace) -> list[Row]:
 
 
 def _row(op: str, world: int, size: int, group: Any, device: torch.device) -> Row:
-    call = _operation(op, size, world, group, device)
+    call = operation(op, size, world, group, device)
     call()
 
-    def slowest(value: float) -> float:
-        shared = torch.tensor([value], dtype=torch.float64, device=device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-        return float(shared.item())
-
-    once_s = slowest(max(_block_s(call, 1, group, device)))
+    once_s = slowest(max(block_s(call, 1, group, device)), group, device)
     calls = max(1, min(_MAX_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
-    times = [time_s for _ in range(_BLOCKS) for time_s in _block_s(call, calls, group, device)]
-    return op, world, size, 1e6 * slowest(median(times)), 1e6 * slowest(min(times)), 1e6 * slowest(max(times))
+    times = [time_s for _ in range(_BLOCKS) for time_s in block_s(call, calls, group, device)]
+    median_us, min_us, max_us = (1e6 * slowest(of(times), group, device) for of in (median, min, max))
+    return op, world, size, median_us, min_us, max_us
 
 
-def _block_s(call: Callable[[], Any], calls: int, group: Any, device: torch.device) -> list[float]:
+def slowest(value: float, group: Any, device: torch.device) -> float:
+    """Return the largest value of all ranks of the group."""
+    shared = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return float(shared.item())
+
+
+def block_s(call: Callable[[], Any], calls: int, group: Any, device: torch.device) -> list[float]:
     """Return the time of each call; on a device, where calls only queue work, their mean."""
     dist.barrier(group)
     wait_for_device(device)
@@ -130,7 +133,7 @@ def _block_s(call: Callable[[], Any], calls: int, group: Any, device: torch.devi
     return [(time.perf_counter() - marks[0]) / calls]
 
 
-def _operation(op: str, size: int, world: int, group: Any, device: torch.device) -> Callable[[], Any]:
+def operation(op: str, size: int, world: int, group: Any, device: torch.device) -> Callable[[], Any]:
     """Return a call of the operation whose full buffer has `size` bytes."""
     count = max(size // 4 // world * world, world)
     full, part = torch.zeros(count, device=device), torch.zeros(count // world, device=device)

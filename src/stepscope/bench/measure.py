@@ -104,12 +104,17 @@ def measure(
 
 def record_steps(
     begin: Callable[[Callable[[str], AbstractContextManager[Any]]], Callable[[], Any]], *, path: Path, steps: int,
-    device: torch.device,
+    device: torch.device, record_shapes: bool = False,
 ) -> None:  # fmt: skip
     """Write the trace of `steps` calls of the step that `begin(mark)` makes, after a few that warm up."""
     step = begin(record_function)
     window = schedule(wait=0, warmup=_TRACE_WARMUP_STEPS, active=steps, repeat=1)
-    with profile(activities=activities(device), schedule=window, on_trace_ready=lambda p: export_trace(p, path)) as p:
+    with profile(
+        activities=activities(device),
+        schedule=window,
+        record_shapes=record_shapes,
+        on_trace_ready=lambda p: export_trace(p, path),
+    ) as p:
         for _ in range(_TRACE_WARMUP_STEPS + steps):
             step()
             wait_for_device(device)

@@ -77,17 +77,26 @@ def checks_of(account: Account) -> list[Check]:
 
 def guides_of(account: Account) -> list[Guide]:
     """Return the guides that apply to the run."""
-    found = []
-    for title, (triggers, *rows) in _GUIDES.items():
-        why = next(_whys(account, triggers), None)
-        if why is not None:
-            chip = _chip_remedies(account)
-            items = [Item(_checked(account, *row[:3]), row[3].format(**chip)) for row in rows]
-            found.append(Guide(title.lower().replace(" ", "-"), title, why, tuple(items)))
-    return found
+    whys = ((title, next(_whys(account, triggers), None)) for title, (triggers, *_) in _GUIDES.items())
+    return [guide_of(account, title, why=why) for title, why in whys if why is not None]
 
 
-def _checked(account: Account, name: str, measure: _Measure, good: str, bad: str | None = None) -> Check:
+def guide_of(
+    account: Account | None, title: str, *, why: str = "requested", values: Mapping[str, Measurement] | None = None
+) -> Guide:
+    """Return one guide of an account, or of `values` by item where there is no recording."""
+
+    def measured(row: tuple[str, _Measure, str, str]) -> _Measure:
+        found = (values or {}).get(row[0], Measurement(None, _NO_RECORDING))
+        return row[1] if account is not None else lambda _: found
+
+    _, *rows = _GUIDES[title]
+    chip = _chip_remedies(account)
+    items = [Item(_checked(account, row[0], measured(row), row[2]), row[3].format(**chip)) for row in rows]
+    return Guide(title.lower().replace(" ", "-"), title, why, tuple(items))
+
+
+def _checked(account: Account | None, name: str, measure: _Measure, good: str, bad: str | None = None) -> Check:
     found = _measured(measure, account)
     if found.value is None:
         return Check(name, None, good, bad, NOT_MEASURED, found.how)
@@ -97,9 +106,9 @@ def _checked(account: Account, name: str, measure: _Measure, good: str, bad: str
     return Check(name, value, good, bad, PASS if passed else FAIL, borderline + found.how)
 
 
-def _measured(measure: _Measure, account: Account) -> Measurement:
+def _measured(measure: _Measure, account: Account | None) -> Measurement:
     try:
-        return measure(account)
+        return measure(account)  # type: ignore[arg-type]  # None: measures of given values
     except _UnmeasuredError as error:
         return Measurement(None, str(error))
 
@@ -117,8 +126,8 @@ def _whys(account: Account, triggers: _Triggers) -> Iterator[str]:
             yield template.format(*(m for m, _ in found), account=account)
 
 
-def _chip_remedies(account: Account) -> dict[str, str]:  # bfloat16 and TF32 only for chips that support them
-    chip = abilities(account.run.ranks, account.chip.chip)
+def _chip_remedies(account: Account | None) -> dict[str, str]:  # bfloat16 and TF32 only for chips that support them
+    chip = abilities((), None) if account is None else abilities(account.run.ranks, account.chip.chip)
     autocast, prefix = f"torch.autocast('cuda', torch.{chip.narrow})", "fp16" if chip.narrow == "float16" else "bf16"
     scaler_needed = "none on this chip: float16 needs the scaler, and it has no bfloat16"
     return {
@@ -130,6 +139,7 @@ def _chip_remedies(account: Account) -> dict[str, str]:  # bfloat16 and TF32 onl
 
 
 # Measures. The account is the last parameter, for `partial`. ---------------------------------------------------------
+_NO_RECORDING = "nothing was recorded: give the run folder of `stepscope record` or stepscope.profile"
 _NO_STEP = "no step was recorded"
 _NO_DEVICE = "nothing ran on a device"
 _NO_MEMORY = "no memory was recorded: record with --memory"

@@ -160,7 +160,7 @@ def quick_check(
     loss_of = forward or (lambda m, batch: _loss(m, batch, loss_fn))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with _keep_state(model, optimizer, loader=loader):
-        batches = _timed_batches(loader, device)
+        batches = timed_batches(loader, device)
         times = [_step(model, batches, loss_of, optimizer, device) for _ in range(warmup + steps)][warmup:]
     loading = [t[0] for t in times if not t[-1]] or [t[0] for t in times]
     columns = [loading, *([t[i] for t in times] for i in (1, 2, 3))]
@@ -184,29 +184,31 @@ def _step(
     batch, loading_ns, is_first = next(batches)
     since_ns = time.perf_counter_ns()
     loss = loss_of(model, batch)
-    forward_ns = _now_ns(device)
+    forward_ns = now_ns(device)
     loss.backward()
-    backward_ns = _now_ns(device)
+    backward_ns = now_ns(device)
     optimizer.step()
     optimizer.zero_grad()
-    end_ns = _now_ns(device)
+    end_ns = now_ns(device)
     return loading_ns, forward_ns - since_ns, backward_ns - forward_ns, end_ns - backward_ns, is_first
 
 
-def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, int, bool]]:
+def timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, int, bool]]:
+    """Return batches on the device without end, the ns each took to load, and whether it began an epoch."""
     while True:
         is_first = True
         since_ns = time.perf_counter_ns()
         for batch in loader:
-            moved = _to(batch, device)
-            yield moved, _now_ns(device) - since_ns, is_first
+            moved = to_device(batch, device)
+            yield moved, now_ns(device) - since_ns, is_first
             is_first = False
             since_ns = time.perf_counter_ns()
         if is_first:
-            raise UsageError("quick_check: the loader has no batch")
+            raise UsageError("the loader has no batch")
 
 
-def _now_ns(device: torch.device) -> int:
+def now_ns(device: torch.device) -> int:
+    """Return the time once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type != "cpu" and hasattr(torch, "accelerator"):
@@ -214,13 +216,14 @@ def _now_ns(device: torch.device) -> int:
     return time.perf_counter_ns()
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch whose tensors are on the device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {k: _to(v, device) for k, v in batch.items()}
+        return {k: to_device(v, device) for k, v in batch.items()}
     if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
-        return type(batch)(_to(item, device) for item in batch)
+        return type(batch)(to_device(item, device) for item in batch)
     return batch
 
 

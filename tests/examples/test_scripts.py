@@ -1,0 +1,113 @@
+"""The examples that guides name run on a CPU: alone, on two gloo ranks, and on two nodes of one rank each."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integrations.two_ranks import two_ranks
+from tests.job_environment import python_path
+from tests.limits import HANG_S
+
+import stepscope
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.job
+ROOT = Path(__file__).parents[2]
+SIZES = ["--d-model", "32", "--num-layers", "2", "--num-heads", "2", "--seq-len", "16", "--vocab-size", "64"]
+EPOCHS = ["--batch-size", "2", "--num-epochs", "4", "--warmup-epochs", "2"]
+PROFILE = ["--profile", "--profile-implementation", "ddp_bucketed", "--profile-output-dir"]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("STEPSCOPE", "TORCH_TRACE", "PYTORCH_"))}
+    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT / "src")}
+    return {**kept, **fixed, **variables}
+
+
+def run(name: str, *arguments: str, **variables: str) -> str:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    done = subprocess.run(
+        command, env=environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def on_two_ranks(name: str, *arguments: str, **variables: str) -> list[str]:
+    return two_ranks([f"examples/{name}.py", *arguments], env={"PYTHONPATH": python_path(ROOT / "src"), **variables})
+
+
+def test_memory_profiling_shows_every_part_of_the_step() -> None:
+    said = run("memory_profiling", "--width", "64", "--batch-size", "4")
+    assert all(f"step 1: {part}" in said for part in ("forward", "backward", "optimizer"))
+    assert "parameters" in said and "memory_pct_of_limit" in said
+
+
+def test_custom_allocator_honours_the_environment() -> None:
+    said = run("custom_allocator", "--steps", "5", "--width", "32", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128")
+    assert "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128" in said and "after 5 steps" in said
+
+
+def test_benchmark_profiles_one_implementation(tmp_path: Path) -> None:
+    run("benchmark_ddp", *SIZES, *EPOCHS, *PROFILE, str(tmp_path / "own"), "--world-size", "2")
+    on_two_ranks("benchmark_ddp", *SIZES, *EPOCHS, *PROFILE, str(tmp_path / "torchrun"), LOCAL_WORLD_SIZE="2")
+    for folder in ("own", "torchrun"):
+        names = {path.name for path in (tmp_path / folder).iterdir()}
+        assert {f"ddp_bucketed_rank_{rank}_trace.json" for rank in range(2)} | {"ddp_bucketed_summary.txt"} <= names
+        traces = sorted((tmp_path / folder).glob("*_trace.json"))
+        assert [rank["rank"] for rank in stepscope.load(traces).document["ranks"]] == [0, 1]
+
+
+def test_deepseek_is_recorded_where_the_environment_names_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = on_two_ranks(
+        "train_deepseek_v3", "--steps", "9", "--out", str(out), TORCH_TRACE_DIR=str(tmp_path / "traces")
+    )
+    assert "loss" in said[0] and json.loads((out / "summary.json").read_text())
+    document = stepscope.load(tmp_path / "traces").document
+    assert [rank["num_steps"] for rank in document["ranks"]] == [3, 3]
+    assert document["by_strategy"]["name"] == "ddp"
+
+
+def gathers(said: str) -> tuple[float, float]:
+    found = re.search(r"([\d.]+) gathers of ([\d.]+) MB", said)
+    assert found, said
+    return float(found[1]), float(found[2])
+
+
+def test_fsdp_gathers_every_layer(tmp_path: Path) -> None:
+    said = on_two_ranks(
+        "fsdp_example", "--layers", "3", "--width", "64", "--steps", "6", "--out", str(tmp_path / "run")
+    )
+    count, size_mb = gathers(said[0])
+    assert count == 3 and size_mb == pytest.approx(3 * (64 * 64 + 64) * 4 / 1e6, rel=0.01)
+    document = stepscope.load(tmp_path / "run").document
+    assert [rank["num_steps"] for rank in document["ranks"]] == [3, 3]
+    assert document["by_strategy"]["name"].startswith("fsdp")
+
+
+@pytest.mark.slow
+def test_fsdp_on_two_nodes(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    script = ["examples/fsdp_example.py", "--width", "64", "--steps", "6", "--out", str(tmp_path / "run")]
+    nodes = [
+        subprocess.Popen(
+            [*torchrun, f"--node-rank={node}", *script],
+            env=environment(KINETO_LOG_LEVEL="99"), cwd=ROOT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    said = [node.communicate(timeout=HANG_S)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said[0][-3000:] + said[1][-3000:]
+    assert gathers(said[0])[0] == 4
+    assert len(stepscope.load(tmp_path / "run").document["ranks"]) == 2
