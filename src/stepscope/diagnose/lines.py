@@ -181,8 +181,14 @@ def _second_forward(account: Account) -> Iterator[Match]:
 # Copies between host and device in the loop.
 
 
-def _is_statistic(_: RankLines, work: LineWork) -> bool:
-    return work.apart and work.to_host > 0 and not work.in_place and not work.collectives
+def _statistics(account: Account) -> list[Line]:
+    """Return lines that copy results to the host of which training uses nothing, as far as the source shows."""
+
+    def wanted(rank: RankLines, work: LineWork) -> bool:
+        brings = work.apart and work.to_host > 0 and not work.in_place and not work.collectives
+        return brings and feeds_training(account.run.source, rank, work.line) is not True
+
+    return lines_on_all(account, wanted)
 
 
 def _only_copies(_: RankLines, work: LineWork) -> bool:
@@ -474,7 +480,7 @@ KINDS = (
          "Take the metric from the output of the training pass where it is of the same batch, or compute it every N steps. "
          f"{_WITHOUT}",
          training_only=True, subject="a forward pass without backward ({place})"),
-    Kind("host-device-sync", _removed(_is_statistic), "Results copied to the host in {every_step} ({place})",
+    Kind("host-device-sync", _without_each(_statistics), "Results copied to the host in {every_step} ({place})",
          "the host waits in {place} for {copies} copies {per_step} and computes with them; no gradient, parameter or input of "
          "the device comes of it",
          f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
