@@ -208,6 +208,52 @@ def test_impossible_times_do_not_change_the_account(tmp_path: Path, damage: str)
     assert damaged == pytest.approx(whole, rel=0.005, abs=0.05)
 
 
+def exchanging(rank: int) -> RankTrace:
+    """Return one of three ranks that exchange gradients after 6 ms of compute, 200 us later on each, and then wait."""
+
+    def step(r: RankTrace, at: float) -> None:
+        busy(r, at, us=6_000)
+        r.backward("MmBackward0", at + 450, at + 480)
+        r.collective("allreduce", at=at + 460, start=at + 6_600 + 200 * rank, end=at + 9_000, elements=1_000_000)
+        with r.op("aten::add", at + 490, at + 495):
+            r.kernel("update", at=at + 491, start=at + 9_010, end=at + 9_300)
+
+    return steps(RankTrace(rank, world_size=3), 6, 20_000, step)
+
+
+@pytest.mark.parametrize("ranks", [1, 3], ids=["by what waited for it", "by the other ranks"])
+@pytest.mark.parametrize("damage", ["longer", "moved"])
+def test_a_damaged_collective_ends_where_the_others_show_it(tmp_path: Path, damage: str, ranks: int) -> None:
+    def exposed(folder: Path, jobs: list[RankTrace]) -> list[float]:
+        folder.mkdir()
+        return [row["exposed_comm_ms"] for row in document(folder, *jobs)["ranks"]]
+
+    whole = exposed(tmp_path / "whole", [exchanging(rank) for rank in range(ranks)])
+    jobs = [exchanging(rank) for rank in range(ranks)]
+    sent = [e for e in jobs[0].events if e["name"].startswith("nccl") and e["cat"] == "kernel"]
+    sent[2]["dur" if damage == "longer" else "ts"] += 45_000 if damage == "longer" else -21_000
+    if ranks > 1:  # what the rank itself contradicts makes it worth comparing them
+        next(e for e in jobs[1].events if e["name"] == "gemm")["dur"] *= 100
+    assert exposed(tmp_path / "damaged", jobs) == pytest.approx(whole, rel=0.005)
+
+
+def test_estimated_times_widen_the_intervals_of_savings(tmp_path: Path) -> None:
+    def interval(folder: Path, *, damaged: bool) -> float:
+        folder.mkdir()
+
+        def step(r: RankTrace, at: float) -> None:
+            launching(r, at)
+            busy(r, at + 7_000, us=3_000, kernels=2)
+
+        job = steps(RankTrace(), 4, 12_000, step)
+        if damaged:
+            [e for e in job.events if e["name"] == "gemm"][-1]["ts"] -= 20_000
+        found = next(f for f in document(folder, job)["findings"] if f["id"] == "launch-overhead")
+        return float(found["saving_high_ms"] - found["saving_low_ms"])
+
+    assert interval(tmp_path / "damaged", damaged=True) > interval(tmp_path / "whole", damaged=False)
+
+
 def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path) -> None:
     def step(r: RankTrace, at: float) -> None:
         busy(r, at, us=2_000)

@@ -14,7 +14,7 @@ from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.records import once_per_record
-from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, lower_median
 from stepscope.units import NS_PER_MS
