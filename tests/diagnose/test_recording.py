@@ -275,3 +275,84 @@ def test_preprocessing_of_a_pipeline_is_input_not_a_stall(tmp_path: Path) -> Non
 
     found = document(tmp_path, steps(RankTrace(), 4, 30_000, step))
     assert ids(found)[0] == "data-loading" and found["verdict"] == "data-bound"
+
+
+def test_a_capture_that_fills_the_idle_time_is_no_launch_overhead(tmp_path: Path) -> None:
+    r = RankTrace()
+    busy(r, 0, us=30_000, kernels=80)
+    r.call("cudaStreamBeginCapture", 31_000, 31_010)
+    r.call("cudaStreamEndCapture", 50_000, 50_100)
+    busy(r, 50_200, us=30_000, kernels=80)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "graph-capture" and not {"launch-overhead", "host-stall"} & set(ids(found))
+    assert "captured into graphs" in found["recording"]["line"]
+
+
+def test_launches_without_their_work_cannot_be_diagnosed(tmp_path: Path) -> None:
+    r = steps(RankTrace(), 3, 10_000, launching)
+    for n in range(200):
+        r.call("cudaLaunchKernel", 30_000 + 20 * n, 30_005 + 20 * n)
+    found = document(tmp_path, r)
+    assert found["verdict"] == "unclear" and not ids(found)
+    assert "200 of 290 launches have no record" in found["verdict_reason"]
+
+
+def test_time_before_the_device_works_is_not_left_out_silently(tmp_path: Path) -> None:
+    r = RankTrace()
+    with r.op("aten::stft", 0, 900_000):
+        pass
+    launching(r, 1_000_000, kernels=100)
+    found = document(tmp_path, r)
+    assert found["verdict"] == "unclear" and "of 1,020 recorded ms" in found["verdict_reason"]
+
+
+def test_a_file_from_which_most_events_were_removed_cannot_be_diagnosed(tmp_path: Path) -> None:
+    r = steps(RankTrace(), 5, 40_000, lambda r, at: launching(r, at, kernels=80))
+    written = r.document()
+    operators = [e for e in written["traceEvents"] if e.get("cat") == "cpu_op"]
+    for n, event in enumerate(operators):
+        event.setdefault("args", {})["External id"] = 100 + 70 * n
+    (tmp_path / "trace.json").write_text(json.dumps(written))
+    found = dict(stepscope.load(tmp_path / "trace.json").document)
+    assert found["verdict"] == "unclear" and not ids(found)
+    assert f"holds {len(operators):,} of about" in found["verdict_reason"]
+
+
+def test_freeing_memory_after_unrecorded_work_is_no_initialisation(tmp_path: Path) -> None:
+    r = RankTrace()
+    launching(r, 0, kernels=100)
+    r.call("cudaLaunchKernel", 20_400, 20_410)
+    r.call("cudaFree", 20_500, 60_000)
+    launching(r, 60_100, kernels=100)
+    assert document(tmp_path, r)["recording"]["kind"] != "cold-start"
+
+
+def test_operators_of_a_device_library_prove_a_device(tmp_path: Path) -> None:
+    r = RankTrace()
+    for n in range(100):
+        with r.op("aten::cudnn_convolution", 100 * n, 100 * n + 80):
+            pass
+    found = document(tmp_path, r)
+    assert found["verdict"] == "unclear" and "nothing that the device of rank 0 did" in found["verdict_reason"]
+
+
+def test_copies_with_nothing_to_hide_them_behind_save_nothing(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        for n, kind in enumerate(("HtoD (Pageable -> Device)", "DtoH (Device -> Pageable)")):
+            begin = at + 4_900 * n
+            with r.op("aten::copy_", begin, begin + 4_900):
+                r.copy(kind, at=begin + 10, start=begin + 20, end=begin + 4_880, call_us=4_880)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
+    assert all(f["saving_alone_ms"] < 0.5 for f in found["findings"]) and found["verdict"] == "copy-bound"
+
+
+def test_a_tensor_made_on_the_host_is_no_stall_between_operators(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        with r.op("aten::randn", at, at + 20_000), r.op("aten::normal_", at + 10, at + 19_990):
+            pass
+        busy(r, at + 20_100, us=3_000)
+        r.call("cudaDeviceSynchronize", at + 21_000, at + 23_700)
+
+    first = document(tmp_path, steps(RankTrace(), 4, 25_000, step))["findings"][0]
+    assert first["title"].startswith("Operators compute on the host (aten::")

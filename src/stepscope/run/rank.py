@@ -1489,7 +1489,13 @@ class Rank(ArrayRecord):
 
     @cached_property
     def device(self) -> Device:
-        return device_of(self.trace, self.work, launches=0 if self.has_device else self.joins.launches_without_work)
+        return device_of(self.trace, self.work, launches=0 if self.has_device else self._unseen_launches)
+
+    @cached_property
+    def _unseen_launches(self) -> int:
+        """Return launches without device work; where no call was recorded, operators of libraries for devices."""
+        of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
+        return self.joins.launches_without_work or len(of_library)
 
     @property
     def device_name(self) -> str | None:
@@ -1498,7 +1504,7 @@ class Rank(ArrayRecord):
     @property
     def device_unseen(self) -> bool:
         """Return whether work was launched on a device of which nothing was recorded: only the host is known."""
-        return not self.has_device and self.joins.launches_without_work > 0
+        return not self.has_device and self._unseen_launches > 0
 
     @property
     def distributed(self) -> dict[str, Any]:
