@@ -338,13 +338,13 @@ def test_operators_of_a_device_library_prove_a_device(tmp_path: Path) -> None:
 
 def test_copies_with_nothing_to_hide_them_behind_save_nothing(tmp_path: Path) -> None:
     def step(r: RankTrace, at: float) -> None:
-        for n, kind in enumerate(("HtoD (Pageable -> Device)", "DtoH (Device -> Pageable)")):
+        for n, kind in enumerate(("HtoD (Pinned -> Device)", "DtoH (Device -> Pinned)")):
             begin = at + 4_900 * n
             with r.op("aten::copy_", begin, begin + 4_900):
                 r.copy(kind, at=begin + 10, start=begin + 20, end=begin + 4_880, call_us=4_880)
 
     found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
-    assert all(f["saving_alone_ms"] < 0.5 for f in found["findings"]) and found["verdict"] == "copy-bound"
+    assert all(f["saving_alone_ms"] < 0.5 for f in found["findings"])
 
 
 def test_a_tensor_made_on_the_host_is_no_stall_between_operators(tmp_path: Path) -> None:
@@ -356,3 +356,22 @@ def test_a_tensor_made_on_the_host_is_no_stall_between_operators(tmp_path: Path)
 
     first = document(tmp_path, steps(RankTrace(), 4, 25_000, step))["findings"][0]
     assert first["title"].startswith("Operators compute on the host (aten::")
+
+
+def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path: Path) -> None:
+    def slow_host(r: RankTrace, at: float) -> None:
+        launching(r, at, kernels=40)
+        r.call("cudaDeviceSynchronize", at + 8_100, at + 8_300)
+
+    jobs: dict[str, list[RankTrace]] = {
+        "late": [late_rank_job(rank) for rank in range(4)],
+        "launches": [steps(RankTrace(), 4, 10_000, slow_host)],
+        "exchange": [exchanging(rank) for rank in range(3)],
+    }
+    for name, ranks in jobs.items():
+        (tmp_path / name).mkdir()
+        found = [f for f in document(tmp_path / name, *ranks)["findings"] if f["saving_alone_ms"] > 0]
+        assert found, name
+        for f in found:
+            times = [e["value"] for e in f["evidence"] if e["unit"] == "ms"]
+            assert max(times) >= 0.5 * f["saving_alone_ms"], (name, f["id"], times)
