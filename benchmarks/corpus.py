@@ -2,6 +2,7 @@
 
     python benchmarks/corpus.py replay RUN [RUN ...]
     python benchmarks/corpus.py savings CORPUS
+    python benchmarks/corpus.py damaged RUN [RUN ...]
 
 replay: each RUN is a folder of traces. `reproduced` replays the recorded steps as they were; `left out` replaces the
 times of one step by the mean of those next to it and predicts its period; `mean of others` guesses it without a replay.
@@ -13,10 +14,16 @@ be fitted is fitted on one half and reported for the other:
 
     scale     truth / prediction, least squares: 1 if predictions are neither too high nor too low
     width     of the interval's half, as a share of the step, that holds 95 % of the truths
+
+damaged: in a copy of each RUN one of 200 device operations is 5 ms and 50 times longer, or begins 20 ms earlier. Prints
+the largest change of a rank's times, as a share of its window, and of a part of the budget, as a share of the step.
 """
 
+import gzip
 import json
+import random
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,6 +31,7 @@ from pathlib import Path
 import common  # noqa: F401 - makes stepscope importable
 import numpy as np
 
+import stepscope
 from stepscope.analyze.account import account_of
 from stepscope.analyze.host_time import HostParts
 from stepscope.analyze.phases import step_periods
@@ -46,6 +54,8 @@ def main() -> int:
         print_replays([Path(path) for path in paths])
     elif what == "savings":
         print_savings(Path(paths[0]))
+    elif what == "damaged":
+        print_damaged([Path(path) for path in paths])
     else:
         print(__doc__)
     return 0
@@ -223,6 +233,37 @@ def _scale(cases: Sequence[Case]) -> float:
 
 def _width(cases: Sequence[Case]) -> float:
     return float(np.quantile([c.error for c in cases], _HELD, method="higher"))
+
+
+# Damaged copies
+
+_TIMES = ("window_ms", "compute_ms", "comm_ms", "idle_ms", "exposed_comm_ms")
+_SEEDS = 3
+
+
+def print_damaged(paths: list[Path]) -> None:
+    print(f"{'run':36} {'times %':>8} {'budget %':>9}   worst of {_SEEDS} copies")
+    for path in paths:
+        times, parts = np.array([_damage(path, seed) for seed in range(_SEEDS)]).max(0)
+        print(f"{path.name:36} {times:8.2f} {parts:9.2f}")
+
+
+def _damage(path: Path, seed: int) -> tuple[float, float]:
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in sorted(p.name for p in path.glob("*.json*") if p.name not in ("truth.json", "run.json")):
+            data = (path / name).read_bytes()
+            trace = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
+            work = [e for e in trace["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+            for event in chance.sample(work, max(1, len(work) // 200)):
+                longer = chance.random() < 0.5
+                event["dur" if longer else "ts"] += 49 * event["dur"] + 5_000 if longer else -20_000
+            (Path(folder) / name.removesuffix(".gz")).write_text(json.dumps(trace))
+        whole, damaged = (stepscope.load(one).document for one in (path, folder))
+    ranks = zip(whole["ranks"], damaged["ranks"], strict=True)
+    changes = [abs(a[t] - b[t]) / a["window_ms"] for a, b in ranks for t in _TIMES if a[t] is not None]
+    budgets = zip(whole["step"]["budget"], damaged["step"]["budget"], strict=True)
+    return 100 * max(changes), max(abs(a["pct"] - b["pct"]) for a, b in budgets)
 
 
 if __name__ == "__main__":

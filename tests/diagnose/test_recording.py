@@ -208,6 +208,52 @@ def test_impossible_times_do_not_change_the_account(tmp_path: Path, damage: str)
     assert damaged == pytest.approx(whole, rel=0.005, abs=0.05)
 
 
+def exchanging(rank: int) -> RankTrace:
+    """Return one of three ranks that exchange gradients after 6 ms of compute, 200 us later on each, and then wait."""
+
+    def step(r: RankTrace, at: float) -> None:
+        busy(r, at, us=6_000)
+        r.backward("MmBackward0", at + 450, at + 480)
+        r.collective("allreduce", at=at + 460, start=at + 6_600 + 200 * rank, end=at + 9_000, elements=1_000_000)
+        with r.op("aten::add", at + 490, at + 495):
+            r.kernel("update", at=at + 491, start=at + 9_010, end=at + 9_300)
+
+    return steps(RankTrace(rank, world_size=3), 6, 20_000, step)
+
+
+@pytest.mark.parametrize("ranks", [1, 3], ids=["by what waited for it", "by the other ranks"])
+@pytest.mark.parametrize("damage", ["longer", "moved"])
+def test_a_damaged_collective_ends_where_the_others_show_it(tmp_path: Path, damage: str, ranks: int) -> None:
+    def exposed(folder: Path, jobs: list[RankTrace]) -> list[float]:
+        folder.mkdir()
+        return [row["exposed_comm_ms"] for row in document(folder, *jobs)["ranks"]]
+
+    whole = exposed(tmp_path / "whole", [exchanging(rank) for rank in range(ranks)])
+    jobs = [exchanging(rank) for rank in range(ranks)]
+    sent = [e for e in jobs[0].events if e["name"].startswith("nccl") and e["cat"] == "kernel"]
+    sent[2]["dur" if damage == "longer" else "ts"] += 45_000 if damage == "longer" else -21_000
+    if ranks > 1:  # what the rank itself contradicts makes it worth comparing them
+        next(e for e in jobs[1].events if e["name"] == "gemm")["dur"] *= 100
+    assert exposed(tmp_path / "damaged", jobs) == pytest.approx(whole, rel=0.005)
+
+
+def test_estimated_times_widen_the_intervals_of_savings(tmp_path: Path) -> None:
+    def interval(folder: Path, *, damaged: bool) -> float:
+        folder.mkdir()
+
+        def step(r: RankTrace, at: float) -> None:
+            launching(r, at)
+            busy(r, at + 7_000, us=3_000, kernels=2)
+
+        job = steps(RankTrace(), 4, 12_000, step)
+        if damaged:
+            [e for e in job.events if e["name"] == "gemm"][-1]["ts"] -= 20_000
+        found = next(f for f in document(folder, job)["findings"] if f["id"] == "launch-overhead")
+        return float(found["saving_high_ms"] - found["saving_low_ms"])
+
+    assert interval(tmp_path / "damaged", damaged=True) > interval(tmp_path / "whole", damaged=False)
+
+
 def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path) -> None:
     def step(r: RankTrace, at: float) -> None:
         busy(r, at, us=2_000)
@@ -229,3 +275,103 @@ def test_preprocessing_of_a_pipeline_is_input_not_a_stall(tmp_path: Path) -> Non
 
     found = document(tmp_path, steps(RankTrace(), 4, 30_000, step))
     assert ids(found)[0] == "data-loading" and found["verdict"] == "data-bound"
+
+
+def test_a_capture_that_fills_the_idle_time_is_no_launch_overhead(tmp_path: Path) -> None:
+    r = RankTrace()
+    busy(r, 0, us=30_000, kernels=80)
+    r.call("cudaStreamBeginCapture", 31_000, 31_010)
+    r.call("cudaStreamEndCapture", 50_000, 50_100)
+    busy(r, 50_200, us=30_000, kernels=80)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "graph-capture" and not {"launch-overhead", "host-stall"} & set(ids(found))
+    assert "captured into graphs" in found["recording"]["line"]
+
+
+def test_launches_without_their_work_cannot_be_diagnosed(tmp_path: Path) -> None:
+    r = steps(RankTrace(), 3, 10_000, launching)
+    for n in range(200):
+        r.call("cudaLaunchKernel", 30_000 + 20 * n, 30_005 + 20 * n)
+    found = document(tmp_path, r)
+    assert found["verdict"] == "unclear" and not ids(found)
+    assert "200 of 290 launches have no record" in found["verdict_reason"]
+
+
+def test_time_before_the_device_works_is_not_left_out_silently(tmp_path: Path) -> None:
+    r = RankTrace()
+    with r.op("aten::stft", 0, 900_000):
+        pass
+    launching(r, 1_000_000, kernels=100)
+    found = document(tmp_path, r)
+    assert found["verdict"] == "unclear" and "of 1,020 recorded ms" in found["verdict_reason"]
+
+
+def test_a_file_from_which_most_events_were_removed_cannot_be_diagnosed(tmp_path: Path) -> None:
+    r = steps(RankTrace(), 5, 40_000, lambda r, at: launching(r, at, kernels=80))
+    written = r.document()
+    operators = [e for e in written["traceEvents"] if e.get("cat") == "cpu_op"]
+    for n, event in enumerate(operators):
+        event.setdefault("args", {})["External id"] = 100 + 70 * n
+    (tmp_path / "trace.json").write_text(json.dumps(written))
+    found = dict(stepscope.load(tmp_path / "trace.json").document)
+    assert found["verdict"] == "unclear" and not ids(found)
+    assert f"holds {len(operators):,} of about" in found["verdict_reason"]
+
+
+def test_freeing_memory_after_unrecorded_work_is_no_initialisation(tmp_path: Path) -> None:
+    r = RankTrace()
+    launching(r, 0, kernels=100)
+    r.call("cudaLaunchKernel", 20_400, 20_410)
+    r.call("cudaFree", 20_500, 60_000)
+    launching(r, 60_100, kernels=100)
+    assert document(tmp_path, r)["recording"]["kind"] != "cold-start"
+
+
+def test_operators_of_a_device_library_prove_a_device(tmp_path: Path) -> None:
+    r = RankTrace()
+    for n in range(100):
+        with r.op("aten::cudnn_convolution", 100 * n, 100 * n + 80):
+            pass
+    found = document(tmp_path, r)
+    assert found["verdict"] == "unclear" and "nothing that the device of rank 0 did" in found["verdict_reason"]
+
+
+def test_copies_with_nothing_to_hide_them_behind_save_nothing(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        for n, kind in enumerate(("HtoD (Pinned -> Device)", "DtoH (Device -> Pinned)")):
+            begin = at + 4_900 * n
+            with r.op("aten::copy_", begin, begin + 4_900):
+                r.copy(kind, at=begin + 10, start=begin + 20, end=begin + 4_880, call_us=4_880)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
+    assert all(f["saving_alone_ms"] < 0.5 for f in found["findings"])
+
+
+def test_a_tensor_made_on_the_host_is_no_stall_between_operators(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        with r.op("aten::randn", at, at + 20_000), r.op("aten::normal_", at + 10, at + 19_990):
+            pass
+        busy(r, at + 20_100, us=3_000)
+        r.call("cudaDeviceSynchronize", at + 21_000, at + 23_700)
+
+    first = document(tmp_path, steps(RankTrace(), 4, 25_000, step))["findings"][0]
+    assert first["title"].startswith("Operators compute on the host (aten::")
+
+
+def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path: Path) -> None:
+    def slow_host(r: RankTrace, at: float) -> None:
+        launching(r, at, kernels=40)
+        r.call("cudaDeviceSynchronize", at + 8_100, at + 8_300)
+
+    jobs: dict[str, list[RankTrace]] = {
+        "late": [late_rank_job(rank) for rank in range(4)],
+        "launches": [steps(RankTrace(), 4, 10_000, slow_host)],
+        "exchange": [exchanging(rank) for rank in range(3)],
+    }
+    for name, ranks in jobs.items():
+        (tmp_path / name).mkdir()
+        found = [f for f in document(tmp_path / name, *ranks)["findings"] if f["saving_alone_ms"] > 0]
+        assert found, name
+        for f in found:
+            times = [e["value"] for e in f["evidence"] if e["unit"] == "ms"]
+            assert max(times) >= 0.5 * f["saving_alone_ms"], (name, f["id"], times)

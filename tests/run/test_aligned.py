@@ -10,7 +10,8 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
 from stepscope.contract.collectives import OPS
-from stepscope.run.aligned import UNMATCHED, Matches, aligned, match_collectives
+from stepscope.run.aligned import UNMATCHED, aligned
+from stepscope.run.clocks import Matches, match_collectives
 from stepscope.run.load import Run, load
 
 SECOND = 1_000_000.0

@@ -58,7 +58,8 @@ from stepscope.contract.step_line import (
 )
 from stepscope.intervals import EMPTY, Intervals, clip, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun, sharing_ranks
+from stepscope.run.aligned import UNMATCHED, AlignedRun, sharing_ranks
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import RECORD, Rank, Rows
 from stepscope.stats.robust import FAR_LONGER, among, distinct, distinct_places

@@ -27,7 +27,8 @@ from stepscope.intervals import (
     union_of,
 )
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun
+from stepscope.run.aligned import UNMATCHED, AlignedRun
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.rank import Device, DeviceWork, Group, Rank, Steps
 from stepscope.stats.robust import Spread, among, distinct, distinct_rows, spread
 from stepscope.trace.table import DENSE, EventKind, Int64s, Trace
@@ -332,6 +333,8 @@ def outlined(rank: Rank) -> OutlinedRank:
         work=_NO_WORK,
         collectives=rank.collectives,
         joins=rank.joins,
+        cut=rank.cut[:0],
+        moved=rank.moved[:0],
         events=rank.num_events,
         on_device=rank.has_device,
         its_device=rank.device,

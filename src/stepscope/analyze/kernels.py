@@ -32,7 +32,7 @@ from stepscope.run.load import Run, side_by_side
 from stepscope.run.rank import CPU, Rank, Rows, numbered
 from stepscope.stats.robust import distinct, distinct_places, median
 from stepscope.trace.ncu import KernelMetrics
-from stepscope.trace.table import NO_STRING, EventKind, Int64s, Trace, of_kinds
+from stepscope.trace.table import NO_STRING, EventKind, Int64s, Trace, by_string, of_kinds
 
 # Which operators took the time and the memory, on the host and on the device?
 #
@@ -418,6 +418,7 @@ _UNKNOWN = -1
 _IS_MATMUL = np.array([family in MATMUL_FAMILIES for family in FAMILIES])
 _FP32, _TF32 = PRECISION_CODE["fp32"], PRECISION_CODE["tf32"]
 # Devices whose matrix cores take single precision as it is; NVIDIA's round it to TF32.
+_QUANTISED = re.compile(r"marlin|machete|gptq|awq|wna16|w[48]a(8|16)|int4|uint4", re.IGNORECASE)
 _FULL_FP32 = re.compile(r"AMD|Radeon|Instinct|^MI\d")
 _NO_CLASS = KernelClass(Family.OTHER, tensor_core=False, dtype=None)
 
@@ -502,7 +503,10 @@ def _precision(
     named: npt.NDArray[np.uint8], tensor_core: npt.NDArray[np.int8], multiplies: Mask, call: Int64s, calls: CallCosts
 ) -> npt.NDArray[np.uint8]:
     operand = np.where(call >= 0, calls.operand[call], 0) if len(calls.calls) else np.zeros_like(named)
-    known = np.where(operand > 0, operand, named)
+    # Quantised weights are unpacked inside the product: the type of an operand is not what it computes in.
+    trace, work = calls.rank.trace, calls.rank.work
+    quantised = by_string(trace, work.name, lambda s: bool(_QUANTISED.search(s))).astype(bool)
+    known = np.where((operand > 0) & ~quantised, operand, np.where(quantised & (named == _FP32), 0, named))
     rounds = (named == _TF32) | ((tensor_core == 1) & (not _FULL_FP32.search(calls.rank.device_name or "")))
     known = np.where((known == _FP32) & rounds, _TF32, known)
     return np.where(multiplies, known, 0).astype(np.uint8)

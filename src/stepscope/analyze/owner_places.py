@@ -29,7 +29,7 @@ from stepscope.analyze.replay.removal import recorded_host
 from stepscope.analyze.replay.replay import Replay
 from stepscope.intervals import covered_ns
 from stepscope.records import dataclass
-from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import EventKind
 

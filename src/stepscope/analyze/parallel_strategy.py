@@ -28,7 +28,7 @@ from stepscope.analyze.collective_costs import launched_in_steps, num_steps
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.load import Run
 from stepscope.run.rank import UNKNOWN_GROUP, Collectives, Group, Rank, header_groups
 from stepscope.stats.robust import among, distinct

@@ -22,7 +22,8 @@ from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.intervals import Intervals, clip, covered_ns, subtract, union, union_of
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED, AlignedRun
+from stepscope.run.aligned import UNMATCHED, AlignedRun
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog

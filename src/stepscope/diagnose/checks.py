@@ -20,7 +20,8 @@ from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE, element_bytes
 from stepscope.intervals import covered_ns, union
 from stepscope.records import dataclass
-from stepscope.run.aligned import POINT_TO_POINT, UNMATCHED
+from stepscope.run.aligned import UNMATCHED
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.stats.robust import among, distinct
 from stepscope.units import ms, readable_bytes
 

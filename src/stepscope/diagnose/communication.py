@@ -39,7 +39,7 @@ from stepscope.diagnose.measures import (
 )
 from stepscope.diagnose.recording import Need, Scope, sixteen_bit_messages
 from stepscope.records import once_per_record
-from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.rank import Rank, enclosing
 from stepscope.stats.robust import among, distinct, median
 from stepscope.trace.nccl import NcclLog

@@ -1,5 +1,7 @@
 """Kinds of findings in what the device computes: precision, attention, fusion, layout, optimizer, recomputation, memory."""
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -39,6 +41,7 @@ from stepscope.diagnose.measures import (
     at,
     device_ns,
     has_device,
+    host_ns,
     host_part,
     lines_on_all,
     per_step,
@@ -52,7 +55,7 @@ from stepscope.records import once_per_record
 from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct
-from stepscope.trace.table import EventKind, by_string
+from stepscope.trace.table import EventKind, Int64s, by_string
 
 Floats = npt.NDArray[np.float64]
 
@@ -168,13 +171,44 @@ def _attention_work(costs: KernelCosts) -> Mask:
     segment = np.cumsum(ends)
     count = int(segment[-1]) + 1 if len(rows) else 0
     products, softmaxes = (np.bincount(segment[which], minlength=count) for which in (batched, softmax))
-    attends = (products >= 2) & (softmaxes > 0)
+    attends = (products >= 2) & (softmaxes > 0) & _over_scores(costs, rows, segment, batched, softmax)
     place = np.arange(len(rows))
     first, last = np.full(count, len(rows)), np.full(count, -1)
     np.minimum.at(first, segment[batched], place[batched])
     np.maximum.at(last, segment[batched], place[batched])
     found[rows] = attends[segment] & (place >= first[segment]) & (place <= last[segment]) & ~ends
     return found
+
+
+def _over_scores(costs: KernelCosts, rows: Int64s, segment: Int64s, batched: Mask, softmax: Mask) -> Mask:
+    """Return for each segment whether a softmax is over as many values as a batched product has; routers' are not."""
+    over = np.ones(int(segment[-1]) + 1 if len(rows) else 0, bool)
+    sizes = [_values(costs.rank, rows[which], product) for which, product in ((batched, True), (softmax, False))]
+    scores = dict[int, set[int]]()
+    for place, size in zip(segment[batched].tolist(), sizes[0], strict=True):
+        scores.setdefault(place, set()).add(size)
+    for place, size in zip(segment[softmax].tolist(), sizes[1], strict=True):
+        known = scores.get(place, set())
+        over[place] = 0 in (size, *known) or size in known
+    return over
+
+
+_DIMS = re.compile(r"\[([\d, ]*)\]")
+
+
+def _values(rank: Rank, rows: Int64s, of_product: bool) -> list[int]:
+    """Return how many values batched products have, or how many others take; 0 where shapes were not recorded."""
+    shapes = rank.trace.arg("input_dims").at(rank.work.op_row[rows], missing=-1)
+    known = dict[int, int]()
+    for shape in distinct(shapes).tolist():
+        text = rank.trace.text(shape) or "" if shape >= 0 else ""
+        dims = [[int(n) for n in found.split(",") if n.strip()] for found in _DIMS.findall(text)]
+        if of_product:
+            pair = [d for d in dims if len(d) == 3][-2:]
+            known[shape] = pair[0][0] * pair[0][1] * pair[1][2] if len(pair) == 2 else 0
+        else:
+            known[shape] = math.prod(dims[0]) if dims and dims[0] else 0
+    return [known[shape] for shape in shapes.tolist()]
 
 
 # Precision: matrix products off the tensor cores, or wider than they need to be.
@@ -256,6 +290,7 @@ def _loss_scaling(account: Account) -> Iterator[Match]:
     ranks, step = account.run.ranks, account.step
     if step is None or abilities(ranks, account.chip.chip).bf16 is False:
         return
+    (host_ns,)
     host = [_scaling(rank) for rank in ranks]
     host_ns = float(np.mean([h.total_ns / max(len(rank.steps), 1) for rank, h in zip(ranks, host, strict=True)]))
     if host_ns < NEGLIGIBLE * step.step_ns:
@@ -339,10 +374,11 @@ def _optimizer(account: Account) -> Iterator[Match]:
     yield Match(
         lambda replay: fused_work(replay, chosen, launches=_FUSED_LAUNCHES, device_share=device_share),
         limit_ns=with_work_ns(account, spent),
-        cost_ns=spent,
+        cost_ns=max(spent, asked := host_ns(account, chosen)),
         evidence=(
             Evidence("optimizer operations {per_step}", round(launches), "launches", "mean rank"),
             evidence_ms("optimizer device time {per_step}", spent, "mean rank"),
+            evidence_ms("host time for them {per_step}", asked, "mean rank"),
         ),
         facts={"launches": f"{launches:.0f}"},
         title="The optimizer is called for each group of parameters" if by_group else "",
@@ -376,8 +412,11 @@ def _recomputation(account: Account) -> Iterator[Match]:
         yield Match(
             lambda replay: without_work(replay, chosen, entered=entered),
             limit_ns=with_work_ns(account, repeated),
-            cost_ns=repeated,
-            evidence=(evidence_ms("recomputed device work {per_step}", repeated, "mean rank"),),
+            cost_ns=max(repeated, asked := host_ns(account, chosen)),
+            evidence=(
+                evidence_ms("recomputed device work {per_step}", repeated, "mean rank"),
+                evidence_ms("host time for it {per_step}", asked, "mean rank"),
+            ),
             where=_checkpointing_lines(account),
         )
 
@@ -475,7 +514,8 @@ def _fused_ns(costs: KernelCosts, mask: Mask, next_to: Mask) -> tuple[Floats, Ma
     """Return times in which each run of consecutive chosen kernels takes what its longest one takes, and which
     kernels are the first of their run: the fused one is launched there.
 
-    What is `next_to` a run, gradients of parameters that no other kernel reads, neither joins nor ends it.
+    What is `next_to` a run, gradients of parameters that no other kernel reads, neither joins nor ends it. A run of one
+    kernel again and again works on separate tensors and stays as it is.
     """
     work = costs.rank.work
     order = np.lexsort((work.stream, work.device))  # and by start, as it is
@@ -486,10 +526,13 @@ def _fused_ns(costs: KernelCosts, mask: Mask, next_to: Mask) -> tuple[Floats, Ma
     out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
     first[order[np.flatnonzero(begins)]] = True
     joined = order[np.flatnonzero(joins)]
-    starts, duration = np.flatnonzero(first[joined]), out[joined]
+    starts, duration, name = np.flatnonzero(first[joined]), out[joined], work.name[joined]
     longest, total = np.maximum.reduceat(duration, starts), np.add.reduceat(duration, starts)
-    share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
-    out[joined] = duration * np.repeat(share, np.diff(starts, append=len(joined)))
+    repeats = np.minimum.reduceat(name, starts) == np.maximum.reduceat(name, starts)  # the same again: no chain
+    share = np.where((total > 0) & ~repeats, longest / np.maximum(total, 1), 1.0)
+    lengths = np.diff(starts, append=len(joined))
+    out[joined] = duration * np.repeat(share, lengths)
+    first[joined[np.repeat(repeats, lengths)]] = True
     return out, first
 
 

@@ -191,12 +191,9 @@ def _chosen(replays: _Replays, found: dict[bool, list[Candidate]]) -> list[Candi
 
 
 def _is_supported(candidate: Candidate, saving_ns: float) -> bool:
-    """Return whether the time that shows a fault is at least half of what its fix saves.
-
-    Where the host that launches or awaits the work counts as well, the time on the device is a part of the evidence.
-    """
-    cost_ns, kind = candidate.match.cost_ns, candidate.kind
-    return cost_ns is None or kind.general or FAULTS[kind.id].or_host or cost_ns >= MOSTLY * saving_ns
+    """Return whether the time that shows a fault is at least half of what its fix saves."""
+    cost_ns = candidate.match.cost_ns
+    return cost_ns is None or cost_ns >= MOSTLY * saving_ns
 
 
 def _first(candidates: list[Candidate], saving: dict[int, float]) -> Candidate:
@@ -243,7 +240,8 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         cost_ns=None if cost_ns is None else min(max(cost_ns, alone.ns), replays.step_ns),
         saving_ns=adds,
         low_ns=alone.low_ns,
-        high_ns=alone.high_ns,
+        # where the time that shows the fault holds the saving, no interval promises more than it
+        high_ns=alone.high_ns if cost_ns is None or cost_ns < alone.ns else min(alone.high_ns, cost_ns),
         saving_pct=100 * alone.ns / replays.step_ns,
         alone_ns=alone.ns,
         confidence=_confidence(account, candidate),

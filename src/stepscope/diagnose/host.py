@@ -43,6 +43,7 @@ from stepscope.diagnose.measures import (
     Mask,
     device_ns,
     has_device,
+    host_ns,
     host_part,
     host_part_ns,
     host_waits,
@@ -60,6 +61,7 @@ from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, median
 from stepscope.trace.table import EventKind, by_string
+from stepscope.units import NS_PER_MS
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
 RECURRING = {
@@ -199,6 +201,8 @@ def _stalls(account: Account) -> Iterator[Match]:
     of the step log and the copies with which training saves its state.
     """
     stalled, outside = _stalled_ns(account), common_ns(account, (OUTSIDE,))
+    if account.step is None or stalled > account.step.step_ns:  # it is outside what the steps cover
+        stalled = 0.0
     saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not stalled + outside + saving:
         return
@@ -209,13 +213,21 @@ def _stalls(account: Account) -> Iterator[Match]:
         return without_state_saves(changed) if saving else changed
 
     evidence = [evidence_ms("stalled host time {per_step}", stalled, "median rank, ordinary steps")]
-    evidence += [*_computed(account), *_recurring_evidence(account, (OUTSIDE,))]
+    computed = _computed(account)
+    evidence += [*computed, *_recurring_evidence(account, (OUTSIDE,))]
     title, cause, remedy = "", "", ""
     if saving:
         evidence.insert(0, evidence_ms("copies of state and the host between them, {per_step}", saving))
         title = "State is saved inside the {step}"
         cause = "many tensors in a row are copied to the host, and nothing is computed meanwhile: a checkpoint"
         remedy = f"{RECURRING[CHECKPOINT][2]} Assumes none of this time is left."
+    elif computed and has_device(account) and float(computed[0].value) * NS_PER_MS >= MOSTLY * (stalled + outside):
+        title = f"Operators compute on the host ({computed[0].where})"
+        cause = "their tensors are in host memory, and the device waits for the result"
+        remedy = (
+            "Create the tensors on the device (device=...), or compute them in the loader's workers or once before the loop. "
+            "Assumes none of this time is left."
+        )
     elif outside > stalled:
         title = "The host stops in some steps"
         cause = (
@@ -442,10 +454,13 @@ def _copies(account: Account) -> Iterator[Match]:
         return
     pageable = _mostly_pageable(account, chosen)
     waits = median(host_waits(account)[0]) / max(len(account.replay.steps), 1) if account.replay else 0.0
+    asked = host_ns(account, chosen)
     evidence = [evidence_ms("host-to-device copies {per_step}", spent, "mean rank")]
+    if asked > spent:
+        evidence.append(evidence_ms("host time for them {per_step}", asked, "mean rank"))
     if waits:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
-    together = "Bring what belongs together in one copy. " if waits >= 4 else ""
+    together = "; bring what belongs together in one copy" if waits >= 4 else ""
     pin = "pin_memory=True in the DataLoader and " if pageable or waits else ""
     yield Match(
         at_any_factor(lambda replay: hidden_copies(replay, chosen)),
@@ -455,11 +470,16 @@ def _copies(account: Account) -> Iterator[Match]:
             else "the host waits for each until all that was launched before it is done"
             if waits
             else "copies run alone, not beside compute",
-            "how": f"{together}{pin}tensor.to(device, non_blocking=True), one batch ahead on a separate stream; send smaller "
-            f"types{'; make what does not change once, on the device' if waits else ''}",
+            "how": f"{pin}tensor.to(device, non_blocking=True), one batch ahead on a separate stream; send smaller "
+            f"types{together}{'; make what does not change once, on the device' if waits else ''}",
         },
-        cost_ns=spent,
-        limit_ns=step.step_ns - sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
+        cost_ns=max(spent, asked),
+        # Hidden copies still take their time, next to whatever else the step does; from pinned memory about half of it.
+        limit_ns=step.step_ns
+        - max(
+            sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
+            max(spent, step.ns("copy")) - (spent / 2 if pageable else 0.0),
+        ),
         evidence=tuple(evidence),
     )
 
@@ -541,14 +561,15 @@ def _launches(account: Account) -> Iterator[Match]:
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
+    idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
+    evidence = [evidence_ms("idle device while the host prepares launches, {per_step}", idle)]
+    if claimed - idle >= NEGLIGIBLE * step.step_ns:
+        evidence.append(evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle))
     yield Match(
         as_graph,
         facts={"how": f"{how}; {more}"},
-        cost_ns=step.ns("launch_gap"),
-        evidence=(
-            evidence_ms("idle device while the host prepares launches, {per_step}", step.ns("launch_gap")),
-            Evidence("device operations {per_step}", round(launches), "launches"),
-        ),
+        cost_ns=claimed,
+        evidence=(*evidence, Evidence("device operations {per_step}", round(launches), "launches")),
     )
 
 

@@ -13,9 +13,9 @@ from stepscope.analyze.replay.changes import Change, copies_to_device, without_w
 from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.intervals import EMPTY, Intervals, covered_ns
+from stepscope.intervals import EMPTY, Intervals, covered_ns, union
 from stepscope.records import once_per_record
-from stepscope.run.aligned import POINT_TO_POINT
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, lower_median
 from stepscope.trace.table import EventKind
@@ -60,6 +60,24 @@ def device_ns(account: Account, chosen: Sequence[Mask]) -> float:
     for rank, mask in zip(account.run.ranks, chosen, strict=True):
         mine = mask & (rank.work.step >= 0)
         totals.append((rank.work.end_ns - rank.work.start_ns)[mine].sum() / max(len(rank.steps), 1))
+    return float(np.mean(totals)) if totals else 0.0
+
+
+def host_ns(account: Account, chosen: Sequence[Mask]) -> float:
+    """Return the host's time for launching some work, per step and mean over ranks: from the launch before each to the
+    end of its operator, which may wait for it.
+    """
+    totals = []
+    for rank, mask in zip(account.run.ranks, chosen, strict=True):
+        trace, work = rank.trace, rank.work
+        launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
+        launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
+        launch, mine = work.launch_row[launched], mask[launched]
+        ends = trace["ts_ns"][launch] + trace["dur_ns"][launch]
+        before = np.append(trace["ts_ns"][launch[:1]], ends[:-1])
+        operator = np.where(work.op_row[launched] >= 0, work.op_row[launched], launch)
+        last = np.maximum(ends, trace["ts_ns"][operator] + trace["dur_ns"][operator])
+        totals.append(union(before[mine], last[mine]).total_ns / max(len(rank.steps), 1))
     return float(np.mean(totals)) if totals else 0.0
 
 

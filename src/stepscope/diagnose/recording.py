@@ -16,7 +16,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.host_time import host_calls, is_synchronisation
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
-from stepscope.cost.chips import mfu_peak
+from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
 from stepscope.intervals import Intervals, clip, covered_ns, union
 from stepscope.records import ArrayRecord, dataclass, once_per_record
 from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup
@@ -44,6 +44,9 @@ _COLD_CALL_NS = 4_000_000
 _COLD_SHARE = 0.05
 # steps that cover less of what was recorded do not represent it
 _COVERED_SHARE = 0.1
+# operators from which gaps in the profiler's numbers are no chance
+_MANY_OPERATORS = 256
+_NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
 
@@ -123,18 +126,35 @@ def _ranks_missing(account: Account) -> str | None:
     if step is None or not account.collectives:
         return recorded
     spent = sum(step.ns(part) for part in ("exposed_transfer", "wait", "pipeline_bubble")) + step.unmatched_ns
-    most = max(account.collectives, key=lambda row: row.exposed_ns).op.replace("_", "-")
+    exposed = sorted(account.collectives, key=lambda row: -row.exposed_ns)
+    ops = list(dict.fromkeys(row.op.replace("_", "-") for row in exposed if row.exposed_ns or row is exposed[0]))
+    most = ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
     if spent < _COLD_SHARE * step.step_ns:
         return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others"
     return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}"
 
 
 def _graph_capture(account: Account) -> str | None:
+    took, window, _ = _capture_times(account)
+    if not took or took < MOSTLY * window:
+        return None
+    return f"this is a graph capture, not a run: launches were captured into graphs for {_ms(took)} ms"
+
+
+def _idle_capture(account: Account) -> str | None:
+    took, window, idle = _capture_times(account)
+    if took < max(MOSTLY * idle, _COLD_SHARE * window, 1):
+        return None
+    return f"launches were captured into graphs for {_ms(took)} of the {_ms(idle)} ms in which the device idled"
+
+
+@once_per_record
+def _capture_times(account: Account) -> tuple[float, float, float]:
+    """Return how long launches were captured into graphs, the window and its idle time, on the mean rank."""
     windows = [(view.rank, view.window) for view in account.ranks if view.window is not None]
     took = sum(clip(_captures(rank), w.start_ns, w.end_ns).total_ns for rank, w in windows)
-    if not took or took < MOSTLY * sum(w.window_ns for _, w in windows):
-        return None
-    return f"this is a graph capture, not a run: launches were captured into graphs for {_ms(took / len(windows))} ms"
+    count = max(len(windows), 1)
+    return took / count, sum(w.window_ns for _, w in windows) / count, sum(w.idle_ns for _, w in windows) / count
 
 
 def _captures(rank: Rank) -> Intervals:
@@ -157,7 +177,32 @@ def _few_steps(account: Account) -> str | None:
     covered = step.profiled_ns * float(np.mean(known))
     if covered >= _COVERED_SHARE * span:
         return None
-    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms of device time"
+    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms in which the device worked"
+
+
+def _mostly_before(account: Account) -> str | None:
+    """Return how little of what the host recorded the window covers, where it is the time with device work alone."""
+    ranks = [r for r in account.run.ranks if r.has_device]
+    if account.num_steps or account.step is None or not ranks:
+        return None
+    spans = []
+    for rank in ranks:
+        rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, EventKind.HOST_OP)))
+        start = rank.trace["ts_ns"][rows]
+        spans.append(float((start + rank.trace["dur_ns"][rows]).max() - start.min()) if len(rows) else 0.0)
+    span = float(np.mean(spans))
+    if account.step.profiled_ns >= _COVERED_SHARE * span:
+        return None
+    return f"cannot be diagnosed: the device worked in {_ms(account.step.profiled_ns)} of {_ms(span)} recorded ms"
+
+
+def _lost_records(account: Account) -> str | None:
+    ranks = [r for r in account.run.ranks if r.has_device]
+    lost = sum(r.joins.launches_without_work for r in ranks)
+    launches = lost + sum(len(distinct(r.work.launch_row[r.work.launch_row >= 0])) for r in ranks)
+    if not lost or lost <= MOSTLY * launches:
+        return None
+    return f"cannot be diagnosed: {lost:,} of {launches:,} launches have no record of their work on the device"
 
 
 def _unexplained(account: Account) -> str | None:
@@ -176,6 +221,21 @@ def why_unknown(account: Account) -> str:
     idle = account.step.idle_ns if account.step else {}
     known = {cause: ns for cause, ns in idle.items() if cause in _WHY_UNKNOWN}
     return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
+
+
+def _removed_events(account: Account) -> str | None:
+    """Return how few of the operators that the profiler numbered are in the files, where most were removed."""
+    held, numbered = 0, 0
+    for rank in account.run.ranks:
+        ids = rank.trace.arg("external_id")
+        of_operators = ids.values[of_kinds(rank.kinds.take(ids.rows), (EventKind.HOST_OP,))]
+        known = distinct(of_operators[of_operators > 0].astype(np.int64))
+        held, numbered = held + len(known), numbered + (int(known[-1] - known[0]) + 1 if len(known) else 0)
+    if held < _MANY_OPERATORS or held >= _COVERED_SHARE * numbered:
+        return None
+    return (
+        f"cannot be diagnosed: the file holds {held:,} of about {numbered:,} operators; the others were removed from it"
+    )
 
 
 def _device_only(account: Account) -> str | None:
@@ -244,6 +304,12 @@ def _cold_calls(rank: Rank) -> Rows:
         return rows
     start, dur = trace["ts_ns"][rows], trace["dur_ns"][rows]
     rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
+    if rank.joins.launches_without_work:  # freeing waits for work, and that of some launches was not recorded
+        first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(
+            initial=_NEVER
+        )
+        frees = by_string(trace, trace["name"][rows], lambda name: "Free" in name).astype(bool)
+        rows = rows[~frees | (trace["ts_ns"][rows] < first_launch)]
     launched = np.flatnonzero(work.launch_row >= 0)
     launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
     kernel = lookup(work.launch_row[launched], work.name[launched], rows)
@@ -272,7 +338,14 @@ _WHOLE = "record whole steps with CPU and device activities (stepscope record)"
 LIMITS = (
     Limit("graph-capture", _graph_capture, EVERYTHING, "how the captured graphs run",
           "record again once the graphs are replayed"),
+    Limit("graph-capture", _idle_capture, _HOST, "why the device idles in a run",
+          "record again once the graphs are replayed"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
+    Limit("fragment", _lost_records, EVERYTHING, "what the device did",
+          "record fewer steps, so that the profiler's buffers hold them"),
+    Limit("fragment", _removed_events, EVERYTHING, "what ran between the events in the file",
+          "read the file as the profiler wrote it"),
+    Limit("fragment", _mostly_before, EVERYTHING, "what most of the recorded time was spent on", _WHOLE),
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
@@ -290,17 +363,24 @@ def memory_bound_decoding(account: Account) -> str | None:
     its peak over its memory bandwidth to be bound by compute.
     """
     served, chip = account.serving, account.chip.chip
-    peak = mfu_peak(chip) if chip is not None else None
-    if served is None or chip is None or peak is None or not chip.memory_gb_per_s:
+    if served is None:
         return None
+    needed = [
+        ratio for one in ((chip,) if chip is not None else built_in_chips()) if (ratio := _operations_per_byte(one))
+    ]
     longest = max(served.kinds, key=lambda kind: kind.steps * kind.step_ns)
-    needed = peak.flops_per_s / (chip.memory_gb_per_s * 1e9)
-    if longest.kind != DECODE or not longest.tokens_per_step or longest.tokens_per_step >= needed:
+    if longest.kind != DECODE or not longest.tokens_per_step or longest.tokens_per_step >= min(needed, default=0.0):
         return None
+    tokens = f"{longest.tokens_per_step:.0f} token{'' if longest.tokens_per_step == 1 else 's'}"
     return (
-        f"decoding {longest.tokens_per_step:.0f} tokens per step does about as many operations per byte of weights, and "
-        f"{chip.name} needs {needed:.0f} to be bound by compute"
+        f"decoding {tokens} per step does about as many operations per byte of weights, and "
+        f"{chip.name if chip is not None else 'any chip'} needs {min(needed):.0f} to be bound by compute"
     )
+
+
+def _operations_per_byte(chip: Chip) -> float | None:
+    peak = mfu_peak(chip)
+    return peak.flops_per_s / (chip.memory_gb_per_s * 1e9) if peak is not None and chip.memory_gb_per_s else None
 
 
 # What a kind of finding requires.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.clocks import with_agreed_ends
 from stepscope.run.formats import FailedSource, MeasuredLaunches, Progress, ReadSource, measured_launches, source_reader
 from stepscope.run.rank import (
     FLIGHT_RECORDER,
@@ -756,6 +757,8 @@ def load_sources(
         ranks = list(pool.map(_rank, traces, known))
     return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
+    if any(len(rank.cut) or len(rank.moved) for rank in ranks):
+        ranks = with_agreed_ends(ranks)
     about = folder
     if folder is not None and is_later_window(folder.resolve()) and (folder.resolve().parent / RUN_JSON).is_file():
         about = folder.resolve().parent

@@ -474,48 +474,97 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
 # microseconds.
 _MAX_DAMAGED = 0.02
 _IMPOSSIBLE_NS = 50_000
+# times as long as three quarters of at least three equal operations
+_IMPOSSIBLE_TIMES, _MIN_EQUAL = 20, 3
+# from the end of an operation to the start of one that waits for it
+_HANDOVER_NS = 20_000
 
 
-def with_possible_times(trace: Trace, work: DeviceWork) -> Trace | None:
-    """Return the trace with impossible times of device operations corrected, None where there are none.
+def with_possible_times(trace: Trace, work: DeviceWork) -> tuple[Trace, Rows, Rows]:
+    """Return the trace with impossible times of device operations corrected, and the rows cut and moved.
 
-    One that began before its launch, or before those launched earlier on its stream, is put behind them; one that its
-    stream has no time for takes as long as others of its name.
+    Impossible are a start before the launch or before those launched earlier on the stream, and a duration that the
+    stream has no time for; next to these also one many times that of equal operations, which alone may be another
+    process on the device. A queued operation that begins when no other ends has
+    waited for the damaged one, whose end is then known; else it takes as long as its equals, as soon as its stream is
+    free.
     """
     launched = np.flatnonzero(work.launch_row >= 0)
     launch = np.full(len(work), np.iinfo(np.int64).min)
     launch[launched] = trace["ts_ns"][work.launch_row[launched]]
-    early = _if_few(np.flatnonzero((launch > work.start_ns + _IMPOSSIBLE_NS) | _out_of_order(work, launch)), work)
     start, took = work.start_ns.copy(), work.end_ns - work.start_ns
-    is_early = np.zeros(len(work), bool)
-    is_early[early] = True
-    in_time = np.flatnonzero(~is_early)
+    early = _if_few(np.flatnonzero((launch > start + _IMPOSSIBLE_NS) | _out_of_order(work, launch)), work)
+    in_time = np.delete(np.arange(len(work)), early)
     order = in_time[np.lexsort((start[in_time], work.stream[in_time], work.device[in_time]))]
-    this, following = order[:-1], order[1:]
-    same = (work.stream[this] == work.stream[following]) & (work.device[this] == work.device[following])
-    room = start[following] - start[this]
-    long = _if_few(np.flatnonzero(same & (took[this] - room > np.maximum(_IMPOSSIBLE_NS, took[this] // 2))), work)
-    if not len(early) and not len(long):
-        return None
-    is_long = np.zeros(len(work), bool)
-    is_long[this[long]] = True
-    usual = in_time[~is_long[in_time]]
-    for place, most in zip(this[long].tolist(), room[long].tolist(), strict=True):
-        took[place] = _usual_ns(work, usual, place, most)
+    room = np.full(len(work), np.iinfo(np.int64).max)
+    same = (np.diff(work.stream[order]) == 0) & (np.diff(work.device[order]) == 0)
+    room[order[:-1][same]] = np.diff(start[order])[same]
+    overlong = in_time[(took - room > np.maximum(_IMPOSSIBLE_NS, took // 2))[in_time]]
+    overlong = _if_few(overlong, work)
+    if not len(early) and not len(overlong):
+        return trace, early, overlong
+    equal = _equal_operations(trace, work)
+    long = np.union1d(overlong, _if_few(np.intersect1d(in_time, _outlasting(work, equal)), work))
+    sound = np.setdiff1d(in_time, long)
+    waited = _unexplained_starts(trace, work, sound)
+    for place in long.tolist():
+        usual = np.sort(took[sound[equal[sound] == equal[place]]])
+        ends = waited[work.device[waited] == work.device[place]]
+        known = start[ends] - start[place]
+        known = known[(known > 0) & (known <= room[place])]
+        expected = int(usual[len(usual) // 2]) if len(usual) else took[place]
+        if len(usual) and work.kind[place] != EventKind.COMM_KERNEL:  # one that waits for other ranks takes any time
+            known = known[(known >= usual[0] // 2) & (known <= 2 * usual[-1])]
+        took[place] = known[np.abs(known - expected).argmin()] if len(known) else min(room[place], expected)
     for place in early.tolist():
         stream = in_time[_same_stream(work, place)[in_time]]
         before, after = stream[launch[stream] < launch[place]], stream[launch[stream] > launch[place]]
-        start[place] = max(launch[place], int((start + took)[before].max(initial=0)))
-        most = int(start[after].min(initial=start[place] + took[place])) - start[place]
-        took[place] = (
-            took[place] if took[place] <= most + _IMPOSSIBLE_NS else _usual_ns(work, usual, place, max(most, 0))
-        )
-    columns = {**trace.columns, "ts_ns": trace["ts_ns"].copy(), "dur_ns": trace["dur_ns"].copy()}
-    columns["ts_ns"][work.row], columns["dur_ns"][work.row] = start, took
-    counts = ((len(long), "were longer than their stream allows"), (len(early), "began too early"))
+        first = max(launch[place], int((start + took)[before].max(initial=0)))
+        last = int(start[after].min(initial=np.iinfo(np.int64).max))
+        ends = start[waited[work.device[waited] == work.device[place]]]
+        ends = ends[(ends >= first + took[place] - _IMPOSSIBLE_NS) & (ends <= last)]
+        start[place] = max(first, int(ends.min()) - took[place]) if len(ends) else first
+        took[place] = min(took[place], max(last - start[place], 0))
+    counts = ((len(long), "were too long"), (len(early), "began too early"))
     said = " and ".join(f"{n:,} {what}" for n, what in counts if n)
     note = f"device operations with impossible times, corrected: {said}"
+    return _with_times(trace, work.row, start, took, note), work.row[long], work.row[early]
+
+
+def _with_times(trace: Trace, rows: Rows, start_ns: Int64s, took_ns: Int64s, note: str) -> Trace:
+    columns = {**trace.columns, "ts_ns": trace["ts_ns"].copy(), "dur_ns": trace["dur_ns"].copy()}
+    columns["ts_ns"][rows], columns["dur_ns"][rows] = start_ns, took_ns
     return replace(trace, columns=columns, quality=replace(trace.quality, notes=(*trace.quality.notes, note)))
+
+
+def _equal_operations(trace: Trace, work: DeviceWork) -> Int64s:
+    """Return a number for each operation, the same for those of one name that do as much."""
+    number = work.name.astype(np.int64)
+    for column in ("grid", "bytes"):
+        number = numbered((number << 32) + numbered(trace.arg(column).at(work.row, missing=-1).astype(np.int64)))
+    return number
+
+
+def _outlasting(work: DeviceWork, equal: Int64s) -> Rows:
+    """Return operations many times as long as their equals; those that wait for other ranks take any time."""
+    took = work.end_ns - work.start_ns
+    own = np.flatnonzero((took > _IMPOSSIBLE_NS) & ~of_kinds(work.kind, (EventKind.COMM_KERNEL,)))
+    order = np.lexsort((took, equal))
+    first = np.searchsorted(equal[order], equal[own])
+    count = np.searchsorted(equal[order], equal[own], side="right") - first
+    usual = took[order[first + 3 * (count - 1) // 4]]
+    return own[(count >= _MIN_EQUAL) & (took[own] > np.maximum(_IMPOSSIBLE_TIMES * usual, usual + _IMPOSSIBLE_NS))]
+
+
+def _unexplained_starts(trace: Trace, work: DeviceWork, sound: Rows) -> Rows:
+    """Return queued operations that begin when none of the sound ones ends: they waited for one that is not sound."""
+    call = work.launch_row[sound]  # without one it was launched before the recording began
+    returned = np.where(call < 0, np.iinfo(np.int64).min, trace["ts_ns"][call] + trace["dur_ns"][call])
+    queued = sound[work.start_ns[sound] - _IMPOSSIBLE_NS > returned]
+    ends = np.sort(work.end_ns[sound])
+    before = np.searchsorted(ends, work.start_ns[queued], side="right")
+    latest = ends[np.maximum(before - 1, 0)]
+    return queued[(before == 0) | (work.start_ns[queued] - latest > _HANDOVER_NS)]
 
 
 def _out_of_order(work: DeviceWork, launch: Int64s) -> npt.NDArray[np.bool_]:
@@ -530,11 +579,6 @@ def _out_of_order(work: DeviceWork, launch: Int64s) -> npt.NDArray[np.bool_]:
 
 def _if_few(places: Rows, work: DeviceWork) -> Rows:
     return places if len(places) <= _MAX_DAMAGED * len(work) else places[:0]
-
-
-def _usual_ns(work: DeviceWork, usual: Rows, place: int, most: int) -> int:
-    alike = usual[work.name[usual] == work.name[place]]
-    return min(most, int(np.median((work.end_ns - work.start_ns)[alike]))) if len(alike) else most
 
 
 def _same_stream(work: DeviceWork, place: int) -> npt.NDArray[np.bool_]:
@@ -1364,8 +1408,8 @@ def _architecture(kernel: str) -> str | None:
 
 
 def _by_metadata(trace: Trace, work: DeviceWork) -> str | None:
-    for field in (("metadata", "system", "gpu"), ("metadata", "gpu"), ("gpu_name",), ("device_name",)):
-        names = set(_texts(_inside(trace.header, field)))
+    for path in (("metadata", "system", "gpu"), ("metadata", "gpu"), ("gpu_name",), ("device_name",)):
+        names = set(_texts(_inside(trace.header, path)))
         if len(names) == 1:
             return names.pop()
     pids, count = np.unique(trace["pid"][work.row], return_counts=True)
@@ -1403,10 +1447,19 @@ class Rank(ArrayRecord):
     work: DeviceWork
     collectives: Collectives
     joins: JoinCounts
+    #: in the event table: device operations with an impossible duration, and with an impossible start; both estimated
+    cut: Rows
+    moved: Rows
 
     @property
     def num_events(self) -> int:
         return self.trace.num_events
+
+    @property
+    def estimated_ns(self) -> float:
+        """Return the time per step of device operations whose recorded times were impossible."""
+        took = self.trace["dur_ns"]
+        return float(took[self.cut].sum() + took[self.moved].sum()) / max(len(self.steps), 1)
 
     @property
     def has_device(self) -> bool:
@@ -1436,7 +1489,13 @@ class Rank(ArrayRecord):
 
     @cached_property
     def device(self) -> Device:
-        return device_of(self.trace, self.work, launches=0 if self.has_device else self.joins.launches_without_work)
+        return device_of(self.trace, self.work, launches=0 if self.has_device else self._unseen_launches)
+
+    @cached_property
+    def _unseen_launches(self) -> int:
+        """Return launches without device work; where no call was recorded, operators of libraries for devices."""
+        of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
+        return self.joins.launches_without_work or len(of_library)
 
     @property
     def device_name(self) -> str | None:
@@ -1445,7 +1504,7 @@ class Rank(ArrayRecord):
     @property
     def device_unseen(self) -> bool:
         """Return whether work was launched on a device of which nothing was recorded: only the host is known."""
-        return not self.has_device and self.joins.launches_without_work > 0
+        return not self.has_device and self._unseen_launches > 0
 
     @property
     def distributed(self) -> dict[str, Any]:
@@ -1468,16 +1527,33 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     kinds = event_kinds(trace)
     steps = recorded_steps(trace, kinds)
     work, joins = device_work(trace, kinds, steps)
-    repaired = with_possible_times(trace, work)
-    if repaired is not None:
-        trace, kinds = repaired, event_kinds(repaired)
+    trace, cut, moved = with_possible_times(trace, work)
+    if len(cut) or len(moved):
         work, joins = device_work(trace, kinds, steps)
     if len(work):
         collectives = device_collectives(trace, work)
     else:
         flight = flight_calls(flight_file) if flight_file is not None else ()
         collectives = gloo_collectives(trace, kinds, steps, flight=flight)
-    return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)
+    return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins, cut, moved)
+
+
+def with_collective_ends(rank: Rank, rows: Rows, end_ns: Int64s) -> Rank:
+    """Return the rank with the ends of some collectives where the other ranks show them.
+
+    A collective that was cut, or is too long, keeps its start; any other one keeps its duration.
+    """
+    c, at = rank.collectives, rank.work.row[rank.collectives.device_index[rows]]
+    keeps_start = (
+        (c.start_ns[rows] < end_ns) & (np.isin(at, rank.cut) | (c.end_ns[rows] > end_ns)) & ~np.isin(at, rank.moved)
+    )
+    start = np.where(keeps_start, c.start_ns[rows], end_ns - (c.end_ns - c.start_ns)[rows])
+    note = f"collectives whose times the other ranks rule out, corrected: {len(rows):,}"
+    trace = _with_times(rank.trace, at, start, end_ns - start, note)
+    work, joins = device_work(trace, rank.kinds, rank.steps)
+    cut, moved = np.union1d(rank.cut, at[keeps_start]), np.union1d(rank.moved, at[~keeps_start])
+    collectives = device_collectives(trace, work)
+    return replace(rank, trace=trace, work=work, joins=joins, collectives=collectives, cut=cut, moved=moved)
 
 
 # Warnings about losses in the traces.

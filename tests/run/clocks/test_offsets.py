@@ -10,7 +10,8 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
-from stepscope.run.aligned import AlignedRun, Clocks, aligned
+from stepscope.run.aligned import AlignedRun, aligned
+from stepscope.run.clocks import Clocks
 from stepscope.run.load import Run
 
 SECOND = 1_000_000.0

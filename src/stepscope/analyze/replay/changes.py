@@ -20,7 +20,8 @@ from stepscope.contract.collectives import OP_CODE
 from stepscope.cost.alpha_beta import Fit, fit
 from stepscope.intervals import covered_ns, union
 from stepscope.records import once_per_record
-from stepscope.run.aligned import POINT_TO_POINT, AlignedRun
+from stepscope.run.aligned import AlignedRun
+from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.rank import Rank, enclosing
 from stepscope.stats.robust import among, distinct, median, quantiles
 from stepscope.trace.table import EventKind, Int64s, by_string

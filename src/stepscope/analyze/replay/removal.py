@@ -49,8 +49,9 @@ from stepscope.units import printable
 # saving   = what the replay saves, shrunk as far as the replay takes longer than the step,
 #            plus what a formula says where no replay can tell;
 #            never more than the step, nor than the time the change claims to remove
-# interval = the modelled change's own error and the replay's misfit to the measured step, and, where the step times
-#            do not tell what the profiler costs, every saving that another cost would give
+# interval = the modelled change's own error, the replay's misfit to the measured step and times that were estimated
+#            because the recorded ones are impossible, and, where the step times do not tell what the profiler costs,
+#            every saving that another cost would give; like the saving, never more than the time that can go
 
 # of the step: what a replay is wrong by, about, however good its inputs
 _MODEL_ERROR = 0.08
@@ -132,7 +133,10 @@ def to_step(replay: Replay | None, step_ns: float) -> float:
 def saving_range(replay: Replay | None, fix: Fix, saving_ns: float, *, step_ns: float) -> tuple[float, float]:
     """Return the interval of a saving: the model's own error, the replay's misfit, the profiler's unknown cost."""
     misfit = abs(replay.period_ns - step_ns) if replay is not None and fix.change is not None else 0.0
-    half = hypot(max(fix.doubt * abs(saving_ns), _MODEL_ERROR * step_ns), misfit)
+    estimated = (
+        sum(rank.estimated_ns for rank in replay.shared.run.ranks) / len(replay.programs) if replay is not None else 0.0
+    )
+    half = hypot(max(fix.doubt * abs(saving_ns), _MODEL_ERROR * step_ns), misfit, estimated)
     low, high = saving_ns - half, saving_ns + half
     if replay is not None and fix.change is not None and not replay.factor_identified:
         for other in _with_other_factors(replay):
@@ -142,7 +146,7 @@ def saving_range(replay: Replay | None, fix: Fix, saving_ns: float, *, step_ns: 
                 low, high = min(low, within), max(high, within)
     if saving_ns < 0:
         return low, high
-    return max(0.0, low), max(saving_ns, min(high, step_ns))
+    return max(0.0, low), max(saving_ns, bounded(high, fix, step_ns=step_ns))
 
 
 def _replayed(replay: Replay | None, fix: Fix) -> float:
