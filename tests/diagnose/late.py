@@ -34,12 +34,13 @@ def late_run(
     for rank in range(ranks):
         r = RankTrace(rank, world_size=ranks, clock_offset_us=rank * 137)
         for n in range(steps):
-            _step(r, n, late_us, late=rank == late_rank, loading=loading)
+            late_step(r, n, late_us, late=rank == late_rank, loading=loading)
         built.append(r)
     return built_run(folder, built, description=description)
 
 
-def _step(r: RankTrace, n: int, late_us: float, *, late: bool, loading: bool) -> None:
+def late_step(r: RankTrace, n: int, late_us: float, *, late: bool, loading: bool = False) -> None:
+    """Add step n of a rank."""
     at = n * (late_us + OWN_US)
     s = at + (late_us if late else 0.0)
     done = at + late_us + 1030 + TRANSFER_US

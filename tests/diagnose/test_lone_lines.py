@@ -3,9 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.late import OWN_US, late_step
+from tests.diagnose.matched import texts
 from tests.diagnose.test_owned_findings import account, forward, sleeps
 
+from stepscope.analyze.account import account_of
 from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.ranks import lone_lines
@@ -44,3 +49,33 @@ def test_without_the_owners_of_all_ranks_no_line_is_known_to_be_alone(tmp_path: 
     (tmp_path / "fewer").mkdir()
     fewer = account(tmp_path / "fewer", ranks=4, late={2: evaluates}, owners=(0, 1, 2))
     assert lone_lines(fewer, (2,)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "titles"),
+    [
+        ("train.py:9", ["Rank 1 runs train.py:9 alone"]),
+        ("train.py:10", ["Rank 1 spends 0.4 ms more in train.py:10"]),
+        (None, []),
+    ],
+)
+def test_lateness_below_the_profilers_overhead_needs_a_line(
+    tmp_path: Path, line: str | None, titles: list[str]
+) -> None:
+    late_us, made = 400.0, []
+    last = 6 * (late_us + OWN_US)
+    for rank in range(4):
+        r = PlantedRank(rank, world_size=4)
+        for n in range(7):
+            with r.line("train.py:10"):
+                late_step(r, n, late_us, late=rank == 1)
+        for e in r.events:
+            e["planted"] = ((line,), "") if line and e["name"] == "aten::slow" else e.get("planted")
+        if line:
+            r.write_owners(tmp_path, (last, last + late_us + OWN_US))
+        r.events = [e for e in r.events if e["ts"] < r._local_ns(last) / 1000]
+        made.append(r)
+    found = account_of(built_run(tmp_path, made), unprofiled_ms=1.4)
+    assert found.stragglers == (), "the profiler added 450 us to the step"
+    said = [f for f in diagnose(found).findings if f.id == "straggler"]
+    assert [f.title for f in said] == titles and "{" not in texts(said)

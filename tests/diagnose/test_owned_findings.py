@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, built_run
 from tests.analyze.owners.planted import PlantedRank
-from tests.diagnose.matched import lines_matched
+from tests.diagnose.matched import lines_matched, matched
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
@@ -216,6 +217,17 @@ def test_collectives_beside_those_of_the_wrapper_have_a_line(tmp_path: Path) -> 
     found = lines_matched(account(tmp_path, sent, ranks=2))
     assert [(c.id, c.match.where[0].text) for c in found] == [("redundant-communication", "train.py:13")]
     assert ("collectives per step", 8) in {(e.what, e.value) for e in found[0].match.evidence}
+
+
+def test_collectives_beside_those_of_the_wrapper_are_no_bytes_to_halve(tmp_path: Path) -> None:
+    made = account(tmp_path, sent, ranks=2)
+    assert [mask.tolist() for mask in needless_rows(made)] == [[False, *[True] * 8] * STEPS] * 2
+    (one,) = matched(made, "communication-bound")
+    replay = made.owned_replay
+    assert replay is not None and one.match.change is not None and one.match.what_if == ()
+    for mask, old, new in zip(needless_rows(made), replay.programs, one.match.change(replay).programs, strict=True):
+        shorter = old.duration_ns > new.duration_ns
+        assert shorter.any() and not (shorter & np.append(mask, False)[old.collective]).any()
 
 
 @pytest.mark.parametrize(("elements", "again"), [(1024, True), (16, False)])

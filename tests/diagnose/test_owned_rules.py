@@ -150,12 +150,12 @@ def test_even_stages_are_not_accused_and_the_schedule_runs_where_messages_are_as
     assert [place.share for place in places] == pytest.approx([1 / 3, 1 / 3, 1 / 6])
 
 
-def saved_at(n: int, *, line: str | None):
-    """A checkpoint in step n alone; the line is known where the step with frames (number 4) has one too."""
+def saved_at(n: int, *stack: str):
+    """A checkpoint in step n alone; its stack is known where the step with frames (number 4) has one too."""
 
     def saves(r: PlantedRank, at: float, step: int) -> float:
-        if step == n or (line and step == 4):
-            with r.line(*([line] if line else [])), r.op("aten::save", at, at + 900):
+        if step == n or (stack and step == 4):
+            with r.line(*stack), r.op("aten::save", at, at + 900):
                 pass
             return at + 900
         return at
@@ -163,17 +163,27 @@ def saved_at(n: int, *, line: str | None):
     return saves
 
 
-def test_time_of_rare_steps_goes_to_the_line_that_only_they_have(tmp_path: Path) -> None:
-    found = account(tmp_path, saved_at(2, line="train.py:13"))
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (["train.py:13"], "train.py:13"),
+        (["train.py:13", "model.py:5"], "train.py:13"),
+        (["train.py:12", "save.py:3", "save.py:9"], "save.py:3"),
+    ],
+)
+def test_time_of_rare_steps_goes_to_the_outermost_line_that_only_they_have(
+    tmp_path: Path, stack: list[str], line: str
+) -> None:
+    found = account(tmp_path, saved_at(2, *stack))
     assert found.replay is not None
     ordinary = replace(found.replay, steps=np.array([0, 1, 3]))
     (place,) = rare_places(found, ordinary)
-    assert (place.text, place.after) == ("train.py:13", False)
+    assert (place.text, place.after) == (line, False)
     assert place.share == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_line_that_no_frame_step_met_comes_after_the_one_before(tmp_path: Path) -> None:
-    found = account(tmp_path, saved_at(2, line=None))
+    found = account(tmp_path, saved_at(2))
     assert found.replay is not None
     (place, *_) = rare_places(found, replace(found.replay, steps=np.array([0, 1, 3])))
     assert (place.file, place.line, place.after) == ("train.py", 12, True)

@@ -3,6 +3,7 @@
 `FAULTS` holds the job with the fault and the job without it; the difference of their simulated steps is the truth.
 """
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from tests.analyze.build import MAIN, RankTrace, built_run
 from tests.analyze.pipelines import one_f_one_b, pipeline_run
 from tests.analyze.products import BF16_KERNEL, FORWARD, FP32_KERNEL, shapes
 from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collective, kernel, simulate
+from tests.diagnose.matched import texts
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.finding import Finding
@@ -194,7 +196,7 @@ def test_planted_fault_is_found_first_with_what_it_costs(tmp_path: Path, name: s
     assert first.low_ns <= truth_us * 1000 <= 1.01 * first.high_ns  # at most the time that shows the fault
     assert first.ranks == fault.ranks or not fault.ranks
     assert first.cause.startswith(fault.cause)
-    assert first.evidence and first.remedy
+    assert first.evidence and first.remedy and "{" not in texts(found)
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"communication-bound"}))
@@ -220,6 +222,21 @@ def test_few_micro_batches_leave_a_bubble(tmp_path: Path) -> None:
     first = findings(faulty, step_ms=step_ns[0] / 1e6)[0]
     assert first.id == "pipeline-bubble"
     assert first.saving_ns == pytest.approx(step_ns[0] - step_ns[1], abs=0.1 * step_ns[0])
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_stages_that_share_a_device_have_no_bubble_to_fill(tmp_path: Path, devices: int) -> None:
+    for rank in range(4):
+        line = json.dumps({"kind": "device", "index": 0, "name": "NVIDIA H200", "uuid": f"GPU-{rank % devices}"})
+        (tmp_path / f"rank{rank:05}.telemetry.jsonl").write_text(line + "\n")
+    account = account_of(pipeline_run(tmp_path, one_f_one_b(4, 4), forward=400, backward=800))
+    view, step = account.views.pipeline, account.step
+    assert view is not None and step is not None and view.devices == devices
+    saving_ns = view.microbatch_saving_ns(16, step_ns=step.step_ns)
+    # filling: 3 micro-batches of 1200 us, a quarter of that with four times as many
+    assert saving_ns == pytest.approx((devices > 1) * 0.75 * 3 * 1_200_000, rel=0.02)
+    said = [f.saving_ns for f in diagnose(account).findings if f.id == "pipeline-bubble" and f.saving_ns > 0]
+    assert said == ([pytest.approx(saving_ns, rel=0.1)] if devices > 1 else [])
 
 
 def test_group_on_a_slow_link_is_named(tmp_path: Path) -> None:

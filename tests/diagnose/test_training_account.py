@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.simulate import SYNC, Op, backward, kernel, simulate
+from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
@@ -114,3 +116,25 @@ def test_two_recurring_causes_are_two_findings_that_one_setting_removes(tmp_path
     assert prediction.step_ns == pytest.approx(50e6, rel=0.02) and prediction.baseline_ns == pytest.approx(
         found.step.step_ns, rel=0.02
     )
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_recurring_work_of_the_device_is_named_without_a_region(tmp_path: Path, on_device: bool) -> None:
+    """Every fifth step of 60 takes longer inside forward: its device computes more, or has nothing to do."""
+    ordinary = [kernel(400), kernel(400), *[backward(400)] * 4, SYNC]
+    extra: list[Op] = [*[kernel(400)] * 12, SYNC] if on_device else [Op("stall", 4800)]
+    job = simulate(lambda n: [*extra * (n % 5 == 2), *ordinary])
+    lines: list[dict[str, Any]] = []
+    for step in range(STEPS):
+        dur, at = 2_400_000 + 4_800_000 * (step % 5 == 2), step * 10**7
+        about = {"profiled": step < 10, "phase": "window" if step < 10 else "after"}
+        regions = {"forward_pass": {"ns": dur, "n": 1}}
+        lines.append({"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "regions": regions, **about})
+    run = replace(job.aligned(tmp_path).run, logs=(step_log_of(lines, rank=0),))
+    found = account_of(run)
+    more_ns = 4.8e6 * 10 / 49  # the step after the window settles
+    assert found.replay is not None and found.replay.recurring.other_ns == pytest.approx(more_ns)
+    said = matched(found, "host-stall", "20 % of the steps do more than the others")
+    assert len(said) == on_device
+    assert [c.match.cost_ns for c in said] == [pytest.approx(more_ns)] * on_device
+    assert on_device == any(c.title == f.title for c in said for f in diagnose(found).findings)

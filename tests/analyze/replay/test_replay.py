@@ -128,9 +128,11 @@ LAUNCHES, HOST_US, DEVICE_US = 20, 100, 500
 PROFILED_MS = LAUNCHES * HOST_US / 1000
 
 
-def recorded(folder: Path, forward_ms: Sequence[float], *, device_us: float = DEVICE_US) -> AlignedRun:
+def recorded(
+    folder: Path, forward_ms: Sequence[float], *, device_us: float = DEVICE_US, program: Sequence[Op] = ()
+) -> AlignedRun:
     """Return a device-bound job whose host works in forward, and whose log has forwards of such lengths."""
-    job = simulate([kernel(device_us, host_us=HOST_US) for _ in range(LAUNCHES)])
+    job = simulate(program or [kernel(device_us, host_us=HOST_US) for _ in range(LAUNCHES)])
     (trace,) = job.traces
     marks = [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
     trace.events += [{**e, "name": "forward_pass", "dur": e["dur"]} for e in marks]
@@ -160,6 +162,19 @@ def test_step_that_the_replay_misses_by_a_little_is_not_the_hosts_doing(tmp_path
     replay = replay_of(shared, unprofiled_ns=1.05 * device_us * LAUNCHES * 1e3)
     assert replay is not None and not replay.factor_identified
     assert replay.host_factor == pytest.approx(0.6, abs=0.02)
+
+
+def test_nothing_is_the_profilers_where_plain_steps_take_longer_than_profiled_ones(tmp_path: Path) -> None:
+    """The host decides a part of the step; by the log it takes 0.6 of its profiled time."""
+    halves = [kernel(us, host_us=HOST_US) for us in (150, 10) for _ in range(LAUNCHES // 2)]
+    program = [*halves[: LAUNCHES // 2], SYNC, *halves[LAUNCHES // 2 :]]
+    shared = recorded(tmp_path, [9.0] * 10 + [0.6 * PROFILED_MS] * 3, program=program)
+    profiled = replay_of(shared)
+    assert profiled is not None
+    for plain, factor in ((0.83, 0.6), (1.03, 1.0)):
+        replay = replay_of(shared, unprofiled_ns=plain * profiled.period_ns)
+        assert replay is not None and not replay.factor_identified
+        assert replay.host_factor == pytest.approx(factor, abs=0.02)
 
 
 EXPOSED_DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), WAIT, kernel(100), SYNC]

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import io
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ SAMPLES = [*(DATA / name for name in FOLDERS), *FILES, DATA / "nsys-small" / "ex
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 BAR = re.compile(r"   \S.*?  +([\d.,]+) +(\d+) %  \S+")
 LINE = re.compile(r"   \S+:\d+ +([\d.,]+) ms +(\d+) %")
+# a fact that a text of a finding names and nobody gave
+UNFILLED = re.compile(r"{[a-z_]+}")
 
 
 def document_of(run: Run) -> Json:
@@ -49,6 +52,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Json:
 def violations(text: str, document: Json, *, width: int = 80) -> Iterator[str]:
     """Yield what no screen may show."""
     lines = text.splitlines()
+    yield from (f"unfilled: {name}" for name in UNFILLED.findall(json.dumps(document["findings"])))
     if len(lines) > MAX_ROWS:
         yield f"{len(lines)} lines"
     yield from (f"{len(line)} columns: {line}" for line in lines if len(line) > width)
