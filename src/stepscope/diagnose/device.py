@@ -290,10 +290,9 @@ def _loss_scaling(account: Account) -> Iterator[Match]:
     ranks, step = account.run.ranks, account.step
     if step is None or abilities(ranks, account.chip.chip).bf16 is False:
         return
-    (host_ns,)
     host = [_scaling(rank) for rank in ranks]
-    host_ns = float(np.mean([h.total_ns / max(len(rank.steps), 1) for rank, h in zip(ranks, host, strict=True)]))
-    if host_ns < NEGLIGIBLE * step.step_ns:
+    took = float(np.mean([h.total_ns / max(len(rank.steps), 1) for rank, h in zip(ranks, host, strict=True)]))
+    if took < NEGLIGIBLE * step.step_ns:
         return
     chosen = [_launched_in(rank, spans) for rank, spans in zip(ranks, host, strict=True)]
     parts = [host_part(rank, spans, work) for rank, spans, work in zip(ranks, host, chosen, strict=True)]
@@ -303,9 +302,9 @@ def _loss_scaling(account: Account) -> Iterator[Match]:
         lambda replay: without_syncs(without_parts(parts)(replay)),
         facts={"device": "cuda" if on_device else "cpu"},
         limit_ns=with_work_ns(account, spent) if on_device else None,
-        cost_ns=max(spent, host_ns),
+        cost_ns=max(spent, took),
         evidence=(
-            evidence_ms("host in GradScaler {per_step}: unscaling, checks for infinities, new scale", host_ns),
+            evidence_ms("host in GradScaler {per_step}: unscaling, checks for infinities, new scale", took),
             Evidence("scaler operations {per_step}", round(per_step(account, chosen)), "launches", "mean rank"),
         )[: 1 + on_device],
         where=tuple(at(line) for line in lines[:MAX_PLACES]),
