@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.record.script_runs import recorded, run_json, script, started, steps, two_ranks
+from tests.record.script_runs import SCRIPTS, recorded, run_json, script, started, steps, two_ranks
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
@@ -87,6 +87,15 @@ def test_updates_written_by_hand_are_steps(how: str, tmp_path: Path) -> None:
     assert (done.returncode, len(steps(tmp_path))) == (0, 14)
     assert done.stdout == started(script("by_hand.py", how), tmp_path).stdout
     assert run_json(tmp_path)["step_unit"] == "one update of the parameters, written by hand"
+
+
+@pytest.mark.parametrize("name", ["optimizer_per_step", "critics_by_hand"])
+def test_windows_of_loops_without_the_usual_optimizer(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS.parent / "loops" / "updates.py"), name]
+    done = recorded(tmp_path, command, "--steps", "12:18")
+    assert (done.returncode, done.stdout) == (0, started(command, tmp_path).stdout)
+    assert "recorded 40 steps of 1 rank, profiled steps 12-17" in done.stderr
+    assert len(steps(tmp_path)) == 40
 
 
 @pytest.mark.parametrize(
