@@ -200,6 +200,8 @@ def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
         if recorded.window:
             what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
         lines.append(f"{what}, in {shown(recorded.folder)}")
+        if recorded.shortened:
+            lines.append(recorded.shortened)
         if not recorded.described:
             trouble = launched.trouble or "the helper process that writes the run is still at work, or was killed"
             lines.append(f"the run is incomplete: {trouble}")

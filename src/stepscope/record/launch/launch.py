@@ -8,6 +8,7 @@ Standard library only: torch is needed by the job, not here.
 
 import ctypes
 import errno
+import itertools
 import os
 import re
 import select
@@ -45,7 +46,8 @@ class RecordedRun:
     steps_ended: int  # of the rank with the most, whether their lines could be written or not
     described: bool  # there is a run.json, written after the last step
     traces: int
-    window: str | None  # the profiled steps of the run, e.g. "10-14"
+    window: str | None  # the profiled steps of the run, e.g. "10-14" or "10-14, 16-19"
+    shortened: str | None  # why they are not those that were asked for
     trouble: str | None  # why there is no trace
     not_written: str | None  # how often writing failed and what it cost
     unit: str | None = None  # what one step is
@@ -69,12 +71,27 @@ def recorded_in(folder: Path) -> RecordedRun:
         steps_ended=max((r["steps"]["count"] for r in of_ranks), default=in_log),
         described=bool(description.get("finished")),
         traces=len(list(folder.glob("rank*.pt.trace.json.gz"))),
-        window=f"{written[0]['first_step']}-{written[0]['last_step'] - 1}" if written else None,
+        window=_profiled_steps(written[0]) if written else None,
+        shortened=_why_shortened(written[0]) if written else None,
         trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
         not_written=_not_written(of_ranks),
         unit=description.get("step_unit"),
         warnings=tuple(description.get("warnings") or ()),
     )
+
+
+def _profiled_steps(window: dict[str, Any]) -> str:
+    left_out = [int(step) for step in window.get("left_out") or ()]
+    edges = [int(window["first_step"]) - 1, *left_out, int(window["last_step"])]
+    return ", ".join(f"{a + 1}-{b - 1}" for a, b in itertools.pairwise(edges) if b - a > 1)
+
+
+def _why_shortened(window: dict[str, Any]) -> str | None:
+    left_out = [str(step) for step in window.get("left_out") or ()]
+    steps = f"step{'s' if len(left_out) > 1 else ''} {', '.join(left_out)}"
+    whys = [f"not profiled: {steps}, because of an evaluation before the step"] if left_out else []
+    whys += [f"the window ended early: {window['cut']}"] if window.get("cut") else []
+    return "; ".join(whys) or None
 
 
 def _not_written(of_ranks: list[dict[str, Any]]) -> str | None:
