@@ -213,6 +213,11 @@ def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
         if not recorded.window and not config.light and config.outside_tool is None:
             lines.append(f"no trace: {_why_no_window(recorded, launched, config)}")
         lines.append(f"next: stepscope report {shown(recorded.folder)}")
+    if (alone := sum(r.is_without_rank for r in runs)) > 1:
+        lines.append(
+            f"{alone} processes trained and had no rank, so each is a run of its own: "
+            "to record one run set RANK and WORLD_SIZE in each, or start them with torchrun"
+        )
     return lines
 
 
