@@ -24,10 +24,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.record.loop.updates import ParameterWatch, Role, is_in_inner_loop
+from stepscope.record.loop.places import Role, is_in_inner_loop
+
+if TYPE_CHECKING:
+    from stepscope.record.loop.updates import ParameterWatch
 
 # What one step is, where that is a matter of choice: `--step-of loader`, `--step-of 4`, `--step-of Adam#1`.
 #
@@ -86,7 +89,7 @@ class StepFinder:
         steps: Any,
         *,
         optimizers: Callable[[], frozenset[Hashable]],
-        parameters: ParameterWatch,
+        parameters: "ParameterWatch",
         unit: StepUnit | None = None,
     ) -> None:
         self._steps = steps
