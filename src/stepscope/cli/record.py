@@ -108,16 +108,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _config_of(args: argparse.Namespace) -> RecordConfig:
     from stepscope.record.launch.outside_tool import why_not_installed
-    from stepscope.record.live.export import address_from, collector_from
     from stepscope.record.loop.steps import unit_from
     from stepscope.record.sinks import place_from
 
     # wrong values are reported before the job starts
     unit_from(args.step_of)
-    if args.metrics is not None:
-        address_from(args.metrics)
-    if args.otlp is not None:
-        collector_from(args.otlp)
+    if args.metrics is not None or args.otlp is not None:
+        from stepscope.record.live.export import address_from, collector_from  # with an HTTP server: only here
+
+        if args.metrics is not None:
+            address_from(args.metrics)
+        if args.otlp is not None:
+            collector_from(args.otlp)
     if args.nsys and args.ncu:
         raise UsageError("--nsys and --ncu cannot be used together; record twice")
     tool = "nsys" if args.nsys else "ncu" if args.ncu else None
