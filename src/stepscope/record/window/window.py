@@ -224,6 +224,7 @@ class Window:
         self.after_step()
         self.state, self._profiler = IDLE, None
         self._number -= 1  # the next step of the window opens it
+        self._left_out = [self._first_step]
 
     def abandon(self) -> None:
         """End whatever is open without a word: nothing can be written anyway."""
@@ -264,7 +265,8 @@ class Window:
         if not at_thread_end(self._thread_ends):
             self._drop(NO_SIGN)
             return
-        self._first_step, self._steps_done, self._left_out = step, 0, []
+        self._first_step, self._steps_done = step, 0
+        self._left_out = [early for early in self._left_out if early == step - 1]  # the window was to begin there
         self._thread = this_thread()
         self._profiler.start()
         self.state = RECORDING
