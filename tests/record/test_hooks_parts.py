@@ -24,13 +24,13 @@ from stepscope.record.hooks import install as anomaly
 from stepscope.record.hooks.forward import releasing
 from stepscope.record.hooks.install import let_gloo_finish
 from stepscope.record.hooks.patches import Patches
-from stepscope.record.loop.loop import ParameterWatch
+from stepscope.record.loop.updates import ParameterWatch
 from stepscope.record.window.guards import Interruptions
 
 
 def test_the_storage_of_a_watched_parameter_can_still_be_freed() -> None:
     model, watch = torch.nn.Linear(2, 2), ParameterWatch()
-    watch.watch(model)
+    watch.backward_begins([model(torch.ones(2)).sum()])
     assert not watch.changed()
     for parameter in model.parameters():
         parameter.untyped_storage().resize_(0)  # as FSDP does after every pass

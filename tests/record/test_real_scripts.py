@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.record.script_runs import recorded, run_json, script, started, steps, two_ranks
+from tests.record.script_runs import SCRIPTS, recorded, run_json, script, started, steps, two_ranks
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
@@ -41,8 +41,9 @@ def test_T27_a_script_that_looks_for_torch_first_is_recorded(library: str | None
     assert "recorded 4 steps of 1 rank" in done.stderr
 
 
-def test_T28_evaluation_ends_the_window_and_is_counted_in_no_flops(tmp_path: Path) -> None:
+def test_T28_the_window_goes_on_after_evaluation_which_is_counted_in_no_flops(tmp_path: Path) -> None:
     found: dict[str, dict[str, Any]] = {}
+    done_with = ""
     for name, words in {"with": ("12", "400"), "without": ("100", "1")}.items():
         where = tmp_path / name
         where.mkdir()
@@ -50,15 +51,19 @@ def test_T28_evaluation_ends_the_window_and_is_counted_in_no_flops(tmp_path: Pat
         assert done.returncode == 0, done.stderr
         assert len(steps(where)) == 24
         found[name] = run_json(where)
+        done_with = done.stderr if name == "with" else done_with
     assert found["with"]["flops_per_step"] == found["without"]["flops_per_step"] != 0
     window = found["with"]["windows"][0]["ranks"]["0"]
-    assert "evaluation began after step 11" in window["cut"] and window["last_step"] == 12
+    assert window["cut"] is None and (window["left_out"], window["last_step"]) == ([12], 15)
     with gzip.open(tmp_path / "with" / "run" / "rank00000.pt.trace.json.gz") as f:
         assert len(json.load(f)["traceEvents"]) < 2_000  # 400 batches would be ten thousand
     evaluated = [line["step"] for line in steps(tmp_path / "with") if "evaluation" in line["regions"]]
     assert evaluated == [12]
     profiled = [line["step"] for line in steps(tmp_path / "with") if line["profiled"]]
-    assert profiled == [10, 11, 15, 16]  # operators of 15 are counted, 16 is watched with frames
+    assert profiled == [10, 11, 13, 14, 15, 16]  # operators of 15 are counted, 16 is watched with frames
+    run = load(tmp_path / "with" / "run")
+    assert run.ranks[0].steps.number.tolist() == [10, 11, 13, 14]
+    assert "profiled steps 10-11, 13-14 of 1 rank" in done_with and "not profiled: step 12" in done_with
 
 
 @pytest.mark.parametrize("kind", ["plain", "ddp"])
@@ -87,6 +92,15 @@ def test_updates_written_by_hand_are_steps(how: str, tmp_path: Path) -> None:
     assert (done.returncode, len(steps(tmp_path))) == (0, 14)
     assert done.stdout == started(script("by_hand.py", how), tmp_path).stdout
     assert run_json(tmp_path)["step_unit"] == "one update of the parameters, written by hand"
+
+
+@pytest.mark.parametrize("name", ["optimizer_per_step", "critics_by_hand"])
+def test_windows_of_loops_without_the_usual_optimizer(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS.parent / "loops" / "updates.py"), name]
+    done = recorded(tmp_path, command, "--steps", "12:18")
+    assert (done.returncode, done.stdout) == (0, started(command, tmp_path).stdout)
+    assert "recorded 40 steps of 1 rank, profiled steps 12-17" in done.stderr
+    assert len(steps(tmp_path)) == 40
 
 
 @pytest.mark.parametrize(
@@ -178,8 +192,8 @@ def test_generation_between_two_steps_is_neither_profiled_nor_counted(tmp_path: 
     both_ways(tmp_path, script("adder.py"))
     assert len(steps(tmp_path)) == 24
     assert numbers(tmp_path, "evaluation") == [1, 13]
-    assert "evaluation began after step 12" in run_json(tmp_path)["windows"][0]["ranks"]["0"]["cut"]
-    assert events(tmp_path) < 12_000  # two thousand calls of the model would be a hundred thousand
+    assert run_json(tmp_path)["windows"][0]["ranks"]["0"]["left_out"] == [13]
+    assert events(tmp_path) < 16_000  # two thousand calls of the model would be a hundred thousand
     assert 0 < run_json(tmp_path)["flops_per_step"] < 1e6
     for line in steps(tmp_path):
         assert sum(region["ns"] for region in line["regions"].values()) <= line["dur_ns"]

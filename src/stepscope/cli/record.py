@@ -108,16 +108,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _config_of(args: argparse.Namespace) -> RecordConfig:
     from stepscope.record.launch.outside_tool import why_not_installed
-    from stepscope.record.live.export import address_from, collector_from
     from stepscope.record.loop.steps import unit_from
     from stepscope.record.sinks import place_from
 
     # wrong values are reported before the job starts
     unit_from(args.step_of)
-    if args.metrics is not None:
-        address_from(args.metrics)
-    if args.otlp is not None:
-        collector_from(args.otlp)
+    if args.metrics is not None or args.otlp is not None:
+        from stepscope.record.live.export import address_from, collector_from  # with an HTTP server: only here
+
+        if args.metrics is not None:
+            address_from(args.metrics)
+        if args.otlp is not None:
+            collector_from(args.otlp)
     if args.nsys and args.ncu:
         raise UsageError("--nsys and --ncu cannot be used together; record twice")
     tool = "nsys" if args.nsys else "ncu" if args.ncu else None
@@ -200,6 +202,8 @@ def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
         if recorded.window:
             what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
         lines.append(f"{what}, in {shown(recorded.folder)}")
+        if recorded.shortened:
+            lines.append(recorded.shortened)
         if not recorded.described:
             trouble = launched.trouble or "the helper process that writes the run is still at work, or was killed"
             lines.append(f"the run is incomplete: {trouble}")
@@ -211,6 +215,11 @@ def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
         if not recorded.window and not config.light and config.outside_tool is None:
             lines.append(f"no trace: {_why_no_window(recorded, launched, config)}")
         lines.append(f"next: stepscope report {shown(recorded.folder)}")
+    if (alone := sum(r.is_without_rank for r in runs)) > 1:
+        lines.append(
+            f"{alone} processes trained and had no rank, so each is a run of its own: "
+            "to record one run set RANK and WORLD_SIZE in each, or start them with torchrun"
+        )
     return lines
 
 

@@ -46,6 +46,7 @@ from stepscope.record.live.live import has_ended, window_outcome
 from stepscope.units import printable, readable_bytes
 
 _POLL_S = 0.2
+_LAUNCH_S = 30.0  # from the start of `stepscope record` to that of its job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps > MAX_ASKED_STEPS:
         raise UsageError(f"--steps {args.steps}: a window has {MAX_ASKED_STEPS} steps at most; ask for fewer")
     check_outputs(args.json, force=args.force)
+    wait_for_run(args.run)
     folder = newest_attempt(args.run)
     plan = ask_for_window(folder, steps=args.steps, by="stepscope trigger")
     ranks = ranks_of(folder)
@@ -96,6 +98,20 @@ def _say_outcome(folder: Path, outcomes: dict[int, dict[str, Any]], say: Callabl
         warn(f"the window was cut short: {cut}")
     size_bytes = sum(o["bytes"] for o in written if isinstance(o.get("bytes"), int))
     say(f"written: {_count(len(written), 'trace')}, {readable_bytes(size_bytes)}")
+
+
+def wait_for_run(given: str | Path) -> None:
+    """Wait for the first step of a job that has only just been started with this run folder."""
+    from stepscope.record.launch.launch import is_launching, is_recorded_to
+
+    folder, told, until = Path(given), False, time.monotonic() + _LAUNCH_S
+    while not any(folder.glob("rank*.steps.jsonl")):
+        if not is_recorded_to(folder) and (time.monotonic() > until or not is_launching()):
+            return
+        if not told:
+            print_stderr(f"waiting for the first step of the job that is recorded in {printable(str(folder))}")
+            told = True
+        time.sleep(_POLL_S)
 
 
 def newest_attempt(given: str | Path) -> Path:

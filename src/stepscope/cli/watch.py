@@ -30,7 +30,7 @@ from stepscope.cli.run_arguments import (
     terminal,
     whole_number,
 )
-from stepscope.cli.trigger import ask_for_window, newest_attempt
+from stepscope.cli.trigger import ask_for_window, newest_attempt, wait_for_run
 from stepscope.contract.live import Alarms
 from stepscope.contract.run_folder import of_window
 from stepscope.errors import InputError
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the job has ended, or after Ctrl-C."""
+    wait_for_run(args.run)
     watched = WatchedJob(
         args.run, flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops, trigger=args.trigger
     )

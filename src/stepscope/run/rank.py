@@ -260,12 +260,14 @@ class Steps(ArrayRecord):
     def of(self, moment_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the index of the step each moment lies in, -1 before the first and after the last.
 
-        A moment between two steps belongs to the earlier one.
+        A moment between two steps belongs to the earlier one, unless a step between them was not recorded.
         """
         if not len(self):
             return np.full(len(moment_ns), -1, np.int32)
         i = np.searchsorted(self.start_ns, moment_ns, side="right") - 1
         i[moment_ns >= self.end_ns.max()] = -1
+        for gap in np.flatnonzero(np.diff(self.number) > 1) if self.by_profiler else ():
+            i[(i == gap) & (moment_ns >= self.end_ns[gap])] = -1
         return i.astype(np.int32)
 
 
@@ -274,10 +276,13 @@ def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
     ranges = np.flatnonzero(kinds == int(EventKind.ANNOTATION))
     said = trace.header.get("stepscope")
     last = said.get("last_step") if isinstance(said, dict) else None
+    left_out = said.get("left_out") if isinstance(said, dict) else None
+    left_out = left_out if isinstance(left_out, list) else []
 
     def is_whole(name: str) -> bool:
         found = _PROFILER_STEP.match(name)
-        return found is not None and not (isinstance(last, int) and int(found.group(2)) >= last)
+        number = int(found.group(2)) if found else -1
+        return number >= 0 and not (isinstance(last, int) and number >= last) and number not in left_out
 
     marked = rows_named(trace, ranges, is_whole)
     if len(marked):

@@ -13,6 +13,7 @@ import parallel
 import plain
 import torch
 import torch.distributed as dist
+import updates
 
 from stepscope.record.hooks.install import install
 
@@ -22,6 +23,17 @@ LOOPS = [
     for name, f in vars(module).items()
     if callable(f) and getattr(f, "__module__", None) == module.__name__ and not name.startswith("_")
 ]
+
+
+def losses_of(make: Any) -> Any:
+    def loop() -> list[str]:
+        return [float(loss.detach()).hex() for loss in make()]
+
+    loop.__name__ = make.__name__
+    return loop
+
+
+LOOPS += [losses_of(getattr(updates, name)) for name in updates.NAMES]
 
 
 class Told:

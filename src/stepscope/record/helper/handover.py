@@ -7,7 +7,6 @@ comes back and training goes on.
 import json
 import math
 import os
-import platform
 import re
 import socket
 import sys
@@ -227,19 +226,20 @@ def _device() -> dict[str, Any]:
             "memory_bytes": properties.total_memory,
             "visible": torch.cuda.device_count(),
         }
-    return {"kind": "cpu", "name": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    return {"kind": "cpu", "name": os.uname().machine, "cores": os.cpu_count()}
 
 
 def _versions() -> dict[str, Any]:
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() and hasattr(torch.cuda, "nccl") else None
+    system = os.uname()  # `platform` starts a process for it, and thereby resets which warnings were printed
     return {
         "stepscope": __version__,
         "torch": str(torch.__version__),
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "cuda": torch.version.cuda,
         "hip": getattr(torch.version, "hip", None),
         "nccl": ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl,
-        "system": platform.platform(),
+        "system": "-".join((system.sysname, system.release, system.machine)),
     }
 
 

@@ -118,6 +118,8 @@ class Outbox:
 
     def _put(self, data: bytes) -> None:
         with self._lock:
+            if self._pipe < 0:  # closed, and a thread of ours answers late
+                return
             if self._held:
                 data = self._held + data
             try:
@@ -136,9 +138,11 @@ class Outbox:
             self._held = held
 
     def _close_pipe(self) -> None:
+        with self._lock:
+            pipe, self._pipe = self._pipe, -1  # its number may become that of another file
         with contextlib.suppress(OSError):
             if self._held:
-                os.write(self._pipe, self._held)
+                os.write(pipe, self._held)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -152,6 +156,7 @@ class Outbox:
                 reply = json.loads(line)
                 if "own_files" in reply:
                     self._own_files_done.set()
+                    self.helper_gone = False  # it has all that matters
                 elif "storage" in reply:
                     self.failing = reply["storage"]
                 else:

@@ -86,7 +86,7 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
             if counts and not routine.on:
                 handle = loop.safely(gradient_sync.watch, t_outputs)
             if counts and not loop.optimizer_seen:
-                loop.safely(loop.parameters.watch_trained_by, t_outputs)
+                loop.safely(loop.parameters.backward_begins, t_outputs)
             try:
                 return run_backward(t_outputs, *args, **kwargs)
             except BaseException as e:

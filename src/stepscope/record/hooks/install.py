@@ -409,7 +409,7 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
     patches, ways_to_compiler = Patches(), Patches()
     loop = Loop(lambda: _start_recorder_with(start_recorder, hooks), unit)
     sync, learned = GradientSync(loop), JobNotes()
-    found = (sync.model_found, learned.model_found, loop.parameters.watch)
+    found = (sync.model_found, learned.model_found)
     hooks = Hooks(
         loop,
         patches,

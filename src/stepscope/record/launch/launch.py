@@ -8,6 +8,8 @@ Standard library only: torch is needed by the job, not here.
 
 import ctypes
 import errno
+import itertools
+import json
 import os
 import re
 import select
@@ -45,10 +47,12 @@ class RecordedRun:
     steps_ended: int  # of the rank with the most, whether their lines could be written or not
     described: bool  # there is a run.json, written after the last step
     traces: int
-    window: str | None  # the profiled steps of the run, e.g. "10-14"
+    window: str | None  # the profiled steps of the run, e.g. "10-14" or "10-14, 16-19"
+    shortened: str | None  # why they are not those that were asked for
     trouble: str | None  # why there is no trace
     not_written: str | None  # how often writing failed and what it cost
     unit: str | None = None  # what one step is
+    is_without_rank: bool = False  # one process, in whose environment there is none
     warnings: tuple[str, ...] = ()
 
 
@@ -69,12 +73,28 @@ def recorded_in(folder: Path) -> RecordedRun:
         steps_ended=max((r["steps"]["count"] for r in of_ranks), default=in_log),
         described=bool(description.get("finished")),
         traces=len(list(folder.glob("rank*.pt.trace.json.gz"))),
-        window=f"{written[0]['first_step']}-{written[0]['last_step'] - 1}" if written else None,
+        window=_profiled_steps(written[0]) if written else None,
+        shortened=_why_shortened(written[0]) if written else None,
         trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
         not_written=_not_written(of_ranks),
         unit=description.get("step_unit"),
+        is_without_rank=description.get("world_size") == 1 and "RANK" not in (description.get("environment") or {}),
         warnings=tuple(description.get("warnings") or ()),
     )
+
+
+def _profiled_steps(window: dict[str, Any]) -> str:
+    left_out = [int(step) for step in window.get("left_out") or ()]
+    edges = [int(window["first_step"]) - 1, *left_out, int(window["last_step"])]
+    return ", ".join(f"{a + 1}-{b - 1}" for a, b in itertools.pairwise(edges) if b - a > 1)
+
+
+def _why_shortened(window: dict[str, Any]) -> str | None:
+    left_out = [str(step) for step in window.get("left_out") or ()]
+    steps = f"step{'s' if len(left_out) > 1 else ''} {', '.join(left_out)}"
+    whys = [f"not profiled: {steps}, because of an evaluation before the step"] if left_out else []
+    whys += [f"the window ended early: {window['cut']}"] if window.get("cut") else []
+    return "; ".join(whys) or None
 
 
 def _not_written(of_ranks: list[dict[str, Any]]) -> str | None:
@@ -99,10 +119,11 @@ def trouble_of_helpers(seen: Path) -> str | None:
     until = time.monotonic() + 10.0
     while any(words == {""} and is_alive(pid) for pid, words in _helpers(seen)) and time.monotonic() < until:
         time.sleep(0.05)
+    alive = {pid for pid, _ in _helpers(seen) if is_alive(pid)}  # first: one that ends now has left its last word
     helpers = _helpers(seen)
     numbers = [int(word.removeprefix(ERRNO)) for _, words in helpers for word in words if word.startswith(ERRNO)]
     unfinished = [pid for pid, words in helpers if DONE not in words]
-    at_work = any(map(is_alive, unfinished))
+    at_work = not alive.isdisjoint(unfinished)
     if errno.ENOENT in numbers:
         return "the run folder or its step log was removed while the job ran"
     if numbers:
@@ -165,18 +186,30 @@ def _end_left_behind(run_id: str) -> None:
             time.sleep(0.05)
 
 
-def processes_of(run_id: str) -> list[int]:
-    """Return the processes whose environment holds the launch's id."""
-    if not _PROC.is_dir():
-        return []
-    wanted, own = run_id.encode(), os.getpid()
-    numbers = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
-    return [pid for pid in numbers if pid != own and wanted in _environment(pid)]
+def is_recorded_to(out: Path) -> bool:
+    """Return whether a process of this machine runs that is to be recorded there, whether it has begun or not."""
+    return bool(processes_of(f'"out": {json.dumps(str(out.absolute()))}'))
 
 
-def _environment(pid: int) -> bytes:
+def processes_of(words: str) -> list[int]:
+    """Return the processes whose environment holds the id of a launch, or other words of its settings."""
+    return [pid for pid in _other_processes() if words.encode() in _about(pid, "environ")]
+
+
+def is_launching() -> bool:
+    """Return whether a `stepscope record` runs on this machine, which may not have started its job yet."""
+    commands = (_about(pid, "cmdline").split(b"\0") for pid in _other_processes())
+    return any(b"record" in words[1:] and b"stepscope" in b" ".join(words[:3]) for words in commands)
+
+
+def _other_processes() -> list[int]:
+    own = os.getpid()
+    return [int(e.name) for e in _PROC.iterdir() if e.name.isdigit() and int(e.name) != own] if _PROC.is_dir() else []
+
+
+def _about(pid: int, what: str) -> bytes:
     try:
-        return (_PROC / str(pid) / "environ").read_bytes()
+        return (_PROC / str(pid) / what).read_bytes()
     except OSError:  # it has ended, or is somebody else's
         return b""
 

@@ -14,12 +14,10 @@ first: where a step repeats the last one, recording the time is all there is to 
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
-
-import torch
 
 from stepscope.contract import step_line as regions
 from stepscope.record.failsafe import explain, say
@@ -56,124 +54,8 @@ from stepscope.record.loop.routine import (
 )
 from stepscope.record.loop.steps import StepFinder, StepUnit
 from stepscope.record.loop.threads import is_of_autograd, is_over, is_waiting
+from stepscope.record.loop.updates import Optimizers, ParameterWatch
 from stepscope.record.window.guards import Interruptions
-
-
-class OptimizersAlive:
-    """Weak references only: an optimizer that the script dropped is not waited for."""
-
-    def __init__(self) -> None:
-        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def is_made(self, optimizer: Any) -> None:
-        """Take note of a new optimizer."""
-        self._alive.add(optimizer)
-
-    def is_inner(self, optimizer: Any, *, of: Any) -> None:
-        """Take note that another optimizer steps this one (ZeroRedundancyOptimizer and the like)."""
-        if optimizer is not of:
-            self._inner.add(optimizer)
-
-    def main(self) -> Any:
-        """Return the optimizer with the most parameters among those that step on their own, None without any."""
-        own = [o for o in self._alive if o not in self._inner]
-        return max(own, key=lambda o: sum(len(g["params"]) for g in o.param_groups), default=None)
-
-    def keys(self) -> frozenset[Hashable]:
-        """Return the keys under which those that step on their own will be seen."""
-        return frozenset(id(o) for o in self._alive if o not in self._inner)
-
-
-# Did the parameters change since the last backward? The one sign of an update that no optimizer hook sees.
-#
-# p -= lr * p.grad  (no_grad)     counts up `p._version`, on any device
-# p.data = p.data - lr * p.grad   another place in memory
-# p.data.add_(p.grad, ...)        neither: on a CPU the values are compared, a few hundred of them. Elsewhere reading
-#                                 them would synchronise: there the gradients tell, once they are reset for the next
-#                                 backward, and the step's end is known a little late
-#
-# Sharding wrappers (FSDP) free and gather parameters around every pass, in the same version: a place in memory says
-# something only where there was one before and after.
-
-State = tuple[int, int, bytes | None]
-
-
-class ParameterWatch:
-    """The first and the last parameter of the trained model stand for all."""
-
-    def __init__(self) -> None:
-        self._parameters: list[Any] = []
-        self._states: list[State] = []
-        self._gradients: list[tuple[int, int] | None] = []
-
-    def watch(self, module: Any) -> None:
-        """Watch parameters of this module, if it trains some and none are watched yet."""
-        if not any(reference() is not None for reference in self._parameters):
-            found = [p for p in module.parameters() if p.requires_grad]
-            self._parameters = [weakref.ref(p) for p in {id(p): p for p in (*found[:1], *found[-1:])}.values()]
-            self.remember()
-
-    def watch_trained_by(self, outputs: Any) -> None:
-        """Watch parameters that a backward from these outputs will reach, where no module is known yet."""
-        if any(reference() is not None for reference in self._parameters):
-            return
-        found: list[Any] = []
-        waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-        seen = set(waiting)
-        while waiting and len(found) < 2 and len(seen) < 10_000:
-            node = waiting.pop()
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, torch.nn.Parameter):
-                found.append(variable)
-            new = {n for n, _ in node.next_functions if n is not None} - seen
-            seen |= new
-            waiting += new
-        self._parameters = [weakref.ref(p) for p in found]
-        self.remember()
-
-    def remember(self) -> None:
-        """Remember the state after a backward."""
-        alive = self._alive()
-        self._states = [_state(p) for p in alive]
-        self._gradients = [_gradient(p) for p in alive]
-
-    def changed(self) -> bool:
-        """Return whether a parameter was changed since `remember`, as far as that can be seen at once."""
-        alive = self._alive()
-        return len(alive) == len(self._states) and any(
-            _differs(_state(p), before) for p, before in zip(alive, self._states, strict=True)
-        )
-
-    def gradients_reset(self) -> bool:
-        """Return whether a gradient was set to zero or to None since `remember`."""
-        alive = self._alive()
-        return len(alive) == len(self._gradients) and any(
-            before is not None and _gradient(p) != before for p, before in zip(alive, self._gradients, strict=True)
-        )
-
-    def _alive(self) -> list[Any]:
-        return [p for p in (reference() for reference in self._parameters) if p is not None]
-
-
-def _state(parameter: Any) -> State:
-    if type(parameter) is not torch.nn.Parameter or not parameter.untyped_storage().size():
-        return parameter._version, 0, None  # sharded or otherwise special: its version has to do
-    values = None
-    if parameter.device.type == "cpu":
-        sample = parameter.detach().reshape(-1)[:256].clone()  # a storage that numpy saw can't be freed by FSDP
-        values = sample.view(torch.uint8).numpy().tobytes()
-    return parameter._version, parameter.data_ptr(), values
-
-
-def _differs(now: State, before: State) -> bool:
-    both_placed = bool(now[1] and before[1])
-    return now[0] != before[0] or (both_placed and now != before)
-
-
-def _gradient(parameter: Any) -> tuple[int, int] | None:
-    gradient = parameter.grad
-    return None if gradient is None else (id(gradient), gradient._version)
 
 
 def _training_first(method: Any) -> Any:
@@ -230,7 +112,7 @@ class Loop:
 
     def __init__(self, start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> None:
         self.recorder: Any = None
-        self.optimizers = OptimizersAlive()
+        self.optimizers = Optimizers()
         self.parameters = ParameterWatch()
         self.interruptions = Interruptions()
         self.watcher: Any = None  # its `part_begins(part)` and `part_ends(part)` are called
@@ -251,7 +133,7 @@ class Loop:
         self._inside = 0
         self._optimizer: Any = None  # the one that is stepping
         self._stepper: Any = None  # who steps it: itself, or a scaler
-        self._dropped_optimizer = 0  # the one that is stepping, where it no longer exists
+        self._dropped_optimizer: Any = None  # the role of the one that is stepping, where it no longer exists
         self._on = True
         self._lock = threading.RLock()
         self._start_recorder = start_recorder
@@ -261,9 +143,8 @@ class Loop:
         self.routine = Routine(whole_steps=self._steps_passed, open_step=self._follow_open_step)
         self._finder = finder = StepFinder(
             self,
-            optimizers=self.optimizers.keys,
-            parameters_changed=self.parameters.changed,
-            gradients_reset=self.parameters.gradients_reset,
+            optimizers=self.optimizers.expected,
+            parameters=self.parameters,
             unit=unit,
         )
         self._find_step: dict[int, Callable[[], Any]] = {
@@ -403,7 +284,7 @@ class Loop:
         if part == DATA:
             self._finder.load_ends(got_batch=token == DATA_ENDS)
         elif part == BACKWARD and not self.optimizer_seen:
-            self.parameters.remember()
+            self.parameters.backward_ends()
 
     @_training_first
     def gradient_sync_begins(self, *, of_every_step: bool = True) -> None:
@@ -466,7 +347,8 @@ class Loop:
         self.start()
         self.optimizer_seen = True
         self._happening = None
-        self._finder.optimizer_begins(id(optimizer), type(optimizer).__name__)
+        role = self.optimizers.role(optimizer)
+        self._finder.optimizer_begins(role, type(optimizer).__name__)
         self._optimizer, self._stepper = optimizer, by
         is_row = self._counts_to_row(OPTIMIZER, most=_MAX_IN_A_ROW)
         edge = ("begin", regions.OPTIMIZER)
@@ -490,20 +372,20 @@ class Loop:
             self._end_optimizer(None, at_ns)
 
     def _end_optimizer(self, event: Event | None, at_ns: int | None) -> None:
-        key = id(self._optimizer)
+        role = self.optimizers.role(self._optimizer)
         self._optimizer = self._stepper = None
         self._end(OPTIMIZER, event, at_ns)
-        self._finder.optimizer_ends(key, perf_counter_ns() if at_ns is None else at_ns)
+        self._finder.optimizer_ends(role, perf_counter_ns() if at_ns is None else at_ns)
 
     def _optimizer_event(self, optimizer: Any, by: Any, edge: tuple[str, str] | None, *, is_row: bool = False) -> Event:
-        alive, alive_by, key = weakref.ref(optimizer), weakref.ref(by), id(optimizer)
+        alive, alive_by, role = weakref.ref(optimizer), weakref.ref(by), self.optimizers.role(optimizer)
 
         def follow(at_ns: int) -> None:
             if (o := alive()) is not None and (b := alive_by()) is not None:
                 self._optimizer_begins(o, b, at_ns)
             elif edge is not None:  # no longer exists; its step counts all the same
-                self._dropped_optimizer = key
-                self._finder.optimizer_begins(key)
+                self._dropped_optimizer = role
+                self._finder.optimizer_begins(role)
                 self._begin(OPTIMIZER, None, at_ns)
 
         return Event(id(optimizer) + id(by) + is_row, edge, follow)

@@ -11,19 +11,26 @@ accumulation is one step, and the boundary is known in the moment it happens. Th
   the boundary is found late, but its time is kept.
 - *Evaluation* is no step: a batch that met only forwards without gradients before the next batch was asked for is
   taken out, so the coming step begins after it. So are batches that met nothing before their loader ran out.
-- *An optimizer that no hook sees* (an update written by hand): a parameter that changed after a backward.
+- *An update that no hook sees* (written by hand): a parameter that changed after a backward. Backwards at different
+  places in the code are different roles, as several optimizers are. Where nothing changes, a backward is a step.
 
 Optimizers that step at unequal rates (five critics to a generator, delayed policies) have no such common step. Once
-one comes round again before the others of its step did, a step is a batch of the loader or, without one, a step of the
-first optimizer. `describe()` says which unit it is, and `--step-of` (see `step_unit`) chooses another.
+one comes round again before the others of its step did, a step is one of the optimizer around whose inner loop the
+others step; where there is none, a batch of the loader or, without one, a step of the first optimizer. `describe()`
+says which unit it is, and `--step-of` (see `step_unit`) chooses another.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
+from stepscope.record.loop.places import Role, is_in_inner_loop
+
+if TYPE_CHECKING:
+    from stepscope.record.loop.updates import ParameterWatch
 
 # What one step is, where that is a matter of choice: `--step-of loader`, `--step-of 4`, `--step-of Adam#1`.
 #
@@ -68,6 +75,10 @@ def _is_count(text: str) -> bool:
 
 
 _PATIENCE_STEPS = 4  # in which the first steps of optimizers that exist are waited for
+_PATIENCE_BACKWARDS = 16  # that may add up gradients before each is a step: nothing updates the parameters
+_MAX_INNER = 32  # steps of an optimizer in an inner loop, up to which they are one step of the outer loop's optimizer
+_BY_HAND = "one update of the parameters, written by hand"
+_ONLY_BACKWARD = "one backward pass; no optimizer was seen"
 
 
 class StepFinder:
@@ -78,30 +89,29 @@ class StepFinder:
         steps: Any,
         *,
         optimizers: Callable[[], frozenset[Hashable]],
-        parameters_changed: Callable[[], bool],
-        gradients_reset: Callable[[], bool] = lambda: False,
+        parameters: "ParameterWatch",
         unit: StepUnit | None = None,
     ) -> None:
         self._steps = steps
-        self._optimizers = optimizers  # those that exist now; what a first step has to wait for
-        self._parameters_changed = parameters_changed
-        self._gradients_reset = gradients_reset
+        self._optimizers = optimizers  # roles of those that exist now; what a first step has to wait for
+        self._parameters = parameters
         self._unit = unit or StepUnit()
-        self._names: dict[Hashable, tuple[str, int]] = {}  # class of each optimizer, and its number among those
-        self._lead: Hashable | None = None  # the first optimizer that stepped
+        self._names: dict[Role, tuple[str, int]] = {}  # class of each optimizer, and its number among those
+        self._known_since: dict[Role, int] = {}  # the step in which it first stepped
+        self._lead: Role | None = None  # the first that stepped
         self._first: frozenset[Hashable] = frozenset()  # those that existed then
         self._ended = 0
-        self._by_hand = False
-        self._cycle: frozenset[Hashable] | None = None  # the optimizers of one step, once known
+        self._hooked = False  # whether an optimizer of torch's has stepped
+        self._backwards = 0  # since the last update, where none has
+        self._cycle: frozenset[Role] | None = None  # the optimizers of one step, once known
         self._interleaved = False  # whether new work begins between the optimizers of one step
-        self._seen: set[Hashable] = set()
         self._loads = False  # whether batches come from a loader that we see
         self._after_evaluation = False  # the next batch begins a step
         self._idle = False  # nothing has happened since evaluation was left out
         self._open()
 
     def _open(self) -> None:
-        self._stepped: set[Hashable] = set()
+        self._stepped: set[Role] = set()
         self._num_stepped = 0
         self._stepped_ns = 0
         self._maybe_ns: int | None = None  # new work began here while optimizers were still missing
@@ -142,18 +152,22 @@ class StepFinder:
     def backward_begins(self) -> None:
         """A backward pass begins."""
         self.work_begins()
-        if self._maybe_ns is not None and not self._optimizers() and not self._seen:
-            if self._gradients_reset():
-                self._by_hand = True
+        if self._maybe_ns is not None and not self._stepped and self._maybe_by_hand():
+            if self._parameters.gradients_start_anew() or self._backwards >= _PATIENCE_BACKWARDS:
                 self._end(self._maybe_ns)
             self._maybe_ns = None
         self._trained = True
+        self._backwards += 1
 
-    def optimizer_begins(self, key: Hashable, name: str = "") -> None:
+    def optimizer_begins(self, role: Role, name: str = "") -> None:
         """An optimizer, of the class `name`, begins to step."""
-        if key not in self._seen:
-            self._seen.add(key)
-            self._names[key] = (name, sum(1 for known, _ in self._names.values() if known == name))
+        self._hooked = True
+        self._update_begins(role, name)
+
+    def _update_begins(self, key: Role, name: str) -> None:
+        if key not in self._names:
+            index = sum(1 for known, _ in self._names.values() if known == name)
+            self._names[key], self._known_since[key] = (name, index), self._ended
             self._cycle = None  # somebody new: learn again who belongs together
             if self._lead is None:
                 self._lead, self._first = key, self._optimizers()
@@ -163,18 +177,26 @@ class StepFinder:
         elif key in self._stepped and (key == self._lead or self._lead not in self._stepped):
             # It comes round again, so a step ended on the way here.
             missing = (self._cycle or frozenset()) - self._stepped
-            if self._interleaved and missing & self._optimizers():
-                name, index = self._names[self._lead]
-                self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
+            if self._interleaved and missing:
+                outer = next((r for r in missing if self._is_in_loop_of(r, key)), None)
+                name, index = self._names[outer or self._lead or key]
+                self._unit = StepUnit(OPTIMIZER, name=name, index=index)
+                if outer is not None:
+                    return
+                if self._loads:
+                    self._unit = StepUnit(LOADER)
             self._learn()
             self._end(self._maybe_ns)
         elif self._maybe_ns is not None:
             self._maybe_ns = None
             self._went_on = True
 
-    def optimizer_ends(self, key: Hashable, now_ns: int) -> None:
+    def _is_in_loop_of(self, outer: Role, inner: Role) -> bool:
+        return self._known_since[outer] <= _MAX_INNER and is_in_inner_loop(inner.place, outer.place)
+
+    def optimizer_ends(self, role: Role, now_ns: int) -> None:
         """An optimizer has stepped, or its scaler decided to skip."""
-        self._stepped.add(key)
+        self._stepped.add(role)
         self._num_stepped += 1
         self._stepped_ns = now_ns
 
@@ -185,7 +207,7 @@ class StepFinder:
 
     def describe(self) -> str:
         """Return what one step is in this job."""
-        names = Counter(name for name, _ in self._names.values())
+        names = Counter(name for name, _ in self._names.values() if name)
         optimizers = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in sorted(names.items()))
         if self._unit.kind == LOADER:
             return "one batch of the loader" + (f"; optimizers: {optimizers}" if len(self._names) > 1 else "")
@@ -193,9 +215,9 @@ class StepFinder:
             return f"{self._unit.count} optimizer steps; optimizers: {optimizers}"
         if self._unit.kind == OPTIMIZER:
             return f"one step of {self._unit.name}#{self._unit.index}; optimizers: {optimizers}"
-        if not self._names:
-            return "one update of the parameters, written by hand" if self._by_hand else "one step of an optimizer"
-        return f"one step of {optimizers}" if len(self._names) == 1 else f"one step of each optimizer: {optimizers}"
+        if not names:
+            return _BY_HAND if self._names else _ONLY_BACKWARD
+        return f"one step of {optimizers}" if names.total() == 1 else f"one step of each optimizer: {optimizers}"
 
     def only_evaluated(self) -> bool:
         """Return whether nothing but forwards without gradients, of the trained model, happened in this step so far."""
@@ -207,10 +229,13 @@ class StepFinder:
             return
         if self._unit.kind == LOADER and self._trained and not self._stepped:
             self._end(None)
+            return
+        if self._find_update_by_hand():
+            self._end(None)
+        elif self._maybe_by_hand():  # its update is not to be seen, as where the model is gone by now
+            self._end(None if self._stepped else self._maybe_ns)
         elif self._stepped:
             self._end(self._maybe_ns if self._maybe_ns is not None else self._stepped_ns)
-        elif self._changed_by_hand() or self._maybe_by_hand():
-            self._end(self._maybe_ns)
 
     def work_begins(self, *, is_load: bool = False) -> bool:
         """The loop turns to new work; return whether that ended a step."""
@@ -219,7 +244,8 @@ class StepFinder:
             if is_over:
                 self._end(None)
             return is_over
-        if not self._stepped and (self._seen or not self._changed_by_hand()):
+        self._find_update_by_hand()
+        if not self._stepped:
             if self._maybe_by_hand() and self._maybe_ns is None:
                 self._maybe_ns = self._steps.step_may_end(expected=False)
             return False
@@ -232,12 +258,12 @@ class StepFinder:
 
     def _complete(self) -> bool:
         if self._cycle is None:
-            return not self._seen or self._stepped >= self._optimizers()
+            return self._hooked and self._stepped >= self._optimizers()
         if self._interleaved:
             return self._stepped >= self._cycle
-        return self._ended >= _PATIENCE_STEPS or self._seen >= self._first & self._optimizers()
+        return self._ended >= _PATIENCE_STEPS or self._names.keys() >= self._first & self._optimizers()
 
-    def _is_over(self, *, is_load: bool, comes: Hashable | None = None) -> bool:
+    def _is_over(self, *, is_load: bool, comes: Role | None = None) -> bool:
         if self._unit.kind == LOADER:
             return is_load and (self._trained or bool(self._stepped))
         if self._unit.kind == COUNT:
@@ -250,7 +276,7 @@ class StepFinder:
         self._interleaved = self._went_on
 
     def _end(self, at_ns: int | None) -> None:
-        if self._cycle is None and self._seen:
+        if self._cycle is None and self._stepped:
             self._learn()
         self._ended += 1
         self._open()
@@ -263,10 +289,13 @@ class StepFinder:
         self._open()
         self._steps.step_begin()
 
-    def _changed_by_hand(self) -> bool:
-        changed = not self._seen and self._trained and self._parameters_changed()
-        self._by_hand = self._by_hand or changed
-        return changed
+    def _find_update_by_hand(self) -> bool:
+        if self._hooked or not self._trained or not self._parameters.changed():
+            return False
+        self._update_begins(self._parameters.role, "")
+        self.optimizer_ends(self._parameters.role, perf_counter_ns())
+        self._backwards, self._trained = 0, False  # this change is found once
+        return True
 
     def _maybe_by_hand(self) -> bool:
-        return self._trained and not self._seen and not self._optimizers()
+        return self._trained and not self._hooked and not self._optimizers()

@@ -60,6 +60,12 @@ class Budget:
         may_be_flood = self._usual.events is None or longest_s is None or took_s > _FLOOD * longest_s
         return (self._too_many_held() if may_be_flood else None) or self._spent(now_s)
 
+    def step_left_out(self) -> None:
+        """Give back the time of a step that was not recorded."""
+        now_s = time.monotonic()
+        self._begin_s += now_s - self._step_s
+        self._step_s = now_s
+
     def spent_inside_step(self) -> str | None:
         """Return which limit was met in the middle of a step, looking a few times a second at most."""
         now_s = time.monotonic()

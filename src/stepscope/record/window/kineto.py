@@ -94,6 +94,13 @@ class Kineto:
         with self._guard.ours():
             self.torch_profiler.start_trace()
 
+    def pause(self) -> None:
+        """Record no operators of this thread until `resume()`; what a device does goes on being recorded."""
+        torch.autograd._enable_record_function(False)
+
+    def resume(self) -> None:
+        torch.autograd._enable_record_function(True)
+
     def stop(self, *, about: dict[str, Any]) -> None:
         """End recording and keep the results; `about` goes into the trace under the key `stepscope`."""
         self.torch_profiler.add_metadata_json("stepscope", json.dumps(about))

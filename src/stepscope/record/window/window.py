@@ -145,6 +145,8 @@ class Window:
         self._number = -1  # the newest window that was begun
         self._first_step = 0
         self._steps_done = 0
+        self._left_out: list[int] = []  # steps of the window in which evaluation began
+        self._paused = False  # in such a step
         self._profiler: Any = None
         self._step_mark: Any = None
         self._budget: Budget | None = None
@@ -153,7 +155,7 @@ class Window:
 
     @property
     def is_recording(self) -> bool:
-        return self.state == RECORDING
+        return self.state == RECORDING and not self._paused
 
     def before_step(self, step: int) -> bool:
         """Bring the profiler to where the coming step wants it; return whether that took more than a moment."""
@@ -163,6 +165,7 @@ class Window:
             self._lose(_OTHER_THREAD)
             return True
         if self.state == RECORDING:
+            self._resume()
             self._steps_done += 1
             spent = self._budget.spent_at_step(self._steps_done) if self._budget else None
             if phase == WINDOW and number == self._number and spent is None:
@@ -192,13 +195,28 @@ class Window:
                 self._close(f"{spent}; step {self._last()} is incomplete")
 
     def evaluation_began(self) -> None:
-        """End the window, or begin it anew with the next step where none is complete: evaluation is not training."""
-        if self.state != RECORDING or not self._on_its_thread():
+        """Go on with the next step: evaluation is not training. Where none is complete, the window begins anew there.
+
+        A range of an outside tool ends for good: the tool may stop with it.
+        """
+        if self.state != RECORDING or self._paused or not self._on_its_thread():
             return
-        if self._steps_done:
+        if not self._steps_done:
+            self._guarded(self._cancel_to_reopen)
+        elif self._config.tool == "cuda":
             self._close(f"evaluation began after step {self._last() - 1}; what followed is no training step")
         else:
-            self._guarded(self._cancel_to_reopen)
+            self.after_step()
+            self._left_out.append(self._last())
+            self._paused = True
+            self._profiler.pause()
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._profiler.resume()
+            if self._budget is not None:
+                self._budget.step_left_out()
 
     def _cancel_to_reopen(self) -> None:
         self._guard.give_way = None
@@ -206,6 +224,7 @@ class Window:
         self.after_step()
         self.state, self._profiler = IDLE, None
         self._number -= 1  # the next step of the window opens it
+        self._left_out = [self._first_step]
 
     def abandon(self) -> None:
         """End whatever is open without a word: nothing can be written anyway."""
@@ -247,6 +266,7 @@ class Window:
             self._drop(NO_SIGN)
             return
         self._first_step, self._steps_done = step, 0
+        self._left_out = [early for early in self._left_out if early == step - 1]  # the window was to begin there
         self._thread = this_thread()
         self._profiler.start()
         self.state = RECORDING
@@ -264,6 +284,7 @@ class Window:
 
     def _stop_and_export(self, cut: str | None) -> None:
         self._guard.give_way = None
+        self._resume()
         self._profiler.stop(about=self._steps())
         self.after_step()  # of a step cut short: only now, so that the trace has it as unfinished
         self.state = IDLE
@@ -283,6 +304,7 @@ class Window:
 
     def _give_way(self) -> None:
         if self.state != IDLE and self._on_its_thread():
+            self._resume()
             self._profiler.cancel(prepared=self.state == PREPARED)
         self._drop(_OTHER_PROFILER)
 
@@ -319,8 +341,14 @@ class Window:
         asked = {"asked_by": plan.by, "since": plan.since} if plan is not None else {"asked_by": None}
         return {**self._steps(), "cut": cut, **asked}
 
-    def _steps(self) -> dict[str, int]:
-        return {"window": self._number, "first_step": self._first_step, "last_step": self._last()}
+    def _steps(self) -> dict[str, Any]:
+        left_out = [step for step in self._left_out if step < self._last()]
+        return {
+            "window": self._number,
+            "first_step": self._first_step,
+            "last_step": self._last(),
+            "left_out": left_out,
+        }
 
     def _last(self) -> int:
         return self._first_step + self._steps_done
