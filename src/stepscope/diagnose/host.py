@@ -26,7 +26,15 @@ from stepscope.analyze.replay.changes import (
 )
 from stepscope.analyze.replay.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
+from stepscope.analyze.training_step import (
+    COMMUNICATION,
+    DATA_CAUSES,
+    NO_CORE,
+    OUTSIDE,
+    Recurring,
+    no_core_ns,
+    no_core_share,
+)
 from stepscope.contract.step_line import (
     ANOMALY_DETECTION,
     CHECKPOINT,
@@ -127,7 +135,7 @@ def _recurring_evidence(account: Account, causes: tuple[str, ...]) -> list[Evide
 
 def _named_stalls(account: Account) -> Iterator[Match]:
     recurring = _recurring(account)
-    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION)
+    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION, NO_CORE)
     for cause in recurring.causes if recurring else ():
         spent = 0.0 if cause in others else common_ns(account, (cause,))
         if not spent or recurring is None:
@@ -156,11 +164,55 @@ def _named_stalls(account: Account) -> Iterator[Match]:
         )
 
 
+def _no_core(account: Account) -> Iterator[Match]:
+    """Yield the time in which the training thread was ready to run and other threads or programs had its core."""
+    share, step = no_core_share(account.run.logs), account.step
+    if share is None or step is None or share < NEGLIGIBLE:
+        return
+    spent = share * step.step_ns
+    lost = [log.column("cpu.preempted")[log.unprofiled] for log in account.run.logs]
+    preempted = median([float(np.nan_to_num(one).mean()) for one in lost if len(one)])
+    yield Match(
+        formula_ns=spent,
+        facts={"cores": _cores_text(account)},
+        cost_ns=spent,
+        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
+        evidence=(
+            evidence_ms(
+                "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
+            ),
+            Evidence("times it lost its core {per_step}", round(preempted, 1), "times", "median rank"),
+        ),
+        what_if=(),
+    )
+
+
+def _cores_text(account: Account) -> str:
+    ranks = account.run.description.get("ranks")
+    first = next(iter(ranks.values()), None) if isinstance(ranks, dict) else None
+    cores, workers = (first.get(name) if isinstance(first, dict) else None for name in ("cores", "loader_workers"))
+    if not isinstance(cores, int):
+        return ""
+    loading = f" and {workers} loader workers per rank" if isinstance(workers, int) and workers else ""
+    return f" (the job may use {cores} core{'' if cores == 1 else 's'}{loading})"
+
+
+def _window_wait_ns(account: Account) -> float:
+    """Return how long the usual rank's training thread waited for a core per recorded step."""
+    found = []
+    for log in account.run.logs:
+        waited, steps = no_core_ns(log), log.profiled
+        found.append(float(waited[steps].mean()) if waited is not None and steps.any() else 0.0)
+    return median(found) if found else 0.0
+
+
 def _stalls(account: Account) -> Iterator[Match]:
     """Yield long stretches in which the host ran no operator and loaded no data, with what recurs outside every region
     of the step log and the copies with which training saves its state.
     """
     stalled, outside = _stalled_ns(account), common_ns(account, (OUTSIDE,))
+    without_core = _window_wait_ns(account) if stalled else 0.0
+    stalled = stalled - without_core if stalled - without_core >= MOSTLY * stalled else 0.0
     saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not stalled + outside + saving:
         return
@@ -170,6 +222,10 @@ def _stalls(account: Account) -> Iterator[Match]:
         changed = without_window_stalls(changed) if stalled else changed
         return without_state_saves(changed) if saving else changed
 
+    limit = host_part_ns(account, "host_stall")
+    if without_core and stalled:
+        most = not_busy_or_copying_ns(account) if limit is None else limit
+        limit = None if most is None else max(0.0, most - without_core)
     evidence = [evidence_ms("stalled host time {per_step}", stalled, "median rank, ordinary steps")]
     evidence += [*_computed(account), *_recurring_evidence(account, (OUTSIDE,))]
     title, cause, remedy = "", "", ""
@@ -187,7 +243,7 @@ def _stalls(account: Account) -> Iterator[Match]:
     yield Match(
         without,
         cost_ns=stalled + outside + saving,
-        limit_ns=host_part_ns(account, "host_stall"),
+        limit_ns=limit,
         evidence=tuple(evidence),
         title=title,
         cause=cause,
@@ -534,6 +590,12 @@ KINDS = (
          "",
          "",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.95),
+    Kind("host-stall", _no_core, "Training waits for a CPU core",
+         "the training thread is ready to run, and other threads or programs have the cores{cores}",
+         "Give it cores of its own: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
+         "programs on these cores, ranks pinned to separate cores (taskset, numactl, --cpus-per-task). Assumes a core whenever "
+         "it is ready.",
+         needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
          "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "

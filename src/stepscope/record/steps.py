@@ -9,10 +9,12 @@ leave only the optimizer's own work to `optimizer_step`.
 """
 
 import json
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -377,6 +379,71 @@ class DeviceTimer:
         return event
 
 
+# How long the training thread ran in each step, and how long it was ready to run and had no core.
+#
+# The kernel counts both for every thread; a reading takes about a microsecond. Time of neither kind is a wait: for a
+# lock, for the device, for other ranks. Where there is no such count (not Linux, or one that is switched off) a step's
+# line has no `cpu`.
+
+_Reading = tuple[int, bytes, int]  # thread, its line of schedstat, how often it was preempted
+
+
+class ThreadClock:
+    """Reads the counters of the calling thread."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._file = -1
+        self._last: tuple[int, ...] | None = None
+        self._usage: Callable[[], Any] = tuple
+
+    def read(self) -> _Reading | None:
+        """Return the counters now, as the kernel gives them; None where it does not."""
+        thread = threading.get_ident()
+        if thread != self._thread:
+            self._open(thread)
+        if self._file < 0:
+            return None
+        try:
+            return thread, os.pread(self._file, 80, 0), self._usage().ru_nivcsw
+        except OSError:  # the job closed it
+            self._file = -1
+            return None
+
+    def since_last(self, reading: _Reading | None) -> dict[str, int] | None:
+        """Return what passed since the reading given before, None where that was of another thread."""
+        if reading is None:
+            return None
+        thread, text, preempted = reading
+        try:
+            ran, delayed, _ = text.split()
+            now = (thread, int(ran), int(delayed), preempted)
+        except ValueError:  # another file of the job's has its number
+            self._file = -1
+            return None
+        last, self._last = self._last, now
+        if last is None or last[0] != thread:
+            return None
+        return {"run_ns": now[1] - last[1], "delay_ns": now[2] - last[2], "preempted": now[3] - last[3]}
+
+    def _open(self, thread: int) -> None:
+        self._thread = thread
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        try:
+            from resource import RUSAGE_THREAD, getrusage  # not on Windows
+
+            self._usage = partial(getrusage, RUSAGE_THREAD)
+            file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except (ImportError, OSError):
+            return
+        if os.pread(file, 80, 0).startswith(b"0 "):  # not counted
+            os.close(file)
+        else:
+            self._file = file
+
+
 # The light log: one line per step (`contract.step_line`), profiled or not, on its way to `rankNNNNN.steps.jsonl`.
 #
 # On a CUDA device a line waits, in memory, for its device time, which is known when the device has passed the step's
@@ -399,8 +466,7 @@ class StepLog:
     def __init__(self, send: Callable[..., None], timer: DeviceTimer | None) -> None:
         self._send = send
         self._timer = timer
-        # returns the line, empty so far, of a step that ends now; `add_past` takes it in
-        self.mark_end: Callable[[], dict[str, Any]] = dict if timer is None else timer.step_end
+        self._cpu = ThreadClock()
         self._ready: list[dict[str, Any]] = []
         self._next_send_ns = 0
 
@@ -409,6 +475,8 @@ class StepLog:
         line["end_ns"] = end_ns = time.time_ns() - line.pop("late_ns", 0)
         line["start_ns"] = end_ns - line["dur_ns"]
         line["device_ns"] = None
+        if (cpu := self._cpu.since_last(self._cpu.read())) is not None:
+            line["cpu"] = cpu
         if self._timer is None:
             self._ready.append(line)
         else:
@@ -419,15 +487,22 @@ class StepLog:
             self._next_send_ns = end_ns + _PERIOD_NS
             self._send_ready()
 
+    def mark_end(self) -> dict[str, Any]:
+        """Return the line, incomplete so far, of a step that ends now; `add_past` takes it in."""
+        line: dict[str, Any] = {} if self._timer is None else self._timer.step_end()
+        line["cpu"] = self._cpu.read()
+        return line
+
     def add_past(self, steps: Sequence[PastStep], *, first: int, start_ns: int, phase: str) -> int:
         """Take in steps whose end was marked, by `perf_counter_ns`; return the longest one's time."""
         epoch_ns, longest_ns = time.time_ns() - time.perf_counter_ns(), 0
         for step, (end_ns, regions, line) in enumerate(steps, first):
             dur_ns = end_ns - start_ns
+            cpu = self._cpu.since_last(line.pop("cpu"))
             line["text"] = (  # by hand: json takes three times as long
                 f'{{"step": {step}, "start_ns": {start_ns + epoch_ns}, "end_ns": {end_ns + epoch_ns}, '
                 f'"dur_ns": {dur_ns}, "profiled": false, "phase": "{phase}", '
-                f'"regions": {{{_text_of(regions)}}}, "device_ns": '
+                f'"regions": {{{_text_of(regions)}}}, {_text_of_cpu(cpu)}"device_ns": '
             )
             if self._timer is None:
                 self._ready.append(line)
@@ -439,7 +514,8 @@ class StepLog:
         return longest_ns
 
     def restart(self) -> None:
-        """Let the next step's device time begin after a pause."""
+        """Let the next step's times begin after a pause."""
+        self._cpu.since_last(self._cpu.read())
         if self._timer is not None:
             self._timer.restart()
 
@@ -452,7 +528,7 @@ class StepLog:
         if self._timer is None:
             return
         for line, device_ns in self._timer.finished(all_of_them=all_of_them):
-            if line:  # not where its step was given up
+            if "text" in line or "step" in line:  # not where its step was given up
                 line["device_ns"] = device_ns
                 self._ready.append(line)
 
@@ -471,3 +547,9 @@ def _text(line: dict[str, Any]) -> str:
 
 def _text_of(regions: RegionTimes) -> str:
     return ", ".join([f'"{name}": {{"ns": {own["ns"]}, "n": {own["n"]}}}' for name, own in regions.items()])
+
+
+def _text_of_cpu(cpu: dict[str, int] | None) -> str:
+    if cpu is None:
+        return ""
+    return f'"cpu": {{"run_ns": {cpu["run_ns"]}, "delay_ns": {cpu["delay_ns"]}, "preempted": {cpu["preempted"]}}}, '
