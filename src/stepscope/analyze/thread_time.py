@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.owner_places import MOSTLY, Where
 from stepscope.analyze.training_step import OUTSIDE, no_core_ns, region_times
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.side_files import SampledFrame, StepLog, ThreadSamples
@@ -30,6 +29,8 @@ _GIL_WAIT_NS = 1_000_000
 _MIN_SAMPLES = 5
 # of one line
 _MIN_LONGER = 3
+# of the waits, or of the growth: what has less is not its cause; and how much more often it occurs there than else
+_MOST, _LIFT = 0.5, 0.25
 # of the samples: a GIL that is taken less often keeps nobody waiting
 _OFTEN_TAKEN = 0.1
 # Steps grow where the last third takes a tenth longer than the first, by more than chance, and the middle is between.
@@ -114,7 +115,7 @@ class SampledSteps(ArrayRecord):
             return None
         lift = {who: ns / total - outside[who] / max(rest, 1.0) for who, ns in inside.items()}
         best = max(lift, key=lambda who: lift[who], default=None)
-        if best is None or inside[best] < MOSTLY * total or lift[best] < MOSTLY / 2:
+        if best is None or inside[best] < _MOST * total or lift[best] < _LIFT:
             return None
         return self._holder(*best, inside[best] / total)
 
@@ -276,12 +277,7 @@ def growth(log: StepLog, sampled: SampledSteps | None) -> Growth | None:
         early_ns=early,
         late_ns=late,
         mean_ns=float(net[usable].mean()) - early,
-        line=line if line_ns >= MOSTLY * more else None,
+        line=line if line_ns >= _MOST * more else None,
         line_ns=line_ns,
         region=max(grown, key=lambda name: grown[name]),
     )
-
-
-def places(shares: dict[Line, float]) -> tuple[Where, ...]:
-    """Return lines with at least a tenth of the time, the three largest."""
-    return tuple(Where(file, line, share=min(1.0, s)) for (file, line), s in list(shares.items())[:3] if s >= 0.1)

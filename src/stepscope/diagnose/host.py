@@ -26,7 +26,7 @@ from stepscope.analyze.replay.changes import (
 )
 from stepscope.analyze.replay.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.thread_time import Holder, growth, places
+from stepscope.analyze.thread_time import Holder, growth
 from stepscope.analyze.training_step import (
     COMMUNICATION,
     DATA_CAUSES,
@@ -279,7 +279,8 @@ def _rare_lines(account: Account) -> tuple[Where, ...]:
         for line, ns in one.longer(long, ~long).items():
             found[line] = found.get(line, 0.0) + ns
     total = sum(found.values())
-    return places({line: ns / total for line, ns in sorted(found.items(), key=lambda item: -item[1])})
+    largest = sorted(found.items(), key=lambda item: -item[1])[:3]
+    return tuple(Where(*line, share=ns / total) for line, ns in largest if ns >= 0.1 * total)
 
 
 def _growing(account: Account) -> Iterator[Match]:

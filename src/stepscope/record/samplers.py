@@ -76,7 +76,11 @@ def standard_samplers(config: RecordConfig) -> list[Any]:
         (config.memory, "memory through the step", lambda: MemoryTimeline(first_step=close_look_at_memory(config))),
         (config.memory or config.memory_history, "memory history", MemoryHistory),
         (config.nccl_log, "NCCL's log", NcclLog),
-        (config.samples, "samples of threads", lambda: ThreadSamples(with_text=config.source)),
+        (
+            config.samples and hasattr(time, "pthread_getcpuclockid"),
+            "samples of threads",
+            lambda: ThreadSamples(with_text=config.source),
+        ),
     ]
     made = []
     for is_wanted, what, make in wanted:

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from time import clock_gettime_ns, perf_counter_ns, pthread_getcpuclockid
+from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
@@ -35,7 +35,8 @@ from stepscope.record.step_statistics import FIRST_STEPS
 _NAME = "stepscope-samples"
 _SHORTEST_S, _LONGEST_S, _SAMPLES_AT_FIRST = 0.1, 0.5, 300
 _MAX_SAMPLES = 8_192  # more are thinned out
-_MAX_THREADS = 16
+_MAX_THREADS = 16  # of a sample
+_MAX_NAMES = 64
 _MAX_STACKS = 4_000
 _MAX_DEPTH = 100
 _MAX_KEPT_FRAMES = 16
@@ -131,27 +132,32 @@ class ThreadSamples:
         frame = frames.get(self._training_thread)
         if frame is None:
             return None
-        clock = pthread_getcpuclockid(self._training_thread)
-        cpu_ns = clock_gettime_ns(clock)
+        clock_of, now_of = time.pthread_getcpuclockid, time.clock_gettime_ns
+        clock = clock_of(self._training_thread)
+        cpu_ns = now_of(clock)
         stack = self._stacks.of(frame)
         others: list[tuple[int, int, int]] = []
+        if len(self._last) > 4 * _MAX_THREADS:
+            self._last.clear()
         for thread, frame in frames.items():
             known = threading._active.get(thread)  # type: ignore[attr-defined]
             number = self._thread_number("a thread of a library" if known is None else known.name)
             if number >= 0 and thread != self._training_thread and len(others) < _MAX_THREADS:
-                used_ns = clock_gettime_ns(pthread_getcpuclockid(thread))
+                used_ns = now_of(clock_of(thread))
                 at, last = (id(frame), frame.f_lasti), self._last.get(thread)
                 moved = last is None or last[0] != at or used_ns - last[2] > _IDLE_NS
                 where = self._stacks.of(frame) if last is None or moved else last[1]
                 self._last[thread] = at, where, used_ns
                 others.append((number, where, used_ns))
         del frame, frames
-        ran_ns = clock_gettime_ns(clock) - cpu_ns
+        ran_ns = now_of(clock) - cpu_ns
         return now_ns, late_ns, 2 * ran_ns > perf_counter_ns() - now_ns, stack, cpu_ns, tuple(others)
 
     def _thread_number(self, name: str) -> int:
         known = self._names.get(name)
-        if known is None:
+        if known is None and len(self._names) >= _MAX_NAMES:  # a job that starts threads again and again
+            known = self._names.setdefault("other threads", _MAX_NAMES)
+        elif known is None:
             known = self._names[name] = -1 if name.startswith("stepscope") else len(self._names)
         return known
 
@@ -180,7 +186,7 @@ class ThreadSamples:
 
 
 class _StackNumbers:
-    """Stacks by number: the user's frames, and the outermost of a library's below them."""
+    """Stacks by number: the user's frames and the outermost of a library's below them; else a library's innermost."""
 
     def __init__(self) -> None:
         self._places = Places()
@@ -201,26 +207,33 @@ class _StackNumbers:
     def _add(self, key: tuple[int, ...], frame: FrameType | None) -> int:
         kept: list[KeptFrame] = []
         library: KeptFrame | None = None
+        innermost: KeptFrame | None = None
+        codes = []
         for _ in range(_MAX_DEPTH):
-            if frame is None or len(kept) >= _MAX_KEPT_FRAMES:
+            if frame is None:
                 break
             code = frame.f_code
-            self._codes[id(code)] = code
+            codes.append(code)
+            if len(kept) >= _MAX_KEPT_FRAMES:
+                frame = frame.f_back
+                continue
             path, kind = self._places.of(code.co_filename)
             if kind == USER:
                 if not kept and library is not None:
                     kept.append(library)
                 kept.append((path, frame.f_lineno, code.co_name, True))
-            elif kind == LIBRARY:
+            elif kind == LIBRARY and not kept:
                 library = (path, frame.f_lineno, code.co_name, False)
+                innermost = innermost or library
             frame = frame.f_back
-        if not kept and library is not None:
-            kept.append(library)
+        if not kept and innermost is not None:
+            kept.append(innermost)
         if len(self._numbers) >= _MAX_STACKS:
             return self._numbers.get(tuple(reversed(kept)), 0)
         number = self._numbers.setdefault(tuple(reversed(kept)), len(self._numbers))
         if len(self._known) < 4 * _MAX_STACKS:
             self._known[key] = number
+            self._codes |= {id(code): code for code in codes}
         return number
 
     def table(self) -> tuple[list[KeptFrame], list[list[int]]]:
