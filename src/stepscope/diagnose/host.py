@@ -172,8 +172,8 @@ def _no_core(account: Account) -> Iterator[Match]:
     if share is None or step is None or share < NEGLIGIBLE:
         return
     spent = share * step.step_ns
-    lost = [log.column("cpu.preempted")[log.unprofiled] for log in account.run.logs]
-    preempted = median([float(np.nan_to_num(one).mean()) for one in lost if len(one)])
+    lost = [one.samples.preempted / max(int(one.step.max() - one.step.min()), 1) for one in account.sampled
+            if one.samples.preempted is not None]  # fmt: skip
     yield Match(
         formula_ns=spent,
         facts={"cores": _cores_text(account)},
@@ -183,7 +183,11 @@ def _no_core(account: Account) -> Iterator[Match]:
             evidence_ms(
                 "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
             ),
-            Evidence("times it lost its core {per_step}", round(preempted, 1), "times", "median rank"),
+            *(
+                [Evidence("times it lost its core {per_step}", round(median(lost), 1), "times", "median rank")]
+                if lost
+                else []
+            ),
         ),
         what_if=(),
     )

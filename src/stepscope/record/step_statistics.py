@@ -27,7 +27,6 @@ class _Step(NamedTuple):
     dur_ns: int
     device_ns: int | None
     evaluated_ns: int
-    delay_ns: int  # the training thread was ready and had no core
 
 
 class StepStatistics:
@@ -76,13 +75,13 @@ class StepStatistics:
 
 def _step_of(line: dict[str, Any]) -> _Step:
     evaluated = line.get("regions", {}).get(EVALUATION, {}).get("ns", 0)
-    return _Step(line["dur_ns"], line["device_ns"], evaluated, line.get("cpu", {}).get("delay_ns", 0))
+    return _Step(line["dur_ns"], line["device_ns"], evaluated)
 
 
 def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, float] | None:
     """Return how much longer steps after the window take, with an interval: medians and their spread.
 
-    Without evaluations: steps with one and steps without one have no median in common. Nor with time without a core.
+    Without evaluations: steps with one and steps without one have no median in common.
     """
     if min(len(before), len(after)) < _MIN_COMPARED:
         return None
@@ -97,7 +96,7 @@ def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, float] | None:
 
 def _own(steps: list[_Step]) -> list[int]:
     device = [s.device_ns - s.evaluated_ns for s in steps if s.device_ns is not None]
-    return device if len(device) >= _MIN_COMPARED else [s.dur_ns - s.evaluated_ns - s.delay_ns for s in steps]
+    return device if len(device) >= _MIN_COMPARED else [s.dur_ns - s.evaluated_ns for s in steps]
 
 
 def error_of_median(values: Sequence[float]) -> float:

@@ -12,7 +12,10 @@ It takes no sample while a profiler of the recorder is on.
 
     {"schema": 1, "rank": 0, "root": "/home/u/project", "epoch_ns": ..., "threads": ["MainThread", "writer"],
      "frames": [["train.py", 40, "step", "loss = model(x)", 1], ...], "stacks": [[0, 3], ...], outermost first
-     "samples": [[at_us, gil_wait_us, on, stack, cpu_us, [[thread, stack, cpu_us], ...]], ...]}
+     "preempted": how often the training thread lost its core meanwhile,
+     "samples": [[at_us, gil_wait_us, on, stack, cpu_us, delay_us, [[thread, stack, cpu_us], ...]], ...]}
+
+`delay_us` is how long the training thread was ready to run and had no core so far, null where that is not counted.
 """
 
 import json
@@ -33,7 +36,8 @@ from stepscope.record.owners.event_tree import LIBRARY, USER, Places, below, mai
 from stepscope.record.step_statistics import FIRST_STEPS
 
 _NAME = "stepscope-samples"
-_SHORTEST_S, _LONGEST_S, _SAMPLES_AT_FIRST = 0.1, 0.5, 300
+_SHORTEST_NS, _LONGEST_NS, _SAMPLES_AT_FIRST = 100_000_000, 500_000_000, 300
+_PART_OF_TIME = 1_000  # at most a thousandth of the time is ours, where a sample takes less than half a millisecond
 _MAX_SAMPLES = 8_192  # more are thinned out
 _MAX_THREADS = 16  # of a sample
 _MAX_NAMES = 64
@@ -45,7 +49,7 @@ _IDLE_NS = 100_000  # a thread that used no more since the last sample and is wh
 _LATE_NS = 1_000_000  # a wait that is worth asking whether it was for a core
 
 # at, wait for the GIL, whether the training thread ran, its stack, its CPU time, other threads: who, stack, CPU time
-Sample = tuple[int, int, bool, int, int, tuple[tuple[int, int, int], ...]]
+_Seen = tuple[int, int, bool, int, int, tuple[tuple[int, int, int], ...]]
 KeptFrame = tuple[str, int, str, bool]
 
 
@@ -55,11 +59,12 @@ class ThreadSamples:
     def __init__(self, *, with_text: bool = True) -> None:
         self._with_text = with_text
         self._thread: threading.Thread | None = None
-        self._training_thread, self._main_folder = 0, ""
+        self._training_thread, self._native_id, self._main_folder = 0, 0, ""
         self._is_over = False
         self._over = threading.Lock()  # held until the end
         self._pause: threading.Lock | None = None  # held while a profiler is on
-        self._samples: list[Sample] = []
+        self._samples: list[tuple[_Seen, int | None]] = []  # with the training thread's wait for a core so far
+        self._preempted: int | None = None
         self._stacks = _StackNumbers()
         self._names: dict[str, int] = {}  # -1 for our own
         # by thread: where it was, its stack, its CPU time
@@ -71,6 +76,7 @@ class ThreadSamples:
         """Start after the first steps."""
         if self._thread is None and step >= FIRST_STEPS:
             self._training_thread, self._main_folder = threading.get_ident(), main_folder()
+            self._native_id = threading.get_native_id()
             self._over.acquire()
             self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
             self._thread.start()
@@ -106,27 +112,37 @@ class ThreadSamples:
             say(f"threads are not sampled from here on: {explain(e)}")
 
     def _take_samples(self) -> None:
-        began_ns, own_delay = perf_counter_ns(), _OwnDelay()
+        began_ns = perf_counter_ns()
+        own, training = _KernelCounts(threading.get_native_id()), _KernelCounts(self._native_id)
+        preempted, own_delay_ns, cost_ns, number = training.preempted(), own.delay_ns() or 0, 0, 0
         while not self._is_over:
             now_ns = perf_counter_ns()
-            usual_s = min(max((now_ns - began_ns) / 1e9 / _SAMPLES_AT_FIRST, _SHORTEST_S), _LONGEST_S)
-            period_s = usual_s * (0.5 + self._random.random())
-            planned_ns = now_ns + round(period_s * 1e9)
-            if self._over.acquire(timeout=period_s):
-                return
+            usual_ns = max(
+                _SHORTEST_NS, (now_ns - began_ns) // _SAMPLES_AT_FIRST, cost_ns // max(number, 1) * _PART_OF_TIME
+            )
+            planned_ns = now_ns + round(min(usual_ns, _LONGEST_NS) * (0.5 + self._random.random()))
+            if self._over.acquire(timeout=(planned_ns - now_ns) / 1e9):
+                break
             now_ns = perf_counter_ns()
             if (pause := self._pause) is not None:
                 pause.acquire()
                 continue
-            sample = self._sample(now_ns, max(0, now_ns - planned_ns))
-            if sample is None:  # the training thread is gone
-                return
-            delay_ns = own_delay.since_last() if sample[1] > _LATE_NS else 0
-            self._samples.append((sample[0], max(0, sample[1] - delay_ns), *sample[2:]))
+            used_ns = time.thread_time_ns()
+            seen = self._sample(now_ns, max(0, now_ns - planned_ns))
+            if seen is None:  # the training thread is gone
+                break
+            delay_ns = training.delay_ns()
+            if seen[1] > _LATE_NS:
+                last_ns, own_delay_ns = own_delay_ns, own.delay_ns() or 0
+                seen = (seen[0], max(0, seen[1] - (own_delay_ns - last_ns)), *seen[2:])
+            self._samples.append((seen, delay_ns))
             if len(self._samples) >= _MAX_SAMPLES:
                 del self._samples[::2]
+            cost_ns, number = cost_ns + time.thread_time_ns() - used_ns, number + 1
+        now = training.preempted()
+        self._preempted = now - preempted if now is not None and preempted is not None else None
 
-    def _sample(self, now_ns: int, late_ns: int) -> Sample | None:
+    def _sample(self, now_ns: int, late_ns: int) -> _Seen | None:
         """Return the state of all threads, which stand still meanwhile as far as they are in Python."""
         frames = sys._current_frames()
         frame = frames.get(self._training_thread)
@@ -170,14 +186,19 @@ class ThreadSamples:
             "root": root,
             "epoch_ns": self._epoch_ns,
             "threads": list(self._names),
+            "preempted": self._preempted,
             "frames": [
                 [below(file, root), line, function, self._text_of(file, line) if is_user else "", int(is_user)]
                 for file, line, function, is_user in frames
             ],
             "stacks": stacks,
             "samples": [
-                [at // 1000, late // 1000, int(on), stack, cpu // 1000, [[n, s, ns // 1000] for n, s, ns in others]]
-                for at, late, on, stack, cpu, others in self._samples
+                [
+                    *(at // 1000, late // 1000, int(on), stack, cpu // 1000),
+                    None if delay is None else delay // 1000,
+                    [[n, s, ns // 1000] for n, s, ns in others],
+                ]
+                for (at, late, on, stack, cpu, others), delay in self._samples
             ],
         }
 
@@ -242,22 +263,30 @@ class _StackNumbers:
         return list(frames), stacks
 
 
-class _OwnDelay:
-    """How long the calling thread was ready and had no core."""
+class _KernelCounts:
+    """What the kernel counts for a thread; None where it does not, or the thread is gone."""
 
-    def __init__(self) -> None:
-        self._last = 0
-        self._path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-        self.since_last()
+    def __init__(self, native_id: int) -> None:
+        self._folder = f"/proc/self/task/{native_id}"
 
-    def since_last(self) -> int:
+    def delay_ns(self) -> int | None:
+        """Return how long it was ready to run and had no core."""
+        found = self._read("schedstat").split()
+        return int(found[1]) if len(found) == 3 and found[0] != b"0" else None
+
+    def preempted(self) -> int | None:
+        """Return how often it lost its core to others."""
+        found = self._read("status").rpartition(b"nonvoluntary_ctxt_switches:")[2].strip()
+        return int(found) if found.isdigit() else None
+
+    def _read(self, name: str) -> bytes:
         try:
-            file = os.open(self._path, os.O_RDONLY)
-            try:
-                now = int(os.pread(file, 80, 0).split()[1])
-            finally:
-                os.close(file)
-        except (OSError, ValueError, IndexError):
-            return 0
-        last, self._last = self._last, now
-        return now - last
+            file = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            return os.read(file, 8192)
+        except OSError:
+            return b""
+        finally:
+            os.close(file)

@@ -202,6 +202,10 @@ class ThreadSamples(ArrayRecord):
     stack: Int64s
     #: CPU time of the training thread so far
     cpu_ns: Int64s
+    #: how long it was ready to run and had no core so far; NaN where the kernel does not count
+    delay_ns: npt.NDArray[np.float64]
+    #: how often it lost its core
+    preempted: int | None
     #: thread, stack and CPU time so far of each other thread
     others: tuple[tuple[tuple[int, int, int], ...], ...]
 
@@ -231,7 +235,7 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
     rows = said["samples"][:_MAX_SAMPLES]
     numbers = np.array([[int(x) for x in row[:5]] for row in rows], np.int64).reshape(-1, 5)
     at, waited, on, stack, cpu = numbers.T
-    others = tuple(tuple((int(t), int(s), 1000 * int(c)) for t, s, c in row[5][:_MAX_SAMPLED_THREADS]) for row in rows)
+    others = tuple(tuple((int(t), int(s), 1000 * int(c)) for t, s, c in row[6][:_MAX_SAMPLED_THREADS]) for row in rows)
     _require(bool(((stack >= 0) & (stack < len(stacks))).all()), "samples")
     _require(all(0 <= t < len(threads) and 0 <= s < len(stacks) for row in others for t, s, _ in row), "samples")
     return ThreadSamples(
@@ -244,6 +248,8 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
         on=on != 0,
         stack=stack,
         cpu_ns=cpu * 1000,
+        delay_ns=np.array([np.nan if (d := number(row[5])) is None else 1000 * d for row in rows], float),
+        preempted=_whole(said.get("preempted")),
         others=others,
     )
 
@@ -624,6 +630,43 @@ _LOSSES = (
     ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
     ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
 )
+
+
+def with_core_waits(logs: tuple[StepLog, ...], samples: Iterable[ThreadSamples]) -> tuple[StepLog, ...]:
+    """Return logs with `cpu.delay_ns`: how long the training thread was ready to run and had no core in each step.
+
+    The samples have it as a sum so far, the log has how long the thread ran: the wait between two samples is spread
+    over the steps in proportion to the time in which it did not run. NaN in steps without samples around them.
+    """
+    by_rank = {one.rank: one for one in samples}
+    found = [_core_waits(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
+    return tuple(
+        log if waits is None else replace(log, numbers={**log.numbers, "cpu.delay_ns": waits})
+        for log, waits in zip(logs, found, strict=True)
+    )
+
+
+def _core_waits(log: StepLog, samples: ThreadSamples) -> npt.NDArray[np.float64] | None:
+    known = np.isfinite(samples.delay_ns)
+    at, waited = samples.time_ns[known], samples.delay_ns[known]
+    ran = log.column("cpu.run_ns")
+    if len(at) < 2 or not len(log) or not np.isfinite(ran).any() or (np.diff(log.start_ns) < 0).any():
+        return None
+    off = np.maximum(log.dur_ns - np.where(np.isfinite(ran), ran, log.dur_ns), 0.0)
+    edges = np.stack([log.start_ns, np.maximum(log.end_ns, log.start_ns)], axis=1).ravel()
+    edges = np.maximum.accumulate(edges)
+    sums = np.concatenate([[0.0], np.repeat(np.cumsum(off), 2)])[:-1]  # at the start and at the end of each step
+    between = np.diff(np.interp(at, edges, sums))
+    share = np.clip(np.diff(waited) / np.maximum(between, 1.0), 0.0, 1.0)
+    points = np.sort(np.concatenate([edges, at]))
+    inside = np.searchsorted(at, points[:-1], side="right") - 1
+    lost = np.diff(np.interp(points, edges, sums)) * np.where(
+        (inside >= 0) & (inside < len(share)), share[np.clip(inside, 0, len(share) - 1)], 0.0
+    )
+    total = np.concatenate([[0.0], np.cumsum(lost)])
+    found = np.interp(log.end_ns, points, total) - np.interp(log.start_ns, points, total)
+    found[(log.end_ns < at[0]) | (log.start_ns > at[-1]) | ~np.isfinite(ran)] = np.nan
+    return np.asarray(found)
 
 
 def log_since(log: StepLog, step: int) -> StepLog:
