@@ -273,11 +273,15 @@ def growth(log: StepLog, sampled: SampledSteps | None) -> Growth | None:
     regions = region_times(log)
     regions[OUTSIDE] = np.maximum(log.dur_ns - sum(regions.values(), np.zeros(len(log))), 0.0)
     grown = {name: median(time[thirds[2]]) - median(time[thirds[0]]) for name, time in regions.items()}
+    region = max(grown, key=lambda name: grown[name])
+    own = median(regions[region][thirds[0]])
+    if grown[region] / max(own, 1.0) < 2 * (more - grown[region]) / max(early - own, 1.0):
+        return None  # all of the step grows alike: the machine is slower
     return Growth(
         early_ns=early,
         late_ns=late,
         mean_ns=float(net[usable].mean()) - early,
         line=line if line_ns >= _MOST * more else None,
         line_ns=line_ns,
-        region=max(grown, key=lambda name: grown[name]),
+        region=region,
     )

@@ -295,6 +295,8 @@ def _growing(account: Account) -> Iterator[Match]:
     if account.step is None or 2 * len(known) <= len(found):
         return
     most = max(known, key=lambda one: one.line_ns if one.line else 0.0)
+    if most.line is None and most.region in WORK_REGIONS:
+        return  # nothing to name
     share = median([one.mean_ns / (one.early_ns + one.mean_ns) for one in known])
     without_core = 0.0 if has_device(account) else no_core_share(account.run.logs) or 0.0
     spent = share * (1 - without_core) * account.step.step_ns

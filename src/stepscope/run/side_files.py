@@ -665,7 +665,7 @@ def _core_waits(log: StepLog, samples: ThreadSamples) -> npt.NDArray[np.float64]
     )
     total = np.concatenate([[0.0], np.cumsum(lost)])
     found = np.interp(log.end_ns, points, total) - np.interp(log.start_ns, points, total)
-    found[(log.end_ns < at[0]) | (log.start_ns > at[-1]) | ~np.isfinite(ran)] = np.nan
+    found[(log.end_ns <= at[0]) | (log.start_ns >= at[-1]) | ~np.isfinite(ran)] = np.nan
     return np.asarray(found)
 
 
