@@ -108,7 +108,7 @@ def _why(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> str
     if min(map(len, ran)) >= _MIN_COMPARED:
         sooner, later = (statistics.median(times) for times in ran)
         if sooner and abs(later / sooner - 1) <= 0.05:
-            return "the training thread's CPU time is the same, so it waited for a CPU core, a device or others"
+            return "the training thread's CPU time is the same: its waits changed (for a core, a device, other ranks)"
     return None
 
 
