@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.ownership import Line, Ownership
     from stepscope.analyze.replay.removal import CriticalPath
     from stepscope.analyze.steadiness import Steadiness
+    from stepscope.analyze.thread_time import SampledSteps
 
 _T = TypeVar("_T")
 
@@ -207,6 +208,15 @@ class Account(ArrayRecord):
     def devices(self) -> tuple[DeviceState, ...]:
         """Return what held each rank's device back, by the recorder's samples; empty without any."""
         return device_states(self.run.beside.telemetry, self.run.logs)
+
+    @_isolated("samples of threads", lambda _: ())
+    def sampled(self) -> "tuple[SampledSteps, ...]":
+        """Return what all threads of each rank did in the undisturbed steps, by samples; empty without any."""
+        if not self.run.beside.samples:
+            return ()
+        from stepscope.analyze.thread_time import sampled_steps
+
+        return sampled_steps(self.run.beside.samples, self.run.logs)
 
     @_isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":

@@ -48,6 +48,8 @@ DATA_CAUSES = (DATA_LOADING, LOADER_START)
 OUTSIDE = "outside every region"
 # the same in steps with more collectives than the others: parameters averaged every few steps, metrics gathered
 COMMUNICATION = "collectives outside every region"
+# the training thread was ready to run and had no core, by the kernel: in whatever region that happens to be
+NO_CORE = "waiting for a CPU core"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,7 +125,7 @@ Mask = npt.NDArray[np.bool_]
 # the work of training itself: time there is not something else that the host does
 WORK_REGIONS = (FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING)
 # causes that no region names
-_UNNAMED = (OUTSIDE, COMMUNICATION)
+_UNNAMED = (OUTSIDE, COMMUNICATION, NO_CORE)
 # of the median step: a cause that takes less longer than usual is noise
 _MIN_EXCESS_SHARE = 0.1
 _EXCESS_SIGMAS = 5.0
@@ -194,6 +196,9 @@ def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
 def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str, Floats], Mask]:
     usual = median(step_ns[among])
     causes = {name: _beyond_usual(time, among, usual) for name, time in _cause_times(log).items()}
+    no_core = causes.get(NO_CORE)
+    if no_core is not None:  # a region that lost its core is not itself longer
+        causes = {name: x if name == NO_CORE else np.maximum(x - no_core, 0.0) for name, x in causes.items()}
     spread = mad_sigma(step_ns[among])
     return causes, among & (step_ns > usual + max(0.25 * usual, _EXCESS_SIGMAS * spread))
 
@@ -208,10 +213,29 @@ def region_times(log: StepLog) -> dict[str, Floats]:
     return {path[len("regions.") : -len(".ns")]: np.nan_to_num(log.column(path)) for path in paths}
 
 
+def no_core_ns(log: StepLog) -> Floats | None:
+    """Return by step how long the training thread waited for a core; None where the log does not have it."""
+    time = log.column("cpu.delay_ns")
+    return np.nan_to_num(time) if np.isfinite(time).mean() >= 0.5 else None
+
+
+def no_core_share(logs: Sequence[StepLog]) -> float | None:
+    """Return the share of the undisturbed steps in which the median rank waited for a core; None where unknown."""
+    shares = []
+    for log in logs:
+        waited, keep = no_core_ns(log), log.unprofiled & (log.dur_ns > 0)
+        if waited is not None and keep.any():
+            shares.append(float(waited[keep].sum() / log.dur_ns[keep].sum()))
+    return median(shares) if shares else None
+
+
 def _cause_times(log: StepLog) -> dict[str, Floats]:
     times = region_times(log)
     inside = sum(times.values(), np.zeros(len(log)))
     found = {name: time for name, time in times.items() if name not in WORK_REGIONS and not _is_work(name, time)}
+    no_core = no_core_ns(log) if times else None
+    if no_core is not None:
+        found[NO_CORE] = no_core
     # A log without regions says nothing of what the host did: then nothing is known to be outside of them.
     return {**found, OUTSIDE: np.maximum(log.dur_ns - inside, 0.0) if times else np.zeros(len(log))}
 
@@ -312,6 +336,12 @@ def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
     first, last = (float(np.mean([x for x in xs if x is not None])) for xs in (before, after))
     if abs(last / first - 1) <= 0.05:
         return every, []
+    waits = [_mean_wait(ranks, phase) for phase in ("before", "after")]
+    if abs((last - waits[1]) / max(first - waits[0], 1.0) - 1) <= 0.05:
+        return every, [
+            f"ordinary steps took {ms(first):.2f} ms before the window and {ms(last):.2f} ms after it, of which the "
+            f"training thread waited {ms(waits[0]):.2f} and {ms(waits[1]):.2f} ms for a CPU core"
+        ]
     return first, [
         f"ordinary steps took {ms(first):.2f} ms before the window and {ms(last):.2f} ms after it "
         f"({100 * (last / first - 1):+.0f} %): those before it are taken as the job's"
@@ -321,6 +351,16 @@ def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
 def _phase_mean(rank: LoggedSteps, phase: str) -> float | None:
     mine = rank.ordinary & (np.array(rank.log.phase, str) == phase)
     return float(rank.step_ns[mine].mean()) if mine.sum() >= 10 else None
+
+
+def _mean_wait(ranks: Sequence[LoggedSteps], phase: str) -> float:
+    """Return the mean wait for a core in ordinary steps of a phase; 0 where steps are the device's."""
+    found = []
+    for rank in ranks:
+        waited, mine = no_core_ns(rank.log), rank.ordinary & (np.array(rank.log.phase, str) == phase)
+        on_host = bool((rank.step_ns == rank.log.dur_ns).all())
+        found.append(float(waited[mine].mean()) if waited is not None and on_host else 0.0)
+    return float(np.mean(found))
 
 
 def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:

@@ -222,7 +222,9 @@ def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
             training = new_training(bench, settings, settings["series"][0], mark=region)
             late_s = float(delay_ms) / 1000 if bench.rank == int(settings["slow_rank"]) else 0.0
             name = f"{float(delay_ms):g}ms"
-            with step_log(out=bench.out / f"logs/{name}-run{run}", light=True, telemetry=False) as recording:
+            with step_log(
+                out=bench.out / f"logs/{name}-run{run}", light=True, telemetry=False, samples=False
+            ) as recording:
 
                 def step(training: Any = training, recording: Any = recording, late_s: float = late_s) -> Any:
                     if late_s:

@@ -229,6 +229,7 @@ class Trials:
             light=True,
             collectives=False,
             telemetry=False,
+            samples=False,
             settings=dict(candidate.settings) if candidate else {},
             trial_steps=self.warmup + self.steps,
         )

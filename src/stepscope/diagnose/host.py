@@ -27,7 +27,17 @@ from stepscope.analyze.replay.changes import (
 )
 from stepscope.analyze.replay.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
+from stepscope.analyze.thread_time import Holder, growth
+from stepscope.analyze.training_step import (
+    COMMUNICATION,
+    DATA_CAUSES,
+    NO_CORE,
+    OUTSIDE,
+    WORK_REGIONS,
+    Recurring,
+    no_core_ns,
+    no_core_share,
+)
 from stepscope.contract.step_line import (
     ANOMALY_DETECTION,
     CHECKPOINT,
@@ -131,7 +141,7 @@ def _recurring_evidence(account: Account, causes: tuple[str, ...]) -> list[Evide
 
 def _named_stalls(account: Account) -> Iterator[Match]:
     recurring = _recurring(account)
-    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION)
+    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION, NO_CORE)
     for cause in recurring.causes if recurring else ():
         spent = 0.0 if cause in others else common_ns(account, (cause,))
         if not spent or recurring is None:
@@ -196,6 +206,157 @@ def _more_device_ns(rank: Rank, rare: frozenset[int]) -> float:
     return more if more * long[~mine].mean() >= longer * busy[~mine].mean() > 0 else 0.0
 
 
+def _no_core(account: Account) -> Iterator[Match]:
+    """Yield the time in which the training thread was ready to run and other threads or programs had its core."""
+    share, step = no_core_share(account.run.logs), account.step
+    if share is None or step is None or share < NEGLIGIBLE:
+        return
+    spent = share * step.step_ns
+    lost = [one.samples.preempted / max(int(one.step.max() - one.step.min()), 1) for one in account.sampled
+            if one.samples.preempted is not None]  # fmt: skip
+    yield Match(
+        formula_ns=spent,
+        facts={"cores": _cores_text(account)},
+        cost_ns=spent,
+        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
+        evidence=(
+            evidence_ms(
+                "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
+            ),
+            *(
+                [Evidence("times it lost its core {per_step}", round(median(lost), 1), "times", "median rank")]
+                if lost
+                else []
+            ),
+        ),
+        what_if=(),
+    )
+
+
+def _cores_text(account: Account) -> str:
+    ranks = account.run.description.get("ranks")
+    first = next(iter(ranks.values()), None) if isinstance(ranks, dict) else None
+    cores, workers = (first.get(name) if isinstance(first, dict) else None for name in ("cores", "loader_workers"))
+    if not isinstance(cores, int):
+        return ""
+    loading = f" and {workers} loader workers per rank" if isinstance(workers, int) and workers else ""
+    return f" (the job may use {cores} core{'' if cores == 1 else 's'}{loading})"
+
+
+def _window_wait_ns(account: Account) -> float:
+    """Return how long the usual rank's training thread waited for a core per recorded step."""
+    found = []
+    for log in account.run.logs:
+        waited, steps = no_core_ns(log), log.profiled
+        found.append(float(waited[steps].mean()) if waited is not None and steps.any() else 0.0)
+    return median(found) if found else 0.0
+
+
+# What samples of all threads show: who holds the GIL or a lock, what runs in some steps only, what grows.
+
+
+def _gil_holders(account: Account) -> list[tuple[Holder, float]]:
+    found = [one.gil_holder(on_device=has_device(account)) for one in account.sampled]
+    return sorted([one for one in found if one is not None and one[1] >= NEGLIGIBLE], key=lambda one: -one[1])
+
+
+def _gil(account: Account) -> Iterator[Match]:
+    """Yield the time in which the training thread waited while another thread ran Python code."""
+    found, step = _gil_holders(account), account.step
+    if not found or step is None:
+        return
+    holder, spent = found[0][0], sum(share for _, share in found) / len(account.sampled) * step.step_ns
+    yield Match(
+        formula_ns=spent,
+        facts={"thread": holder.thread, "place": holder.text, "line": f"{holder.file}:{holder.line}"},
+        cost_ns=spent,
+        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
+        evidence=(
+            evidence_ms("the training thread waited for the GIL, {per_step}", spent, f"thread {holder.thread} held it"),
+            Evidence(f"of thread {holder.thread}'s time in {holder.text}", round(100 * holder.share), "%"),
+        ),
+        where=(Where(holder.file, holder.line),) if holder.is_user else (),
+        what_if=(),
+    )
+
+
+def _lock_waits(account: Account) -> list[tuple[tuple[str, int], Holder, float, int]]:
+    """Return for each rank the line that waits for another thread, what that one does, the share of the time, samples."""
+    found = []
+    for one in account.sampled:
+        for line, share in list(one.shares(one.blocked).items())[:1]:
+            waiting = one.blocked & one.at(line)
+            holder = one.partner(waiting) if share >= MOSTLY else None
+            if holder is not None:
+                part = float(one.weight_ns[waiting].sum() / one.weight_ns.sum())
+                found.append((line, holder, part, int(waiting.sum())))
+    return sorted(found, key=lambda wait: -wait[2])
+
+
+def _locks(account: Account) -> Iterator[Match]:
+    """Yield a line in which the training thread waits while another thread is at a line that it is at seldom else."""
+    found, step = _lock_waits(account), account.step
+    if not found or step is None:
+        return
+    (file, line), holder, _, samples = found[0]
+    spent = sum(wait[2] for wait in found) / len(account.sampled) * step.step_ns
+    yield Match(
+        formula_ns=spent,
+        facts={"thread": holder.thread, "place": holder.text, "line": f"{file}:{line}"},
+        cost_ns=spent,
+        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
+        evidence=(
+            evidence_ms("the training thread waits {per_step}", spent, f"{file}:{line}, {samples} samples"),
+            Evidence(f"of these waits thread {holder.thread} was in {holder.text}", round(100 * holder.share), "%"),
+        ),
+        where=(Where(file, line), *([Where(holder.file, holder.line, share=holder.share)] if holder.is_user else [])),
+        what_if=(),
+        doubt=max(0.15, samples**-0.5),
+    )
+
+
+def _rare_lines(account: Account) -> tuple[Where, ...]:
+    """Return the lines that make long steps longer than ordinary ones, by samples."""
+    training, found = account.training, dict[tuple[str, int], float]()
+    for one in account.sampled if training is not None else ():
+        long = np.isin(one.log.step, list(training.event_steps.get(one.log.rank, ())))  # type: ignore[union-attr]
+        for line, ns in one.longer(long, ~long).items():
+            found[line] = found.get(line, 0.0) + ns
+    total = sum(found.values())
+    largest = sorted(found.items(), key=lambda item: -item[1])[:3]
+    return tuple(Where(*line, share=ns / total) for line, ns in largest if ns >= 0.1 * total)
+
+
+def _growing(account: Account) -> Iterator[Match]:
+    """Yield steps that become longer through the run, with the line that grew."""
+    sampled = {one.log.rank: one for one in account.sampled}
+    found = [growth(log, sampled.get(log.rank)) for log in account.run.logs]
+    known = [one for one in found if one is not None]
+    if account.step is None or 2 * len(known) <= len(found):
+        return
+    most = max(known, key=lambda one: one.line_ns if one.line else 0.0)
+    if most.line is None and most.region in WORK_REGIONS:
+        return  # nothing to name
+    share = median([one.mean_ns / (one.early_ns + one.mean_ns) for one in known])
+    without_core = 0.0 if has_device(account) else no_core_share(account.run.logs) or 0.0
+    spent = share * (1 - without_core) * account.step.step_ns
+    place = f"{most.line[0]}:{most.line[1]}" if most.line else most.region.replace("_", " ")
+    evidence = [evidence_ms("median step in the first third of the run", most.early_ns)]
+    evidence.append(evidence_ms("median step in the last third", most.late_ns))
+    if most.line:
+        evidence.append(evidence_ms("longer in the last third than in the first, per step", most.line_ns, place))
+    yield Match(
+        formula_ns=spent,
+        facts={"place": place, "region": most.region.replace("_", " ")},
+        cost_ns=spent,
+        limit_ns=spent,
+        evidence=tuple(evidence),
+        where=(Where(*most.line),) if most.line else (),
+        what_if=(),
+        sureness=None if most.region not in WORK_REGIONS else 0.5,
+    )
+
+
 def _stalls(account: Account) -> Iterator[Match]:
     """Yield long stretches in which the host ran no operator and loaded no data, with what recurs outside every region
     of the step log and the copies with which training saves its state.
@@ -203,6 +364,14 @@ def _stalls(account: Account) -> Iterator[Match]:
     stalled, outside = _stalled_ns(account), common_ns(account, (OUTSIDE,))
     if account.step is None or stalled > account.step.step_ns:  # it is outside what the steps cover
         stalled = 0.0
+
+    rare = _rare_lines(account) if outside else ()
+    if any((w.file, w.line) == line for w in rare[:1] for line, *_ in _lock_waits(account)):
+        outside = 0.0
+    if stalled and _gil_holders(account):
+        stalled = 0.0
+    without_core = _window_wait_ns(account) if stalled else 0.0
+    stalled = stalled - without_core if stalled - without_core >= MOSTLY * stalled else 0.0
     saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not stalled + outside + saving:
         return
@@ -212,6 +381,10 @@ def _stalls(account: Account) -> Iterator[Match]:
         changed = without_window_stalls(changed) if stalled else changed
         return without_state_saves(changed) if saving else changed
 
+    limit = host_part_ns(account, "host_stall")
+    if without_core and stalled:
+        most = not_busy_or_copying_ns(account) if limit is None else limit
+        limit = None if most is None else max(0.0, most - without_core)
     evidence = [evidence_ms("stalled host time {per_step}", stalled, "median rank, ordinary steps")]
     computed = _computed(account)
     evidence += [*computed, *_recurring_evidence(account, (OUTSIDE,))]
@@ -234,11 +407,19 @@ def _stalls(account: Account) -> Iterator[Match]:
             "in some steps the host does something else for long, outside data loading, forward, backward and "
             "optimizer: checkpoints, evaluation, logging"
         )
+        if rare and rare[0].share >= MOSTLY:
+            title = f"A line takes long in some steps ({rare[0].text})"
+            cause = f"samples spread over the run meet {rare[0].text} in long steps and seldom in the others"
+            remedy = (
+                "Run it less often, in a thread that waits most of its time, or in another process. "
+                "Assumes none of this time is left."
+            )
     yield Match(
         without,
         cost_ns=stalled + outside + saving,
-        limit_ns=host_part_ns(account, "host_stall"),
+        limit_ns=limit,
         evidence=tuple(evidence),
+        where=rare if outside > stalled + saving else (),
         title=title,
         cause=cause,
         remedy=remedy,
@@ -591,6 +772,29 @@ KINDS = (
          "and training waits for it",
          f"{RECURRING[EVALUATION][2]} Split it over the ranks. Assumes none of this time is left.",
          scope=Scope.DEVICE, needs=_ON_HOST, training_only=True, sureness=0.7, subject="extra work in some steps"),
+
+
+    Kind("host-stall", _no_core, "Training waits for a CPU core",
+         "the training thread is ready to run, and other threads or programs have the cores{cores}",
+         "Give it cores of its own: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
+         "programs on these cores, ranks pinned to separate cores (taskset, numactl, --cpus-per-task). Assumes a core whenever "
+         "it is ready.",
+         needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),
+    Kind("host-stall", _gil, "Another thread holds the GIL ({line})",
+         "thread {thread} runs Python code in {place}, and the training thread waits for the interpreter meanwhile",
+         "Move that work to another process (multiprocessing, a subprocess), or let the thread wait for an event or a queue "
+         "instead of running. Assumes the training thread does not wait for it.",
+         needs=_ON_HOST, sureness=0.85, doubt=0.25, subject="another thread with the GIL"),
+    Kind("host-stall", _locks, "The training thread waits for another thread ({line})",
+         "it waits in {line} while thread {thread} is in {place}",
+         "Hold the lock only to copy what is shared and do the slow part outside of it, or hand the data over by a queue without "
+         "waiting (put_nowait). Assumes no wait is left.",
+         needs=_ON_HOST, sureness=0.85, doubt=0.25, subject="waiting for another thread"),
+    Kind("host-stall", _growing, "Steps become longer during the run ({place})",
+         "{place} takes longer from step to step: what it works on grows (a list, a cache, a history)",
+         "Bound what grows: delete old entries, keep sums instead of histories, detach() what is kept of the graph. "
+         "Assumes all steps as long as the first ones.",
+         needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="steps that grow"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
          "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "

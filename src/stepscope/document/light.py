@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
 from stepscope.analyze.steadiness import log_series, steadiness_of
+from stepscope.analyze.training_step import no_core_share
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.document.report import kernel_json, ms_or_none, steadiness_json
@@ -107,7 +108,7 @@ def _rank(log: StepLog, counted: Sequence[str]) -> dict[str, Any]:
 
 
 def _step(run: LightRun) -> dict[str, Any]:
-    took_ns = step_ns(run.logs)
+    took_ns, waited = step_ns(run.logs), no_core_share(run.logs)
 
     def per_s(name: str) -> float | None:
         amount = run.description.get(name)
@@ -123,6 +124,7 @@ def _step(run: LightRun) -> dict[str, Any]:
         "tokens_per_s": per_s("tokens_per_step"),
         "overlap_efficiency": None,
         "late_rank": None,
+        "core_wait_ms": None if took_ns is None or waited is None else ms(waited * took_ns),
         "budget": [],
     }
 

@@ -19,6 +19,7 @@ from stepscope.analyze.phases import Serving
 from stepscope.analyze.replay.removal import is_around_step
 from stepscope.analyze.steadiness import Steadiness
 from stepscope.analyze.stragglers import Straggler
+from stepscope.analyze.training_step import no_core_share
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import Check, checks_of, guides_of
 from stepscope.diagnose.finding import FAULTS, Finding
@@ -577,6 +578,7 @@ def _run(account: Account) -> dict[str, Any]:
 def _step(account: Account) -> dict[str, Any]:
     step, used = account.step, account.efficiency
     names = ("profiled_ms", "unprofiled_ms", "profiler_overhead_pct")
+    waited = no_core_share(account.run.logs)
     if step is None:
         times: dict[str, Any] = dict.fromkeys(names)
     else:
@@ -588,6 +590,7 @@ def _step(account: Account) -> dict[str, Any]:
         "tokens_per_s": used.tokens_per_s,
         "overlap_efficiency": account.overlap_efficiency,
         "late_rank": account.late_rank,
+        "core_wait_ms": None if step is None or waited is None else ms(waited * step.step_ns),
         "budget": [
             {
                 "part": p.part,

@@ -64,6 +64,7 @@ class RecordConfig:
     memory: bool = False
     memory_history: bool = False
     telemetry: bool = True
+    samples: bool = True  # stacks of all Python threads, at moments spread over the run
     collectives: bool = True
     nccl_log: bool = False
     debug: tuple[str, ...] = ()  # debug switches of torch and NCCL, by their names in `nccl_log`

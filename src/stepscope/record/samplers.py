@@ -17,6 +17,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.memory import MemoryHistory, MemorySampler, MemoryTimeline
 from stepscope.record.nccl_log import NcclLog
+from stepscope.record.thread_samples import ThreadSamples
 from stepscope.record.window.schedule import close_look_at_memory
 
 
@@ -75,6 +76,11 @@ def standard_samplers(config: RecordConfig) -> list[Any]:
         (config.memory, "memory through the step", lambda: MemoryTimeline(first_step=close_look_at_memory(config))),
         (config.memory or config.memory_history, "memory history", MemoryHistory),
         (config.nccl_log, "NCCL's log", NcclLog),
+        (
+            config.samples and hasattr(time, "pthread_getcpuclockid"),
+            "samples of threads",
+            lambda: ThreadSamples(with_text=config.source),
+        ),
     ]
     made = []
     for is_wanted, what, make in wanted:

@@ -10,6 +10,7 @@ each other's export.
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepscope.contract.step_line import EVALUATION
@@ -27,6 +28,7 @@ class _Step(NamedTuple):
     dur_ns: int
     device_ns: int | None
     evaluated_ns: int
+    run_ns: int | None = None  # of the training thread on a core
 
 
 class StepStatistics:
@@ -75,10 +77,10 @@ class StepStatistics:
 
 def _step_of(line: dict[str, Any]) -> _Step:
     evaluated = line.get("regions", {}).get(EVALUATION, {}).get("ns", 0)
-    return _Step(line["dur_ns"], line["device_ns"], evaluated)
+    return _Step(line["dur_ns"], line["device_ns"], evaluated, line.get("cpu", {}).get("run_ns"))
 
 
-def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, float] | None:
+def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, Any] | None:
     """Return how much longer steps after the window take, with an interval: medians and their spread.
 
     Without evaluations: steps with one and steps without one have no median in common.
@@ -91,7 +93,23 @@ def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, float] | None:
         return None
     ratio = second / first
     spread = _ERRORS * ratio * ((error / first) ** 2 + (other / max(second, 1)) ** 2) ** 0.5
-    return {"ratio": ratio, "low": ratio - spread, "high": ratio + spread}
+    return {"ratio": ratio, "low": ratio - spread, "high": ratio + spread, "why": _why(before, after, sides)}
+
+
+def _why(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> str | None:
+    """Return why steps after the window differ, as far as the log shows it."""
+    third = len(sides[1]) // 3
+    parts = [sides[0], *(sides[1][i * third : (i + 1) * third] for i in range(3))]
+    if third >= _MIN_COMPARED:
+        medians = [statistics.median(part) for part in parts]
+        if all(later > 1.03 * sooner for sooner, later in pairwise(medians)):
+            return "steps grow through the run, and the report names the line where samples met it"
+    ran = [[s.run_ns for s in steps if s.run_ns is not None] for steps in (before, after)]
+    if min(map(len, ran)) >= _MIN_COMPARED:
+        sooner, later = (statistics.median(times) for times in ran)
+        if sooner and abs(later / sooner - 1) <= 0.05:
+            return "the training thread's CPU time is the same: its waits changed (for a core, a device, other ranks)"
+    return None
 
 
 def _own(steps: list[_Step]) -> list[int]:

@@ -115,6 +115,7 @@ class WatchedSteps:
         if not self._window.is_recording and self._after.begin(step, self._window.usual):
             self._watchdog.start()
             paused = True
+        self._samplers.tell("on_watch", self._window.is_recording or self._after.is_watching)
         self.phase = phase
         self._plan_next(step)
         return paused

@@ -119,7 +119,7 @@ def _file_head(path: Path) -> FileHead:
 
 # of a folder that are looked at
 _MAX_FILES = 100_000
-_OURS = re.compile(r"^rank\d{5,9}\.(steps\.jsonl|owners\.json\.gz|telemetry\.jsonl|memory\.jsonl|collectives\.jsonl)$")
+_OURS = re.compile(r"^rank\d{5,9}\.((steps|telemetry|memory|collectives|samples)\.jsonl|owners\.json\.gz)$")
 
 _TRACE = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$")
 

@@ -46,6 +46,7 @@ from stepscope.run.side_files import (
     side_files,
     unprofiled_step,
     window_number,
+    with_core_waits,
 )
 from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.side_file import read_side_json, unusable_fields
@@ -764,6 +765,9 @@ def load_sources(
         about = folder.resolve().parent
     description, damaged = run_description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
+    read_here = {source.path.name for source in files if source.path.parent == about}
+    beside = side_files(about, but=read_here) if about else SideFiles()
+    logs = with_core_waits(logs, beside.samples)
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     lines += [*damaged, *lost, *since]
@@ -771,7 +775,6 @@ def load_sources(
     if not everyone and any(PASSES_NS in log.numbers for log in logs):
         ranks, logs, description, in_words = in_rounds(ranks, logs, description)
         lines += in_words
-    read_here = {source.path.name for source in files if source.path.parent == about}
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about, but=read_here) if about else ((), [])
     run = Run(
@@ -779,7 +782,7 @@ def load_sources(
         ranks=tuple(ranks),
         description=description,
         logs=logs,
-        beside=side_files(about, but=read_here) if about else SideFiles(),
+        beside=beside,
         owners=owners,
         source=SourceText(about),
         measured=measured,

@@ -2,6 +2,7 @@
 
     rank00000.telemetry.jsonl    a line for the device, then a sample of its state a second       -> `Telemetry`
     rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `LiveCollective`
+    rank00000.samples.jsonl      stacks of all Python threads at moments spread over the run       -> `ThreadSamples`
     rank00000.memory.jsonl       snapshots at the edges of regions, the peak, whose storages       -> `MemoryEdge`
     rank00000.nccl.log           what NCCL itself says; of all ranks at once: `job.nccl.log`        -> `NcclLog`
     *.nccl_inspector.jsonl       what NCCL inspector measured                                      -> `LiveCollective`
@@ -168,7 +169,93 @@ def _device_or_state(line: dict[str, Any]) -> dict[str, Any] | tuple[list[float]
     return numbers, frozenset(name(reason) for reason in reasons[:32] if isinstance(reason, str))
 
 
+# Samples of all threads, in one line: what is not as the recorder writes it is refused as a whole.
+
+_MAX_SAMPLES, _MAX_SAMPLED_THREADS = 100_000, 64
+
+
+@dataclass(frozen=True)
+class SampledFrame:
+    """One line of a sampled stack."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+    is_user: bool
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ThreadSamples(ArrayRecord):
+    """What the Python threads of one rank were doing, by time."""
+
+    rank: int
+    threads: tuple[str, ...]
+    frames: tuple[SampledFrame, ...]
+    #: indices of frames, outermost first
+    stacks: tuple[tuple[int, ...], ...]
+    time_ns: Int64s
+    #: how long the sampling thread itself waited for the GIL
+    gil_wait_ns: Int64s
+    #: whether the training thread ran, outside of Python
+    on: npt.NDArray[np.bool_]
+    stack: Int64s
+    #: CPU time of the training thread so far
+    cpu_ns: Int64s
+    #: how long it was ready to run and had no core so far; NaN where the kernel does not count
+    delay_ns: npt.NDArray[np.float64]
+    #: how often it lost its core
+    preempted: int | None
+    #: thread, stack and CPU time so far of each other thread
+    others: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.stack)
+
+
+def _read_samples(path: Path, *, rank: int, max_bytes: int, say: Callable[[str], None]) -> list[ThreadSamples]:
+    try:
+        text = read_side_file(path)
+        _require(len(text) <= max_bytes, f"more than {readable_bytes(max_bytes)}")
+        said = json_object(text)
+        _require(said is not None and said.get("schema") == 1 and said.get("rank") == rank, "no samples of this rank")
+        return [_samples(said or {}, rank)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
+        say(f"{path.name}: left out ({error})")
+        return []
+
+
+def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
+    frames = tuple(SampledFrame(name(f), int(n), name(w), name(t), bool(u)) for f, n, w, t, u in said["frames"])
+    stacks = tuple(tuple(int(i) for i in stack) for stack in said["stacks"])
+    _require(all(0 <= i < len(frames) for stack in stacks for i in stack), "stacks")
+    threads = tuple(name(one) for one in said["threads"])
+    rows = said["samples"][:_MAX_SAMPLES]
+    numbers = np.array([[int(x) for x in row[:5]] for row in rows], np.int64).reshape(-1, 5)
+    at, waited, on, stack, cpu = numbers.T
+    others = tuple(tuple((int(t), int(s), 1000 * int(c)) for t, s, c in row[6][:_MAX_SAMPLED_THREADS]) for row in rows)
+    _require(bool(((stack >= 0) & (stack < len(stacks))).all()), "samples")
+    _require(all(0 <= t < len(threads) and 0 <= s < len(stacks) for row in others for t, s, _ in row), "samples")
+    return ThreadSamples(
+        rank=rank,
+        threads=threads,
+        frames=frames,
+        stacks=stacks,
+        time_ns=int(said["epoch_ns"]) + at * 1000,
+        gil_wait_ns=waited * 1000,
+        on=on != 0,
+        stack=stack,
+        cpu_ns=cpu * 1000,
+        delay_ns=np.array([np.nan if (d := number(row[5])) is None else 1000 * d for row in rows], float),
+        preempted=_whole(said.get("preempted")),
+        others=others,
+    )
+
+
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
+_SAMPLES = "samples.jsonl"
 _MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window(\d{1,6})$")
 # of one line: categories of memory
@@ -214,6 +301,7 @@ class SideFiles(ArrayRecord):
     """Everything beside the traces, by rank."""
 
     telemetry: tuple[Telemetry, ...] = ()
+    samples: tuple[ThreadSamples, ...] = ()
     collectives: tuple[LiveCollective, ...] = ()
     memory: tuple[MemoryEdge, ...] = ()
     #: by rank: the peak by category, or the reason why it is unknown
@@ -239,12 +327,13 @@ def window_number(folder: Path) -> int:
 
 def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     """Return what a run folder holds beside its traces and step logs; files named in `but` are known to be traces."""
-    kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
+    kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL, _SAMPLES)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
     share = max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(len(there), 1))
     unread: list[str] = []
     telemetry: list[Telemetry] = []
+    samples: list[ThreadSamples] = []
     collectives: list[LiveCollective] = []
     edges: list[MemoryEdge] = []
     peaks: dict[int, dict[str, Any]] = {}
@@ -255,6 +344,9 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             from stepscope.trace.nccl import nccl_log  # only where there is one
 
             logs.append(nccl_log(_text_lines(path, max_bytes=share, say=unread.append), rank=rank))
+            continue
+        if what == _SAMPLES:
+            samples += _read_samples(path, rank=rank, max_bytes=share, say=unread.append)
             continue
         found: KeptLines[Any]
         if what == _TELEMETRY:
@@ -283,6 +375,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     lost += damaged
     return SideFiles(
         telemetry=tuple(telemetry),
+        samples=tuple(samples),
         collectives=tuple(collectives),
         memory=tuple(edges),
         memory_peaks=peaks,
@@ -539,6 +632,43 @@ _LOSSES = (
     ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
     ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
 )
+
+
+def with_core_waits(logs: tuple[StepLog, ...], samples: Iterable[ThreadSamples]) -> tuple[StepLog, ...]:
+    """Return logs with `cpu.delay_ns`: how long the training thread was ready to run and had no core in each step.
+
+    The samples have it as a sum so far, the log has how long the thread ran: the wait between two samples is spread
+    over the steps in proportion to the time in which it did not run. NaN in steps without samples around them.
+    """
+    by_rank = {one.rank: one for one in samples}
+    found = [_core_waits(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
+    return tuple(
+        log if waits is None else replace(log, numbers={**log.numbers, "cpu.delay_ns": waits})
+        for log, waits in zip(logs, found, strict=True)
+    )
+
+
+def _core_waits(log: StepLog, samples: ThreadSamples) -> npt.NDArray[np.float64] | None:
+    known = np.isfinite(samples.delay_ns)
+    at, waited = samples.time_ns[known], samples.delay_ns[known]
+    ran = log.column("cpu.run_ns")
+    if len(at) < 2 or not len(log) or not np.isfinite(ran).any() or (np.diff(log.start_ns) < 0).any():
+        return None
+    off = np.maximum(log.dur_ns - np.where(np.isfinite(ran), ran, log.dur_ns), 0.0)
+    edges = np.stack([log.start_ns, np.maximum(log.end_ns, log.start_ns)], axis=1).ravel()
+    edges = np.maximum.accumulate(edges)
+    sums = np.concatenate([[0.0], np.repeat(np.cumsum(off), 2)])[:-1]  # at the start and at the end of each step
+    between = np.diff(np.interp(at, edges, sums))
+    share = np.clip(np.diff(waited) / np.maximum(between, 1.0), 0.0, 1.0)
+    points = np.sort(np.concatenate([edges, at]))
+    inside = np.searchsorted(at, points[:-1], side="right") - 1
+    lost = np.diff(np.interp(points, edges, sums)) * np.where(
+        (inside >= 0) & (inside < len(share)), share[np.clip(inside, 0, len(share) - 1)], 0.0
+    )
+    total = np.concatenate([[0.0], np.cumsum(lost)])
+    found = np.interp(log.end_ns, points, total) - np.interp(log.start_ns, points, total)
+    found[(log.end_ns <= at[0]) | (log.start_ns >= at[-1]) | ~np.isfinite(ran)] = np.nan
+    return np.asarray(found)
 
 
 def log_since(log: StepLog, step: int) -> StepLog:

@@ -15,7 +15,7 @@ from stepscope.analyze.replay.graph import NOTHING, Program, by_item, without_ca
 from stepscope.analyze.replay.graph import host_part_ns as host_part_ns
 from stepscope.analyze.replay.graph import host_part_scaled as host_part_scaled
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
-from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES
+from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, NO_CORE
 from stepscope.contract.collectives import OP_CODE
 from stepscope.cost.alpha_beta import Fit, fit
 from stepscope.intervals import covered_ns, union
@@ -216,7 +216,7 @@ def without_data_wait(replay: Replay, share: float = 0.0) -> Replay:
 
 def without_stalls(replay: Replay) -> Replay:
     """Return the run with no host stalls, neither in the replayed steps nor in others."""
-    others = [cause for cause in replay.recurring.causes if cause not in (*DATA_CAUSES, COMMUNICATION)]
+    others = [cause for cause in replay.recurring.causes if cause not in (*DATA_CAUSES, COMMUNICATION, NO_CORE)]
     return without_window_stalls(without_recurring(replay, others))
 
 

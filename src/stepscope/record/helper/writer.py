@@ -185,7 +185,7 @@ def _warnings(found: Sequence[Facts]) -> list[str]:
     longer = "longer" if ratio > 1 else "shorter"
     on_cuda = any((f.get("device") or {}).get("kind") == "cuda" for f, _ in beyond)
     why = "CUPTI may still be attached (this torch or driver does not detach it)" if on_cuda and ratio > 1 else ""
-    why = why or "the job changed on the way, or the machine did"
+    why = why or next((c["why"] for _, c in beyond if c["why"]), "the job changed on the way, or the machine did")
     return [
         f"steps after the window are {100 * abs(ratio - 1):.1f} % {longer} than those before it "
         f"({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %): {why}; those before it are used"

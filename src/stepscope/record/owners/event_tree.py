@@ -170,7 +170,7 @@ class Stacks:
         number = {frame: i for i, frame in enumerate(used)}
         paths = list(dict.fromkeys(keys[frame][0] for frame in used))
         users = list(dict.fromkeys(keys[frame][0] for frame in used if keys[frame][3]))
-        root = _root_of(users)
+        root = project_root(users, main_folder())
         file = {path: i for i, path in enumerate(paths)}
         rows = [keys[frame] for frame in used]
         return StackTable(
@@ -182,11 +182,16 @@ class Stacks:
         )
 
 
-def _root_of(paths: list[str]) -> str:
+def main_folder() -> str:
+    """Return the folder of the script, the current one where there is none; not known any more as Python ends."""
     import __main__
 
     script = getattr(__main__, "__file__", None)
-    main = str(Path(script).absolute().parent if script else Path.cwd())
+    return str(Path(script).absolute().parent if script else Path.cwd())
+
+
+def project_root(paths: list[str], main: str) -> str:
+    """Return the folder that the user's files lie below."""
     folders = [str(Path(path).parent) for path in paths if Path(path).is_absolute()]
     if not folders:
         return main

@@ -1,0 +1,116 @@
+"""What runs beside the training thread, or keeps it from running, is named in the report of an unchanged job."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.record.script_runs import environment
+
+from stepscope.cli.main import main
+
+JOB = Path(__file__).parent / "beside_job.py"
+
+pytestmark = pytest.mark.job
+
+
+def line_of(name: str) -> int:
+    """Return the line of the job that is marked `# LINE name`."""
+    return next(n for n, text in enumerate(JOB.read_text().splitlines(), 1) if text.endswith(f"# LINE {name}"))
+
+
+def report(folder: Path, fault: str, steps: int, *options: str, core: int | None = None) -> dict[str, Any]:
+    """Record the job with a fault, on one core where that is given, and return its report."""
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(folder / "run"), *options, "--"]
+    pinned = ["taskset", "-c", str(core)] if core is not None else []
+    command = [*pinned, *record, sys.executable, "-W", "ignore", str(JOB), fault, str(steps)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    with subprocess.Popen(["taskset", "-c", str(core), sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_core_that_other_programs_use_is_no_stall_of_the_host(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    with ExitStack() as programs:
+        for _ in range(2):
+            programs.enter_context(busy(core))
+        found = report(tmp_path, "none", 120, core=core)
+    first = found["findings"][0]
+    assert (first["id"], first["title"]) == ("host-stall", "Training waits for a CPU core")
+    assert first["saving_pct"] > 30  # two programs of three on that core: up to 67
+    assert "pinned" in first["remedy"]
+    assert not [f for f in found["findings"] if "gc.freeze" in f["remedy"] and f["saving_pct"] > 10]
+    step = found["step"]
+    assert step["core_wait_ms"] == pytest.approx(first["cost_ms_per_step"], rel=0.01)
+
+
+def finding(found: dict[str, Any], title: str) -> dict[str, Any]:
+    titles = [f["title"] for f in found["findings"]]
+    assert title in titles, titles
+    one: dict[str, Any] = found["findings"][titles.index(title)]
+    assert one["id"] == "host-stall"
+    return one
+
+
+def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> None:
+    found = report(tmp_path, "hog", 60)
+    lines = (line_of("hog"), line_of("hog") - 1)  # its loop has two
+    titles = [f"Another thread holds the GIL (beside_job.py:{line})" for line in lines]
+    one = finding(found, next((t for t in titles if t in [f["title"] for f in found["findings"]]), titles[0]))
+    assert "thread writer" in one["cause"]
+    assert one["saving_pct"] > 10  # alone on two cores: over 80
+    assert not [f for f in found["findings"] if f["title"] == "The host stalls inside the step"]
+
+
+def test_a_lock_that_is_waited_for_now_and_then_is_named_with_its_holder(tmp_path: Path) -> None:
+    one = finding(
+        report(tmp_path, "lock", 500),
+        f"The training thread waits for another thread (beside_job.py:{line_of('waiter')})",
+    )
+    assert f"beside_job.py:{line_of('holder')}" in one["cause"]
+    assert "thread writer" in one["cause"]
+    assert {w["line"] for w in one["where"]} == {line_of("waiter"), line_of("holder")}
+    assert one["saving_pct"] > 10
+
+
+def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
+    found = report(tmp_path, "periodic", 400)
+    one = finding(found, f"A line takes long in some steps (beside_job.py:{line_of('periodic')})")
+    planted_ms = 200 / 23
+    # its clock goes on while it has no core: then it takes less, not more
+    assert 0.3 * planted_ms < one["saving_ms_per_step"] < 1.6 * planted_ms
+
+
+def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
+    found = report(tmp_path, "growth", 300)
+    one = finding(found, f"Steps become longer during the run (beside_job.py:{line_of('growth')})")
+    early, late = (e["value"] for e in one["evidence"][:2])
+    assert late > 1.2 * early
+
+
+def test_a_sampled_job_prints_and_learns_the_same(tmp_path: Path) -> None:
+    plain = [sys.executable, "-W", "ignore", str(JOB), "lock", "60"]
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", str(tmp_path / "run"), "--"]
+    first, second = (
+        subprocess.run(command, env=environment(), capture_output=True, text=True)
+        for command in (plain, [*record, *plain])
+    )
+    assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
+    assert [line for line in second.stderr.splitlines() if not line.startswith("stepscope: ")] == []
+    assert (tmp_path / "run" / "rank00000.samples.jsonl").exists()
