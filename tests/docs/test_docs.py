@@ -122,7 +122,7 @@ def test_every_cell_of_code_has_shown_something(stored: Any) -> None:
 
 def test_analysis_and_comparison_show_themselves_as_pages(stored: Any) -> None:
     found = [page for cell in stored.cells for page in pages(cell)]
-    assert any("Rank 1: every step waits for it" in page for page in found)
+    assert any("Rank 1 is late (host)" in page for page in found)
     assert any("no difference found" in page for page in found)
 
 

@@ -72,7 +72,7 @@ def test_every_tab_is_drawn_without_a_console_message(opened: Browser) -> None:
 def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browser) -> None:
     assert text(opened, ".sentence") == "Rank 5 holds up everyone. Fixing it: 261 → 238 ms per step (−9 %)"  # noqa: RUF001
     assert opened.run("return document.querySelectorAll('.card').length") == 3
-    assert text(opened, "#timeline .said").startswith("Others wait")
+    assert text(opened, "#timeline .said").startswith("In this step, other ranks wait")
     assert "for rank 5" in text(opened, "#timeline .said")
     assert float(opened.waited(f"{CANVAS}.dataset.shownMs")) < 125  # half of the step
     assert opened.run(f"return {PINK}") > 100
@@ -155,7 +155,7 @@ def test_a_click_on_a_kernel_shows_its_launch(opened: Browser) -> None:
 
 def test_switches_replay_the_step(opened: Browser) -> None:
     said = "#what-if .switched"
-    assert text(opened, said).startswith("261 ms → 238 ms per step, 23.3 ms (8.9 %) less")
+    assert text(opened, said).startswith("261 ms → 238 ms per step, saves 23.3 ms (8.9 %)")
     for k, saving in ((1, "30.3 ms"), (2, "36.3 ms")):
         opened.run(f"document.querySelectorAll('#what-if .switch input')[{k}].click()")
         assert saving in text(opened, said)

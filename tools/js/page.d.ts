@@ -163,3 +163,6 @@ interface DocumentEventMap {
   "show-rows": CustomEvent<[string, string]>;
   "show-cell": CustomEvent<{ metric: string; rank: number; step: number }>;
 }
+
+/** Names of parts, losses, slices and causes, from `report/names.py`. */
+declare const NAMES: Record<"parts" | "groups" | "kinds" | "causes" | "path", Record<string, string>>;

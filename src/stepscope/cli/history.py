@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="PATH", help="write all runs, groups and hosts as JSON; - for standard output"
     )
-    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor write what was kept")
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read in parallel (default: all cores)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     add_force(parser)
 
 

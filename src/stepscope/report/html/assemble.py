@@ -8,11 +8,13 @@ library only: a cached page needs no analysis.
 import base64
 import hashlib
 import html
+import json
 from functools import cache
 from importlib.resources import files
 from string import Template
 
 from stepscope.records import dataclass
+from stepscope.report.names import FOR_PAGES
 from stepscope.units import printable
 
 _COMMON = ("unpack", "numbers", "elements", "theme", "state", "tables", "drawing")
@@ -71,7 +73,7 @@ def _source(name: str) -> str:
 @cache
 def _script(names: tuple[str, ...]) -> str:
     parts = "\n".join(_source(f"js/{name}.js") for name in names)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+    return f'"use strict";\n(() => {{\nconst NAMES = {json.dumps(FOR_PAGES, separators=(",", ":"))};\n{parts}}})();\n'
 
 
 def _hash(text: str) -> str:

@@ -127,7 +127,7 @@ function trustTab(data) {
   for (const { rule, needs: what } of report.not_examined) needs.set(what, [...(needs.get(what) ?? []), rule]);
   const missing = [...needs].map(([what, rules]) => ({ what, rules: rules.join(", ") }));
   return [
-    panel("trust", "How far to trust this report", el("ul", { class: "trust" }, [...data.trust, ...(slices ? [about(slices), ...slices.notes] : [])].map((line) => item("·", null, line)),
+    panel("trust", "Data quality", el("ul", { class: "trust" }, [...data.trust, ...(slices ? [about(slices), ...slices.notes] : [])].map((line) => item("·", null, line)),
       report.warnings.map((line) => item("!", "warning", line)))),
     report.checks.length ? panel("checks", "Checks", table("checks", report.checks.map((check) => ({ check })), CHECK_COLUMNS, { most: 40 }),
       (report.guides ?? []).map((guide) => foldedLater(`${guide.title}: ${guide.why}`, () => table(guide.title, guide.items, CHECK_COLUMNS)))) : null,
@@ -144,10 +144,10 @@ function tabsOf(data, timelines) {
   const place = timelines && el("div", { class: "timeline-place compact" }), whole = timelines && el("div", { class: "timeline-place" });
   return [
     ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, data.sentence), cards(report), ...findings(report, grid, place), switches(report),
-      pictureSection("budget", "Where the time goes", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps)]],
+      pictureSection("budget", "Step time and MFU", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps)]],
     ["timeline", "Timeline", () => [whole ?? hint("timeline", "Timeline", "Nothing ran in a recorded step."), pictureSection("steps", "Recorded steps", shown.step_times),
       tableSection("critical-path", "Critical path", `What the length of a step consists of${report.run.num_ranks > 1 ? ", over all ranks" : ""}.`, report.critical_path, PATH_COLUMNS, { sort: "ms_per_step" }),
-      tableSection("idle", "Why the device was idle", perText(report), report.idle.filter((r) => r.ms_per_step > 0), [{ title: "cause", key: "cause", unit: "words" }, MS("per step", "ms_per_step", { bar: true })], { sort: "ms_per_step" })]],
+      tableSection("idle", "Why the device was idle", perText(report), report.idle.filter((r) => r.ms_per_step > 0), [{ title: "cause", key: (r) => NAMES.causes[r.cause] ?? words(r.cause) }, MS("per step", "ms_per_step", { bar: true })], { sort: "ms_per_step" })]],
     ["ranks", "Ranks", () => [pictureSection("rank-times", "Ranks compared", shown.rank_times), grid && grid.ranks.length > 1 ? heatmap(grid, report.ranks) : null, ...rankTables(report),
       pictureSection("traffic", "Between ranks", shown.waiting, shown.sending), pictureSection("bandwidth", "Bandwidth", shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report)]],
     ["code", "Code", () => [code(report) ?? hint("code", "Code", "Source lines were not recorded: run the job with stepscope record, or add --stacks to a profiler.")]],
@@ -156,7 +156,7 @@ function tabsOf(data, timelines) {
       return there.some(Boolean) ? there : [hint("kernels", "Kernels", "No kernels or operators were recorded.")];
     }],
     ["memory", "Memory", () => memoryTab(report, shown)],
-    ["trust", "Trust", () => trustTab(data)],
+    ["trust", "Data quality", () => trustTab(data)],
   ];
 }
 

@@ -247,13 +247,12 @@ const HELP_WITH_OTHERS = ", one on a collective lists its arrivals: arrows point
 
 function timelineTitle(slices) {
   const what = slices.step === null ? "The window" : `Step ${slices.step}`;
-  const ranks = slices.ranks.length === 1 ? "one rank" : `${slices.ranks.length} ranks`;
-  return `${what}, ${ranks}: ${countText(slices.start.length)} slices`;
+  return `${what}${slices.ranks.length === 1 ? "" : `, ${slices.ranks.length} ranks`}, profiled time`;
 }
 
 function usedKinds(slices) {
   const isUsed = (kind, code) => (kind === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code));
-  return KINDS.filter(isUsed).map((kind) => [kind, KIND_TEXT[kind]]);
+  return [...KINDS.filter(isUsed).map((kind) => [kind, NAMES.kinds[kind]]), ["selected", "marked by the finding or the search"]];
 }
 
 // Kernels by their family: no kernel of an H200 has gemm in its name.
@@ -264,7 +263,7 @@ const timelineLabel = (s) => `What ran on ${s.ranks.length} ranks during one ste
 
 function sliceLines(slices, i) {
   const lines = [
-    `rank ${slices.ranks[slices.rank[i]]} · ${KIND_TEXT[KINDS[slices.kind[i]]]}`,
+    `rank ${slices.ranks[slices.rank[i]]} · ${NAMES.kinds[KINDS[slices.kind[i]]]}`,
     `start ${timeText(slices.start[i])} · duration ${timeText(slices.dur[i])}`,
   ];
   if (slices.wait[i] > 0) lines.push(`waited ${timeText(slices.wait[i])}, moved data ${timeText(slices.dur[i] - slices.wait[i])}`);
