@@ -173,6 +173,10 @@ _VERBOSE = {"-v", "--verbose"}
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
+        if unknown.startswith("--") and message.startswith("unrecognized"):
+            near = did_you_mean(unknown, [o for o in self._option_string_actions if o.startswith("--")])
+            message = f"{message}; {near}" if near.startswith("did") else message
         self.exit(2, f"{self.prog}: {printable(message, width=MAX_SENTENCE)}; see `{self.prog} --help`\n")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:

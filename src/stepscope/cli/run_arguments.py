@@ -124,6 +124,11 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     add_force(parser)
 
 
+def add_html(parser: argparse.ArgumentParser) -> None:
+    """Add `--html`."""
+    parser.add_argument("--html", metavar="PATH", help="write a self-contained HTML file")
+
+
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add --force."""
     parser.add_argument("--force", action="store_true", help="overwrite existing files")

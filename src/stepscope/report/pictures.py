@@ -473,6 +473,35 @@ def memory_of_fullest(document: Document) -> Drawing | None:
     )  # fmt: skip
 
 
+def snapshot_memory(snapshot: Document, by: str) -> Drawing | None:
+    """Return the memory of a snapshot over its history, `by` owner (the line that allocated it) or purpose."""
+    line = snapshot["timeline"]
+    times = [t / 1000 for t in line["time_us"]]
+    curves = {name: values for name, values in snapshot[f"by_{by}"].items() if values and any(values)}
+    if len(times) < 2 or not curves:
+        return None
+    kept, below = _largest(line["allocated_bytes"], 2 * _MAX_POINTS), np.zeros(len(times))
+    lines, legend = [], []
+    steady_first = sorted(curves, key=lambda name: (name == "other", -min(curves[name]), -max(curves[name])))
+    for k, name in enumerate(steady_first):
+        top = below + np.array(curves[name], float)
+        colour = "unknown" if name == "other" else _CATEGORY_COLOURS[k % (len(_CATEGORY_COLOURS) - 1)]
+        lines.append(Line(_words(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
+        legend.append((colour, _words(name)))
+        below = top
+    if reserved := line.get("reserved_bytes"):
+        lines.append(Line("reserved", [(times[i], reserved[i]) for i in kept], "quiet", "steps", dashed=True))
+        legend.append(("quiet", "reserved (dashed)"))
+    of = "" if snapshot["rank"] is None else f" of rank {snapshot['rank']}"
+    what = "the line that allocated it" if by == "owner" else "purpose"
+    return line_chart(
+        f"Memory snapshot{of} by {what}", lines, Axis("time in the history", "ms", zero=False), Axis("memory", "bytes"),
+        width=WIDE, legend=legend, notes=["Allocated memory, stacked; what is alive longest is at the bottom."],
+        label=f"Memory{of} over the snapshot's history, at most "
+        f"{unit_text(max(line['allocated_bytes']), 'bytes')}, by {what}",
+    )  # fmt: skip
+
+
 def memory_over_steps(document: Document) -> Drawing | None:
     """Return the allocated memory of every rank over the recorded steps."""
     curves = []
