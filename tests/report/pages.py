@@ -60,7 +60,7 @@ def all_pages(folder: Path) -> dict[str, str]:
 
 def command_pages(folder: Path) -> dict[str, str]:
     """Return the pages that `memory`, `hang` and `history` write."""
-    given = {
+    given: dict[str, list[Any]] = {
         "memory": [DATA / "memory_snapshot" / "snapshot.pickle.gz"],
         "hang": sorted((DATA / "flight_recorder").glob("*rank*")),
         "history": [folder, "--no-cache"],

@@ -85,7 +85,7 @@ def _sparks(ranks: Sequence[RankNow], count: int) -> list[str]:
     if not every:
         return [""] * len(ranks)
     low, high = min(every), max(every)
-    low = min(low, 0.9 * high)  # a change of a few percent is drawn as one
+    low = min(low, round(0.9 * high))  # a change of a few percent is drawn as one
     bars = [
         "".join("▁▂▃▄▅▆▇█"[round(7 * (ns - low) / (high - low))] if high > low else "▁" for ns in one) for one in times
     ]

@@ -28,6 +28,7 @@ from stepscope.report.charts import (
 )
 from stepscope.report.drawing import Drawing, Scale, Shape, digits, dot, polyline, rect, table_of, unit_text, words
 from stepscope.report.names import LOSSES, PARTS, PATH
+from stepscope.run.side_files import Telemetry
 from stepscope.units import NS_PER_MS
 
 Document = Mapping[str, Any]
@@ -58,7 +59,7 @@ def budget(document: Document) -> Drawing | None:
     ]  # fmt: skip
     title = f"{whole.capitalize()} time by category{', mean rank' * (document['run']['num_ranks'] > 1)}"
     return (bars and bar_chart(
-        title, bars, "ms", axis=False, right=110, label=f"A {whole} of {total} by its parts",
+        title, bars, "ms", axis=False, right=110, left=160, label=f"A {whole} of {total} by its parts",
         notes=[f"The parts sum to {total}."],
     )) or None  # fmt: skip
 
@@ -88,7 +89,7 @@ def waterfall(document: Document) -> Drawing | None:
             )
     source = document["efficiency"]["flops_source"]
     return bar_chart(
-        "MFU: losses from peak", bars, "pct", axis=False, right=90,
+        "MFU: losses from peak", bars, "pct", axis=False, right=110, left=160,
         label="Waterfall from peak to achieved FLOP rate; the table below holds its numbers",
         notes=[f"FLOPs from {source}; causal attention counted without masking."] if source else [],
     )  # fmt: skip
@@ -500,6 +501,37 @@ def snapshot_memory(snapshot: Document, by: str) -> Drawing | None:
         label=f"Memory{of} over the snapshot's history, at most "
         f"{unit_text(max(line['allocated_bytes']), 'bytes')}, by {what}",
     )  # fmt: skip
+
+
+_DEVICE_SERIES = (
+    ("clock", "SM clock", "sm_clock_mhz", "MHz"),
+    ("power", "Power", "power_w", "W"),
+    ("utilisation", "Utilisation", "utilization_pct", "%"),
+    ("temperature", "Temperature", "temperature_c", "°C"),
+)
+
+
+def device_pictures(telemetry: Sequence[Telemetry]) -> dict[str, Drawing]:
+    """Return clocks, power, utilisation and temperature of the ranks' devices over the job, those that were sampled."""
+    known = [one for one in telemetry if len(one) > 1]
+    first_ns = min((float(np.nanmin(one.columns["time_ns"])) for one in known), default=0.0)
+    found = {}
+    for name, title, column, unit in _DEVICE_SERIES:
+        lines = []
+        for k, one in enumerate(known[: len(COLOURS)]):
+            values, times = one.columns[column], (one.columns["time_ns"] - first_ns) / NS_PER_MS
+            rows = np.flatnonzero(~np.isnan(values) & ~np.isnan(times))
+            rows = rows[:: max(1, len(rows) // _MAX_POINTS)]
+            if len(rows) > 1:
+                points = [(float(times[i]), float(values[i])) for i in rows.tolist()]
+                lines.append(Line(f"rank {one.rank}", points, COLOURS[k], "steps", width=1))
+        if lines:
+            legend = [(line.colour, line.name) for line in lines]
+            found[name] = line_chart(
+                f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False), Axis(unit, "number", zero=False),
+                legend=legend, label=f"{title} of the devices of {len(lines)} ranks over the job",
+            )  # fmt: skip
+    return found
 
 
 def memory_over_steps(document: Document) -> Drawing | None:

@@ -434,6 +434,7 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
         launches=tuple(by_launch),
         matched=_matched(account, used),
         notes=tuple(notes),
+        origin_ns=int(window.origin_ns[taken[0][0]]),
     )
 
 

@@ -76,8 +76,13 @@ function lateArrival(slices, ranks) {
   for (let i = 0; i < slices.match.length; i++) if (slices.match[i] === match) { from = Math.min(from, slices.start[i]); to = Math.max(to, slices.start[i]); }
   const rank = slices.matched.last[match];
   const isCause = (i) => slices.ranks[slices.rank[i]] === rank && slices.match[i] < 0 && KINDS[slices.kind[i]] !== "range" && slices.start[i] < to && slices.start[i] + slices.dur[i] > from;
-  const longest = longestOf(slices, isCause), pad = Math.max(0.15 * (to - from), slices.span / 100);
-  const what = longest === null ? "" : KINDS[slices.kind[longest]] === "idle" ? shortName(slices.names[slices.name[longest]]) : NAMES.kinds[KINDS[slices.kind[longest]]];
+  const sums = new Map();
+  for (let i = 0; i < slices.start.length; i++) {
+    if (isCause(i)) sums.set(slices.kind[i], (sums.get(slices.kind[i]) ?? 0) + Math.min(slices.start[i] + slices.dur[i], to) - Math.max(slices.start[i], from));
+  }
+  const [most] = [...sums].sort((a, b) => b[1] - a[1])[0] ?? [null], idle = most !== null && KINDS[most] === "idle";
+  const longest = idle ? longestOf(slices, (i) => isCause(i) && slices.kind[i] === most) : null, pad = Math.max(0.15 * (to - from), slices.span / 100);
+  const what = longest !== null ? shortName(slices.names[slices.name[longest]]) : most === null ? "" : NAMES.kinds[KINDS[most]];
   const meanwhile = what && ` Rank ${rank} meanwhile: ${what}.`;
   return { rank, marks: isCause, from: from - pad, to: to + pad, said: `In this step, other ranks wait up to ${timeText(wait)} (profiled) for rank ${rank}.${meanwhile}` };
 }

@@ -100,9 +100,9 @@ function findingBody(f, grid, report) {
   return el("div", { class: "body" },
     el("p", { class: "remedy" }, el("b", {}, "→ "), f.remedy),
     el("p", {}, sentenceOf(f.cause)),
-    (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where: "), placeText(f.where)),
+    (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost): "), placeText(f.where)),
     f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map((e) => evidenceRow(e, report.run.num_ranks === 1)))),
-    el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), el("a", { href: f.docs }, `about ${f.id}`)),
+    el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
     el("p", { class: "quiet" }, `${rangeText(f)}${after} · ${pctText(100 * f.confidence, 0)} sure of the cause`));
 }
 
@@ -113,8 +113,8 @@ const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c
 function placeText(where) {
   const name = (w) => (w.file === null ? `module ${w.module}` : `${w.after ? "after " : ""}${w.file}:${w.line}${w.module ? ` in ${w.module}` : ""}`);
   const lines = where.filter((w) => w.file !== null), modules = where.filter((w) => w.file === null);
-  const list = (rows) => rows.map((w) => `${name(w)} (${pctText(100 * w.share, 0)} of its cost)`).join(", ");
-  return [list(lines), list(modules)].filter(Boolean).join("; by module: ").replace(/; by module: module /, "; by module: ");
+  const list = (rows) => rows.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
+  return [list(lines), list(modules)].filter(Boolean).join("; ");
 }
 
 function evidenceRow(e, single) {
@@ -123,4 +123,42 @@ function evidenceRow(e, single) {
   return el("tr", {},
     el("th", { scope: "row" }, e.what), el("td", { class: "number" }, e.unit === "bytes" ? bytesText(e.value) : `${value} ${e.unit || ""}`.trim()),
     el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : single && e.where === "mean rank" ? "" : e.where));
+}
+
+// The docs pages of the findings, in the page itself: it needs no network, and links of a file lead nowhere.
+function docsPanel(report) {
+  const pages = Object.entries(report.docs ?? {});
+  return pages.length ? panel("docs", "About these findings", pages.map(([id, text]) =>
+    el("details", { class: "finding", id: `docs-${id}` }, el("summary", {}, el("span", { class: "what" }, id)), el("div", { class: "body prose" }, prose(text))))) : null;
+}
+
+function showDocs(event, id) {
+  event.preventDefault();
+  const box = /** @type {HTMLDetailsElement | null} */ (document.getElementById(`docs-${id}`));
+  if (box) box.open = true;
+  jump(`docs-${id}`);
+}
+
+// Markdown as far as the docs use it: headings, paragraphs, lists, tables and indented code; links become their text.
+function prose(text) {
+  const blocks = [];
+  for (const line of text.split("\n")) {
+    const kind = line.startsWith("    ") ? "pre" : /^#+ /.test(line) ? "h" : line.startsWith("|") ? "table" : /^- /.test(line) ? "li" : line.trim() ? "p" : "";
+    const last = blocks[blocks.length - 1];
+    if (kind === "p" && last?.kind === "li") last.lines[last.lines.length - 1] += ` ${line.trim()}`;
+    else if (last && kind && kind !== "h" && last.kind === kind) last.lines.push(line);
+    else if (kind || last?.kind !== "") blocks.push({ kind, lines: [line] });
+  }
+  const plain = (line) => line.replace(/\[([^\]]+)\]\([^)]*\)/g, "$1").replace(/[`*]/g, "");
+  const cells = (line) => line.split("|").slice(1, -1).map((cell) => plain(cell).trim());
+  return blocks.filter((b) => b.kind && !/^# /.test(b.lines[0])).map(({ kind, lines }) => {
+    if (kind === "pre") return el("pre", { tabindex: 0 }, lines.map((line) => line.slice(4)).join("\n"));
+    if (kind === "h") return el("h3", {}, plain(lines[0].replace(/^#+ /, "")));
+    if (kind === "li") return el("ul", {}, lines.map((line) => el("li", {}, plain(line.slice(2)))));
+    if (kind === "table") {
+      const [head, , ...rows] = lines.map(cells);
+      return el("table", {}, el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col" }, cell)))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell))))));
+    }
+    return el("p", {}, plain(lines.join(" ")));
+  });
 }
