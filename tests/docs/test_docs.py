@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import write_outputs
 from tools.licences import ALLOWED, packages
 from tools.write_notebook import NOTEBOOK, OTHER_LIBRARY, PAGE, as_markdown, executed, texts
 
@@ -133,3 +134,10 @@ def test_page_in_the_docs_is_made_from_the_notebook(stored: Any) -> None:
 def pages(cell: Any) -> list[str]:
     found = [output.get("data", {}).get("text/html") for output in cell.get("outputs", ())]
     return [page for page in found if page is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", write_outputs.PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_outputs_are_what_the_commands_print(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == write_outputs.refreshed(text), "run tools/write_outputs.py"
