@@ -1,6 +1,8 @@
 """The page of one run, rendered from its document and the data of its timeline."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +88,10 @@ def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _docs(finding: str) -> str | None:
-    """Return the docs page of a finding: from the wheel, or from a checkout."""
-    package = Path(__file__).parents[2]
-    for folder in (package / "docs" / "findings", package.parents[1] / "docs" / "findings"):
-        if (folder / f"{finding}.md").is_file():
-            return (folder / f"{finding}.md").read_text(encoding="utf-8")
+    """Return the docs page of a finding: from the wheel, or from a checkout; None where it has neither."""
+    for folder in ("docs/findings", "../../docs/findings"):
+        with suppress(OSError):
+            return files("stepscope").joinpath(f"{folder}/{finding}.md").read_text(encoding="utf-8")
     return None
 
 
