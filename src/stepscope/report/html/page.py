@@ -8,6 +8,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cost.calibration import Calibration
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import plain, report_json
 from stepscope.document.sentence import headline_sentence
@@ -89,6 +90,8 @@ def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
 
 def _docs(finding: str) -> str | None:
     """Return the docs page of a finding: from the wheel, or from a checkout; None where it has neither."""
+    if finding not in FINDING_IDS:  # a document that somebody else wrote
+        return None
     for folder in ("docs/findings", "../../docs/findings"):
         with suppress(OSError):
             return files("stepscope").joinpath(f"{folder}/{finding}.md").read_text(encoding="utf-8")
