@@ -177,3 +177,54 @@ class TestTables:
         page = replace(table, cells={**table.cells, "name": renamed})._repr_html_()
         assert "&lt;script&gt;" in page and "<script" not in page and "\x1b" not in page
         assert "rows more" in page
+
+
+def test_repr_never_analyses() -> None:
+    def fail(run: Any) -> Any:
+        raise AssertionError("analysed")
+
+    loaded = stepscope.load(DATA / "gloo-ddp", cache=False)
+    assert "gloo-ddp: 2 ranks" in repr(Analysis(loaded.run, fail))
+
+
+def test_rows_and_head_of_a_table(run: Analysis) -> None:
+    table = run.table("collectives")
+    rows = list(table)
+    assert len(rows) == len(table) and rows[0]["op"] == "all_reduce" and set(rows[0]) == set(table.columns)
+    assert list(table.head(2)) == rows[:2] and len(table.head(2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "near"),
+    [
+        (lambda run: run.table("collctives"), KeyError, "did you mean collectives?"),
+        (lambda run: run.table("collectives")["wait"], KeyError, "did you mean wait_ns?"),
+        (lambda run: run.what_if("stragler=off"), KeyError, "did you mean straggler?"),
+        (lambda run: run.what_if("straggler"), ValueError, "write straggler=off"),
+        (lambda run: stepscope.load("no-such-folder"), FileNotFoundError, "does not exist"),
+        (lambda run: stepscope.laod, AttributeError, "did you mean load?"),
+    ],
+)
+def test_errors_are_built_in_ones_and_name_the_nearest(run: Analysis, ask: Any, kind: type, near: str) -> None:
+    with pytest.raises(kind) as caught:
+        ask(run)
+    assert near in str(caught.value) and "--" not in str(caught.value)
+    assert kind is AttributeError or isinstance(caught.value, stepscope.StepscopeError)
+
+
+def test_answers_findings_and_pictures_are_one_line(run: Analysis) -> None:
+    answer, finding = run.what_if("straggler=off"), run.findings[0]
+    assert repr(answer).startswith("<Answer: straggler=off saves 6.4 of 15.7 ms per step (41 %)")
+    assert answer.saving_ms == pytest.approx(finding.saving_alone_ms)
+    assert finding.saving_range_ms[0] <= finding.saving_alone_ms <= finding.saving_range_ms[1]
+    assert all("\n" not in repr(one) and len(repr(one)) < 240 for one in (answer, finding, run.plot_budget()))
+
+
+def test_warnings_name_arguments_not_options(run: Analysis) -> None:
+    assert any("unprofiled_step_ms=" in line for line in run.warnings)
+    assert not any("--unprofiled" in line for line in run.warnings)
+
+
+def test_public_names_are_all_there_is() -> None:
+    assert dir(stepscope) == sorted(stepscope.__all__)
+    assert all(getattr(stepscope, name) is not None for name in dir(stepscope) if name.endswith("Error"))

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -104,6 +105,7 @@ WIDTHS = (390, 1400, 2560)
 SCHEMES = ("light", "dark")
 PAPER = 760
 """how wide a page is on paper, in CSS pixels"""
+TERMINALS = {"": DEFAULT_TERMINAL_THEME, "-dark": SVG_EXPORT_THEME}
 GALLERY = {"": (1400, 900), "-phone": (390, 844)}
 README_WIDTH = 1180
 TALLEST = 16_000
@@ -127,7 +129,9 @@ def main() -> None:
 def write_docs(browser: Browser, corpus: Path, folder: Path) -> None:
     """Write the pictures that the docs show."""
     straggler = analysed(corpus, RUNS["ddp"])
-    (IMAGES / "terminal.svg").write_text(terminal_svg(straggler))
+    (IMAGES / "terminal.svg").write_text(terminal_svg(straggler, SVG_EXPORT_THEME))
+    for name, run in RUNS.items():
+        write_terminals(name, analysed(corpus, run))
     page = folder / "page.html"
     page.write_text(straggler.to_html())
     save(browser, IMAGES / "report.png", part_of(browser, page, "#timeline", scheme="light"))
@@ -150,12 +154,20 @@ def save(browser: Browser, path: Path, png: bytes) -> None:
     print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 
 
-def terminal_svg(analysis: Analysis) -> str:
+def write_terminals(name: str, analysis: Analysis) -> None:
+    """Write the terminal report of a run, light and dark."""
+    for suffix, theme in TERMINALS.items():
+        path = IMAGES / "gallery" / f"{name}-terminal{suffix}.svg"
+        path.write_text(terminal_svg(analysis, theme))
+        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+def terminal_svg(analysis: Analysis, theme: TerminalTheme) -> str:
     """Return the summary as a terminal of 80 columns shows it; no font is fetched from anywhere."""
     out = Console(record=True, width=80, force_terminal=True, highlight=False, file=io.StringIO())
     name = analysis.account.run.name
     out.print(Text.from_ansi(summary_text(analysis.document, command=[name], colour=True)))
-    svg = out.export_svg(title=f"stepscope report {name}")
+    svg = out.export_svg(title=f"stepscope report {name}", theme=theme)
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 

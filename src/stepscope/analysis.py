@@ -1,6 +1,6 @@
-"""A run as a Python user and a notebook touch it: `run = stepscope.load("run/")`.
+"""A run in Python and in a notebook: `run = stepscope.load("run/")`.
 
-    run                          one line that says what it is; a small page in a notebook
+    run                          one line, without analysing; a small page in a notebook
     run.verdict, run.findings    what bounds the step, and what each fix would save
     run.account                  everything measured
     run.what_if("straggler=off") the step with a change
@@ -15,6 +15,7 @@ Nothing is computed before it is asked for, and nothing twice.
 """
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -42,10 +43,14 @@ from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table
-from stepscope.units import json_text
+from stepscope.units import json_text, printable
 from stepscope.whatif.settings import Answer, what_if
 
 PathLike = str | os.PathLike[str]
+#: options of the command that are arguments of `load`
+_OPTION = re.compile(
+    r"--(unprofiled-step-ms|flops-per-step|tokens-per-step|samples-per-step|peak-tflops|full-ranks|jobs)\b"
+)
 
 
 def load(
@@ -134,7 +139,7 @@ class Analysis(Plots):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return everything to be careful about, ranks that could not be read first."""
-        return (*self.run.unreadable, *self.account.warnings)
+        return tuple(_OPTION.sub(_argument, line) for line in (*self.run.unreadable, *self.account.warnings))
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -161,7 +166,7 @@ class Analysis(Plots):
         """
         found = memory_of(self.account, rank)
         if found is None:
-            raise InputError("no memory of that rank was recorded; record with `stepscope record --memory`")
+            raise InputError("memory of that rank was not recorded; record with `stepscope record --memory`")
         one, moments = found
         job = memory_job(self.account, one)
         return tuple(memory_what_if(change, moments, job) for change in changes)
@@ -205,7 +210,11 @@ class Analysis(Plots):
         return sorted(name for name in super().__dir__() if not name.startswith("_"))
 
     def __repr__(self) -> str:
-        return f"<Analysis {summary_line(self.account, self.diagnosis)}>"
+        if "diagnosis" in vars(self):
+            return f"<Analysis {summary_line(self.account, self.diagnosis)}>"
+        ranks = len(self.run.ranks)
+        name = printable(self.run.name, width=40)
+        return f"<Analysis {name}: {ranks} rank{'s' * (ranks != 1)}, not analysed yet (.verdict, .findings, .account)>"
 
     def _repr_html_(self) -> str:
         return summary_page(self.account, self.diagnosis)
@@ -241,6 +250,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return comparison_page(self.document)
+
+
+def _argument(option: re.Match[str]) -> str:
+    return f"load(..., {option[1].replace('-', '_')}=...)"
 
 
 def _text_out(text: str, path: PathLike | None, *, force: bool) -> str:

@@ -32,6 +32,20 @@ class TraceError(InputError):
     """One trace file that cannot be read at all. A damaged but readable one is a warning instead."""
 
 
+class MissingFileError(InputError, FileNotFoundError):
+    """A file or folder that does not exist."""
+
+
+class UnknownNameError(UsageError, KeyError):
+    """A table, column, setting or metric that does not exist."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class InvalidValueError(UsageError, ValueError):
+    """A value that the setting or argument does not take."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known one, or all of them."""
     import difflib  # only for names that are wrong

@@ -100,5 +100,5 @@ def test_a_line_is_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     asked = ["whatif", str(tmp_path), "--without", "train.py:12", "train.py:13", "--scale", "train.py:14=0.5"]
     assert main([*asked, "--ranks", "0"]) == 0
     out = capsys.readouterr().out
-    assert "with train.py:12 deleted train.py:13 deleted train.py:14 x0.5" in out
+    assert "train.py:12 deleted train.py:13 deleted train.py:14 x0.5 saves" in out
     assert "deleted, not replaced" in out

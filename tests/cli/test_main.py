@@ -185,3 +185,19 @@ def test_without_torch_it_says_what_to_install(
 def test_wrong_usage_is_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, None])
+def test_help_fits_80_columns(
+    command: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*([command] if command else []), "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_wrong_option_gives_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", "run", "--hmtl", "page.html"])
+    assert "did you mean --html?" in capsys.readouterr().err

@@ -1,14 +1,17 @@
 """`stepscope watch` and `stepscope trigger` on constructed run folders: lines, restarts, refusals in one sentence."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
 from stepscope.cli.main import main
 from stepscope.cli.watch import LiveSite, WatchedJob
 from stepscope.contract.live import LIVE_FOLDER, WindowPlan
+from stepscope.report.live import screen
 
 
 def job(folder: Path, *, ended: str | None = None, launch: str = "a") -> Path:
@@ -108,3 +111,19 @@ def test_trigger_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert main(["trigger", str(run), "--json", str(tmp_path / "asked.json"), "--no-wait"]) == 0
     assert json.loads((tmp_path / "asked.json").read_text())["ranks"] == []
     assert "steps 50 to 52 will be profiled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_screen_is_complete_and_charts_the_steps_of_each_rank(tmp_path: Path, width: int) -> None:
+    regions = {name: {"ns": 10**6, "n": 1} for name in ("data_loading", "forward_pass", "backward_pass", "a_region")}
+    for rank in (0, 1):
+        lines = [line(step, 10.0 + 30 * (rank and step == 38), regions=regions) for step in range(40)]
+        write_log(claim(tmp_path / "run", "a"), rank, lines)
+    watched = WatchedJob(str(tmp_path / "run"))
+    watched.refresh()
+    out = Console(width=width, file=io.StringIO(), record=True)
+    out.print(screen("run", watched.picture, out, alarms=[], stalls=[]))
+    text = out.export_text()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    rows = [row for row in text.splitlines() if "▁" in row]
+    assert [("█" in row) for row in sorted(rows)] == [False, True] and all("10" in row for row in rows)

@@ -150,7 +150,7 @@ def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
 
 def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
     (one,) = beside(account(tmp_path, {"before": python("train.py:8")}))
-    assert one.where[0].text == "train.py:8" and "loader's workers" in one.remedy
+    assert one.where[0].text == "train.py:8" and "loader workers" in one.remedy
     (other,) = beside(account(tmp_path / "after", {"after": python("train.py:18")}))
     assert "loader's workers" not in other.remedy and other.confidence > one.confidence
 

@@ -323,7 +323,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
         "findings": [
             {
                 "id": "straggler",
-                "title": f"Rank {37 % ranks}: every step waits for it",
+                "title": f"Rank {37 % ranks} is late (host)",
                 "ranks": [37 % ranks],
                 "cost_ms_per_step": 24.0,
                 "saving_ms_per_step": 23.3,

@@ -1,15 +1,18 @@
 """One page of every kind, from results that are made up but whole: for tests that hold all pages to one rule."""
 
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.analyze.live.runs import claim, line, write_log
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.report.constructed import constructed_page
 
 from stepscope.analysis import load
 from stepscope.cli.main import main
+from stepscope.cli.watch import LiveSite
 from stepscope.cost.calibration import calibrate
 from stepscope.cost.measured_collectives import Point
 from stepscope.document.light import light_json
@@ -26,6 +29,9 @@ PREDICTIONS = {
     "strategy": [*MODEL, "--sequences", "64", "--device", "H200 SXM", "--world-size", "8"],
     "collective": ["--link", "50", "--op", "all_reduce", "--bytes", "1MB", "25MB", "--world-size", "8"],
 }
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def all_pages(folder: Path) -> dict[str, str]:
@@ -47,8 +53,30 @@ def all_pages(folder: Path) -> dict[str, str]:
         "report": constructed_page(ranks=8, steps=20, slices_per_rank=90),
         "compare": a.compare(b).to_html(),
         **{name: sheet_page(sheet) for name, sheet in sheets.items()},
+        **command_pages(folder),
         **{f"predict-{what}": prediction(what, folder) for what in PREDICTIONS},
     }
+
+
+def command_pages(folder: Path) -> dict[str, str]:
+    """Return the pages that `memory`, `hang` and `history` write."""
+    given: dict[str, list[Any]] = {
+        "memory": [DATA / "memory_snapshot" / "snapshot.pickle.gz"],
+        "hang": sorted((DATA / "flight_recorder").glob("*rank*")),
+        "history": [folder, "--no-cache"],
+    }
+    for command, arguments in given.items():
+        assert main([command, *map(str, arguments), "--html", str(folder / f"of-{command}.html"), "-q"]) == 0
+    return {command: (folder / f"of-{command}.html").read_text() for command in given}
+
+
+def live_text(folder: Path) -> str:
+    """Return the page of a running job, whose rank 1 is late, without its refresh."""
+    for rank in (0, 1):
+        write_log(claim(folder / "live", "a"), rank, [line(step, 10.0 + rank + step % 3) for step in range(40)])
+    page = LiveSite(str(folder / "live"))("", {})
+    assert page is not None
+    return re.sub('<meta http-equiv="refresh"[^>]*>', "", page.body.decode())
 
 
 def light_sheet() -> Sheet:

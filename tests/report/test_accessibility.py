@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.browser import Browser, why_no_browser
-from tests.report.pages import all_pages
+from tests.report.pages import all_pages, live_text
 
 AXE = Path(__file__).parents[2] / "tools" / "js" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = {
@@ -60,4 +60,15 @@ def test_no_page_breaks_a_rule(browser: Browser, pages: dict[str, Path], scheme:
             browser.show(tab.removeprefix("tab-"))
             found[f"{name} {tab}"] = violations(browser, scheme)
     assert {name: lines for name, lines in found.items() if lines} == {}
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_live_page_breaks_no_rule(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "live.html").write_text(live_text(tmp_path))
+    browser.prefer(scheme)
+    browser.console()
+    browser.go((tmp_path / "live.html").as_uri())
+    assert browser.run("return document.querySelectorAll('polyline').length") == 2
+    assert violations(browser, scheme) == []
     assert browser.console() == []

@@ -10,6 +10,7 @@ import pytest
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed_page, constructed_timeline, report
 
+from stepscope.analysis import load
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.report import html
 from stepscope.report.html.page import page_data, page_of
@@ -72,11 +73,12 @@ def test_every_tab_is_drawn_without_a_console_message(opened: Browser) -> None:
 def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browser) -> None:
     assert text(opened, ".sentence") == "Rank 5 holds up everyone. Fixing it: 261 → 238 ms per step (−9 %)"  # noqa: RUF001
     assert opened.run("return document.querySelectorAll('.card').length") == 3
-    assert text(opened, "#timeline .said").startswith("Others wait")
+    assert text(opened, "#timeline .said").startswith("In this step, other ranks wait")
     assert "for rank 5" in text(opened, "#timeline .said")
     assert float(opened.waited(f"{CANVAS}.dataset.shownMs")) < 125  # half of the step
     assert opened.run(f"return {PINK}") > 100
-    assert "docs/findings/straggler.md" in opened.run("return document.querySelector('#findings a').href")
+    opened.run("document.querySelector('#findings a').click()")
+    assert "How to fix it" in opened.waited("document.querySelector('#docs-straggler[open] .body')?.textContent")
 
 
 def test_a_link_opens_the_tab_of_its_section(browser: Browser, opened: Browser) -> None:
@@ -155,7 +157,7 @@ def test_a_click_on_a_kernel_shows_its_launch(opened: Browser) -> None:
 
 def test_switches_replay_the_step(opened: Browser) -> None:
     said = "#what-if .switched"
-    assert text(opened, said).startswith("261 ms → 238 ms per step, 23.3 ms (8.9 %) less")
+    assert text(opened, said).startswith("261 ms → 238 ms per step, saves 23.3 ms (8.9 %)")
     for k, saving in ((1, "30.3 ms"), (2, "36.3 ms")):
         opened.run(f"document.querySelectorAll('#what-if .switch input')[{k}].click()")
         assert saving in text(opened, said)
@@ -306,3 +308,15 @@ def typed(browser: Browser, where: str, text: str) -> None:
 
 def text(browser: Browser, where: str) -> str:
     return str(browser.run(f"return document.querySelector({where!r}).textContent"))
+
+
+def test_consecutive_steps_share_one_timeline(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(load(Path(__file__).parents[1] / "data" / "gloo-ddp").to_html())
+    browser.open(tmp_path / "page.html")
+    browser.show("timeline")
+    assert browser.run("return [...document.querySelectorAll('#step-picker option')].at(-1).value") == "all"
+    browser.run(
+        "const p = document.querySelector('#step-picker'); p.value = 'all'; p.dispatchEvent(new Event('change'))"
+    )
+    assert browser.waited("document.querySelector('#timeline h2').textContent").startswith("Steps 2 to 5")
+    assert browser.console() == []

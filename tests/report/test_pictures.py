@@ -58,7 +58,7 @@ def test_idle_time_is_named_by_what_the_host_did(run: Analysis) -> None:
     idle = [i for i in np.flatnonzero(slices.kind == KINDS.index("idle")) if slices.dur_ns[i] > 5e6]
     mine = [i for i in idle if slices.ranks[slices.rank[i]] == 1]
     assert mine
-    assert any(slices.names[slices.name[i]].startswith("host: ") for i in mine)
+    assert any(slices.names[slices.name[i]].startswith("host stalled: ") for i in mine)
 
 
 def test_a_kernel_knows_its_launch(run: Analysis) -> None:

@@ -15,9 +15,12 @@ interface Grid {
 
 /** What ran during one step on all ranks, in columns; times in milliseconds. */
 interface Slices {
-  step: number | null;
+  /** its number; "3 to 7" for several */
+  step: number | string | null;
   ranks: number[];
   span: number;
+  /** when it began, against other steps */
+  origin: number;
   names: string[];
   notes: string[];
   rounded: number;
@@ -163,3 +166,6 @@ interface DocumentEventMap {
   "show-rows": CustomEvent<[string, string]>;
   "show-cell": CustomEvent<{ metric: string; rank: number; step: number }>;
 }
+
+/** Names of parts, losses, slices and causes, from `report/names.py`. */
+declare const NAMES: Record<"parts" | "groups" | "kinds" | "causes" | "path", Record<string, string>>;

@@ -1058,8 +1058,8 @@ def _warnings(
     step_ns = unprofiled_ns or profiled_ns
     if unprofiled_ns is None:
         lines.append(
-            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms {whole}, and idle time in its budget, include "
-            "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
+            f"unprofiled step time unknown: the {ms(profiled_ns):.1f} ms {whole} and its idle time include profiler "
+            "overhead; give --unprofiled-step-ms, or record with stepscope"
         )
     elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:
         grown = after - before

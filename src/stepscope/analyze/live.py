@@ -52,6 +52,8 @@ class RankNow:
     late: LateRank | None
     ended: str | None
     status: RankStatus | None
+    #: the newest steps, profiled ones included: number and duration
+    recent: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _rank_now(rank: RunningRank, late: LateRank | None) -> RankNow:
         late=late,
         ended=rank.ended,
         status=rank.status,
+        recent=tuple((int(line["step"]), int(line["dur_ns"])) for line in rank.lines[-_WINDOW_STEPS:]),
     )
 
 

@@ -454,6 +454,8 @@ def _by_part(born: int, died: int, part: Int64s, step_ends: Int64s, kind: _Stack
 
 _NODE = re.compile(r"(\w{1,100}Backward\d{0,3}|AccumulateGrad)::(?:apply|release_variables)")
 _BEFORE = "(before the history)"
+# lines that get a curve of their own
+_MAX_OWNERS = 7
 _NO_FRAMES = "(no stack recorded)"
 
 
@@ -527,6 +529,8 @@ class SnapshotView:
     timeline: dict[str, tuple[int, ...]]
     #: at the moments of `timeline`; None is unknown, and then part of `unknown`
     by_purpose: dict[str, tuple[int, ...] | None]
+    #: at the moments of `timeline`, by the line that allocated it: the largest at the peak, and `other`
+    by_owner: dict[str, tuple[int, ...]]
     #: forward, backward or optimizer, at the moments of `timeline`
     phases: tuple[str, ...]
     reasons: dict[str, str]
@@ -564,6 +568,7 @@ def snapshot_view(
         leaks=_leaks(snapshot, history, purposes),
         timeline=_timeline(snapshot, history),
         by_purpose=_curves(history, purposes, reasons),
+        by_owner=_owner_curves(snapshot, history, peak),
         phases=tuple(Part(int(purposes.part[i])).name.lower() for i in largest_moments(history.allocated_bytes)),
         reasons=reasons,
     )
@@ -591,14 +596,37 @@ def _moment(
     )
 
 
-def _by_line(snapshot: MemorySnapshot, history: History, purposes: Purposes, event: int) -> tuple[LineBytes, ...]:
+def _owner_curves(snapshot: MemorySnapshot, history: History, peak: int) -> dict[str, tuple[int, ...]]:
+    at = largest_moments(history.allocated_bytes)
+    if not len(at):
+        return {}
+    places = _block_places(snapshot, history)
+    held: Counter[str] = Counter()
+    for i in np.flatnonzero(history.alive(peak)):
+        held[places[i]] += int(history.size_bytes[i])
+    names = [*(place for place, _ in held.most_common(_MAX_OWNERS)), "other"]
+    codes = {name: code for code, name in enumerate(names)}
+    of_block = np.array([codes.get(place, len(names) - 1) for place in places], np.int64)
+    blocks = history.born, history.died, history.size_bytes
+    curves = bytes_over_time(of_block, len(names), *blocks, len(history.allocated_bytes))[:, at]
+    return {name: tuple(curve.tolist()) for name, curve in zip(names, curves, strict=True) if curve.any()}
+
+
+def _block_places(snapshot: MemorySnapshot, history: History) -> list[str]:
     places = _places(snapshot)
+    return [
+        places[stack] if stack >= 0 else _BEFORE if born == NOT_HERE else _NO_FRAMES
+        for stack, born in zip(history.stack.tolist(), history.born.tolist(), strict=True)
+    ]
+
+
+def _by_line(snapshot: MemorySnapshot, history: History, purposes: Purposes, event: int) -> tuple[LineBytes, ...]:
+    places = _block_places(snapshot, history)
     held: Counter[str] = Counter()
     blocks: Counter[str] = Counter()
     of: dict[str, Counter[int]] = {}
     for i in np.flatnonzero(history.alive(event)):
-        stack = int(history.stack[i])
-        place = places[stack] if stack >= 0 else _BEFORE if history.born[i] == NOT_HERE else _NO_FRAMES
+        place = places[i]
         held[place] += int(history.size_bytes[i])
         blocks[place] += 1
         of.setdefault(place, Counter())[int(purposes.of_block[i])] += int(history.size_bytes[i])

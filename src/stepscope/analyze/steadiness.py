@@ -376,8 +376,8 @@ def device_warnings(states: Sequence[DeviceState]) -> list[str]:
     ]
     together = sorted({tuple(sorted((s.rank, *s.shared_with))) for s in states if s.shared_with})
     return lines + [
-        f"ranks {rank_ranges(ranks)} share one device: what one computes delays the others, so their waits, transfers "
-        "and idle time hold its work, and work moved from one to another saves less than on devices of their own"
+        f"ranks {rank_ranges(ranks)} share one device and slow each other down: their waits, transfers and idle time "
+        "include the work of the others, and moving work between them saves less than on separate devices"
         for ranks in together
     ]
 

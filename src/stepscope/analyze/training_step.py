@@ -343,8 +343,8 @@ def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
             f"training thread waited {ms(waits[0]):.2f} and {ms(waits[1]):.2f} ms for a CPU core"
         ]
     return first, [
-        f"ordinary steps took {ms(first):.2f} ms before the window and {ms(last):.2f} ms after it "
-        f"({100 * (last / first - 1):+.0f} %): those before it are taken as the job's"
+        f"unprofiled step: {ms(first):.2f} ms before the recording, {ms(last):.2f} ms after it "
+        f"({100 * (last / first - 1):+.0f} %); the earlier value is used"
     ]
 
 
@@ -452,4 +452,7 @@ def _hiccups(ranks: Sequence[LoggedSteps]) -> list[str]:
     if not left_out:
         return []
     which = ", ".join(map(str, left_out[:3]))
-    return [f"step {which} alone took over 1.5 times the median and does not recur: the mean step is without it"]
+    more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+    if len(left_out) == 1:
+        return [f"step {which} took over 1.5 times the median and is excluded as an outlier"]
+    return [f"steps {which}{more} took over 1.5 times the median and are excluded as outliers"]

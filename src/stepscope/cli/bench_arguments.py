@@ -305,7 +305,7 @@ def _add_shared(parser: argparse.ArgumentParser, what: str) -> None:
 def _add_output(group: Any, what: str, *, plot: bool = False) -> None:
     group.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
     group.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
-    group.add_argument("--html", metavar="PATH", help="write them as one HTML file that needs no network")
+    group.add_argument("--html", metavar="PATH", help="write a self-contained HTML file")
     if plot:
         group.add_argument("--plot", metavar="PATH", help="where to draw them (results.svg in the folder)")
     group.add_argument("--force", action="store_true", help="overwrite results that exist")

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known.add_argument("--from-bench", nargs="+", metavar="FILE", help="written by stepscope.bench.collectives")
     parser.add_argument("--out", default="calibration.json", metavar="PATH", help="default calibration.json")
     parser.add_argument("--plot", metavar="PATH", help="measured against predicted, as SVG")
-    parser.add_argument("--html", metavar="PATH", help="curves and errors as one HTML file that needs no network")
+    parser.add_argument("--html", metavar="PATH", help="write curves and errors to a self-contained HTML file")
     add_json(parser, "the calibration there as well")
 
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = {
         "--against": ("FOLDER", "folder of runs: the last ten like the one given are the first side"),
         "--json": ("PATH", "write the comparison as JSON; - for standard output"),
-        "--html": ("PATH", "write the comparison as one HTML file that needs no network"),
+        "--html": ("PATH", "write a self-contained HTML file"),
     }
     add_options(parser, options)
     parser.add_argument(
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for side in "ab":
         text = f"the step's time without the profiler in {side.upper()}"
         parser.add_argument(f"--unprofiled-step-ms-{side}", type=above_zero, metavar="X", help=text)
-    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read in parallel (default: all cores)")
     add_cache_options(parser)
     add_force(parser)
 

@@ -10,13 +10,14 @@ torch writes the dumps when a collective times out (TORCH_FR_BUFFER_SIZE=2000, T
 
 import argparse
 
-from stepscope.cli.run_arguments import add_json, check_outputs, terminal, warn, write_json
+from stepscope.cli.run_arguments import add_html, add_json, check_outputs, terminal, warn, write_json, write_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("dumps", metavar="DUMPS", nargs="+", help="dumps of the ranks, their folder, or a run folder")
     add_json(parser, "all groups and calls as JSON")
+    add_html(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,10 +27,15 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.report.text.hang import print_hang
     from stepscope.run.dumps import read_dumps
 
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     dumps = read_dumps(args.dumps)
     found = hang_of(dumps.by_rank)
-    write_json(args.json, hang_json(found, dumps) if args.json else None, force=args.force)
+    document = hang_json(found, dumps) if args.json or args.html else None
+    write_json(args.json, document, force=args.force)
+    if args.html and document:
+        from stepscope.report.html.sheets import hang_sheet, sheet_page
+
+        write_output(args.html, sheet_page(hang_sheet(document)), force=args.force)
     if args.json != "-":
         print_hang(found, terminal())
     for line in (*dumps.unreadable, *dumps.notes):

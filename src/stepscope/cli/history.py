@@ -6,15 +6,23 @@ examples:
   stepscope history runs/ --by config --json history.json
   stepscope history s3://bucket/runs --no-traces
 
-A run is a folder with run.json or traces, up to three levels below. What is found is kept in `.stepscope/` there, so
-that only new runs are analysed the next time (--no-cache). `stepscope compare RUN --against runs/` holds one run
-against them.
+A run is a folder with run.json or traces, up to three levels below. Results are cached in `.stepscope/` there: only
+new runs are analysed the next time (--no-cache). `stepscope compare RUN --against runs/` compares one run with them.
 """
 
 import argparse
 from pathlib import Path
 
-from stepscope.cli.run_arguments import add_force, at_least_one, check_outputs, terminal, work_progress, write_json
+from stepscope.cli.run_arguments import (
+    add_force,
+    add_html,
+    at_least_one,
+    check_outputs,
+    terminal,
+    work_progress,
+    write_json,
+    write_output,
+)
 from stepscope.contract.redaction import shown_address
 
 
@@ -28,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="PATH", help="write all runs, groups and hosts as JSON; - for standard output"
     )
-    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor write what was kept")
+    add_html(parser)
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read in parallel (default: all cores)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     add_force(parser)
 
 
@@ -38,13 +47,17 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.compare.history import history_json, history_rows
     from stepscope.report.text.history import print_history
 
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     with work_progress("runs", unit="runs") as progress:
         rows = history_rows(
             Path(args.folder), traces=not args.no_traces, jobs=args.jobs, cache=not args.no_cache, progress=progress
         )
     document = history_json(shown_address(getattr(args, "named_folder", args.folder)), rows, by=args.by)
     write_json(args.json, document, force=args.force)
+    if args.html:
+        from stepscope.report.html.sheets import history_sheet, sheet_page
+
+        write_output(args.html, sheet_page(history_sheet(document)), force=args.force)
     if args.json != "-":
         print_history(document, terminal())
     return 3 if any(row.problem for row in rows) else 0

@@ -57,7 +57,7 @@ def _expanded(given: Path) -> list[Path]:
     from stepscope.run.formats import files_beside
 
     if not given.exists():
-        raise InputError(f"there is nothing at {printable(str(given))}; give a file or a folder")
+        raise InputError(f"{printable(str(given))} does not exist; give a file or a folder")
     if not given.is_dir():
         return [given]
     found = [one.path for one in files_beside(given)]

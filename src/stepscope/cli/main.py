@@ -125,37 +125,43 @@ if TYPE_CHECKING:
 # Each command is a module here: help text, `add_arguments` and `run`. It is imported only when needed.
 GROUPS = {
     "analyse": {
-        "report": "what to fix and where the step goes; start here",
-        "view": "the report, tables and timeline in the browser",
-        "whatif": "predicted step time with a change: no straggler, faster network",
-        "code": "source lines and modules: cost, and saving if removed",
-        "memory": "memory through the step: categories, peak, growth, snapshots",
-        "compare": "differences between two runs beyond chance; gates for CI",
-        "health": "pass or fail per rank and check list; gates for CI",
-        "investigate": "guided analysis in five steps; validates a fix",
-        "hang": "ranks missing from a collective, from flight recorder dumps",
-        "history": "runs over time: step, MFU, findings by commit and host",
-        "sql": "SQL over the tables of a run",
-        "export": "one timeline of all ranks, tables, TensorBoard",
-        "import": "add files of Nsight, NCCL, torch and memory snapshots to a run",
+        "report": "show what to fix and where the step goes; start here",
+        "view": "open report, tables and timeline in the browser",
+        "whatif": "predict the step time with a fix or a faster network",
+        "code": "list cost and potential saving per source line",
+        "memory": "show device memory over the step: categories, peak, growth",
+        "compare": "find significant differences between two runs; gates for CI",
+        "health": "run pass/fail checks per rank; for CI",
+        "investigate": "write the analysis down in five steps; validate a fix",
+        "hang": "find hung ranks in flight recorder dumps",
+        "history": "show runs over time by commit and host",
+        "sql": "query the tables of a run with SQL",
+        "export": "write a merged timeline, tables or TensorBoard files",
+        "import": "add Nsight, NCCL or PyTorch files to a run",
     },
     "record": {
         "record": "record every rank of a PyTorch job, with no code change",
         "demo": "record and report a small job with a planted fault",
     },
     "operate": {
-        "watch": "live view of a running job: steps/s, stragglers, alarms",
+        "watch": "watch a running job live: steps/s, stragglers, alarms",
         "trigger": "profile a running job without restarting it",
-        "doctor": "what is installed and what works here",
-        "completion": "shell completion for bash, zsh or fish",
+        "doctor": "check what is installed and what works here",
+        "completion": "print shell completion for bash, zsh or fish",
     },
     "lab": {
-        "bench": "compare implementations, settings, sizes and world sizes",
+        "bench": "benchmark data-parallel implementations and settings",
         "tune": "try settings in interleaved A/B runs, keep what helps",
-        "calibrate": "measure collectives on this machine, with their error",
-        "predict": "collectives, memory, FLOPs, strategies, other world sizes",
+        "calibrate": "measure collective bandwidth on this machine",
+        "predict": "estimate step time, memory and FLOPs of other setups",
     },
 }
+_EXAMPLES = """examples:
+  stepscope record -- torchrun --nproc-per-node=8 train.py
+  stepscope report stepscope-run/
+  stepscope view stepscope-run/
+
+`stepscope COMMAND --help` describes a command."""
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 
 # commands that start no job
@@ -167,6 +173,10 @@ _VERBOSE = {"-v", "--verbose"}
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
+        if unknown.startswith("--") and message.startswith("unrecognized"):
+            near = did_you_mean(unknown, [o for o in self._option_string_actions if o.startswith("--")])
+            message = f"{message}; {near}" if near.startswith("did") else message
         self.exit(2, f"{self.prog}: {printable(message, width=MAX_SENTENCE)}; see `{self.prog} --help`\n")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
@@ -258,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="stepscope",
         usage="stepscope COMMAND ...",
         description="Where did the training step go, and how much time would each fix save?",
-        epilog="\n\n".join([*listings, "`stepscope COMMAND --help` describes a command."]),
+        epilog="\n\n".join([*listings, _EXAMPLES]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_verbosity(parser)
@@ -269,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     never = argparse.SUPPRESS
     parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
-    parser.add_argument("-v", "--verbose", action="store_true", help="all details, where there are more")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show all details")
 
 
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:

@@ -1,13 +1,13 @@
-"""Memory through the step: what it is used for, the peak and what is alive at it, gaps, growth.
+"""Device memory over the step: categories, the peak and what is alive at it, gaps, growth.
 
 examples:
   stepscope memory run-folder/
-  stepscope memory snapshot.pickle
+  stepscope memory snapshot.pickle --html memory.html
   stepscope memory run-folder/ --rank 3 --json -
   stepscope memory run-folder/ --what-if checkpointing --what-if zero=2 --what-if batch=2x
 
 Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; by formulas on what was measured.
-A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` beside the traces.
+A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` next to the traces.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.run_arguments import (
     account_from,
+    add_html,
     add_json,
     add_run_options,
     at_least_zero,
@@ -24,6 +25,7 @@ from stepscope.cli.run_arguments import (
     warn,
     warn_incomplete,
     write_json,
+    write_output,
 )
 from stepscope.errors import InputError
 
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--what-if", metavar="CHANGE", action="append", default=[], help="the peak with one thing changed; repeatable"
     )
     add_json(parser, "all ranks as JSON")
+    add_html(parser)
     add_run_options(parser)
 
 
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.predict.memory import MemoryJob, memory_job, memory_what_if, predicted_states
     from stepscope.report.text.memory import print_memory_what_ifs, print_predicted
 
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
     rank, moments = _held(account, snapshots, args.rank)
@@ -58,11 +61,15 @@ def run(args: argparse.Namespace) -> int:
     of = [one for one in account.run.ranks if one.rank == rank] if account and args.what_if else []
     job = memory_job(account, of[0]) if account and of else MemoryJob()
     what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
-    if args.json:
+    if args.json or args.html:
         document = memory_document(
             account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
         )
         write_json(args.json, document, force=args.force)
+    if args.html:
+        from stepscope.report.html.sheets import memory_sheet, sheet_page
+
+        write_output(args.html, sheet_page(memory_sheet(document)), force=args.force)
     if args.json != "-":
         _print(account, snapshots, args.rank)
         print_predicted(predicted, terminal())

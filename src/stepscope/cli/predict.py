@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind = kinds.add_parser(name, help=WHAT[name], formatter_class=HelpFormatter)
         add(kind)
         kind.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
-        kind.add_argument("--html", metavar="PATH", help="write it as one HTML file that needs no network")
+        kind.add_argument("--html", metavar="PATH", help="write a self-contained HTML file")
         add_force(kind)
 
 
@@ -206,7 +206,7 @@ def _latent(text: str) -> LatentAttention:
 def _add_device(parser: argparse.ArgumentParser) -> None:
     device = parser.add_argument_group("device")
     device.add_argument("--device", metavar="NAME", help="a chip of the hardware table, such as H200")
-    device.add_argument("--hardware", metavar="FILE", help="TOML file with chips of your own")
+    device.add_argument("--hardware", metavar="FILE", help="TOML file with additional chips")
     device.add_argument("--memory-gib", type=above_zero, metavar="N", help="memory of a device")
 
 

@@ -1,7 +1,7 @@
 """What to fix, what it saves and where the step goes, on one screen; -v shows everything.
 
-RUN is a run folder, a trace, or any folder or glob of per-rank traces. `health` answers pass or fail for CI,
-`investigate` writes the same analysis down step by step and validates a fix.
+RUN is a run folder, a trace, or any folder or glob of per-rank traces. Use `report` to find what to fix, `health` for
+pass or fail in CI, and `investigate` for a written record of the analysis and of a validated fix.
 
 examples:
   stepscope report run-folder/
@@ -9,10 +9,13 @@ examples:
   stepscope report trace.json --json - | jq .ranks
   stepscope report run-folder/ --html report.html
 
-A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank; imported
-files alone (NCCL logs, Nsight Compute, flight recorder) show what they hold. A folder
-of runs shows one row per run, and the results folder of `stepscope bench` its series.
-Runs over 32 MB leave a cache in `.stepscope/` next to the traces; a second report needs no analysis (--no-cache).
+"likely" is the range of a saving: 28 of 30 faults that were fixed saved what it says. "late by" is a rank's own time
+over the median rank. Exit code 3: a rank could not be read.
+
+A run without traces (`record --light`, or a job that ended before recording began) shows step and region times by
+rank; imported files alone (NCCL logs, Nsight Compute, flight recorder) show what they hold. For a folder of runs,
+prints one row per run; for a `stepscope bench` folder, its results. Results of runs over 32 MB are cached in
+`.stepscope/` next to the traces (disable with --no-cache).
 """
 
 import argparse
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     options = {
         "--json": ("PATH", "write the report as JSON; - for standard output"),
-        "--html": ("PATH", "write the report as one HTML file that needs no network"),
+        "--html": ("PATH", "write a self-contained HTML file"),
         "--calibration": ("FILE", "calibration.json for the page (default: the run folder's)"),
     }
     add_options(parser, options)

@@ -74,23 +74,26 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for what the files of a run do not contain, and how they are read; below a command's own."""
     group = parser.add_argument_group("reading the run")
     options = {
-        "--unprofiled-step-ms": ("X", "the step's time without the profiler"),
+        "--unprofiled-step-ms": ("X", "step time without the profiler, to subtract its overhead"),
         "--flops-per-step": ("F", "model FLOPs of the whole job per step"),
         "--tokens-per-step": ("N", "tokens of the whole job per step"),
         "--samples-per-step": ("N", "samples of the whole job per step"),
         "--peak-tflops": ("P", "peak of one device in TFLOP/s"),
     }
     add_options(group, options, type=above_zero)
-    group.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
-    group.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    group.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with additional chips")
+    group.add_argument("--jobs", type=at_least_one, metavar="N", help="files read in parallel (default: all cores)")
     group.add_argument(
-        "--engine", default="local", metavar="dask://HOST:PORT", help="read ranks on a Dask cluster (default: here)"
+        "--engine",
+        default="local",
+        metavar="dask://HOST:PORT",
+        help="read ranks on a Dask cluster (default: this machine)",
     )
     group.add_argument(
         "--full-ranks",
         type=at_least_one,
         metavar="N",
-        help="analyse at most so many ranks in full (default: 128, fewer for very large traces)",
+        help="analyse at most N ranks in full (default: 128, fewer for very large traces)",
     )
     add_cache_options(group)
 
@@ -98,7 +101,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def add_cache_options(parser: _Parser) -> None:
     """Add the options that turn the cache off or move it."""
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
-    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+    parser.add_argument(
+        "--cache-folder", type=Path, metavar="DIR", help="cache folder (default: .stepscope/ next to the traces)"
+    )
 
 
 def add_options(parser: _Parser, options: Mapping[str, tuple[str, str | None]], **common: Any) -> None:
@@ -119,9 +124,14 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     add_force(parser)
 
 
+def add_html(parser: argparse.ArgumentParser) -> None:
+    """Add `--html`."""
+    parser.add_argument("--html", metavar="PATH", help="write a self-contained HTML file")
+
+
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add --force."""
-    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def take_command(parser: argparse.ArgumentParser, name: str) -> None:

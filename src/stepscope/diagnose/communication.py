@@ -407,7 +407,7 @@ def _no_overlap(account: Account) -> Iterator[Match]:
         cost_ns=exposed,
         evidence=(
             Evidence("of backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
-            evidence_ms("exposed transfer {per_step}", exposed, "mean rank"),
+            evidence_ms("exposed communication {per_step}", exposed, "mean rank"),
             Evidence("overlap efficiency", round(efficiency, 3) if efficiency is not None else "unknown"),
         ),
     )
@@ -452,7 +452,7 @@ def _half_the_bytes(account: Account) -> Iterator[Match]:
         lambda replay: fewer_bytes(replay, 0.5, kept=needless),
         facts={"how": _smaller(account), "or": ", or other ranks are late: they were not recorded" if unknown else ""},
         cost_ns=exposed,
-        evidence=(evidence_ms("exposed transfer {per_step}", exposed, "mean rank"),),
+        evidence=(evidence_ms("exposed communication {per_step}", exposed, "mean rank"),),
         what_if=() if any(mask.any() for mask in needless) else None,
         doubt=0.5 if unknown else None,
     )
@@ -465,7 +465,7 @@ def _smaller(account: Account) -> str:
             "shard within the fast links, or use faster links."
         )
     if not trains(account.strategy.passes):
-        return "Send half the bytes: activations in 16 or 8 bit; put tensor-parallel groups within the fast links."
+        return "Halve the bytes: activations in 16 or 8 bit; put tensor-parallel groups within the fast links."
     narrow = abilities(account.run.ranks, account.chip.chip).narrow
     hook = "fp16_compress_hook" if narrow == "float16" else "bf16_compress_hook"
     ways = [
@@ -475,8 +475,8 @@ def _smaller(account: Account) -> str:
     if account.strategy.has("tp", "ep", "cp"):
         ways = [f"activations in torch.{narrow}"]
     return (
-        f"Send half the bytes: 16-bit messages ({', '.join(w for w in ways if w)}); accumulate gradients over more "
-        "micro-batches; shard within the fast links."
+        f"Halve the bytes: {', '.join(w for w in ways if w)}. Accumulating gradients over more "
+        "micro-batches or sharding within the fast links helps too."
     )
 
 
@@ -526,7 +526,7 @@ KINDS = (
          "or --shm-size, --cap-add=IPC_LOCK, /dev/infiniband). The saving is unknown until it is measured: run stepscope "
          "calibrate on both.",
          scope=_RANKS, general=True, always=True, sureness=0.7),
-    Kind("communication-bound", _half_the_bytes, "The {waiter} waits for transfers",
+    Kind("communication-bound", _half_the_bytes, "Exposed communication holds up the {waiter}",
          "more bytes cross the links than compute can hide{or}",
          "{how} Assumes half the bytes.",
          scope=_RANKS, needs=(Need.SIZES,), limit=_needed_ns, general=True, doubt=0.2),

@@ -155,7 +155,7 @@ def _attention(account: Account) -> Iterator[Match]:
     yield Match(
         lambda replay: with_work_times(replay, chosen, times),
         cost_ns=spent,
-        evidence=(evidence_ms("device work of unfused attention {per_step}", spent, "mean rank"),),
+        evidence=(evidence_ms("unfused attention kernels {per_step}", spent, "mean rank"),),
     )
 
 
@@ -598,7 +598,7 @@ def _profiler_overhead(account: Account) -> Iterator[Match]:
         evidence=(
             evidence_ms("step while profiled", step.profiled_ns),
             evidence_ms("step without the profiler", step.ordinary_ns or 0.0),
-            Evidence("host time left without the profiler", round(factor, 2) if factor else "unknown", "share"),
+            Evidence("host time scaled by", round(factor, 2) if factor else "unknown"),
         ),
         where=recorded_event_places(account),
     )
@@ -625,9 +625,9 @@ KINDS = (
          "model.to(memory_format=torch.channels_last), and each batch too. Assumes the step without these kernels "
          "alone; normalisation often gets faster as well.",
          scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.3, subject="converting the layout of tensors"),
-    Kind("memory-bound-attention", _attention, "Attention writes its score matrices to memory",
+    Kind("memory-bound-attention", _attention, "Unfused attention (score matrices in memory)",
          "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
-         "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention); where the mask is causal, is_causal=True "
+         "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention). Where the mask is causal, is_causal=True "
          "replaces it. Assumes fused attention.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.HOST), doubt=0.2),
     Kind("precision", _precision, "{which}",
@@ -646,8 +646,8 @@ KINDS = (
          scope=_DEVICE, doubt=0.3, sureness=0.7),
     Kind("memory-bound-kernels", _fusible, "Consecutive elementwise kernels are not fused",
          "each reads its inputs from memory and writes its result back for the next{limits}",
-         "torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). Assumes each run of such "
-         "kernels as one launch and one pass over its largest one.",
+         "Fuse them with torch.compile(model), or use fused norms and SwiGLU. Assumes that each chain of such kernels becomes "
+         "one kernel that reads and writes its largest tensor once.",
          scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",
          "most kernels end before the host can launch the next one",
@@ -662,7 +662,7 @@ KINDS = (
          scope=_DEVICE, needs=(Need.MEMORY,), general=True, always=True),
     Kind("profiler-overhead", _profiler_overhead, "Recording made the step {pct} % longer",
          "the profiler slows the host; launch gaps in the trace are partly its overhead",
-         "All numbers here have it subtracted; record fewer steps without shapes and stacks to reduce it.",
+         "Already subtracted from all numbers here. To reduce it, record without shapes and stacks.",
          needs=(Need.UNPROFILED,), general=True, always=True, sureness=0.95),
 )
 # fmt: on

@@ -17,6 +17,7 @@ from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.removal import Fix
 from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing, recording_of
 from stepscope.records import dataclass
+from stepscope.units import NS_PER_MS
 
 # What is worth saying: the few policies that all kinds share, as shares of the step.
 #
@@ -288,6 +289,24 @@ class Finding:
     subject: str = ""
     #: its time is mostly the device's, whatever the id says
     on_device: bool = False
+
+    @property
+    def saving_alone_ms(self) -> float:
+        """Return what this fix saves per step as the only one; findings are in this order."""
+        return self.alone_ns / NS_PER_MS
+
+    @property
+    def saving_after_others_ms(self) -> float:
+        """Return what this fix saves per step once all findings above it are fixed."""
+        return self.saving_ns / NS_PER_MS
+
+    @property
+    def saving_range_ms(self) -> tuple[float, float]:
+        """Return the range in which `saving_alone_ms` is likely to be."""
+        return self.low_ns / NS_PER_MS, self.high_ns / NS_PER_MS
+
+    def __repr__(self) -> str:
+        return f"<Finding {self.id}: {self.title}, saves {self.saving_alone_ms:.2f} ms per step>"
 
     @property
     def mostly(self) -> str | None:

@@ -297,21 +297,20 @@ def _not_examined(account: Account, findings: Iterable[Finding]) -> tuple[Unexam
 
 def _not_judged(account: Account) -> tuple[str, ...]:
     """Return the known blind spots, however complete the recording."""
-    costs = "stepscope code shows what each line costs"
+    costs = "stepscope code shows the cost of each line"
     if not any(one is not None for one in account.ownership):
         return (
-            "Work that only this job does is not judged, because its lines were not recorded: stepscope record without "
-            "--light and --no-owners, or with_stack=True.",
+            "Custom host work (logging, evaluation, checkpoints) is not covered: source lines were not recorded. Record with "
+            "stepscope record, or with_stack=True.",
         )
     if applies(account, Scope.HOST):
         return (
             *_stopped_by_others(account),
-            "Not judged: work inside forward or backward that only this job does (except gradient hooks), in-place changes "
-            f"of weights or gradients, and the code of loader processes: {costs}.",
+            "Not covered: custom code inside forward or backward (except gradient hooks), in-place updates of weights or "
+            f"gradients, and the code of loader processes; {costs}.",
         )
     return (
-        "Not judged: work inside forward or backward that only this job does, and in-place changes of weights or "
-        f"gradients: {costs}.",
+        f"Not covered: custom code inside forward or backward, and in-place updates of weights or gradients; {costs}.",
     )
 
 

@@ -738,12 +738,12 @@ def _launches(account: Account) -> Iterator[Match]:
     more = (
         "larger batches and fused optimizers help too" if trains(account.strategy.passes) else "larger batches help too"
     )
-    how = "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graphs.make_graphed_callables"
+    how = "torch.compile(model, mode='reduce-overhead'). Or use torch.cuda.graphs.make_graphed_callables"
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
     idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
-    evidence = [evidence_ms("idle device while the host prepares launches, {per_step}", idle)]
+    evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
         evidence.append(evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle))
     yield Match(
@@ -758,9 +758,9 @@ _ON_HOST = (Need.HOST,)
 
 # fmt: off
 KINDS = (
-    Kind("data-loading", _data_loading, "The {waiter} waits for input",
-         "the host asks for the next batch and the batch is not ready",
-         "Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
+    Kind("data-loading", _data_loading, "Data loading: the {waiter} waits for input",
+         "the next batch is not ready when the host requests it",
+         "Load in workers: DataLoader(num_workers=8, persistent_workers=True). Raise prefetch_factor, set pin_memory=True; "
          "move decoding and augmentation out of the loop, or cache them. Assumes no wait is left.",
          needs=_ON_HOST, limit=not_busy_ns, sureness=0.95),
     Kind("host-stall", _named_stalls, "Training stops for something else",
@@ -830,7 +830,8 @@ KINDS = (
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "python and operator dispatch take longer than the kernels they launch",
-         "Launch the step as a graph: {how}. Assumes the step replayed as one graph.",
+         "Launch the {step} as a graph: {how}. Graphs cannot capture host synchronisations: remove those first. Assumes that the "
+         "whole {step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2),
 )
 # fmt: on

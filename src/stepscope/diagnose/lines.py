@@ -376,7 +376,7 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
     host, device = float(np.mean(took)), float(np.mean(on_device))
     called = _called(ranks, named)
     below = f", mostly in {called[0][0]}" if called and called[0][1] >= MOSTLY * host else ""
-    on_both = f" of the host and {ms_text(device)} ms of the device" if device else ""
+    on_both = f" of the host and {ms_text(device)} ms of the device" if device >= 0.01 * host else " of host time"
     feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
     prepares = first.before_forward or first.to_device
     if True in feeds and not prepares and not first.of_gradients:  # it is part of training
@@ -391,15 +391,13 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
         title, what = "Gradient hook in every backward ({place})", "work on gradients"
         why = "backward calls it, as a hook; it changed nothing in place"
         how = (
-            "Where it only looks at gradients, run it every N steps or delete it. Where it returns another gradient, do "
+            "Where it only reads gradients, run it every N steps or delete it. Where it returns another gradient, do "
             "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
         )
     elif prepares:
         title, what = "Input preparation in the training loop ({place})", "preparing input in the loop"
-        why = "it runs before forward and no gradient goes through it: what it makes may be the input"
-        how = (
-            "Move it into the dataset, so that the loader's workers do it, or into a thread that runs one batch ahead."
-        )
+        why = "it runs before forward, outside autograd, so it probably prepares the input"
+        how = "Move it into the dataset, where loader workers run it. A thread one batch ahead works too."
     changes = any(line.in_place for mine in each for line in mine)
     unsure = feeds != {False} and (changes or first.before_forward or first.of_gradients)
     is_input = any(line.to_device for mine in each for line in mine)
@@ -410,9 +408,9 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
         claim=place,
         cost_ns=max(host, device),
         evidence=(
-            evidence_ms("host time outside training {per_step}", host, place),
-            *((evidence_ms("device time of the line {per_step}", device, place),) if device else ()),
-            *(evidence_ms("of that in what it calls", ns, name) for name, ns in called),
+            evidence_ms("profiled host time of the line {per_step}", host, place),
+            *((evidence_ms("device time of the line {per_step}", device, place),) if device >= 0.01 * host else ()),
+            *(evidence_ms("of the host time", ns, name) for name, ns in called if ns >= 0.1 * host),
         ),
         title=title,
         cause=f"{{place}} takes {ms_text(host)} ms{on_both} {{per_step}}{below}; {why}",
@@ -483,7 +481,7 @@ KINDS = (
     Kind("host-device-sync", _without_each(_statistics), "Results copied to the host in {every_step} ({place})",
          "the host waits in {place} for {copies} copies {per_step} and computes with them; no gradient, parameter or input of "
          "the device comes of it",
-         f"Do it every N steps, or reduce on the device and copy one number later (non_blocking). {_WITHOUT}",
+         f"Copy every N steps, or accumulate on the device and copy one number later. {_WITHOUT}",
          scope=Scope.DEVICE, training_only=True, subject="bringing results to the host ({place})"),
     Kind("host-to-device-copy", _removed(_created_on_host), "Tensors created on the host in {every_step} ({place})",
          "{place} makes tensors on the host inside forward and copies them to the device",

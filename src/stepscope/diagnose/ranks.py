@@ -33,18 +33,18 @@ from stepscope.trace.table import EventKind
 # why a rank is late, and what to do, by the cause that the account names
 _WHY = {
     "host": (
-        "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
-        "Check the host of that rank: CPU load and frequency, other processes, NUMA binding, Python stalls on that rank only.",
+        "its host is slower than that of the other ranks (slow or busy CPU, stalls, another process)",
+        "Check the process of {rank}{host}: CPU load, NUMA binding, stalls (py-spy). Other processes may run on its cores.",
     ),
     "device": (
         "its device needs longer for the same work (clocks, power or heat limit, another process, a fault)",
-        "Check clocks, temperature, throttle reasons and ECC of that device (nvidia-smi -q); drain it if it stays slow.",
+        "Check the device of {rank}{host}: clocks, temperature, throttling, ECC (nvidia-smi -q); drain it if it stays slow.",
     ),
     "data": (
         "its input is late (slow disk or loader on that rank)",
-        "Look at that rank's storage and loader workers; shard the data evenly.",
+        "Check storage and loader workers of {rank}{host}; shard the data evenly.",
     ),
-    "network": ("its link is slower", "Check that rank's link and switch port."),
+    "network": ("its link is slower", "Check the link and the switch port of {rank}{host}."),
 }
 _BALANCE = "Balance the batches (sort by length, pack sequences, same batch on every rank)."
 _ALL_STEPS = 1 << 40
@@ -77,11 +77,12 @@ def _late(account: Account) -> Iterator[Match]:
     held = f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
     several = len(ranks) > 1
     title = ranks_text(ranks).capitalize()
-    waits = "every step waits" if first.persistent else f"{first.steps_late} of {first.num_steps} steps wait"
+    often = "" if first.persistent else f" in {first.steps_late} of {first.num_steps} steps"
+    how = how.replace("{rank}", ranks_text(ranks)).replace("{host}", _host_text(account, ranks))
     found = Match(
         lambda replay: straggler_off(replay, ranks),
         facts={
-            "title": f"{title}: {waits} for {'them' if several else 'it'}",
+            "title": f"{title} {'are' if several else 'is'} late{often} ({first.cause})",
             "cause": first.cause,
             "why": f"{why}{held}",
         },
@@ -99,6 +100,11 @@ def _late(account: Account) -> Iterator[Match]:
         without = _without_lone_lines(account, found, title, several=several)
         if named or without is not found:
             yield without
+
+
+def _host_text(account: Account, ranks: Sequence[int]) -> str:
+    hosts = {rank.host for rank in account.run.ranks if rank.rank in ranks and rank.host}
+    return f" on {next(iter(hosts))}" if len(hosts) == 1 else ""
 
 
 def _in_some_steps_ns(account: Account, ranks: Sequence[int]) -> float | None:
@@ -155,8 +161,8 @@ def lone_lines(account: Account, ranks: Sequence[int]) -> list[Line]:
 def _late_evidence(late: Sequence[Straggler]) -> Iterator[Evidence]:
     for s in late:
         where = f"rank {s.rank}"
-        yield evidence_ms("extra time over the median rank {per_step}", s.late_ns_per_step, where)
-        yield Evidence("steps late", f"{s.steps_late} of {s.num_steps}", "", where)
+        yield evidence_ms("own time over the median rank {per_step}", s.late_ns_per_step, where)
+        yield Evidence("late in", f"{s.steps_late} of {s.num_steps} steps", "", where)
         more = {part: ns for part, ns in s.evidence.items() if ns > 0}
         yield from (evidence_ms(f"excess {part} time {{per_step}}", ns, where) for part, ns in more.items())
 
@@ -232,7 +238,7 @@ def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: fl
         cost_ns=more,
         limit_ns=more,
         evidence=tuple(evidence_ms("extra time in the line {per_step}", more, f"rank {r}") for r in ranks),
-        remedy="Look at what that line does on these ranks only (input, files, waiting); do it on all ranks in turn or less "
+        remedy="Check what the line does on these ranks only (input, files, waiting); run it on all ranks in turn or less "
         "often. Assumes the line becomes as fast there as on the other ranks.",
         where=(at(line),),
     )
@@ -288,9 +294,12 @@ def _experts(account: Account) -> Iterator[Match]:
         return
     yield Match(
         evenly_spread,
-        facts={"times": f"{view.imbalance:.1f}"},
+        facts={
+            "times": f"{view.imbalance:.1f}",
+            "who": "One rank" if view.fullest_rank is None else f"Rank {view.fullest_rank}",
+        },
         ranks=() if view.fullest_rank is None else (view.fullest_rank,),
-        evidence=(Evidence("load of the fullest rank against the mean", round(view.imbalance, 2), "times"),),
+        evidence=(Evidence("tokens of the fullest rank against the mean", round(view.imbalance, 2), "times"),),
     )
 
 
@@ -310,13 +319,13 @@ def _heavy_stage(account: Account) -> Iterator[Match]:
         {owned.modules[m].split(".")[0] for m in distinct(owned.by_call.module).tolist() if m >= 0} if owned else set()
     )
     modules = sorted(used - {""}, key=lambda name: (len(name), name))
-    names = f" ({len(modules)} modules: {', '.join(modules[:8])})" if modules else ""
+    names = f" ({len(modules)} modules)" if modules else ""
     rest = median(np.delete(took, index))
     yield Match(
         _even_stages,
         facts={
             "rank": rank,
-            "times": f"{took[index] / mean:.1f}",
+            "times": f"{took[index] / rest:.1f}" if rest else "many",
             "names": names,
             "mine": ms_text(took[index]),
             "rest": ms_text(rest),
@@ -324,7 +333,7 @@ def _heavy_stage(account: Account) -> Iterator[Match]:
         ranks=(rank,),
         cost_ns=float(took[index] - mean),
         evidence=tuple(
-            evidence_ms("compute {per_step}", float(ns), f"stage on rank {r.rank}")
+            evidence_ms("kernel time {per_step}", float(ns), f"stage on rank {r.rank}")
             for r, ns in zip(account.run.ranks, took, strict=True)
         ),
         where=_stage_modules(owned) if owned is not None else (),
@@ -368,8 +377,8 @@ def _bubble(account: Account) -> Iterator[Match]:
         },
         cost_ns=bubble_ns,
         evidence=(
-            Evidence("measured bubble", round(view.bubble_pct, 2), "% of the step", "mean rank"),
-            Evidence("bubble with equal stages, by (p - 1)/(m + p - 1)", round(100 * ideal, 2), "% of the step"),
+            Evidence("waiting and gaps between micro-batches", round(view.bubble_pct, 1), "% of the step", "mean rank"),
+            Evidence("ideal fill and drain", round(100 * ideal, 1), "% of the step", "(p - 1)/(m + p - 1)"),
             Evidence(MICROBATCHES, m),
             Evidence("stages", view.stages),
         ),
@@ -395,19 +404,19 @@ KINDS = (
          "{why}",
          f"{_BALANCE} {_EVENLY}",
          scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),
-    Kind("expert-imbalance", _experts, "Tokens are routed unevenly: the fullest rank has {times} times the mean",
+    Kind("expert-imbalance", _experts, "{who} receives {times} times the mean tokens",
          "the router prefers few experts; their ranks receive and compute more while the others wait",
-         "Balance the router (auxiliary loss, or bias per expert as in auxiliary-loss-free balancing), set a capacity factor, or "
-         "place popular experts on several ranks. Assumes the same tokens spread evenly.",
+         "Raise the router's load-balancing loss, or lower the capacity factor. A bias per expert (auxiliary-loss-free "
+         "balancing) or popular experts on several ranks help too. Assumes the same tokens spread evenly.",
          scope=_RANKS, needs=(Need.ALL_RANKS, Need.SIZES), doubt=0.3),
-    Kind("load-imbalance", _heavy_stage, "The stage on rank {rank} has {times} times the work of the mean stage",
-         "the stage on rank {rank}{names} computes for {mine} ms {per_step}, the others for {rest} ms: they wait for it",
-         f"Move layers from that stage to the others until all take as long. {_EVENLY}",
+    Kind("load-imbalance", _heavy_stage, "Rank {rank}'s stage has {times} times the others' work",
+         "the stage on rank {rank}{names} has {mine} ms of kernels {per_step}, the others {rest} ms; they wait for it",
+         f"Move layers from rank {{rank}}'s stage to the others until all take as long. {_EVENLY}",
          scope=_RANKS, doubt=0.3),
-    Kind("pipeline-bubble", _bubble, "Pipeline bubble of {pct} % with {m} micro-batches and {stages} stages",
-         "stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {ideal} %",
-         "Use {more} micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. Assumes {more} "
-         "micro-batches at the same total work.",
+    Kind("pipeline-bubble", _bubble, "Pipeline bubble ({m} micro-batches, {stages} stages)",
+         "pipeline fill and drain take (p - 1)/(m + p - 1) = {ideal} % of the {step} even with equal stages",
+         "Use {more} micro-batches instead of {m} (assumed here), or an interleaved or zero-bubble schedule. Assumes the same "
+         "total work.",
          scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),
 )
 # fmt: on

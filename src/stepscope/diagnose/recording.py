@@ -482,7 +482,7 @@ _HOW: dict[Need, Callable[[Account], str]] = {
     Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
     Need.PEAK: lambda a: "the device's peak: --hardware FILE",
     Need.PASSES: lambda a: "a backward pass that the trace tells from the forward one",
-    Need.MEMORY: lambda a: "memory: stepscope record --memory",
+    Need.MEMORY: lambda a: "memory data: record with --memory",
     Need.UNPROFILED: lambda a: "the step without the profiler: --unprofiled-step-ms, or stepscope record",
     Need.LINES: lambda a: "lines of the code: stepscope record without --light and --no-owners, or with_stack=True",
 }

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+#: share of a saving that its range must reach for one number to stand for it
+_CLEAR = 0.5
+
 
 def headline_sentence(document: Mapping[str, Any]) -> str:
     """Return the first finding with the step before and after its fix, from the report's document.
@@ -22,12 +25,17 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         return f"Nothing worth fixing was found ({document['verdict']}).{missing}{shown}"
     step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"]
     saving_ms, whole = first["saving_alone_ms"], "step" if document["run"]["num_steps"] else "window"
-    saves = f"−{three_digits(saving_ms)} ms per {whole}"  # noqa: RUF001
-    if step_ms:
+    low, high = first["saving_low_ms"], min(first["saving_high_ms"], step_ms or first["saving_high_ms"])
+    if low < _CLEAR * saving_ms:  # one number would claim too much
+        span = f"{two_digits(low)}–{two_digits(high)}" if low > 0.05 * saving_ms else f"up to {two_digits(high)}"  # noqa: RUF001
+        saves = f"could save {span}{f' of {three_digits(step_ms)}' if step_ms else ''} ms per {whole}"
+    elif step_ms:
         left = max(0.0, step_ms - saving_ms)
         saves = f"{three_digits(step_ms)} → {three_digits(left)} ms per {whole} (−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
-    verb = "Fixing it" if first["saving_low_ms"] > 0 else "Fixing it may give"
-    return f"{_subject(first, document['run']['num_ranks'])}. {verb}: {saves}{'.' if missing else ''}{missing}"
+    else:
+        saves = f"−{three_digits(saving_ms)} ms per {whole}"  # noqa: RUF001
+    verb = "Fixing it" if saves.startswith("could") else "Fixing it:"
+    return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{'.' if missing else ''}{missing}"
 
 
 def three_digits(value: float) -> str:
@@ -39,6 +47,15 @@ def three_digits(value: float) -> str:
     size = abs(value)
     places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{value:,.{places}f}"
+
+
+def two_digits(value: float) -> str:
+    """Return a number with two significant digits, as the ends of ranges have.
+
+    >>> two_digits(5.67), two_digits(566.0), two_digits(0.0512)
+    ('5.7', '570', '0.051')
+    """
+    return f"{float(f'{value:.2g}'):,.15g}"
 
 
 def _subject(finding: Mapping[str, Any], num_ranks: int) -> str:

@@ -45,6 +45,9 @@ class Drawing:
     #: its numbers as a table, from `table_of`
     table: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Drawing {self.title!r}: {self.label}>"
+
     def as_json(self) -> dict[str, Any]:
         """Return the picture as plain values."""
         return {

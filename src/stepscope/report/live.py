@@ -1,4 +1,4 @@
-"""A running job as a web page that the browser asks for again every two seconds: no script, nothing but text.
+"""A running job as a web page that the browser reloads every two seconds: no script, only text and one picture.
 
 The numbers are those of the screen. Names come from the job's files and are untrusted: all of them are escaped, and the
 page's policy lets nothing run and nothing load.
@@ -30,6 +30,10 @@ _SHORT = {
 _MAX_RANKS = 16
 _MAX_REGIONS = 6
 _MAX_LINE = 200
+#: columns of the screen that every width has
+_NEEDED = ("rank", "step", "ms", "late")
+#: cells of the newest steps, and the fewest that show anything
+_MAX_SPARK, _MIN_SPARK = 46, 24
 
 
 def screen(
@@ -41,21 +45,51 @@ def screen(
     ]
     if picture.mfu is None and picture.mfu_reason:
         parts.append(Text(f"MFU: {picture.mfu_reason}", style="dim"))
-    names = _column_names(picture)
-    table = plain_table(out, "rank", "step", "ms", *(_SHORT.get(n, printable(n, width=16)) for n in names), "memory")
-    table.add_column("late", justify="right", no_wrap=True)
-    for rank in _most_telling(picture.ranks):
-        cells = [_ms_text(rank.regions_ns.get(region)) for region in names]
-        late = f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else ""
-        state = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
-        step = "?" if rank.step is None else f"{rank.step:,}"
-        table.add_row(state, step, _ms_text(rank.step_ns), *cells, _memory_text(rank), late)
+    shown = _most_telling(picture.ranks)
+    rows = [_cells(rank, _column_names(picture)) for rank in shown]
+    columns = [name for name in (rows[0] if rows else ()) if any(row[name] not in ("", "?") for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + 3 for name in columns}
+    while sum(widths[name] for name in columns) > out.width - _MIN_SPARK and len(columns) > 4:
+        columns.remove(next(name for name in reversed(columns) if name not in _NEEDED))
+    room = min(_MAX_SPARK, out.width - sum(widths[name] for name in columns) - 1)
+    table = plain_table(out, *columns)
+    if room >= _MIN_SPARK:
+        table.add_column("recent steps, ms", no_wrap=True)
+    sparks = _sparks(shown, room - 12)
+    for row, spark in zip(rows, sparks, strict=True):
+        table.add_row(*(row[name] for name in columns), *([spark] if room >= _MIN_SPARK else []))
     parts.append(table)
     if len(picture.ranks) > _MAX_RANKS:
         parts.append(Text(f"and {len(picture.ranks) - _MAX_RANKS} more ranks"))
     parts += [Text(f"alarm: {printable(line, width=_MAX_LINE)}", style="bold red") for line in alarms]
     parts += [Text(printable(line, width=_MAX_LINE), style="yellow") for line in stalls]
     return Group(*parts)
+
+
+def _cells(rank: RankNow, regions: Sequence[str]) -> dict[str, str]:
+    """Return the cells of a rank by column; the last ones are left out first where a terminal is narrow."""
+    return {
+        "rank": f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank),
+        "step": "?" if rank.step is None else f"{rank.step:,}",
+        "ms": _ms_text(rank.step_ns),
+        "late": f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else "",
+        "memory": _memory_text(rank),
+        **{_SHORT.get(name, printable(name, width=16)): _ms_text(rank.regions_ns.get(name)) for name in regions},
+    }
+
+
+def _sparks(ranks: Sequence[RankNow], count: int) -> list[str]:
+    """Return the newest steps of each rank as a line of bars, all on one scale, with the shortest and the longest."""
+    times = [[ns for _, ns in rank.recent[-max(count, 1) :]] for rank in ranks]
+    every = [ns for one in times for ns in one]
+    if not every:
+        return [""] * len(ranks)
+    low, high = min(every), max(every)
+    low = min(low, round(0.9 * high))  # a change of a few percent is drawn as one
+    bars = [
+        "".join("▁▂▃▄▅▆▇█"[round(7 * (ns - low) / (high - low))] if high > low else "▁" for ns in one) for one in times
+    ]
+    return [f"{bar} {ms(min(one)):.0f}–{ms(max(one)):.0f}" if one else "" for bar, one in zip(bars, times, strict=True)]  # noqa: RUF001
 
 
 def plain_line(picture: Picture) -> str:
@@ -143,6 +177,8 @@ th:first-child, td:first-child { text-align: left; }
 .alarm, .stall { border-left: 4px solid var(--high); font-weight: 600; }
 .alarm, .late { color: var(--high); font-weight: 600; }
 .stall { color: var(--medium); border-left-color: var(--medium); }
+.chart { width: 100%; height: auto; font-size: 11px; fill: currentColor; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; margin: 6px 0; padding: 0; font-size: 13px; }
 pre { white-space: pre-wrap; font-size: 12.5px; color: var(--quiet); margin: 0; }
 @media (max-width: 600px) { body { padding: 14px 12px; } }
 """
@@ -168,14 +204,56 @@ def live_page(
         f'<h1>{title}</h1><p class="pace">step {step}; {state}</p>',
         *(f'<p class="panel alarm">alarm: {_line(line)}</p>' for line in alarms),
         *(f'<p class="panel stall">{_line(line)}</p>' for line in stalls),
+        f'<section class="panel"><h2>Step time by rank</h2>{chart}</section>' if (chart := _chart(picture)) else "",
         f'<section class="panel" tabindex="0" role="region" aria-label="ranks">{_table(picture)}</section>',
         f'<p class="quiet">MFU: {_line(picture.mfu_reason)}</p>' if picture.mfu is None and picture.mfu_reason else "",
         f'<section class="panel"><h2>So far</h2><pre>{escape(_lines(news))}</pre></section>' if news else "",
-        "" if over else f'<p class="quiet">Looked at again every {_REFRESH_S} s.</p>',
+        "" if over else f'<p class="quiet">Refreshed every {_REFRESH_S} s.</p>',
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{again}'
     style = f"<title>{title} · stepscope</title><style>{_STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}{style}</head><body>{"".join(parts)}</body></html>\n'
+
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2619a", "#9a8c00", "#586470")
+
+
+def _chart(picture: Picture) -> str:
+    """Return the newest steps of the ranks as lines: late ranks first, each in its colour."""
+    ranks = [rank for rank in _most_telling(picture.ranks) if len(rank.recent) > 1][: len(_COLOURS)]
+    if not ranks:
+        return ""
+    steps = [step for rank in ranks for step, _ in rank.recent]
+    times = [ns for rank in ranks for _, ns in rank.recent]
+    first, last, high = min(steps), max(steps), max(times)
+    low = 0 if min(times) < 0.7 * high else 0.9 * min(times)  # a scale that shows differences
+
+    def at(step: int, ns: int) -> str:
+        return (
+            f"{60 + 830 * (step - first) / max(last - first, 1):.1f},{150 - 135 * (ns - low) / max(high - low, 1):.1f}"
+        )
+
+    lines = "".join(
+        f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(at(*p) for p in rank.recent)}"/>'
+        for rank, colour in zip(ranks, _COLOURS, strict=False)
+    )
+    ticks = "".join(
+        f'<line x1="60" x2="890" y1="{y}" y2="{y}" stroke="currentColor" opacity="0.2"/>'
+        f'<text x="54" y="{y + 4}" text-anchor="end">{ms(ns):.1f}</text>'
+        for y, ns in ((15, high), (82, (low + high) / 2), (150, low))
+    )
+    ends = f'<text x="60" y="168">step {first:,}</text><text x="890" y="168" text-anchor="end">step {last:,}</text>'
+    legend = "".join(
+        f'<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" fill="{colour}"/></svg> '
+        f"rank {rank.rank}</li>"
+        for rank, colour in zip(ranks, _COLOURS, strict=False)
+    )
+    more = "" if len(ranks) == len(picture.ranks) else f"<li>{len(picture.ranks) - len(ranks)} more ranks</li>"
+    label = f"Step time of {len(ranks)} ranks, steps {first} to {last}: {ms(min(times)):.1f} to {ms(high):.1f} ms"
+    return (
+        f'<svg viewBox="0 0 900 176" role="img" aria-label="{label}" class="chart">{ticks}{lines}{ends}</svg>'
+        f'<ul class="legend">{legend}{more}</ul><p class="quiet">ms per step; the newest steps.</p>'
+    )
 
 
 def _table(picture: Picture) -> str:

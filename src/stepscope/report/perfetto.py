@@ -147,7 +147,9 @@ def _interned(timeline: Timeline) -> bytes:
 
 
 def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
-    process = message(3, number(1, FIRST_PID + rank.rank), _text(6, rank.label), *(_text(8, said) for said in labels))
+    sort_index = number(3, rank.rank)  # viewers show ranks in order, not by their activity
+    named = (_text(6, rank.label), *(_text(8, said) for said in labels))
+    process = message(3, number(1, FIRST_PID + rank.rank), sort_index, *named)
     yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, 3)))
     for i, track in enumerate(rank.tracks):
         parts = (number(1, first_uuid + i), _text(2, track.name), number(5, process_uuid), number(12, i))

@@ -27,6 +27,8 @@ from stepscope.report.charts import (
     share_text,
 )
 from stepscope.report.drawing import Drawing, Scale, Shape, digits, dot, polyline, rect, table_of, unit_text, words
+from stepscope.report.names import LOSSES, PARTS, PATH
+from stepscope.run.side_files import Telemetry
 from stepscope.units import NS_PER_MS
 
 Document = Mapping[str, Any]
@@ -49,15 +51,16 @@ def budget(document: Document) -> Drawing | None:
     parts = sorted((p for p in document["step"]["budget"] if p["pct"] > 0), key=lambda p: -p["ms_per_step"])
     whole = "step" if document["run"]["num_steps"] else "window"
     total = unit_text(sum(p["ms_per_step"] for p in parts), "ms")
-    mean = "Mean over ranks; every" if document["run"]["num_ranks"] > 1 else "Every"
     bars = [
-        Bar(_words(p["part"]), [(PART_COLOUR.get(p["part"], p["part"]), f"per {whole}", p["ms_per_step"])],
+        Bar(PARTS.get(p["part"]) or _words(p["part"]),
+            [(PART_COLOUR.get(p["part"], p["part"]), f"per {whole}", p["ms_per_step"])],
             f"{unit_text(p['ms_per_step'], 'ms')}, {p['pct']:.0f} %")
         for p in parts
     ]  # fmt: skip
+    title = f"{whole.capitalize()} time by category{', mean rank' * (document['run']['num_ranks'] > 1)}"
     return (bars and bar_chart(
-        f"Where the {whole} goes", bars, "ms", axis=False, right=110, label=f"A {whole} of {total} by its parts",
-        notes=[f"{mean} instant of the {total} is exactly one part."],
+        title, bars, "ms", axis=False, right=110, left=160, label=f"A {whole} of {total} by its parts",
+        notes=[f"The parts sum to {total}."],
     )) or None  # fmt: skip
 
 
@@ -72,17 +75,23 @@ def waterfall(document: Document) -> Drawing | None:
         left -= 0 if last else share
         own = ("non_matmul_kernels", "matmul_below_peak", "precision", "recomputation")
         colour = "compute" if last else "unknown" if row["loss"] in own else "wait"
-        error = f" ± {row['plus_minus']:.1f}" if row["plus_minus"] else ""
-        text = f"{'' if last else '-'}{share:.1f}{error} %"
+        error, unsure = row["plus_minus"] or 0.0, (row["plus_minus"] or 0.0) > share
+        around = f" ± {error:.1f}" if error and not unsure else ""
+        text = f"{'' if last else '−'}{share:.1f}{around} %{' (rough)' * unsure}"  # noqa: RUF001
         if share >= 0.05 or last:
             bars.append(
-                Bar(_words(row["loss"]), [(colour, "of peak", share)], text, start=0 if last else max(0.0, left))
+                Bar(
+                    LOSSES.get(row["loss"], _words(row["loss"])),
+                    [(colour, "of peak", share)],
+                    text,
+                    start=0 if last else max(0.0, left),
+                )
             )
     source = document["efficiency"]["flops_source"]
     return bar_chart(
-        "From peak to achieved", bars, "pct", axis=False, right=90,
+        "MFU: losses from peak", bars, "pct", axis=False, right=110, left=160,
         label="Waterfall from peak to achieved FLOP rate; the table below holds its numbers",
-        notes=[f"FLOPs from {source}; attention counted in full."] if source else [],
+        notes=[f"FLOPs from {source}; causal attention counted without masking."] if source else [],
     )  # fmt: skip
 
 
@@ -93,8 +102,8 @@ def what_if(document: Document) -> Drawing | None:
         return None
     bars = []
     for state in (s for s in made["states"] if len(s["fixes"]) < 2):
-        name = document["findings"][state["fixes"][0]]["title"] if state["fixes"] else "as it is"
-        parts = [(_PATH_COLOUR.get(k, "unknown"), k, v) for k, v in state["path"].items()]
+        name = document["findings"][state["fixes"][0]]["title"] if state["fixes"] else "now"
+        parts = [(_PATH_COLOUR.get(k, "unknown"), PATH.get(k, k), v) for k, v in state["path"].items()]
         bars.append(Bar(name, parts, unit_text(made["step_ms"] - state["saving_ms"], "ms")))
     return bar_chart("The step with each fix alone", bars, "ms", width=760, left=230, axis=False)
 
@@ -142,7 +151,8 @@ def run_steps(document: Document) -> Drawing | None:
         ]
 
     return line_chart(
-        "Step time of the whole run", lines, Axis("step", "count", zero=False),
+        f"Step time of the {'whole run' if found['source'] == 'step logs' else 'recorded steps'}", lines,
+        Axis("step", "count", zero=False),
         Axis("step time", "ms", zero=min(v for v in found["min_ms"] if v is not None) < 0.7 * most), width=WIDE,
         label=f"Times of steps {steps[0]} to {steps[-1]} on {found['num_ranks']} ranks, "
         f"median {unit_text(usual, 'ms')}",
@@ -462,6 +472,66 @@ def memory_of_fullest(document: Document) -> Drawing | None:
         Axis("memory", "bytes"), legend=legend,
         label=f"Memory of rank {rank['rank']} over the window, at most {unit_text(used, 'bytes')}",
     )  # fmt: skip
+
+
+def snapshot_memory(snapshot: Document, by: str) -> Drawing | None:
+    """Return the memory of a snapshot over its history, `by` owner (the line that allocated it) or purpose."""
+    line = snapshot["timeline"]
+    times = [t / 1000 for t in line["time_us"]]
+    curves = {name: values for name, values in snapshot[f"by_{by}"].items() if values and any(values)}
+    if len(times) < 2 or not curves:
+        return None
+    kept, below = _largest(line["allocated_bytes"], 2 * _MAX_POINTS), np.zeros(len(times))
+    lines, legend = [], []
+    steady_first = sorted(curves, key=lambda name: (name == "other", -min(curves[name]), -max(curves[name])))
+    for k, name in enumerate(steady_first):
+        top = below + np.array(curves[name], float)
+        colour = "unknown" if name == "other" else _CATEGORY_COLOURS[k % (len(_CATEGORY_COLOURS) - 1)]
+        lines.append(Line(_words(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
+        legend.append((colour, _words(name)))
+        below = top
+    if reserved := line.get("reserved_bytes"):
+        lines.append(Line("reserved", [(times[i], reserved[i]) for i in kept], "quiet", "steps", dashed=True))
+        legend.append(("quiet", "reserved (dashed)"))
+    of = "" if snapshot["rank"] is None else f" of rank {snapshot['rank']}"
+    what = "the line that allocated it" if by == "owner" else "purpose"
+    return line_chart(
+        f"Memory snapshot{of} by {what}", lines, Axis("time in the history", "ms", zero=False), Axis("memory", "bytes"),
+        width=WIDE, legend=legend, notes=["Allocated memory, stacked; what is alive longest is at the bottom."],
+        label=f"Memory{of} over the snapshot's history, at most "
+        f"{unit_text(max(line['allocated_bytes']), 'bytes')}, by {what}",
+    )  # fmt: skip
+
+
+_DEVICE_SERIES = (
+    ("clock", "SM clock", "sm_clock_mhz", "MHz"),
+    ("power", "Power", "power_w", "W"),
+    ("utilisation", "Utilisation", "utilization_pct", "%"),
+    ("temperature", "Temperature", "temperature_c", "°C"),
+)
+
+
+def device_pictures(telemetry: Sequence[Telemetry]) -> dict[str, Drawing]:
+    """Return clocks, power, utilisation and temperature of the ranks' devices over the job, those that were sampled."""
+    known = [one for one in telemetry if len(one) > 1]
+    first_ns = min((float(np.nanmin(one.columns["time_ns"])) for one in known), default=0.0)
+    found = {}
+    for name, title, column, unit in _DEVICE_SERIES:
+        lines = []
+        for k, one in enumerate(known[: len(COLOURS)]):
+            values, times = one.columns[column], (one.columns["time_ns"] - first_ns) / NS_PER_MS
+            rows = np.flatnonzero(~np.isnan(values) & ~np.isnan(times))
+            rows = rows[:: max(1, len(rows) // _MAX_POINTS)]
+            if len(rows) > 1:
+                points = [(float(times[i]), float(values[i])) for i in rows.tolist()]
+                lines.append(Line(f"rank {one.rank}", points, COLOURS[k], "steps", width=1))
+        if lines:
+            legend = [(line.colour, line.name) for line in lines]
+            found[name] = line_chart(
+                f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False), Axis(unit, "number", zero=False),
+                legend=legend, label=f"{title} of the devices of {len(lines)} ranks over the job",
+            )  # fmt: skip
+    return found
 
 
 def memory_over_steps(document: Document) -> Drawing | None:

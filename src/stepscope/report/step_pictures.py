@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.report import names
 from stepscope.report.charts import (
     WIDE,
     Axis,
@@ -23,10 +24,6 @@ from stepscope.report.html.page_data import GROUPS, KINDS, LANE_OF_KIND, NO_MATC
 from stepscope.report.pictures import node_edges
 from stepscope.units import NS_PER_MS
 
-GROUP_TEXT = {
-    "compute": "compute", "transfer": "communication", "wait": "waiting for others", "copy": "copies",
-    "input": "input", "host": "host (gaps, syncs, stalls)", "unknown": "unknown",
-}  # fmt: skip
 _MAX_COLUMNS = 60
 _MAX_BARS = 32
 
@@ -42,7 +39,7 @@ def step_times(grid: Grid) -> Drawing | None:
     kept = [int(s[np.argmax(total[s])]) for s in stretches]
     used = [k for k in range(len(GROUPS)) if mean[k].any()]
     columns = [
-        Stack(str(grid.steps[s]), [(GROUPS[k], GROUP_TEXT[GROUPS[k]], float(mean[k, s])) for k in used]) for s in kept
+        Stack(str(grid.steps[s]), [(GROUPS[k], names.GROUPS[GROUPS[k]], float(mean[k, s])) for k in used]) for s in kept
     ]
     few = len(kept) < len(total)
     return column_chart(
@@ -100,7 +97,6 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
 
 _MAX_RANKS = 32
 _MAX_SLICES = 6_000
-_TEXT = {"range": "host range", "idle": "nothing ran", "other": "other compute"}
 LANES = ("compute", "comm", "copy", "host")
 
 
@@ -118,8 +114,8 @@ def timeline_drawing(slices: Slices) -> Drawing:
             if spans:
                 lanes.append(Lane(LANES[lane], spans, height=15))
     kinds = [KINDS[k] for k in sorted(set(slices.kind.tolist()))]
-    legend = [(kind, _TEXT.get(kind, kind)) for kind in kinds]
-    legend += [("wait", "waiting for the last rank")] if slices.wait_ns.any() else []
+    legend = [(kind, names.KINDS[kind]) for kind in kinds]
+    legend += [("wait", names.KINDS["wait"])] if slices.wait_ns.any() else []
     what = "The window" if slices.step is None else f"Step {slices.step}"
     num, span_ms = len(slices.ranks), slices.span_ns / NS_PER_MS
     return lane_chart(

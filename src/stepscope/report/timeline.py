@@ -413,9 +413,10 @@ def _rank_timeline(
     order = order[kept]
     at = {row: i for i, row in enumerate(rows[order].tolist())}
     values = _collective_values(shared, index)
+    digits = len(str(shared.run.ranks[-1].rank))  # viewers sort by name: rank 10 comes after rank 09
     return RankTimeline(
         rank=rank.rank,
-        label=" · ".join(["rank " + str(rank.rank), *filter(None, (rank.host, rank.device_name))]),
+        label=" · ".join([f"rank {rank.rank:0{digits}}", *filter(None, (rank.host, rank.device_name))]),
         tracks=tuple(tracks),
         row=rows[order],
         track=track[kept],

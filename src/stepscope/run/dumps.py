@@ -62,7 +62,7 @@ def _files(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
         path = Path(one)
         if not path.is_dir():
             if not path.exists():
-                raise InputError(f"there is nothing at {one}; give flight recorder dumps or their folder")
+                raise InputError(f"{one} does not exist; give flight recorder dumps or their folder")
             named.append(path)
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))

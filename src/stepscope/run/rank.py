@@ -1579,8 +1579,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
     (lambda r: r.trace.quality.bad_args, "argument values of the wrong type or out of range, left out"),
     (
         lambda r: r.joins.without_launch,
-        "device operations without a launch in the trace (launched before the window): "
-        "they are in the window but in no recorded step",
+        "device operations were launched before recording began: they are in the window but in no recorded step",
     ),
     (lambda r: r.joins.launches_without_work, "launches without device work in the trace"),
     (lambda r: r.collectives.unanswered, "collectives asked for whose execution is not in the trace"),

@@ -134,7 +134,7 @@ def _open_filesystem(address: str) -> Iterator[Any]:
             raise error.__cause__ from None
         why = printable(str(error) or type(error).__name__, width=_MAX_REASON).replace(address, shown_address(address))
         missing = isinstance(error, FileNotFoundError)
-        what = f"there is nothing at {shown_address(address)}" if missing else f"{shown_address(address)}: {why}"
+        what = f"{shown_address(address)} does not exist" if missing else f"{shown_address(address)}: {why}"
         raise InputError(f"{what}; check the address, and that you may use it") from error
 
 

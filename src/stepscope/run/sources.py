@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
-from stepscope.errors import InputError
+from stepscope.errors import InputError, MissingFileError
 from stepscope.records import dataclass
 from stepscope.trace.nsight_tools import NSYS_REPORT
 from stepscope.trusted_file import is_trusted_file
@@ -63,6 +63,8 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
     try:
         found = [source for one in many for source in _expand(str(one))]
         folder = Path(many[0]) if len(many) == 1 and Path(many[0]).is_dir() else None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
@@ -237,7 +239,7 @@ def _expand(given: str) -> list[Source]:
             for p in (_of_rank(found) if found.is_dir() and _RANK_FOLDER.match(found.name) else [found])
             if not p.is_dir() and not _NO_TRACE.search(p.name)
         ]
-    raise InputError(f"there is nothing at {given}; give a trace, a folder or a glob")
+    raise MissingFileError(f"{given} does not exist; give a trace, a folder or a glob")
 
 
 def _in_folder(folder: Path) -> list[Source]:

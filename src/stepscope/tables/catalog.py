@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.phases import step_periods
 from stepscope.contract.collectives import OPS
-from stepscope.errors import UsageError
+from stepscope.errors import UnknownNameError, did_you_mean
 from stepscope.run.aligned import UNMATCHED, AlignedRun, aligned
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
@@ -277,9 +277,9 @@ class LogTables:
         self._logs = logs
 
     def table(self, name: str) -> Table:
-        """Return one table; a `UsageError` where there is none of that name."""
+        """Return one table; an `UnknownNameError` where there is none of that name."""
         if name not in _OF_LOGS:
-            raise UsageError(f"a run without traces has no table {name!r}; use one of {', '.join(_OF_LOGS)}")
+            raise UnknownNameError(f"a run without traces has no table {name!r}; {did_you_mean(name, _OF_LOGS)}")
         return _OF_LOGS[name](self._logs)
 
 
@@ -292,9 +292,9 @@ class RunTables:
         self._made: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
-        """Return one table; a `UsageError` that lists them all where there is none of that name."""
+        """Return one table; an `UnknownNameError` where there is none of that name."""
         if name not in TABLES:
-            raise UsageError(f"there is no table {name!r}; use one of {', '.join(TABLES)}")
+            raise UnknownNameError(f"there is no table {name!r}; {did_you_mean(name, TABLES)}")
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]

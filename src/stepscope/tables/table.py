@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.errors import UsageError
+from stepscope.errors import UnknownNameError, UsageError, did_you_mean
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.tables.schema import Column, TableSchema
 from stepscope.units import printable
 
 _MAX_HTML_ROWS = 20
+_MAX_NAMED = 8
 _NUMPY = {"int64": np.int64, "float64": np.float64, "bool": np.bool_, "text": np.int32}
 
 
@@ -47,12 +48,27 @@ class Table(ArrayRecord):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self.cells:
-            raise UsageError(f"{self.schema.name} has no column {name!r}; use {', '.join(self.columns)}")
+            raise UnknownNameError(f"{self.schema.name} has no column {name!r}; {did_you_mean(name, self.columns)}")
         cells = self.cells[name]
         if cells.texts is not None:
             place = cells.values if cells.missing is None else np.where(cells.missing, len(cells.texts), cells.values)
             return np.array([*cells.texts, None], object)[place]
         return cells.values if cells.missing is None else np.ma.MaskedArray(cells.values, cells.missing)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, each as a dictionary by column; an unknown value is None."""
+        columns = [self[name].tolist() for name in self.columns]
+        return (dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True))
+
+    def head(self, count: int = 5) -> "Table":
+        """Return the first rows as a table."""
+        return Table(
+            self.schema,
+            {
+                name: Cells(c.values[:count], c.texts, None if c.missing is None else c.missing[:count])
+                for name, c in self.cells.items()
+            },
+        )
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.arrow().__arrow_c_stream__(requested_schema)
@@ -67,7 +83,8 @@ class Table(ArrayRecord):
         return _needed("polars").from_arrow(self.arrow())
 
     def __repr__(self) -> str:
-        return f"<Table {self.schema.name}: {len(self):,} rows of {', '.join(self.columns)}>"
+        more = f", ... ({len(self.columns)} columns)" if len(self.columns) > _MAX_NAMED else ""
+        return f"<Table {self.schema.name}: {len(self):,} rows of {', '.join(self.columns[:_MAX_NAMED])}{more}>"
 
     def _repr_html_(self) -> str:
         from html import escape  # only in a notebook

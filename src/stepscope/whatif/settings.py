@@ -55,10 +55,11 @@ from stepscope.contract.step_line import Region
 from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import FINDING_OF_SETTING
 from stepscope.diagnose.findings import KINDS, Diagnosis
-from stepscope.errors import InputError, UsageError, did_you_mean
+from stepscope.errors import InputError, InvalidValueError, UnknownNameError, UsageError, did_you_mean
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import rank_ranges
 from stepscope.trace.table import EventKind
+from stepscope.units import NS_PER_MS
 from stepscope.whatif.keys import FAMILY, SETTINGS
 
 # What each setting of a what-if does to the replay: makers of changes from an account and a value.
@@ -83,7 +84,7 @@ class SettingRequest(ArrayRecord):
         return f"{self.key}={self.value}"
 
     def error(self, why: str) -> UsageError:
-        return UsageError(f"--set {self}: {why}")
+        return InvalidValueError(f"{self}: {why}")
 
     def check_value(self, word: str) -> None:
         if self.value != word:
@@ -398,6 +399,34 @@ class Answer:
     measured_ns: float | None
     notes: tuple[str, ...]
 
+    @property
+    def saving_ms(self) -> float:
+        """Return the predicted saving per step, against the replay of the step as recorded."""
+        return (self.prediction.baseline_ns - self.prediction.step_ns) / NS_PER_MS
+
+    @property
+    def saving_range_ms(self) -> tuple[float, float]:
+        """Return the range in which `saving_ms` is likely to be."""
+        found = self.prediction
+        return (found.baseline_ns - found.high_ns) / NS_PER_MS, (found.baseline_ns - found.low_ns) / NS_PER_MS
+
+    @property
+    def saving_pct(self) -> float:
+        """Return the saving in percent of the step."""
+        whole_ns = self.measured_ns or self.prediction.baseline_ns
+        return 100 * self.saving_ms * NS_PER_MS / whole_ns if whole_ns else 0.0
+
+    def __str__(self) -> str:
+        step_ms, verb = (self.measured_ns or self.prediction.baseline_ns) / NS_PER_MS, "saves"
+        low, high = self.saving_range_ms
+        if self.saving_ms < 0:
+            verb, low, high = "costs", -high, -low
+        much = f"{abs(self.saving_ms):.1f} of {step_ms:.1f} ms per step ({abs(self.saving_pct):.0f} %)"
+        return f"{' '.join(self.prediction.changes)} {verb} {much}, likely {low:.1f} to {high:.1f} ms"
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self}>"
+
 
 def what_if(
     account: Account,
@@ -435,12 +464,12 @@ def _setting_of(account: Account, text: str) -> SettingChange:
     name = FAMILY if key.startswith("kernel:") else key
     setting = next((s for s in SETTINGS if s.key == name), None)
     if setting is not None and not value:
-        raise UsageError(f"--set {text}: a value is missing; write {setting.key}={setting.values}")
+        raise InvalidValueError(f"{text}: a value is missing; write {setting.key}={setting.values}")
     if setting is None:
         known = {s.key: f"{s.key}={s.values}" for s in SETTINGS}
         near = did_you_mean(key, known)
-        raise UsageError(
-            f"--set {text}: unknown setting; {near if '?' in near else did_you_mean(text, known.values())}"
+        raise UnknownNameError(
+            f"{text}: unknown setting; {near if '?' in near else did_you_mean(text, known.values())}"
         )
     finding = FINDING_OF_SETTING.get(text)
     found = fix_of(account, finding) if finding is not None else None

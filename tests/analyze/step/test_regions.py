@@ -163,7 +163,7 @@ def test_log_without_a_region_for_it_knows_the_restarted_loader_by_its_first_bat
 def test_single_long_step_without_a_name_is_a_hiccup_and_said() -> None:
     found = training_step([log(extra=lambda step: {"forward_pass": 400.0} if step == 40 else {})])
     assert found is not None and found.mean_ns == pytest.approx(50e6, rel=0.01)
-    assert any("step 40 alone" in line for line in found.notes)
+    assert any("step 40 took" in line for line in found.notes)
 
 
 def test_longer_passes_in_some_steps_have_no_cause_but_their_region() -> None:
@@ -186,4 +186,4 @@ def test_rank_that_alone_saves_makes_the_other_wait() -> None:
 def test_steps_that_are_slower_after_the_window_are_said_and_do_not_count_as_ordinary() -> None:
     found = training_step([log(slower_after=1.3)])
     assert found is not None and found.ordinary_ns == pytest.approx(50e6, rel=0.01)
-    assert any("before the window" in line and "+2" in line for line in found.notes)
+    assert any("before the recording" in line and "+2" in line for line in found.notes)

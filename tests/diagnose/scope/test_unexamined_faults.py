@@ -96,5 +96,5 @@ def test_a_trace_cut_off_before_any_device_work_gets_no_verdict(tmp_path: Path) 
 
 def test_findings_over_a_window_are_told_of_the_window(tmp_path: Path) -> None:
     first = diagnose(one_rank(tmp_path, steps=False, loading=True)).findings[0]
-    assert first.title == "The job waits for input"
+    assert first.title == "Data loading: the job waits for input"
     assert not [e for e in first.evidence if "per step" in e.what] and any("window" in e.what for e in first.evidence)

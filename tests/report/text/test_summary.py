@@ -102,7 +102,7 @@ def test_late_rank_has_a_row_and_the_others_share_one(late: Json) -> None:
     text = assert_fits(late)
     assert "Rank 63 holds up everyone. Fixing it: " in text
     rows = text[text.index("Ranks, ms per step") :].splitlines()
-    assert rows[1].split()[:2] == ["63", "◀"] and rows[1].endswith(" device")
+    assert rows[1].split()[:2] == ["63", "◀"] and rows[1].endswith(" (device)")
     assert rows[2].split()[0] == "0–62"  # noqa: RUF001
     assert "waiting for rank 63" in text
 

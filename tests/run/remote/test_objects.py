@@ -46,7 +46,7 @@ def test_copies_are_gone_afterwards_and_have_the_same_names(bucket: Any) -> None
 
 
 def test_nothing_there_is_one_sentence() -> None:
-    with pytest.raises(InputError, match=r"nothing at memory://nowhere/x\.json; check"):
+    with pytest.raises(InputError, match=r"memory://nowhere/x\.json does not exist; check"):
         files_at("memory://nowhere/x.json")
 
 

@@ -13,7 +13,8 @@ from importlib.resources import files
 from string import Template
 
 from stepscope.records import dataclass
-from stepscope.units import printable
+from stepscope.report.names import FOR_PAGES
+from stepscope.units import json_text, printable
 
 _COMMON = ("unpack", "numbers", "elements", "theme", "state", "tables", "drawing")
 _REPORT = (
@@ -71,7 +72,7 @@ def _source(name: str) -> str:
 @cache
 def _script(names: tuple[str, ...]) -> str:
     parts = "\n".join(_source(f"js/{name}.js") for name in names)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+    return f'"use strict";\n(() => {{\nconst NAMES = {json_text(FOR_PAGES)};\n{parts}}})();\n'
 
 
 def _hash(text: str) -> str:

@@ -1,17 +1,22 @@
 """The page of one run, rendered from its document and the data of its timeline."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cost.calibration import Calibration
+from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import plain, report_json
 from stepscope.document.sentence import headline_sentence
+from stepscope.report.drawing import Drawing
 from stepscope.report.html.assemble import Page
 from stepscope.report.html.page_data import PageData, Timeline, packed
 from stepscope.report.html.timeline_data import timeline_of
-from stepscope.report.pictures import pictures_of
+from stepscope.report.pictures import device_pictures, pictures_of, snapshot_memory
 from stepscope.report.step_pictures import rank_times, step_times
 from stepscope.units import printable
 
@@ -25,7 +30,26 @@ def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
 
 def page_of_run(account: Account, document: Document, *, calibration: Calibration | None = None) -> Page:
     """Return the page of an account and its document."""
-    return page_of(page_data(document, timeline_of(account, document), calibration=calibration))
+    data = page_data(document, timeline_of(account, document), calibration=calibration)
+    data.pictures.update({name: drawing.as_json() for name, drawing in _recorded_pictures(account).items()})
+    return page_of(data)
+
+
+def _recorded_pictures(account: Account) -> dict[str, Drawing]:
+    """Return the pictures of files next to the traces: devices over time, and the fullest memory snapshot."""
+    found = {f"device_{name}": picture for name, picture in device_pictures(account.run.beside.telemetry).items()}
+    folder = Path(account.run.ranks[0].trace.path).parent
+    if not any(folder.glob("rank*.memory.pickle*")):
+        return found
+    from stepscope.analyze.memory_snapshot import snapshot_view  # only where there is one
+    from stepscope.run.dumps import memory_snapshots
+
+    views = [(rank, snapshot_view(one)) for rank, one in memory_snapshots(folder)[0]]
+    for rank, view in sorted(views, key=lambda one: -one[1].peak.allocated_bytes)[:1]:
+        snapshot = {"rank": rank, "timeline": view.timeline, "by_owner": view.by_owner, "by_purpose": view.by_purpose}
+        drawn = {f"snapshot_{by}": snapshot_memory(snapshot, by) for by in ("owner", "purpose")}
+        found |= {name: picture for name, picture in drawn.items() if picture is not None}
+    return found
 
 
 def page_data(document: Document, timeline: Timeline, *, calibration: Calibration | None = None) -> PageData:
@@ -51,6 +75,7 @@ def page_of(data: PageData) -> Page:
 
 def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in report.items() if name not in ("memory_steps", "memory_edges")}
+    shown["docs"] = {id_: text for id_ in dict.fromkeys(f["id"] for f in report["findings"]) if (text := _docs(id_))}
     shown["details"] = {name: report["details"][name] for name in ("what_if", "code_trees")}
     # paths on the machine that made the page: not for those who read it
     shown["run"] = {name: value for name, value in report["run"].items() if name != "sources"}
@@ -61,6 +86,16 @@ def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
         ]
         shown["memory"] = {**report["memory"], "ranks": ranks}
     return shown
+
+
+def _docs(finding: str) -> str | None:
+    """Return the docs page of a finding: from the wheel, or from a checkout; None where it has neither."""
+    if finding not in FINDING_IDS:  # a document that somebody else wrote
+        return None
+    for folder in ("docs/findings", "../../docs/findings"):
+        with suppress(OSError):
+            return files("stepscope").joinpath(f"{folder}/{finding}.md").read_text(encoding="utf-8")
+    return None
 
 
 # How far to trust the report: one line per measured property of the recording

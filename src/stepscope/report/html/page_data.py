@@ -18,6 +18,7 @@ from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import Rank
 from stepscope.trace.table import NO_STRING
 from stepscope.trace.table import Int64s as table_Int64s
+from stepscope.units import NS_PER_MS
 
 # A stack of the user's program as one place in words.
 
@@ -158,6 +159,8 @@ class Slices(ArrayRecord):
     matched: MatchedCollectives
     #: what was left out or rounded, in words
     notes: tuple[str, ...] = ()
+    #: when the step began, on the clock of the first of `ranks`; orders several steps
+    origin_ns: int = 0
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -302,6 +305,7 @@ def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]
         "step": s.step,
         "ranks": list(s.ranks),
         "span": s.span_ns // _ROUNDED_NS,
+        "origin_ms": s.origin_ns / NS_PER_MS,
         "unit_ns": _ROUNDED_NS,
         "delay_ns": _DELAY_NS,
         "names": list(s.names),

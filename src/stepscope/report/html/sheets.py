@@ -15,6 +15,7 @@ from stepscope.cost.calibration import Calibration
 from stepscope.document.other_tools import nccl_calls, nccl_facts
 from stepscope.document.report import ms_or_none, plain
 from stepscope.records import dataclass
+from stepscope.report import pictures
 from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Line, bar_chart, line_chart
 from stepscope.report.drawing import Drawing, table_of
 from stepscope.report.html.assemble import sheet_html
@@ -831,3 +832,190 @@ def _steps_parts(rank: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     parts = [(name, value) for name, value in rank["regions_ms"].items() if value]
     rest = rank["median_step_ms"] - float(np.sum([value for _, value in parts]))
     return (*parts, *((("other", rest),) if rest > 0 else ()))
+
+
+# The pages of `memory`, `history` and `hang`.
+
+
+def memory_sheet(document: Document) -> Sheet:
+    """Return the page of the memory of a run or of snapshots, from the JSON of `stepscope memory`."""
+    sections = [*_traced_memory(document), *(_snapshot(one) for one in _fullest_snapshots(document))]
+    rows = [row for row in document["predicted"] if row["predicted_bytes"] is not None]
+    if rows:
+        columns = (("category", "text", "category"), ("measured", "bytes", "measured_bytes"))
+        table = table_of(rows, *columns, ("formula", "bytes", "predicted_bytes"))
+        sections.append(Section("predicted", "Measured and predicted", (), None, table))
+    if document["what_ifs"]:
+        table = table_of(
+            document["what_ifs"],
+            ("change", "text", "change"),
+            ("peak now", "bytes", "measured_bytes"),
+            ("peak, at least", "bytes", "peak_low_bytes"),
+            ("peak, at most", "bytes", "peak_high_bytes"),
+            ("extra time, at least", "ms", "extra_low_ms"),
+            ("extra time, at most", "ms", "extra_high_ms"),
+        )
+        sections.append(Section("what-if", "Peak with changes", ("By formulas on what was measured.",), None, table))
+    cards = _memory_cards(document)
+    names = [one["path"] for one in document["snapshots"]]
+    title = document["run"] or (names[0] if names else "memory")
+    facts = ("memory", *([f"{len(names)} snapshot{'s' * (len(names) != 1)}"] if names else []))
+    return Sheet(f"Memory of {title}", facts, cards, tuple(sections), tuple(document["warnings"]))
+
+
+def _traced_memory(document: Document) -> list[Section]:
+    drawn = [
+        picture
+        for draw in (pictures.memory_of_fullest, pictures.memory_peak, pictures.memory_over_steps)
+        if (picture := draw(document)) is not None
+    ]
+    over_run = pictures.memory_over_run(document)
+    drawn += [over_run] if over_run else []
+    return [Section("memory", "Memory of the run", (), drawn[0], None, tuple(drawn[1:]))] if drawn else []
+
+
+def _fullest_snapshots(document: Document, most: int = 8) -> list[Document]:
+    return sorted(document["snapshots"], key=lambda one: -one["peak"]["allocated_bytes"])[:most]
+
+
+def _snapshot(one: Document) -> Section:
+    by_owner, by_purpose = (pictures.snapshot_memory(one, by) for by in ("owner", "purpose"))
+    table = table_of(
+        one["peak"]["by_line"],
+        ("alive at the peak, by line", "text", "place"),
+        ("purpose", "text", "purpose"),
+        ("size", "bytes", "size_bytes"),
+        ("blocks", "count", "blocks"),
+    )
+    leaks = [f"Leak suspect: {leak['place']} ({leak['steps']} steps)." for leak in one["leaks"][:5]]
+    rank = one["rank"]
+    title = "Memory snapshot" if rank is None else f"Memory snapshot of rank {rank}"
+    return Section(
+        "snapshot" if rank is None else f"snapshot-{rank}",
+        title,
+        tuple(leaks),
+        by_owner or by_purpose,
+        table,
+        (by_purpose,) if by_owner and by_purpose else (),
+    )
+
+
+def _memory_cards(document: Document) -> tuple[Values, ...]:
+    cards = []
+    memory = document["memory"]
+    ranks = [r for r in memory["ranks"] if r["peak_allocated_bytes"] is not None] if memory else []
+    if ranks:
+        most = max(ranks, key=lambda r: r["peak_allocated_bytes"])
+        cards.append(card("Peak allocated", most["peak_allocated_bytes"], "bytes", f"rank {most['rank']}"))
+        if most["device_total_bytes"]:
+            cards.append(card("Device", most["device_total_bytes"], "bytes"))
+    for one in _fullest_snapshots(document, 1):
+        cards.append(card("Peak of the snapshot", one["peak"]["allocated_bytes"], "bytes", one["path"]))
+        cards.append(card("Free in segments", one["free_bytes"], "bytes", "reserved, held by no tensor"))
+    return tuple(cards)
+
+
+def history_sheet(document: Document) -> Sheet:
+    """Return the page of runs over time, from the JSON of `stepscope history`."""
+    runs, by = document["runs"], document["by"]
+    configs = list(dict.fromkeys(run["config"] for run in runs))
+    lines = []
+    for k, config in enumerate(configs[: len(COLOURS)]):
+        points = [(float(i + 1), run["step_ms"]) for i, run in enumerate(runs) if run["config"] == config]
+        known = [p for p in points if p[1] is not None]
+        lines += [Line(str(config or "configuration unknown"), known, COLOURS[k], "both")] if known else []
+    legend = [(line.colour, line.name) for line in lines]
+    axis = Axis("run, oldest first", "count", zero=False)
+    chart = line_chart("Step of each run", lines, axis, _STEP, width=WIDE, legend=legend) if lines else None
+    table = table_of(
+        runs,
+        ("run", "text", "run"),
+        ("created", "text", "created"),
+        ("commit", "text", "commit"),
+        ("ranks", "count", "world_size"),
+        ("step", "ms", "step_ms"),
+        ("MFU", "pct", lambda run: _pct(run["mfu"])),
+        ("memory", "bytes", "peak_memory_bytes"),
+        ("largest finding", "text", lambda run: "".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1])),
+    )
+    groups = table_of(
+        document["groups"],
+        (f"by {by}", "text", "name"),
+        ("runs", "count", "runs"),
+        ("step", "ms", "step_ms"),
+        ("fastest", "ms", "min_step_ms"),
+        ("slowest", "ms", "max_step_ms"),
+        ("MFU", "pct", lambda group: _pct(group["mfu"])),
+    )
+    hosts = table_of(
+        document["hosts"],
+        ("host", "text", "host"),
+        ("slow", "text", lambda host: "slow" if host["is_slow"] else ""),
+        ("jobs", "count", "runs"),
+        ("slowest in", "count", "slowest"),
+        ("expected", "number", "expected"),
+        ("slowdown", "x", "slowdown"),
+    )
+    sections = [
+        Section("runs", "Runs", ("One line per configuration.",) if len(lines) > 1 else (), chart, table),
+        Section("groups", f"By {by}", (), None, groups),
+        *([Section("hosts", "Hosts", (), None, hosts)] if document["hosts"] else []),
+    ]
+    tones = {"slower": "high", "faster": "low"}
+    cards = [
+        card(
+            f"Newest: {one['run']}",
+            one["step_ms"],
+            "ms",
+            one["verdict"] if one["change_pct"] is None else f"{one['verdict']}, {one['change_pct']:+.1f} %",
+            tones.get(one["verdict"], ""),
+        )
+        for one in document["newest"][:3]
+    ]
+    notes = [f"{run['run']}: {run['problem']}" for run in runs if run["problem"]]
+    return Sheet(
+        f"History of {document['folder']}", (f"{len(runs)} runs",), tuple(cards), tuple(sections), tuple(notes)
+    )
+
+
+def hang_sheet(document: Document) -> Sheet:
+    """Return the page of flight recorder dumps, from the JSON of `stepscope hang`."""
+    suspects, ranks = document["suspects"], document["ranks"]
+    last = dict.fromkeys(ranks, 0)
+    for group in document["groups"]:
+        for one in group["last_by_rank"]:
+            last[one["rank"]] = max(last[one["rank"]], one["seq"])
+    bars = [
+        Bar(f"rank {rank}", [("high" if rank in suspects else "compute", "collectives issued", float(seq))])
+        for rank, seq in sorted(last.items())[:_MAX_RANKS]
+    ]
+    chart = bar_chart("Collectives issued by each rank", bars, "count", width=760) if bars else None
+    calls = table_of(
+        document["last_calls"],
+        ("rank", "count", "rank"),
+        ("last call", "text", "name"),
+        ("number", "count", "seq"),
+        ("state", "text", "state"),
+        ("at", "text", lambda call: None if call["file"] is None else f"{call['file']}:{call['line']}"),
+        ("function", "text", "function"),
+    )
+    groups = table_of(
+        document["groups"],
+        ("group", "text", "desc"),
+        ("ranks", "count", lambda group: len(group["ranks"])),
+        ("state", "text", "verdict"),
+        ("waiting at", "text", lambda group: str(group["waiting_at"] or "")),
+        ("missing", "text", lambda group: ", ".join(map(str, group["missing"]))),
+    )
+    found = card("Hung", "yes" if document["hang"] else "no", "text", tone="high" if document["hang"] else "low")
+    who = card(
+        "Check rank", ", ".join(map(str, suspects)) or "none", "text", "first suspects", "high" if suspects else ""
+    )
+    sections = (
+        Section("conclusions", "What is wrong", tuple(document["conclusions"]), chart),
+        Section("calls", "Last call of each rank", (), None, calls),
+        Section("groups", "Process groups", (), None, groups),
+    )
+    of = f" of {document['world_size']}" if document["world_size"] else ""
+    facts = (f"flight recorder dumps of {len(ranks)}{of} ranks",)
+    return Sheet("Hung ranks", facts, (found, who), sections, tuple(document["warnings"]))

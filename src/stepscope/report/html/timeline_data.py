@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.budget import Cause
+from stepscope.analyze.budget import CAUSE_NAMES, Cause
 from stepscope.analyze.ownership import NOBODY, Ownership
 from stepscope.analyze.phases import NO_STEP, Phase, marks_of
 from stepscope.contract.collectives import OPS
@@ -33,6 +33,7 @@ from stepscope.report.html.page_data import (
     launches,
     user_line,
 )
+from stepscope.report.names import CAUSES
 from stepscope.run.aligned import UNMATCHED
 from stepscope.run.rank import PROFILER_STEP, Rank
 from stepscope.trace.table import EventKind, Int64s, rows_named
@@ -40,19 +41,13 @@ from stepscope.units import readable_bytes
 
 # Where did a rank's device, or a rank without one, do nothing for long, and what was the host doing meanwhile?
 #
-# Each span is named by its cause and, where the recording tells, by the place: `host: train.py:42`, `data loading`,
-# `host: after aten::add_` where no owner was recorded.
+# Each span is named by its cause and, where the recording tells, by the place: `host stalled: train.py:42`,
+# `data loading`, `host stalled: after aten::add_` where no owner was recorded.
 
 # of the step; shorter holes are no wider than a pixel
 _MIN_SHARE = 1 / 1000
 _MIN_NS = 10_000
 
-_WHAT = {
-    Cause.LAUNCH: "launching", Cause.SYNC: "host sync", Cause.ALLOCATOR: "allocator", Cause.DATA: "data loading",
-    Cause.GC: "garbage collector", Cause.STALL: "host", Cause.OTHER_STREAM: "queued behind another stream",
-    Cause.QUEUED: "queued, not started", Cause.PROFILER: "profiler", Cause.UNKNOWN: "idle, cause unknown",
-    Cause.SHARED: "another rank on this device", Cause.TURNAROUND: "between two operations",
-}  # fmt: skip
 _HOSTS = (Cause.LAUNCH, Cause.SYNC, Cause.ALLOCATOR, Cause.DATA, Cause.GC, Cause.STALL)
 
 # start, end and name of each
@@ -77,7 +72,8 @@ def _idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> 
 
 
 def _name(cause: Cause, place: str | None) -> str:
-    return f"{_WHAT[cause]}: {place}" if place and cause in _HOSTS else _WHAT[cause]
+    what = CAUSES[CAUSE_NAMES[cause]]
+    return f"{what}: {place}" if place and cause in _HOSTS else what
 
 
 def _of_host(rank: Rank, start_ns: int, end_ns: int) -> tuple[Int64s, Int64s, Int64s]:
@@ -438,6 +434,7 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
         launches=tuple(by_launch),
         matched=_matched(account, used),
         notes=tuple(notes),
+        origin_ns=int(window.origin_ns[taken[0][0]]),
     )
 
 

@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
-from stepscope.document.sentence import headline_sentence, three_digits
+from stepscope.document.sentence import headline_sentence, three_digits, two_digits
+from stepscope.report.names import PARTS
 from stepscope.units import printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -29,6 +30,10 @@ _WORTH_SHOWING = 0.03
 _MIN_SELF = 0.25
 #: a line that holds this share of a finding's cost is its place
 _MIN_MOSTLY = 0.5
+#: share of a rank's lateness that others wait for
+_MIN_AWAITED = 0.1
+#: findings whose fix begins with a source line
+_OF_LINES = ("straggler", "host-stall", "host-device-sync", "data-loading")
 
 _ANSI = {"bold": "1", "dim": "2", "green": "32", "red": "31", "yellow": "33", "magenta": "35", "cyan": "36"}
 _ASCII = str.maketrans(
@@ -46,25 +51,17 @@ _ASCII = str.maketrans(
     }
 )
 
+_TRACE_ENDING = re.compile(r"(\.pt\.trace)?\.json(\.gz|\.zst)?$")
 _UNIT = re.compile(r"(\d) (ms|%)")
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
 _COMPUTE = ("forward", "backward", "optimizer", "other_compute")
-_PARTS = {
-    "forward": ("forward", "green"),
-    "backward": ("backward", "green"),
-    "optimizer": ("optimizer", "green"),
-    "other_compute": ("other compute", "green"),
-    "compute": ("compute", "green"),
-    "exposed_transfer": ("exposed communication", "red"),
-    "wait": ("waiting for other ranks", "magenta"),
-    "pipeline_bubble": ("pipeline bubble", "magenta"),
-    "copy": ("host-device copies", "yellow"),
-    "data_loading": ("data loading", "yellow"),
-    "launch_gap": ("kernel-launch gaps", "cyan"),
-    "host_sync": ("host synchronisation", "cyan"),
-    "allocator": ("memory allocation", "cyan"),
-    "host_stall": ("host stalled", "cyan"),
-    "unknown": ("cause unknown", "dim"),
-    "other": ("other", "dim"),
+_STYLES = {
+    **dict.fromkeys((*_COMPUTE, "compute"), "green"),
+    "exposed_transfer": "red",
+    **dict.fromkeys(("wait", "pipeline_bubble"), "magenta"),
+    **dict.fromkeys(("copy", "data_loading"), "yellow"),
+    **dict.fromkeys(("launch_gap", "host_sync", "allocator", "host_stall"), "cyan"),
+    **dict.fromkeys(("unknown", "other"), "dim"),
 }
 #: columns of the table of ranks; they sum to the step
 _COLUMNS = {
@@ -74,8 +71,13 @@ _COLUMNS = {
     "copies": ("copy",),
     "idle": ("data_loading", "launch_gap", "host_sync", "allocator", "host_stall", "unknown"),
 }
-#: fixes, rows per fix, bars, rows of ranks: the first layout that fits is taken
-_LAYOUTS = ((3, 3, 6, 4), (3, 3, 5, 3), (3, 3, 4, 3), (3, 2, 5, 3), (3, 2, 4, 2), (3, 2, 3, 1), (1, 2, 2, 0))
+#: cells of the number of a fix, its saving and range
+_NUMBERS = 34
+#: fixes, rows per fix after the first, bars, rows of ranks: the first layout that fits is taken
+_LAYOUTS = (
+    (3, 5, 6, 4), (3, 4, 6, 4), (3, 4, 5, 3), (3, 3, 5, 3), (3, 2, 5, 3), (3, 2, 5, 2), (3, 2, 4, 2), (2, 2, 5, 2),
+    (2, 2, 4, 2), (1, 2, 4, 2), (1, 2, 3, 1), (1, 2, 2, 0),
+)  # fmt: skip
 
 
 def summary_text(
@@ -121,7 +123,7 @@ class _View:
         self.step_ms: float | None = step["unprofiled_ms"] or step["profiled_ms"]
         self.is_profiled = step["unprofiled_ms"] is None and step["profiled_ms"] is not None
         self.findings = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
-        self.late = {s["rank"]: s for s in document["stragglers"]}
+        self.late = {s["rank"]: s for s in document["stragglers"] if _is_awaited(document, s)}
         size = self.step_ms or 0.0
         self._places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
@@ -174,7 +176,8 @@ def _heading(view: _View) -> list[Row]:
     while len(facts) > 1 and _cells("".join(facts)) + 3 * len(facts) > view.width - 16:
         facts.pop()
     rest = "".join(f" · {fact}" for fact in facts)
-    rows: list[Row] = [((_cut(printable(run["name"]), view.width - _cells(rest)), "bold"), (rest, ""))]
+    name = _TRACE_ENDING.sub("", printable(run["name"]))
+    rows: list[Row] = [((_cut(name, view.width - _cells(rest)), "bold"), (rest, ""))]
     if run.get("asked_by"):
         rows += _wrapped(f"window {run['window']}, triggered by: {run['asked_by']}", view.width, indent="  ", most=2)
     return rows
@@ -200,17 +203,46 @@ def _opening(view: _View) -> list[Row]:
         more.append(_capital(document["verdict_reason"]))
     elif view.findings[0]["saving_pct"] < 10:
         more.append(_capital(reason))
-    if view.is_profiled:
-        sentence = f"{sentence.rstrip('.')}. Profiled times (--unprofiled-step-ms corrects them)."
     if cannot and document["verdict"] != "unclear":
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
-    rows = _wrapped(sentence, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
+    subject, fixing, gives = sentence.partition(" Fixing it")
+    whole = (
+        [sentence] if _cells(sentence) + 2 <= width else [subject, *([f"{fixing}{gives}".strip()] if fixing else [])]
+    )
+    rows = [
+        row for part in whole for row in _wrapped(part, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
+    ]
+    if caveats := _caveats(view):
+        more.append(f"! {' '.join(caveats)}")
     for line in more:
-        rows += _wrapped(line, width, indent="  ", most=2)
+        rows += _wrapped(line, width, indent="  ", most=2 if width >= 60 else 6)
     lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
     for line in lost[:1]:
         rows += _wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
     return [*rows, *(row for line in _serving(document)[:2] for row in _wrapped(line, width, indent="  ", most=2))]
+
+
+def _caveats(view: _View) -> list[str]:
+    """Return what limits the conclusions of the first screen."""
+    document, run, first = view.document, view.document["run"], view.findings[0] if view.findings else None
+    lines = []
+    if run.get("num_devices") and run["num_devices"] < run["num_ranks"]:
+        whom, where = ("All ranks", "one device") if run["num_devices"] == 1 else ("Ranks", "devices")
+        lines.append(f"{whom} share {where} and slow each other down: savings are rough.")
+    if run["num_steps"] == 1 and not view.is_light:
+        lines.append("Only 1 step: maybe a cold start.")
+    if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
+        lines.append("Source lines not recorded.")
+    if view.is_profiled:
+        lines.append("Profiled times (--unprofiled-step-ms corrects).")
+    return lines
+
+
+def _is_awaited(document: Json, straggler: Json) -> bool:
+    """Return whether other ranks wait for a late rank; its lateness can be hidden behind communication."""
+    others = [r.get("budget_ms_per_step") for r in document["ranks"] if r["rank"] != straggler["rank"]]
+    waits = [p.get("wait", 0.0) + p.get("pipeline_bubble", 0.0) for p in others if p]
+    return not waits or max(waits) >= _MIN_AWAITED * straggler["late_ms_per_step"]
 
 
 def _serving(document: Json) -> list[str]:
@@ -237,27 +269,40 @@ def _serving(document: Json) -> list[str]:
 def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     shown = [f for f in view.findings if f["saving_low_ms"] > 0 or f["saving_pct"] >= 10][:most]
     shown = shown or view.findings[:1]
-    rows = [row for n, f in enumerate(shown, start=1) for row in _fix(view, n, f, rows_per_fix)]
+    rows = [
+        row
+        for n, f in enumerate(shown, start=1)
+        for row in _fix(view, n, f, rows_per_fix if n > 1 else max(rows_per_fix, 3))
+    ]
     if not view.findings and not view.is_light:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
     if len(shown) > 1 and shown == view.findings[: len(shown)]:
-        together_ms = view.document["findings_combined"][len(shown) - 1]["saving_ms_per_step"]
-        rows.append((("    Together", ""), (f"{f'−{three_digits(together_ms)} ms':>{view.width - 30}}", "green")))
+        rows.append(_together_row(view, len(shown)))
     hidden = [
-        *([f"{rest} smaller or less certain fix{'es' * (rest > 1)}"] if rest else []),
+        *([f"{rest} more fix{'es' * (rest > 1)}, smaller or less certain"] if rest else []),
         *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
     ]
     if hidden and not view.verbose:
-        rows += _wrapped(f"·  {', '.join(hidden)}: -v", view.width, indent=" ", style="dim")
+        rows += _wrapped(f"·  {'; '.join(hidden)} (-v)", view.width, indent=" ", style="dim")
     return rows
+
+
+def _together_row(view: _View, count: int) -> Row:
+    saved = view.document["findings_combined"][count - 1]["saving_ms_per_step"]
+    alone = sum(f["saving_alone_ms"] for f in view.findings[:count])
+    text = f"    Fixes 1–{count} together" + (" (they overlap)" if saved < 0.95 * alone else "")
+    room = view.width - _NUMBERS
+    if room < 30:
+        return ((f"    Together −{three_digits(saved)} ms", "green"),)
+    return ((f"{text:<{room + 4}}", ""), (f"  {f'−{three_digits(saved)} ms':>9}", "green"))
 
 
 def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
     indent = " " * 4
     saving = f"−{three_digits(finding['saving_alone_ms'])} ms"
     likely = _likely(view, finding)
-    numbers, room = f"  {saving:>9}   {likely:<15}", view.width - 33
+    numbers, room = f"  {saving:>9}  {likely:<17}", view.width - _NUMBERS
     if room < 30:  # a narrow terminal
         numbers, room = "", view.width - 4
     title = _lines(printable(finding["title"]), room, most=2)
@@ -265,22 +310,21 @@ def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
     rows += [((f"{indent}{line}", "bold"),) for line in title[1:]]
     if not numbers:
         rows.append(((f"{indent}{saving}, {likely}", "green"),))
-    evidence = _evidence(finding, view.width - 4)
+    evidence = _evidence(view, finding, view.width - 4)
     if evidence and len(rows) + 2 <= most:
         rows.append(((f"{indent}{evidence}", ""),))
-    action = _clauses(printable(finding["remedy"].split(". ")[0].rstrip("."), width=400), view.width - 6)
-    return [*rows, ((f"{indent}→ {action}", ""),)]
+    action = printable(finding["remedy"].split(". ")[0].rstrip("."), width=400)
+    lines = _lines(action, view.width - 6, most=9)
+    if len(rows) + len(lines) > max(most, len(rows) + 1):
+        lines = [_clauses(action, view.width - 6)]
+    return [*rows, *(((f"{indent}{'  ' if n else '→ '}{line}", ""),) for n, line in enumerate(lines))]
 
 
 def _likely(view: _View, finding: Json) -> str:
     low, high = finding["saving_low_ms"], finding["saving_high_ms"]
-    high = _two_digits(min(high, view.step_ms) if view.step_ms else high)
+    high = two_digits(min(high, view.step_ms) if view.step_ms else high)
     is_certain = low > 0.05 * finding["saving_alone_ms"]
-    return f"likely {_two_digits(low)}–{high}" if is_certain else f"up to {high}"
-
-
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):,.15g}"
+    return f"likely {two_digits(low)}–{high} ms" if is_certain else f"likely 0–{high} ms"
 
 
 def _place(finding: Json) -> str | None:
@@ -288,13 +332,36 @@ def _place(finding: Json) -> str | None:
     if where is None or where["share"] < _MIN_MOSTLY:
         return None
     place = f"{where['file']}:{where['line']}" if where["file"] else where["module"]
-    return None if not place or place in finding["title"] else printable(place, width=50)
+    return None if not place or place in finding["title"] else _cut_path(printable(place, width=400), 50)
 
 
-def _evidence(finding: Json, room: int) -> str:
-    place = _place(finding)
-    facts = [f"mostly {place}"] if place else []
-    facts += [_fact(fact) for fact in finding["evidence"]]
+def _cut_path(place: str, room: int) -> str:
+    """Return a path without its first folders where it is too long: the file and its line matter most."""
+    while _cells(place) > room and "/" in place:
+        place = f"…/{place.removeprefix('…/').partition('/')[2]}"
+    return place
+
+
+def _source(view: _View, finding: Json) -> str:
+    """Return the source text of the line that a finding's title names."""
+    where = next(iter(finding.get("where") or ()), None)
+    if where is None or not where["file"] or where["share"] < _MIN_MOSTLY:
+        return ""
+    rows = (row for row in view.document["code"] if (row["file"], row["line"]) == (where["file"], where["line"]))
+    return next((printable((row["source"] or "").strip(), width=400) for row in rows), "")
+
+
+def _evidence(view: _View, finding: Json, room: int) -> str:
+    place, source = _place(finding), _source(view, finding)
+    if source and not place:
+        return _cut(source, room)
+    facts = [f"mostly at {place}"] if place else []
+    several = {fact["what"] for fact in finding["evidence"] if fact["what"] != "late in"}
+    same = [what for what in several if sum(fact["what"] == what for fact in finding["evidence"]) > 1]
+    facts += [
+        _fact(fact) + (f" ({fact['where']})" if fact["what"] in same and fact["where"] else "")
+        for fact in finding["evidence"]
+    ]
     line = facts[0] if facts else ""
     for fact in facts[1:]:
         if _cells(f"{line}; {fact}") <= room:
@@ -305,7 +372,10 @@ def _evidence(finding: Json, room: int) -> str:
 def _fact(fact: Json) -> str:
     value = fact["value"]
     text = three_digits(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    return printable(f"{fact['what']}: {text} {fact['unit']}".rstrip())
+    if fact["unit"] == "bytes" and isinstance(value, int | float):
+        return printable(f"{fact['what']}: {readable_bytes(int(value))}")
+    joint = " " if fact["what"].endswith(" in") else ": "
+    return printable(f"{fact['what']}{joint}{text} {fact['unit']}".rstrip())
 
 
 def _examined(view: _View) -> list[Row]:
@@ -354,14 +424,14 @@ def _where(view: _View, most: int) -> list[Row]:
     rest_ms = sum(times[part] for part in ordered if part not in shown)
     bars = [(*label(view, part), times[part]) for part in shown]
     if rest_ms >= 0.005 * step_ms:
-        bars.append((*_PARTS["other"], rest_ms))
+        bars.append((PARTS["other"], _STYLES["other"], rest_ms))
     title = f" Where the {three_digits(step_ms)} ms{' of the window' * (view.whole == 'window')} go"
     title += " (average rank)" if len(view.document["ranks"]) > 1 else ""
     return [((_cut(title, view.width), "bold"),), *_bars(view, bars)]
 
 
 def _part_label(view: _View, part: str) -> tuple[str, str]:
-    text, style = _PARTS.get(part, (printable(part, width=24), ""))
+    text, style = PARTS.get(part) or printable(part, width=24), _STYLES.get(part, "")
     ranks = view.document["ranks"]
     if part == "wait" and len(view.late) == 1:
         return f"waiting for rank {next(iter(view.late))}", style
@@ -369,7 +439,7 @@ def _part_label(view: _View, part: str) -> tuple[str, str]:
         spent = {r["rank"]: (r.get("budget_ms_per_step") or {}).get(part, 0.0) for r in ranks}
         worst = max(spent, key=lambda rank: spent[rank])
         if spent[worst] > 0.8 * sum(spent.values()) > 0:
-            return f"{text} (rank {worst})", style
+            return f"{text} (rank {worst}: {view.ms(spent[worst])})", style
     return text, style
 
 
@@ -454,7 +524,7 @@ def _rank_times(view: _View) -> dict[int, dict[str, float]]:
 def _grouped(
     view: _View, times: Mapping[int, Mapping[str, float]], slack_ms: float
 ) -> list[tuple[list[int], dict[str, float]]]:
-    """Return ranks that differ by at most `slack_ms`, late ones first, then by wait, with their mean times."""
+    """Return ranks that differ by at most `slack_ms`, late ones first, with their mean times."""
     groups: list[list[int]] = []
     for rank, mine in times.items():
         for group in groups:
@@ -468,7 +538,7 @@ def _grouped(
     names = dict.fromkeys(name for one in times.values() for name in one)
     means = [(group, {n: _mean([times[rank].get(n, 0.0) for rank in group]) for n in names}) for group in groups]
     late_ms = {rank: one["late_ms_per_step"] for rank, one in view.late.items()}
-    return sorted(means, key=lambda one: (-late_ms.get(one[0][0], 0.0), one[1].get("wait", 0.0)))
+    return sorted(means, key=lambda one: (-late_ms.get(one[0][0], 0.0), one[0][0]))
 
 
 def _rank_table(
@@ -495,7 +565,7 @@ def _rank_table(
         while len(shown) > 1 and names + sum(max(len(titles[c]), 7) + 2 for c in shown) + late_width > view.width:
             shown.pop()
         header = f"{first:<{names}}" + "".join(f"  {titles[c]:>7}" for c in shown)
-        rows.append(((header + ("  late" if late_width else ""), "bold"),))
+        rows.append(((header + ("  late by" if late_width else ""), "bold"),))
         for label, (_, times), text in zip(labels, groups, late, strict=True):
             values = (view.ms(times[c]) if c in times else "?" for c in shown)
             cells = "".join(f"  {value:>{max(len(titles[c]), 7)}}" for c, value in zip(shown, values, strict=True))
@@ -505,8 +575,8 @@ def _rank_table(
 
 
 def _late(straggler: Json) -> str:
-    cause = f" {straggler['cause']}" if straggler["cause"] else ""
-    return f"+{three_digits(straggler['late_ms_per_step'])}{cause}"
+    cause = f" ({straggler['cause']})" if straggler["cause"] else ""
+    return f"{three_digits(straggler['late_ms_per_step'])}{cause}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -534,7 +604,8 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
     rows: list[Row] = [((" Other expensive lines (time on the critical path)"[: view.width], "bold"),)]
     for place, line in zip(places, lines, strict=True):
         times = f"{view.ms(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
-        rows.append(((f"   {place:<{names}}  {times}  {printable(line['module'] or '', width=20)}"[: view.width], ""),))
+        module = _LAYER.sub(".*", printable(line["module"] or "", width=20))  # the time is of all layers
+        rows.append(((f"   {place:<{names}}  {times}  {module}"[: view.width], ""),))
     return rows
 
 
@@ -578,11 +649,12 @@ def _step_details(view: _View) -> list[Row]:
     step = view.document["step"]
     lines = []
     if step["unprofiled_ms"] is not None:
-        lines.append(f"{step['unprofiled_ms']:.2f} ms without the profiler")
+        lines.append(f"{three_digits(step['unprofiled_ms'])} ms without the profiler")
     if step["profiled_ms"] is not None:
         over = step["profiler_overhead_pct"]
-        more = "" if over is None else f" (+{over:.0f} %)" if over >= 0.5 else " (no overhead detected)"
-        lines.append(f"{step['profiled_ms']:.2f} ms while profiled{more}")
+        more = f" (+{over:.0f} %)" if over is not None and over >= 0.5 else " (no overhead detected)"
+        more = "; unprofiled time unknown" if view.is_profiled else "" if over is None else more
+        lines.append(f"{three_digits(step['profiled_ms'])} ms while profiled{more}")
     for key, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         if step.get(key):
             lines.append(f"{step[key]:,.0f} {unit}")
@@ -596,23 +668,24 @@ def _step_details(view: _View) -> list[Row]:
 def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
     saving, added = finding["saving_alone_ms"], finding["saving_ms_per_step"]
     rows: list[Row] = []
-    numbers = "no saving of its own"
+    numbers = "no saving claimed"
     if saving > 0:
         after = f", {three_digits(added)} ms more after the fixes above" if abs(added - saving) > 0.05 * saving else ""
         numbers = f"saves {three_digits(saving)} ms ({finding['saving_pct']:.0f} %), {_likely(view, finding)}{after}"
     title = printable(finding["title"])
     rows += _wrapped(f"{number}  {title} [{finding['id']}]", view.width, indent="   ", style="bold")
     ranks = f", rank{'s' * (len(finding['ranks']) > 1)} {_ranges(finding['ranks'])}" if finding["ranks"] else ""
-    body = [f"{numbers}; confidence {100 * finding['confidence']:.0f} %{ranks}", _capital(finding["cause"])]
+    body = [f"{numbers}; {100 * finding['confidence']:.0f} % sure of the cause{ranks}", _capital(finding["cause"])]
     body += [_fact(fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
-    places = [f"{w['file']}:{w['line']}" if w["file"] else w["module"] for w in finding.get("where") or ()]
-    body += [f"at {', '.join(filter(None, places))}"] if any(places) else []
+    known = [w for w in finding.get("where") or () if w["file"] or w["module"]]
+    places = [f"{w['file']}:{w['line']}" if w["file"] else f"module {w['module']}" for w in known]
+    body += [f"at {', '.join(places)}"] if places and saving > 0 else []
     for line in (*body, f"→ {finding['remedy']}"):
         rows += _wrapped(printable(line, width=1000), view.width, indent="      ")
     together = view.document["findings_combined"]
     if number == len(view.findings) > 1:
         saved = three_digits(together[number - 1]["saving_ms_per_step"])
-        rows += _wrapped(f"Together: {saved} ms per {view.whole}", view.width, indent="   ")
+        rows += _wrapped(f"Fixes 1–{number} together: {saved} ms per {view.whole}", view.width, indent="   ")
     return rows
 
 
@@ -623,7 +696,7 @@ def _unexamined(view: _View) -> list[Row]:
 
 def _all_parts(view: _View) -> list[Row]:
     parts = [(*_part_label(view, row["part"]), row["ms_per_step"]) for row in view.document["step"]["budget"]]
-    known = [part for part in parts if part[2] > 0]
+    known = [part for part in parts if part[2] >= 0.005 * (view.step_ms or 0.0) and part[2] > 0]
     return _bars(view, known) if known else []
 
 
@@ -644,7 +717,7 @@ def _code(view: _View) -> list[Row]:
         source = printable((line["source"] or line["function"] or "").strip())
         text = f"   {view.ms(own[0]):>7}  {view.ms(own[1]):>7}  {place}  "
         rows.append(((text, ""), (_cut(source, max(0, view.width - _cells(text))), "dim")))
-    return [((f"   {'host':>7}  {'device':>7}  self time, ms per step", "dim"),), *rows] if rows else []
+    return [((f"   {'host':>7}  {'device':>7}  line (self time, ms per step)", "dim"),), *rows] if rows else []
 
 
 def _all_ranks(view: _View) -> list[Row]:
@@ -706,14 +779,15 @@ def _nccl_line(view: _View) -> list[Row]:
 
 def _memory(view: _View) -> list[Row]:
     logged = view.document.get("memory_steps") or ()
-    for name, where in (("allocated_bytes", "on the device"), ("host_bytes", "of the process")):
+    for name, where in (("allocated_bytes", "device memory"), ("host_bytes", "host memory")):
         known = [(one["rank"], [(s, b) for s, b in zip(one["step"], one[name], strict=True) if b]) for one in logged]
         enough = [(rank, points) for rank, points in known if len(points) >= 3]
         if enough:
             rank, points = max(enough, key=lambda one: max(b for _, b in one[1]))
             sizes = [b for _, b in points]
-            span = f"{readable_bytes(min(sizes))} to {readable_bytes(max(sizes))}"
-            line = f"{where}, rank {rank}, steps {points[0][0]} to {points[-1][0]}: {_spark_line(sizes)} {span}"
+            span = f"{_spark_line(sizes)} min {readable_bytes(min(sizes))}, peak {readable_bytes(max(sizes))}"
+            span = f"constant {readable_bytes(max(sizes))}" if min(sizes) > 0.99 * max(sizes) else span
+            line = f"{where}, rank {rank}, steps {points[0][0]} to {points[-1][0]}: {span}"
             return _wrapped(line, view.width, indent="   ")
     return []
 
@@ -756,7 +830,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return text if "." in text.split(" ")[0][:-1] else text[:1].upper() + text[1:]  # file names keep their case
 
 
 def _mean(values: Sequence[float]) -> float:

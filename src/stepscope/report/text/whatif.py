@@ -26,7 +26,7 @@ def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
         "predicted_low_ms": ms(found.low_ns),
         "predicted_high_ms": ms(found.high_ns),
         "saving_ms": ms(found.baseline_ns - found.step_ns),
-        "saving_pct": round(_saving_pct(answer), 3),
+        "saving_pct": round(answer.saving_pct, 3),
         "ranks": [{"rank": rank, "predicted_ms": ms(ns)} for rank, ns in found.rank_step_ns.items()],
         "notes": list(answer.notes),
     }
@@ -35,15 +35,14 @@ def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
 def print_whatif(name: str, answer: Answer, out: Console) -> None:
     """Print the step as it was, as replayed and as predicted, then each rank."""
     found = answer.prediction
-    out.print(name_text(name, style="bold").append(f"  with {' '.join(found.changes)}"))
+    out.print(name_text(name, style="bold"))
+    out.print(Text(str(answer)))
     table = plain_table(out, "step", "ms", "at least", "at most")
     if answer.measured_ns is not None:
         table.add_row("measured", _ms(answer.measured_ns), "", "")
     table.add_row("replayed as recorded", _ms(found.baseline_ns), "", "")
     table.add_row("predicted", _ms(found.step_ns), _ms(found.low_ns), _ms(found.high_ns), style="bold")
     out.print(table)
-    saving = found.baseline_ns - found.step_ns
-    out.print(f"{'saves' if saving >= 0 else 'costs'} {_ms(abs(saving))} ms per step, {abs(_saving_pct(answer)):.1f} %")
     _ranks(answer, out)
     for note in answer.notes:
         out.print(Text(f"! {note}", style="yellow"))
@@ -56,12 +55,6 @@ def _ranks(answer: Answer, out: Console) -> None:
     shown = ", ".join(f"rank {rank} {_ms(ns)}" for rank, ns in by_rank[:_MAX_RANKS])
     more = f" and {len(by_rank) - _MAX_RANKS} more (--json has them all)" if len(by_rank) > _MAX_RANKS else ""
     out.print(f"predicted ms per rank: {shown}{more}")
-
-
-def _saving_pct(answer: Answer) -> float:
-    found = answer.prediction
-    whole_ns = answer.measured_ns or found.baseline_ns
-    return 100 * (found.baseline_ns - found.step_ns) / whole_ns if whole_ns else 0.0
 
 
 def _ms(time_ns: float) -> str:

@@ -2,8 +2,7 @@
 
 const METRICS = [
   ["step", "step time"], ["own", "own work (without waiting and communication)"], ["compute", "compute"],
-  ["wait", "waiting for others"], ["transfer", "exposed communication"], ["host", "host (gaps, syncs, stalls)"],
-  ["input", "input"], ["copy", "copies"],
+  ...["wait", "transfer", "host", "input", "copy"].map((group) => [group, NAMES.groups[group]]),
 ];
 const ORDERS = [["rank", "by rank"], ["host", "by host"], ["value", "largest first"], ["spread", "most uneven first"]];
 // cividis from light to dark: even in lightness, and the same for colour-blind readers
@@ -61,7 +60,7 @@ function heatmap(grid, ranks) {
   }
   function linesOf([r, s]) {
     const i = rows[r] * num.steps + s;
-    const parts = GROUPS.filter((g) => grid.groups[g][i] > 0).map((g) => `${GROUP_TEXT[g]} ${timeText(grid.groups[g][i])}`);
+    const parts = GROUPS.filter((g) => grid.groups[g][i] > 0).map((g) => `${NAMES.groups[g]} ${timeText(grid.groups[g][i])}`);
     return known(grid.step[i]) ? [`step time ${timeText(grid.step[i])}`, ...parts] : ["not recorded"];
   }
   const titleOfCell = ([r, s]) => `rank ${grid.ranks[rows[r]]}, step ${grid.steps[s]}`;

@@ -1,15 +1,7 @@
 // Words and colours that every part of the page shares, and numbers as people read them.
 
 const GROUPS = ["compute", "transfer", "wait", "copy", "input", "host", "unknown"];
-const GROUP_TEXT = {
-  compute: "compute", transfer: "communication", wait: "waiting for others", copy: "copies",
-  input: "input", host: "host (gaps, syncs, stalls)", unknown: "unknown",
-};
 const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "idle", "wait"];
-const KIND_TEXT = {
-  forward: "forward", backward: "backward", optimizer: "optimizer", other: "other compute", transfer: "transfer",
-  unmatched: "unmatched communication", copy: "copy", range: "host range", idle: "nothing ran", wait: "waiting for the last rank",
-};
 const LANES = ["compute", "comm", "copy", "host"];
 const LANE_OF_KIND = [0, 0, 0, 0, 1, 1, 2, 3, 0, 1];
 const NONE = "–";

@@ -4,9 +4,9 @@ const COMM = { kinds: ["transfer", "unmatched"], metric: "transfer", rows: ["col
 const LATE = { late: true, metric: "own" };
 const SEEN_IN = {
   "straggler": LATE, "load-imbalance": { ...LATE, metric: "compute" }, "expert-imbalance": { ...LATE, metric: "compute", section: "strategy" },
-  "data-loading": { idle: /^data loading/, metric: "input", rows: ["idle", ""] }, "launch-overhead": { idle: /^launching/, metric: "host", rows: ["idle", ""] },
-  "host-device-sync": { idle: /^host sync/, metric: "host", rows: ["idle", ""] }, "host-stall": { idle: /^(host(:|$)|garbage)/, metric: "host", rows: ["idle", ""] },
-  "allocator": { idle: /^allocator/, metric: "host", rows: ["idle", ""] }, "host-to-device-copy": { kinds: ["copy"], metric: "copy" },
+  "data-loading": { idle: /^data loading/, metric: "input", rows: ["idle", ""] }, "launch-overhead": { idle: /^kernel-launch/, metric: "host", rows: ["idle", ""] },
+  "host-device-sync": { idle: /^host synchronisation/, metric: "host", rows: ["idle", ""] }, "host-stall": { idle: /^(host stalled|garbage)/, metric: "host", rows: ["idle", ""] },
+  "allocator": { idle: /^memory allocation/, metric: "host", rows: ["idle", ""] }, "host-to-device-copy": { kinds: ["copy"], metric: "copy" },
   "communication-bound": COMM, "no-overlap": { ...COMM, section: "strategy" }, "too-many-small-collectives": { ...COMM, section: "strategy" },
   "redundant-communication": COMM, "slow-link": COMM, "pipeline-bubble": { waits: true, metric: "wait", section: "strategy" },
   "optimizer": { kinds: ["optimizer"], rows: ["kernels", "optimizer"] }, "recomputation": { rows: ["operators", ""], metric: "compute" },
@@ -22,8 +22,8 @@ const chip = (text, run) => el("button", { type: "button", class: "chip", on: { 
 function placesOf(finding, grid) {
   const seen = SEEN_IN[finding.id] ?? {}, places = [["timeline", () => tell("show-finding", finding)]];
   const worst = grid && grid.ranks.length > 1 && seen.metric && worstCell(grid, seen.metric, finding.ranks);
-  if (worst) places.push([`rank ${worst.rank}, step ${worst.step}: ${timeText(worst.ms)}`, () => tell("show-cell", worst)]);
-  if (seen.rows) places.push([seen.rows[1] ? `${seen.rows[1]} ${seen.rows[0]}` : seen.rows[0], () => tell("show-rows", seen.rows)]);
+  if (worst) places.push([`slowest: rank ${worst.rank}, step ${worst.step}, ${METRICS.find(([id]) => id === seen.metric)?.[1].replace(/ \(.*/, "")} ${timeText(worst.ms)}`, () => tell("show-cell", worst)]);
+  if (seen.rows) places.push([seen.rows[0] === "idle" ? "idle by cause" : seen.rows[1] ? `${seen.rows[1]} ${seen.rows[0]}` : seen.rows[0], () => tell("show-rows", seen.rows)]);
   if (seen.section) places.push([seen.section, () => jump(seen.section)]);
   return places;
 }
@@ -76,9 +76,15 @@ function lateArrival(slices, ranks) {
   for (let i = 0; i < slices.match.length; i++) if (slices.match[i] === match) { from = Math.min(from, slices.start[i]); to = Math.max(to, slices.start[i]); }
   const rank = slices.matched.last[match];
   const isCause = (i) => slices.ranks[slices.rank[i]] === rank && slices.match[i] < 0 && KINDS[slices.kind[i]] !== "range" && slices.start[i] < to && slices.start[i] + slices.dur[i] > from;
-  const longest = longestOf(slices, isCause), pad = Math.max(0.15 * (to - from), slices.span / 100);
-  const meanwhile = longest === null ? "" : `; meanwhile rank ${rank}: ${slices.names[slices.name[longest]]}`;
-  return { rank, marks: isCause, from: from - pad, to: to + pad, said: `Others wait ${timeText(wait)} for rank ${rank}${meanwhile}.` };
+  const sums = new Map();
+  for (let i = 0; i < slices.start.length; i++) {
+    if (isCause(i)) sums.set(slices.kind[i], (sums.get(slices.kind[i]) ?? 0) + Math.min(slices.start[i] + slices.dur[i], to) - Math.max(slices.start[i], from));
+  }
+  const [most] = [...sums].sort((a, b) => b[1] - a[1])[0] ?? [null], idle = most !== null && KINDS[most] === "idle";
+  const longest = idle ? longestOf(slices, (i) => isCause(i) && slices.kind[i] === most) : null, pad = Math.max(0.15 * (to - from), slices.span / 100);
+  const what = longest !== null ? shortName(slices.names[slices.name[longest]]) : most === null ? "" : NAMES.kinds[KINDS[most]];
+  const meanwhile = what && ` Rank ${rank} meanwhile: ${what}.`;
+  return { rank, marks: isCause, from: from - pad, to: to + pad, said: `In this step, other ranks wait up to ${timeText(wait)} (profiled) for rank ${rank}.${meanwhile}` };
 }
 
 function longestOf(slices, marks) {
@@ -92,5 +98,5 @@ function focusAround(slices, i, marks) {
   const [start, dur] = [slices.start[i], slices.dur[i]], wide = Math.max(2.5 * dur, slices.span / 6);
   const rank = slices.ranks[slices.rank[i]], from = Math.max(0, start + dur / 2 - wide / 2);
   const isAll = wide > 0.8 * slices.span;
-  return { rank: null, marks, from: isAll ? 0 : from, to: isAll ? slices.span : from + wide, said: `Marked, the longest on rank ${rank}: ${shortName(slices.names[slices.name[i]])}, ${timeText(dur)}.` };
+  return { rank: null, marks, from: isAll ? 0 : from, to: isAll ? slices.span : from + wide, said: `Longest, on rank ${rank}: ${shortName(slices.names[slices.name[i]])}, ${timeText(dur)} (profiled).` };
 }

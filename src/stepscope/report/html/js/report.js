@@ -103,7 +103,7 @@ function kernelTables(report) {
 
 function memoryTab(report, shown) {
   const view = report.memory, every = report.run.num_ranks > 1 || !shown.memory_of_fullest ? shown.memory_over_steps : null;
-  const there = [shown.memory_of_fullest, shown.memory_peak, every, shown.memory_over_run].filter(Boolean);
+  const there = [shown.snapshot_owner, shown.snapshot_purpose, shown.memory_of_fullest, shown.memory_peak, every, shown.memory_over_run].filter(Boolean);
   const ranks = view?.ranks ?? [];
   if (!ranks.length && !there.length) return [hint("memory", "Memory", "Memory was not recorded; record with --memory.")];
   const growing = ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);
@@ -112,11 +112,11 @@ function memoryTab(report, shown) {
     shown.memory_peak ? null : el("p", { class: "quiet" }, "What is allocated at the peak was not recorded; record with --memory."))];
 }
 
-function devices(report) {
-  const rows = report.devices ?? [], logs = report.nccl ?? [];
+function devices(report, shown) {
+  const rows = report.devices ?? [], logs = report.nccl ?? [], over = ["clock", "power", "utilisation", "temperature"].map((name) => shown[`device_${name}`]).filter(Boolean);
   if (!rows.length && !logs.length) return null;
   return panel("devices", "Devices", el("p", { class: "quiet" }, "Sampled over all steps of the job, not only the window."),
-    rows.length ? table("devices", rows, DEVICE_COLUMNS) : null, logs.length ? el("h3", {}, "NCCL log") : null, logs.length ? table("NCCL log", logs, NCCL_COLUMNS) : null);
+    rows.length ? table("devices", rows, DEVICE_COLUMNS) : null, over.length ? drawings(...over) : null, logs.length ? el("h3", {}, "NCCL log") : null, logs.length ? table("NCCL log", logs, NCCL_COLUMNS) : null);
 }
 
 function trustTab(data) {
@@ -127,7 +127,7 @@ function trustTab(data) {
   for (const { rule, needs: what } of report.not_examined) needs.set(what, [...(needs.get(what) ?? []), rule]);
   const missing = [...needs].map(([what, rules]) => ({ what, rules: rules.join(", ") }));
   return [
-    panel("trust", "How far to trust this report", el("ul", { class: "trust" }, [...data.trust, ...(slices ? [about(slices), ...slices.notes] : [])].map((line) => item("·", null, line)),
+    panel("trust", "Data quality", el("ul", { class: "trust" }, [...data.trust, ...(slices ? [about(slices), ...slices.notes] : [])].map((line) => item("·", null, line)),
       report.warnings.map((line) => item("!", "warning", line)))),
     report.checks.length ? panel("checks", "Checks", table("checks", report.checks.map((check) => ({ check })), CHECK_COLUMNS, { most: 40 }),
       (report.guides ?? []).map((guide) => foldedLater(`${guide.title}: ${guide.why}`, () => table(guide.title, guide.items, CHECK_COLUMNS)))) : null,
@@ -144,19 +144,19 @@ function tabsOf(data, timelines) {
   const place = timelines && el("div", { class: "timeline-place compact" }), whole = timelines && el("div", { class: "timeline-place" });
   return [
     ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, data.sentence), cards(report), ...findings(report, grid, place), switches(report),
-      pictureSection("budget", "Where the time goes", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps)]],
+      pictureSection("budget", "Step time and MFU", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps), docsPanel(report)]],
     ["timeline", "Timeline", () => [whole ?? hint("timeline", "Timeline", "Nothing ran in a recorded step."), pictureSection("steps", "Recorded steps", shown.step_times),
       tableSection("critical-path", "Critical path", `What the length of a step consists of${report.run.num_ranks > 1 ? ", over all ranks" : ""}.`, report.critical_path, PATH_COLUMNS, { sort: "ms_per_step" }),
-      tableSection("idle", "Why the device was idle", perText(report), report.idle.filter((r) => r.ms_per_step > 0), [{ title: "cause", key: "cause", unit: "words" }, MS("per step", "ms_per_step", { bar: true })], { sort: "ms_per_step" })]],
+      tableSection("idle", "Why the device was idle", perText(report), report.idle.filter((r) => r.ms_per_step > 0), [{ title: "cause", key: (r) => NAMES.causes[r.cause] ?? words(r.cause) }, MS("per step", "ms_per_step", { bar: true })], { sort: "ms_per_step" })]],
     ["ranks", "Ranks", () => [pictureSection("rank-times", "Ranks compared", shown.rank_times), grid && grid.ranks.length > 1 ? heatmap(grid, report.ranks) : null, ...rankTables(report),
-      pictureSection("traffic", "Between ranks", shown.waiting, shown.sending), pictureSection("bandwidth", "Bandwidth", shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report)]],
+      pictureSection("traffic", "Between ranks", shown.waiting, shown.sending), pictureSection("bandwidth", "Bandwidth", shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report, shown)]],
     ["code", "Code", () => [code(report) ?? hint("code", "Code", "Source lines were not recorded: run the job with stepscope record, or add --stacks to a profiler.")]],
     ["kernels", "Kernels", () => {
       const there = [...kernelTables(report), pictureSection("kernel-pictures", "Kernels in pictures", shown.roofline, shown.kernel_durations, shown.device_queue)];
       return there.some(Boolean) ? there : [hint("kernels", "Kernels", "No kernels or operators were recorded.")];
     }],
     ["memory", "Memory", () => memoryTab(report, shown)],
-    ["trust", "Trust", () => trustTab(data)],
+    ["trust", "Data quality", () => trustTab(data)],
   ];
 }
 

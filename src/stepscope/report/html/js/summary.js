@@ -4,13 +4,20 @@ function header(report) {
   const run = report.run;
   const world = known(run.world_size) && run.world_size !== run.num_ranks ? `${run.num_ranks} of ${run.world_size}` : run.num_ranks;
   const facts = [
-    run.device, `${world} rank${run.num_ranks === 1 ? "" : "s"}`, run.strategy, numberOf(run.num_steps, "recorded step"), run.backend,
+    devicesText(run, world), run.strategy === "single" ? null : run.strategy, numberOf(run.num_steps, "recorded step"), run.backend,
     known(run.torch) ? `torch ${run.torch}` : null,
   ];
   return [
     el("div", {}, el("h1", {}, run.name), el("p", { class: "quiet" }, facts.filter(known).join(" · "))),
     el("button", { id: "theme", type: "button", "aria-pressed": String(isDark()), on: { click: changeTheme } }, "light / dark"),
   ];
+}
+
+// "1 × NVIDIA H200", "4 ranks on 1 × NVIDIA H200": a device that ranks share is what limits them.
+function devicesText(run, world) {
+  const device = run.device ?? "device unknown";
+  if (known(run.num_devices) && run.num_devices < run.num_ranks) return `${world} ranks on ${run.num_devices} × ${device}`;
+  return device === "CPU" ? `${world} rank${run.num_ranks === 1 ? "" : "s"} · CPU` : `${world} × ${device}`;
 }
 
 // What shares are of: without a recorded step the whole window stands for it.
@@ -32,8 +39,8 @@ function cards(report) {
     [wholeOf(report) === "step" ? "Step" : "Window", timeText(stepOf(report)), stepWhy(report)],
     known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""} · ${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
-    ["Saving", first ? `−${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : together(report) && all
-      ? `fix 1 alone; ${together(report)} −${saving(all.saving_ms_per_step)}` : `likely ${timeText(first.saving_low_ms)} to ${timeText(first.saving_high_ms)}`],
+    ["Saving", first ? saving(first.saving_alone_ms) : "none found", !first ? "no fix worth reporting" : together(report) && all
+      ? `fix 1 alone; ${together(report)} ${saving(all.saving_ms_per_step)}` : `likely ${timeText(first.saving_low_ms)} to ${timeText(first.saving_high_ms)}`],
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" }, list.map(([title, value, why]) =>
     el("div", { class: "card plain" }, el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
@@ -41,8 +48,9 @@ function cards(report) {
 
 function stepWhy({ step, steadiness }) {
   const rate = known(step.tokens_per_s) ? `${countText(Math.round(step.tokens_per_s))} tokens/s` : known(step.samples_per_s) ? `${countText(Math.round(step.samples_per_s))} samples/s` : null;
-  const spread = steadiness ? `99 % below ${timeText(steadiness.p99_ms)}` : null;
-  const profiled = known(step.unprofiled_ms) ? `${timeText(step.profiled_ms)} while profiled` : known(step.profiled_ms) ? "as profiled" : "no step was recorded";
+  const few = steadiness && steadiness.num_steps < 100;
+  const spread = steadiness ? `${few ? "slowest" : "p99"} ${timeText(few ? steadiness.max_ms : steadiness.p99_ms)}${steadiness.warm_up_steps ? " after warm-up" : ""}` : null;
+  const profiled = known(step.unprofiled_ms) ? `${timeText(step.profiled_ms)} while profiled` : known(step.profiled_ms) ? "while profiled; unprofiled time unknown" : "no step was recorded";
   return [rate, profiled, spread].filter(known).join(" · ");
 }
 
@@ -72,11 +80,9 @@ function findings(report, grid, place) {
   ];
 }
 
-const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medium" : f.saving_pct > 0 ? "low" : "note");
-
 function findingTitle(f, number, report) {
-  const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving on its own";
-  return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${severity(f)}` }, saves)];
+  const saves = f.saving_alone_ms > 0 ? `saves ${timeText(f.saving_alone_ms)} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving claimed";
+  return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${f.saving_alone_ms > 0 ? "low" : "note"}` }, saves)];
 }
 
 // Those are open that the address names by their place: `open=2.3`.
@@ -93,23 +99,66 @@ function findingBody(f, grid, report) {
   const after = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? ` · ${timeText(f.saving_ms_per_step)} more after the fixes above` : "";
   return el("div", { class: "body" },
     el("p", { class: "remedy" }, el("b", {}, "→ "), f.remedy),
-    el("p", {}, f.cause),
-    (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where: "), placeText(f.where)),
+    el("p", {}, sentenceOf(f.cause)),
+    (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost): "), placeText(f.where)),
     f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map((e) => evidenceRow(e, report.run.num_ranks === 1)))),
-    el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), el("a", { href: f.docs }, `about ${f.id}`)),
-    el("p", { class: "quiet" }, `likely ${timeText(f.saving_low_ms)} to ${timeText(f.saving_high_ms)}${after} · confidence ${pctText(100 * f.confidence, 0)}`));
+    el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
+    el("p", { class: "quiet" }, `${rangeText(f)}${after} · ${pctText(100 * f.confidence, 0)} sure of the cause`));
 }
+
+const rangeText = (f) => (f.saving_alone_ms > 0 ? `likely ${timeText(f.saving_low_ms)} to ${timeText(f.saving_high_ms)}` : "no saving claimed");
+const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c) => c.toUpperCase())); // file names keep their case
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".
 function placeText(where) {
   const name = (w) => (w.file === null ? `module ${w.module}` : `${w.after ? "after " : ""}${w.file}:${w.line}${w.module ? ` in ${w.module}` : ""}`);
-  return where.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
+  const lines = where.filter((w) => w.file !== null), modules = where.filter((w) => w.file === null);
+  const list = (rows) => rows.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
+  return [list(lines), list(modules)].filter(Boolean).join("; ");
 }
 
 function evidenceRow(e, single) {
   const rank = /^rank (\d+)/.exec(e.where || "");
-  const value = typeof e.value === "number" ? written(e.value, 3, 0) : String(e.value);
+  const value = typeof e.value !== "number" ? String(e.value) : Number.isInteger(e.value) ? written(e.value, 0) : digits(e.value);
   return el("tr", {},
-    el("th", { scope: "row" }, e.what), el("td", { class: "number" }, `${value} ${e.unit || ""}`.trim()),
+    el("th", { scope: "row" }, e.what), el("td", { class: "number" }, e.unit === "bytes" ? bytesText(e.value) : `${value} ${e.unit || ""}`.trim()),
     el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : single && e.where === "mean rank" ? "" : e.where));
+}
+
+// The docs pages of the findings, in the page itself: it needs no network, and links of a file lead nowhere.
+function docsPanel(report) {
+  const pages = Object.entries(report.docs ?? {});
+  return pages.length ? panel("docs", "About these findings", pages.map(([id, text]) =>
+    el("details", { class: "finding", id: `docs-${id}` }, el("summary", {}, el("span", { class: "what" }, id)), el("div", { class: "body prose" }, prose(text))))) : null;
+}
+
+function showDocs(event, id) {
+  event.preventDefault();
+  const box = /** @type {HTMLDetailsElement | null} */ (document.getElementById(`docs-${id}`));
+  if (box) box.open = true;
+  jump(`docs-${id}`);
+}
+
+// Markdown as far as the docs use it: headings, paragraphs, lists, tables and indented code; links become their text.
+function prose(text) {
+  const blocks = [];
+  for (const line of text.split("\n")) {
+    const kind = line.startsWith("    ") ? "pre" : /^#+ /.test(line) ? "h" : line.startsWith("|") ? "table" : /^- /.test(line) ? "li" : line.trim() ? "p" : "";
+    const last = blocks[blocks.length - 1];
+    if (kind === "p" && last?.kind === "li") last.lines[last.lines.length - 1] += ` ${line.trim()}`;
+    else if (last && kind && kind !== "h" && last.kind === kind) last.lines.push(line);
+    else if (kind || last?.kind !== "") blocks.push({ kind, lines: [line] });
+  }
+  const plain = (line) => line.replace(/\[([^\]]+)\]\([^)]*\)/g, "$1").replace(/[`*]/g, "");
+  const cells = (line) => line.split("|").slice(1, -1).map((cell) => plain(cell).trim());
+  return blocks.filter((b) => b.kind && !/^# /.test(b.lines[0])).map(({ kind, lines }) => {
+    if (kind === "pre") return el("pre", { tabindex: 0 }, lines.map((line) => line.slice(4)).join("\n"));
+    if (kind === "h") return el("h3", {}, plain(lines[0].replace(/^#+ /, "")));
+    if (kind === "li") return el("ul", {}, lines.map((line) => el("li", {}, plain(line.slice(2)))));
+    if (kind === "table") {
+      const [head, , ...rows] = lines.map(cells);
+      return el("table", {}, el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col" }, cell)))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell))))));
+    }
+    return el("p", {}, plain(lines.join(" ")));
+  });
 }

@@ -1,7 +1,6 @@
 // What-if as switches: the step with any of the first fixes made, by replays that were made beforehand.
 
 const PATH_COLOUR = { host: "host", kernel: "compute", collective: "transfer", copy: "copy", set: "other", launch: "input", other: "unknown" };
-const PATH_TEXT = { host: "host", kernel: "kernels", collective: "communication", copy: "copies", set: "memory sets", launch: "launches and gaps", other: "other" };
 
 /** @param {any} report */
 function switches(report) {
@@ -13,7 +12,7 @@ function switches(report) {
   const bars = el("div", {});
   const boxes = findings.map((f) => {
     const box = el("input", { type: "checkbox", on: { change: () => { box.checked ? on.add(f.index) : on.delete(f.index); keep(); draw(); } } });
-    return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `−${timeText(f.saving_alone_ms)} alone`));
+    return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `saves ${timeText(f.saving_alone_ms)} alone`));
   });
   const all = (checked) => () => {
     on.clear();
@@ -36,17 +35,17 @@ function switches(report) {
     const found = switchedStep(report, made, [...on].sort((a, b) => a - b));
     const left = made.step_ms - found.saving_ms;
     said.replaceChildren(el("b", {}, `${timeText(made.step_ms)} → ${timeText(left)} per ${wholeOf(report)}`),
-      on.size ? `, ${timeText(found.saving_ms)} (${pctText((100 * found.saving_ms) / made.step_ms)}) less${faster(report, made.step_ms, left)}; ${found.how}.` : ": no fix selected.");
+      on.size ? `, saves ${timeText(found.saving_ms)} (${pctText((100 * found.saving_ms) / made.step_ms)})${faster(report, made.step_ms, left)}; ${found.how}.` : ": no fix selected.");
     const now = stateOf(made, []);
-    bars.replaceChildren(pathBar("as it is", now.path, made.step_ms, made.step_ms), pathBar("with the fixes", found.path, left, made.step_ms));
+    bars.replaceChildren(pathBar("now", now.path, made.step_ms, made.step_ms), pathBar("with selected fixes", found.path, left, made.step_ms));
   }
   restore();
   state.onChange(restore);
   const used = Object.keys(PATH_COLOUR).filter((what) => made.states.some((s) => s.path[what] > 0.001 * made.step_ms));
-  return panel("what-if", "What if", el("p", { class: "quiet" }, "The recorded run replayed with the selected fixes. Bars show the step along its critical path."),
+  return panel("what-if", "What if", el("p", { class: "quiet" }, "Predicted step time with the selected fixes. Bars show what the step waits for, along its critical path; device work hidden behind it is not shown."),
     el("div", { class: "switches", role: "group", "aria-label": "Fixes" }, boxes),
     findings.length > 1 && el("p", {}, chip("all", all(true)), chip("none", all(false))),
-    said, bars, legend(used.map((what) => [PATH_COLOUR[what], PATH_TEXT[what]])));
+    said, bars, legend(used.map((what) => [PATH_COLOUR[what], NAMES.path[what]])));
 }
 
 const faster = (report, before, after) => (known(report.step.tokens_per_s) && after > 0
@@ -58,14 +57,14 @@ const stateOf = (made, fixes) => made.states.find((s) => s.fixes.length === fixe
 // fixes save less together than apart is what they overlap by.
 function switchedStep(report, made, fixes) {
   const exact = stateOf(made, fixes);
-  if (exact) return { ...exact, how: fixes.length > 1 ? "replayed together" : "replayed" };
+  if (exact) return { ...exact, how: "predicted by replaying the recorded step" };
   const pairs = fixes.flatMap((a, i) => fixes.slice(i + 1).map((b) => stateOf(made, [a, b]))).filter(Boolean);
   const singles = fixes.map((f) => stateOf(made, [f]));
   const best = [...pairs, ...singles].reduce((a, b) => (b.saving_ms > a.saving_ms ? b : a));
   const combined = report.findings_combined[fixes.length - 1];
   const isFirst = fixes.every((f, i) => f === i) && combined;
   const saving = isFirst ? combined.saving_ms_per_step : pairs.length ? fromPairs(made, fixes, pairs, best) : best.saving_ms;
-  const how = isFirst ? "replayed together" : pairs.length ? "estimated from the pairs" : "at least: their pairs were not replayed";
+  const how = isFirst ? "predicted by replaying the recorded step" : pairs.length ? "estimated from replays of pairs" : "at least this much: pairs were not replayed";
   const left = made.step_ms - saving, was = made.step_ms - best.saving_ms;
   const path = Object.fromEntries(Object.entries(best.path).map(([what, ms]) => [what, was > 0 ? (ms * left) / was : 0]));
   return { saving_ms: saving, path, how };
@@ -80,12 +79,12 @@ function fromPairs(made, fixes, pairs, best) {
 
 function pathBar(name, path, ms, most) {
   const parts = Object.entries(path).filter(([, v]) => v > 0);
-  const text = parts.map(([what, v]) => `${PATH_TEXT[what] ?? what} ${timeText(v)}`).join(", ");
+  const text = parts.map(([what, v]) => `${NAMES.path[what] ?? what} ${timeText(v)}`).join(", ");
   return el("div", { class: "path" }, el("span", { class: "quiet" }, name),
     el("div", { class: "budget", role: "img", "aria-label": `${name}, ${timeText(ms)}: ${text}`, style: { width: `${Math.max(0.5, (100 * ms) / most)}%` } },
       parts.map(([what, v]) => el("span", {
         class: "part", style: { "flex-grow": String(v), background: `var(--${PATH_COLOUR[what] ?? "unknown"})` },
-        on: { mousemove: (e) => tip.show(e, PATH_TEXT[what] ?? what, [timeText(v), pctText((100 * v) / ms)]), mouseleave: tip.hide },
+        on: { mousemove: (e) => tip.show(e, NAMES.path[what] ?? what, [timeText(v), pctText((100 * v) / ms)]), mouseleave: tip.hide },
       }))),
     el("span", { class: "number" }, timeText(ms)));
 }

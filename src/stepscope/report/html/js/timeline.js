@@ -11,12 +11,14 @@ function timeline(data) {
   const families = familyOf(report), kernels = new Map((report.kernels ?? []).map((k) => [k.name, k]));
   const box = el("div", {});
   const section = panel("timeline", timelineTitle(slices), box);
-  const steps = [{ step: slices.step, read: () => slices }, ...more].sort((a, b) => (a.step ?? 0) - (b.step ?? 0));
+  const single = [{ step: slices.step, read: () => slices }, ...more].sort((a, b) => Number(a.step ?? 0) - Number(b.step ?? 0));
+  const runs = consecutive(single);
+  const steps = runs ? [...single, { step: ALL_STEPS, read: () => joinedSteps(runs.map((s) => s.read())) }] : single;
   /** @type {any} */
   let shown = null, current = null;
   // The typical step, or the first one in which the first finding can be seen.
   const typical = steps.find((s) => s.step === slices.step) ?? steps[0], first = firstFix(report);
-  const usual = first ? [typical, ...steps].find((s) => focusOf(first, s.read(), families)) ?? typical : typical;
+  const usual = first ? [typical, ...single].find((s) => focusOf(first, s.read(), families)) ?? typical : typical;
   const stepNamed = (step) => steps.find((s) => String(s.step) === String(step)) ?? usual;
   function open(step) {
     current = step;
@@ -48,10 +50,45 @@ function timeline(data) {
   return section;
 }
 
+const ALL_STEPS = "all";
+
+// The longest run of steps that follow each other, null where no two do.
+function consecutive(steps) {
+  let best = [], run = [];
+  for (const s of steps) {
+    run = run.length && s.step === run[run.length - 1].step + 1 ? [...run, s] : [s];
+    if (run.length > best.length) best = run;
+  }
+  return best.length > 1 ? best : null;
+}
+
+// Several steps on one axis: what began before a step is drawn in the step before it.
+/** @param {Slices[]} list @returns {Slices} */
+function joinedSteps(list) {
+  const [first] = list, rows = [];
+  const names = [], launches = [], what = [], last = [];
+  for (const [k, s] of list.entries()) {
+    const shift = s.origin - first.origin, base = [names.length, launches.length, what.length];
+    names.push(...s.names); launches.push(...s.launches); what.push(...s.matched.what); last.push(...s.matched.last);
+    for (let i = 0; i < s.start.length; i++) {
+      if (k && s.start[i] < 0) continue;
+      const rank = first.ranks.indexOf(s.ranks[s.rank[i]]);
+      if (rank >= 0) rows.push([rank, s.kind[i], s.start[i] + shift, s.dur[i], s.wait[i], s.name[i] + base[0], s.match[i] < 0 ? -1 : s.match[i] + base[2], s.launch[i] < 0 ? -1 : s.launch[i] + base[1], s.delay[i]]);
+    }
+  }
+  rows.sort((a, b) => a[0] - b[0] || LANE_OF_KIND[a[1]] - LANE_OF_KIND[b[1]] || a[2] - b[2]);
+  const column = (c) => Float64Array.from(rows, (row) => row[c]), end = list[list.length - 1];
+  return {
+    step: `${first.step} to ${end.step}`, ranks: first.ranks, span: end.origin - first.origin + end.span, origin: first.origin, names, launches, notes: first.notes, rounded: first.rounded,
+    rank: column(0), kind: column(1), start: column(2), dur: column(3), wait: column(4), name: column(5), match: column(6), launch: column(7), delay: column(8),
+    matched: { what, last: Float64Array.from(last) },
+  };
+}
+
 const timeKept = (ms) => String(Number(ms.toFixed(6)));
 const byTitle = (section) => section.querySelector("h2");
 const picker = (steps, step, pick) => {
-  const box = select("step", steps.map((s) => [s.step, String(s.step)]), pick);
+  const box = select("step", steps.map((s) => [s.step, s.step === ALL_STEPS ? "all in one" : String(s.step)]), pick);
   box.querySelector("select").value = String(step);
   box.querySelector("select").id = "step-picker";
   return box;
@@ -233,7 +270,7 @@ function oneStep(slices, families, kernels, steps, focus) {
   listenToKeys(canvas, box, find, control);
   const controls = el("div", { class: "controls" }, steps,
     el("label", {}, "find ", find), found, el("label", {}, "row height ", slider),
-    button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
+    button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("show all", () => show(0, slices.span)),
     button("sums in view", () => sumOver(view.t0, view.t1)),
     members.size ? el("label", {}, allArrows, " all arrows") : null);
   const help = el("p", { class: "quiet", id: "timeline-help" }, `${HELP}${members.size ? HELP_WITH_OTHERS : ""}. Escape clears.`);
@@ -246,14 +283,13 @@ const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shi
 const HELP_WITH_OTHERS = ", one on a collective lists its arrivals: arrows point from the last rank to those that waited";
 
 function timelineTitle(slices) {
-  const what = slices.step === null ? "The window" : `Step ${slices.step}`;
-  const ranks = slices.ranks.length === 1 ? "one rank" : `${slices.ranks.length} ranks`;
-  return `${what}, ${ranks}: ${countText(slices.start.length)} slices`;
+  const what = slices.step === null ? "The window" : `Step${typeof slices.step === "string" ? "s" : ""} ${slices.step}`;
+  return `${what}${slices.ranks.length === 1 ? "" : `, ${slices.ranks.length} ranks`}, profiled time`;
 }
 
 function usedKinds(slices) {
   const isUsed = (kind, code) => (kind === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code));
-  return KINDS.filter(isUsed).map((kind) => [kind, KIND_TEXT[kind]]);
+  return [...KINDS.filter(isUsed).map((kind) => [kind, NAMES.kinds[kind]]), ["selected", "marked by the finding or the search"]];
 }
 
 // Kernels by their family: no kernel of an H200 has gemm in its name.
@@ -264,7 +300,7 @@ const timelineLabel = (s) => `What ran on ${s.ranks.length} ranks during one ste
 
 function sliceLines(slices, i) {
   const lines = [
-    `rank ${slices.ranks[slices.rank[i]]} · ${KIND_TEXT[KINDS[slices.kind[i]]]}`,
+    `rank ${slices.ranks[slices.rank[i]]} · ${NAMES.kinds[KINDS[slices.kind[i]]]}`,
     `start ${timeText(slices.start[i])} · duration ${timeText(slices.dur[i])}`,
   ];
   if (slices.wait[i] > 0) lines.push(`waited ${timeText(slices.wait[i])}, moved data ${timeText(slices.dur[i] - slices.wait[i])}`);

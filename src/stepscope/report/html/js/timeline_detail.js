@@ -43,7 +43,7 @@ function rangeSums(slices, rows, t0, t1, zoom) {
   return el("div", {}, el("h3", {}, `From ${timeText(from)} to ${timeText(to)}: ${timeText(to - from)}`),
     el("p", {}, chip("zoom to it", zoom), el("span", { class: "quiet" }, "Kinds overlap, so they need not add up to the range.")),
     table("sums of the range", list, [
-      { title: "what", key: (r) => KIND_TEXT[r.kind] },
+      { title: "what", key: (r) => NAMES.kinds[r.kind] },
       { title: single ? "time" : "mean over ranks", key: (r) => mean(r.ms), unit: "ms", bar: true },
       { title: "of the range", key: (r) => (100 * mean(r.ms)) / (to - from || 1), unit: "pct" },
       ...(single ? [] : [{ title: "most", key: (r) => Math.max(...r.ms), unit: "ms", show: (r, v) => `${timeText(v)} (rank ${slices.ranks[most(r.ms)]})` }]),

@@ -111,6 +111,7 @@ function slicesOf(head, everyColumn) {
     step: head.step,
     ranks: head.ranks,
     span: head.span * unit,
+    origin: head.origin_ms ?? 0,
     names: head.names,
     notes: head.notes,
     rounded: head.unit_ns,
