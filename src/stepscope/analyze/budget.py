@@ -30,6 +30,7 @@ from stepscope.analyze.host_time import (
     around_calls,
     launching_spans,
     pageable_copies,
+    records_operators,
     running_operators,
     spans,
     synchronisations,
@@ -174,7 +175,7 @@ COMPUTE_PART = {
 #     the loop asks for its next batch                     DATA
 #     memory is being obtained or returned                 ALLOCATOR
 #     the host waits for the device, or a copy blocks it   SYNC
-#     nothing that launches was recorded for 3 ms or more  STALL
+#     nothing that launches was recorded for 3 ms or more  STALL; unknown where the trace has no operators at all
 #
 # Shorter holes are ordinary python between two operators: part of what launching costs.
 
@@ -339,6 +340,8 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     blocked = painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
     slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
     slices = _with_lost_lead(slices, blocked, _ran_dry_ns(idle, slices, blocked))
+    if not records_operators(rank):  # a host without records may do anything
+        slices = slices._replace(label=np.where(slices.label == Cause.STALL, np.uint8(Cause.UNKNOWN), slices.label))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import host_calls, is_synchronisation
+from stepscope.analyze.host_time import host_calls, is_synchronisation, records_operators
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import mfu_peak
@@ -165,6 +165,8 @@ def _unexplained(account: Account) -> str | None:
     unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
     if step is None or unknown <= MOSTLY * step.step_ns or not all(r.has_device for r in account.run.ranks):
         return None
+    if _no_operators(account) is not None:  # which is why
+        return None
     return (
         f"cannot be diagnosed: {_ms(unknown)} of {_ms(step.step_ns)} ms per {account.whole} have no known cause"
         f"{why_unknown(account)}"
@@ -178,11 +180,23 @@ def why_unknown(account: Account) -> str:
     return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
 
 
-def _device_only(account: Account) -> str | None:
+def _no_launches(account: Account) -> str | None:
     with_device = [r for r in account.run.ranks if r.has_device]
     if not with_device or any((r.work.launch_row >= 0).any() for r in with_device):
         return None
+    if any(map(records_operators, with_device)):
+        return "no device operation is linked to its launch: what the device waited for is unknown"
     return "the trace has device activity only: what the host did while the device idled is unknown"
+
+
+def _no_operators(account: Account) -> str | None:
+    with_device = [r for r in account.run.ranks if r.has_device]
+    if not with_device or any(map(records_operators, with_device)) or not _has_launches(account):
+        return None
+    step = account.step
+    unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
+    lost = f"{_ms(unknown)} of {_ms(step.step_ns)} ms have" if step is not None and unknown > 0 else "idle time has"
+    return f"the trace has no operators of the host: {lost} no known cause"
 
 
 def _single_operation(account: Account) -> str | None:
@@ -276,8 +290,11 @@ LIMITS = (
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
-    Limit("device-only", _device_only, _HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
+    Limit("device-only", _no_launches, _HOST, "why the device idled",
+          "record with ProfilerActivity.CPU and ProfilerActivity.CUDA"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
+    Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
+          "record host activity as well (ProfilerActivity.CPU)"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip
@@ -356,9 +373,8 @@ def _ranks_said(account: Account) -> str:
     return f"all {read + len(ranks_missing(account))} ranks: {read} recorded"
 
 
-@once_per_record
 def _has_operators(account: Account) -> bool:
-    return all(of_kinds(r.kinds, (EventKind.HOST_OP,)).any() for r in account.run.ranks)
+    return all(map(records_operators, account.run.ranks))
 
 
 def _has_launches(account: Account) -> bool:

@@ -1,0 +1,41 @@
+"""Statements of the first screen agree with the recording and with each other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import RankTrace
+from tests.diagnose.test_recording import document, ids, launching
+
+
+def budget(found: dict[str, Any]) -> dict[str, float]:
+    return {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
+
+
+@pytest.mark.parametrize("operators", [True, False])
+def test_without_operators_nobody_knows_what_the_host_did(tmp_path: Path, operators: bool) -> None:
+    r = RankTrace()
+    for at in range(0, 100_000, 20_000):  # the host does something else for 12 of 20 ms
+        launching(r, at, kernels=40)
+    if not operators:
+        r.events = [e for e in r.events if e["cat"] != "cpu_op"]
+    found = document(tmp_path, r)
+    parts = budget(found)
+    if operators:
+        assert parts["host_stall"] > 11 and parts["unknown"] < 1 and parts["forward"] > 0.3
+        assert "host-stall" in ids(found)
+        return
+    assert parts["host_stall"] == 0 and parts["unknown"] > 11
+    assert parts["forward"] == 0 and parts["other_compute"] > 0.3  # nothing shows a model
+    assert "host-stall" not in ids(found) and found["recording"]["kind"] == "device-only"
+    assert "no operators of the host" in found["recording"]["line"]
+    assert found["verdict"] == "unclear" and "have no known cause" in found["verdict_reason"]
+
+
+def test_operators_without_linked_launches_are_not_device_activity_only(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        r.ran("aten::mm", 1_000 * k, 1_000 * k + 20)
+        r.kernel("gemm", at=None, start=1_000 * k + 30, end=1_000 * k + 900)
+    line = document(tmp_path, r)["recording"]["line"]
+    assert "device activity only" not in line and "linked to its launch" in line
