@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace
-from tests.diagnose.test_recording import document, ids, launching
+from tests.diagnose.test_recording import busy, document, ids, launching, steps
 
 
 def budget(found: dict[str, Any]) -> dict[str, float]:
@@ -39,3 +39,32 @@ def test_operators_without_linked_launches_are_not_device_activity_only(tmp_path
         r.kernel("gemm", at=None, start=1_000 * k + 30, end=1_000 * k + 900)
     line = document(tmp_path, r)["recording"]["line"]
     assert "device activity only" not in line and "linked to its launch" in line
+
+
+def exchanging(r: RankTrace, at: float) -> None:
+    """Add a pass without gradients: an all-gather on the host's order, the rest from a graph."""
+    busy(r, at, us=4_000)
+    r.collective("_allgather_base", at=at + 600, start=at + 4_600, end=at + 4_700, thread=100)
+    for k, op in enumerate(("ReduceScatter_Sum_f32", "AllGather") * 4):
+        kernel = f"ncclDevKernel_{op}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        begin = at + 5_000 + 200 * k
+        r.kernel(kernel, at=at + 700 + k, start=begin, end=begin + 100, stream=20, call="cudaGraphLaunch")
+
+
+def test_a_job_without_gradients_is_not_sharded_data_parallel(tmp_path: Path) -> None:
+    ranks = [steps(RankTrace(rank, world_size=2), 4, 8_000, exchanging) for rank in range(2)]
+    assert document(tmp_path, *ranks)["run"]["strategy"].startswith("tp")
+
+
+@pytest.mark.parametrize(("elements", "strategy"), [(None, "unknown"), (1024, "ep")])
+def test_an_exchange_of_unknown_size_names_no_strategy(tmp_path: Path, elements: int | None, strategy: str) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        busy(r, at, us=4_000)
+        r.collective("all_to_all", at=at + 600, start=at + 4_600, end=at + 5_000, elements=elements or 0, thread=100)
+        if elements is None:
+            record = next(e for e in reversed(r.events) if e["name"] == "record_param_comms")
+            for name in ("In msg nelems", "Out msg nelems", "dtype"):
+                record["args"].pop(name)
+
+    ranks = [steps(RankTrace(rank, world_size=2), 4, 8_000, step) for rank in range(2)]
+    assert document(tmp_path, *ranks)["run"]["strategy"].startswith(strategy)
