@@ -68,3 +68,19 @@ def test_an_exchange_of_unknown_size_names_no_strategy(tmp_path: Path, elements:
 
     ranks = [steps(RankTrace(rank, world_size=2), 4, 8_000, step) for rank in range(2)]
     assert document(tmp_path, *ranks)["run"]["strategy"].startswith(strategy)
+
+
+def test_fixes_of_different_times_add_up(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        r.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + 6_000)
+        for k in range(30):  # as a graph the device would compute for long enough to hide some of the loader as well
+            begin = at + 6_000 + 400 * k
+            with r.op("aten::add", begin, begin + 380):
+                r.kernel("add", at=begin + 5, start=begin + 10, end=begin + 160)
+
+    found = document(tmp_path, steps(RankTrace(), 6, 18_000, step))
+    alone = {f["id"]: f["saving_alone_ms"] for f in found["findings"]}
+    parts = budget(found)
+    assert alone["data-loading"] > 5 and alone["launch-overhead"] > 7
+    lost = parts["data_loading"] + parts["launch_gap"]
+    assert found["findings_combined"][-1]["saving_ms_per_step"] >= 0.9 * lost
