@@ -84,3 +84,17 @@ def test_fixes_of_different_times_add_up(tmp_path: Path) -> None:
     assert alone["data-loading"] > 5 and alone["launch-overhead"] > 7
     lost = parts["data_loading"] + parts["launch_gap"]
     assert found["findings_combined"][-1]["saving_ms_per_step"] >= 0.9 * lost
+
+
+def test_short_steps_after_a_cold_first_one_do_not_hide_it(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(8):  # modules are loaded one after another
+        with r.op("aten::mm", 30_000 * k, 30_000 * k + 25_000):
+            r.kernel(f"cold_{k}", at=30_000 * k + 5, start=30_000 * k + 24_000, end=30_000 * k + 24_010, call_us=20_000)
+    for n in range(9):
+        launching(r, 240_000 + 1_000 * n, kernels=4)
+        r.annotation("Optimizer.step#SGD.step", 240_900 + 1_000 * n, 240_950 + 1_000 * n)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "cold-start"
+    assert "first-call initialisation takes 160 of the recorded 24" in found["verdict_reason"]
+    assert not any("ms of device time" in reason for reason in (found["verdict_reason"], found["recording"]["line"]))

@@ -157,7 +157,7 @@ def _few_steps(account: Account) -> str | None:
     covered = step.profiled_ns * float(np.mean(known))
     if covered >= _COVERED_SHARE * span:
         return None
-    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms of device time"
+    return f"cannot be diagnosed: the steps cover {_ms(covered)} of the {_ms(span)} ms from the first to the last device operation"
 
 
 def _unexplained(account: Account) -> str | None:
@@ -238,12 +238,14 @@ def _cold_start(account: Account) -> str | None:
 
 
 def _judged_span(rank: Rank) -> tuple[int, int]:
-    """Return the recorded steps; all that was recorded where these are too few to leave out a first one."""
-    if len(rank.steps) and (rank.steps.by_profiler or rank.steps.known > 2):
-        return int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
+    """Return the recorded steps; all that was recorded where these are too few or too short to leave out a first one."""
     rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, *DEVICE_KINDS)))
     start = rank.trace["ts_ns"][rows]
-    return (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
+    whole = (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
+    if not len(rank.steps) or not (rank.steps.by_profiler or rank.steps.known > 2):
+        return whole
+    first, last = int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
+    return (first, last) if rank.steps.by_profiler or last - first >= _COVERED_SHARE * (whole[1] - whole[0]) else whole
 
 
 def _cold_calls(rank: Rank) -> Rows:
