@@ -98,3 +98,35 @@ def test_short_steps_after_a_cold_first_one_do_not_hide_it(tmp_path: Path) -> No
     assert found["recording"]["kind"] == "cold-start"
     assert "first-call initialisation takes 160 of the recorded 24" in found["verdict_reason"]
     assert not any("ms of device time" in reason for reason in (found["verdict_reason"], found["recording"]["line"]))
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_empty_cache_is_advised_only_where_it_may_be_called(tmp_path: Path, off: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        for k in range(20):
+            begin = at + 1_000 * k
+            with r.op("aten::empty", begin, begin + 600):
+                if off:
+                    r.call("cudaMalloc", begin + 10, begin + 580)
+            with r.op("aten::mm", begin + 600, begin + 650):
+                r.kernel("gemm", at=begin + 610, start=begin + 620, end=begin + 900)
+            if not off:
+                r.call("cudaFree", begin + 700, begin + 990)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 20_000, step))
+    advice = next(f["remedy"] for f in found["findings"] if f["id"] == "allocator")
+    assert ("empty_cache" in advice) is not off and ("MEMORY_CACHING" in advice) is off
+
+
+def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        with r.op("aten::coalesce", 1_000 * k, 1_000 * k + 950):
+            done = 25 if k % 10 else 40  # mostly before the host waits for it
+            r.kernel("sort", at=1_000 * k + 10, start=1_000 * k + 15, end=1_000 * k + done)
+            r.call("cudaStreamSynchronize", 1_000 * k + 30, 1_000 * k + 930)
+    found = document(tmp_path, r)
+    first, lost = found["findings"][0], budget(found)["host_sync"]
+    assert first["id"] == "host-device-sync" and found["verdict"] == "host-bound"
+    assert 0.8 * lost <= first["saving_alone_ms"] <= lost * 1.05
+    assert isinstance(first["evidence"][0]["value"], int)

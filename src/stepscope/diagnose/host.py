@@ -7,7 +7,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.host_time import computing_operators, host_calls
+from stepscope.analyze.host_time import allocations, blocked_host, computing_operators, host_calls
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where
@@ -54,9 +54,9 @@ from stepscope.diagnose.measures import (
 )
 from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
-from stepscope.run.rank import Rank
+from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
-from stepscope.stats.robust import OFTEN, median
+from stepscope.stats.robust import OFTEN, distinct, median
 from stepscope.trace.table import EventKind, by_string
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
@@ -186,6 +186,7 @@ def _stalls(account: Account) -> Iterator[Match]:
         )
     yield Match(
         without,
+        facts={"stacks": "" if all(one is not None for one in account.ownership) else " (record with --stacks)"},
         cost_ns=stalled + outside + saving,
         limit_ns=host_part_ns(account, "host_stall"),
         evidence=tuple(evidence),
@@ -316,22 +317,62 @@ def _syncs(account: Account) -> Iterator[Match]:
     if replay is None or step is None or not all(r.has_device for r in account.run.ranks):
         return
     each = median(host_waits(account)[1]) / max(len(replay.steps), 1)
+    overhead = min(_idle_syncs_ns(account), step.step_ns - replay.period_ns)
     if each:
         yield Match(
             at_any_factor(without_syncs),
             cost_ns=step.ns("host_sync"),
             evidence=(
-                Evidence("synchronisations {per_step}", round(each, 1), "calls", "median rank"),
+                Evidence("synchronisations {per_step}", round(each, 1 if each < 10 else None), "calls", "median rank"),
                 evidence_ms("device idle after them {per_step}", step.ns("host_sync")),
             ),
+            formula_ns=max(0.0, overhead),
+            what_if=() if overhead >= NEGLIGIBLE * step.step_ns else None,
         )
+
+
+def _idle_syncs_ns(account: Account) -> float:
+    """Return how long synchronisations last per step on an idle device: a replay has them end with the device's work."""
+    each = []
+    for rank in account.run.ranks:
+        start, end = blocked_host(rank, synchronisations_only=True)
+        mine = rank.steps.of(start) >= 0
+        idle = end - start - covered_ns(rank.work.intervals(*DEVICE_KINDS), start, end)
+        each.append(idle[mine].sum() / max(len(rank.steps), 1))
+    return median(each)
 
 
 def _allocator(account: Account) -> Iterator[Match]:
     spent = typical_host_ns(account, "allocator_ns")
     if spent:
         evidence = (evidence_ms("time in allocation calls {per_step}", spent, "median rank"),)
-        yield Match(without_allocator, cost_ns=spent, evidence=evidence)
+        yield Match(without_allocator, cost_ns=spent, evidence=evidence, **_allocator_words(account))
+
+
+def _allocator_words(account: Account) -> dict[str, str]:
+    """Return the cause and remedy of allocations inside operators; the kind's own where the job makes them in between."""
+    tensors = cached = inside = total = 0
+    for rank in account.run.ranks:
+        trace, calls, rows = rank.trace, host_calls(rank), allocations(rank)
+        around = calls.innermost_at(trace["tid"][rows], trace["ts_ns"][rows])
+        empty = by_string(trace, calls.name, lambda s: s == "aten::empty").astype(bool)
+        tensors, cached = (
+            tensors + int(empty.sum()),
+            cached + int(empty.sum() - empty[distinct(around[around >= 0])].sum()),
+        )
+        inside, total = inside + int(trace["dur_ns"][rows[around >= 0]].sum()), total + int(trace["dur_ns"][rows].sum())
+    if tensors and cached < MOSTLY * tensors:
+        return {
+            "cause": f"{tensors - cached:,} of {tensors:,} new tensors get memory from the driver: the caching allocator is off",
+            "remedy": "Unset PYTORCH_NO_CUDA_MEMORY_CACHING (PYTORCH_NO_HIP_MEMORY_CACHING): the caching allocator reuses "
+            "memory without these calls. Assumes none of these calls is left.",
+        }
+    if inside < MOSTLY * total:
+        return {}
+    return {
+        "remedy": "Keep shapes constant or pad them; lower the peak so that the cache is not flushed; set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Assumes none of these calls is left."
+    }
 
 
 # Input: the wait for it, and its way to the device.
@@ -536,7 +577,7 @@ KINDS = (
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.95),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
-         "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
+         "Look at what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
          "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
          "Assumes none of these stretches is left.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),
