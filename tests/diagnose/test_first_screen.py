@@ -130,3 +130,32 @@ def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_
     assert first["id"] == "host-device-sync" and found["verdict"] == "host-bound"
     assert 0.8 * lost <= first["saving_alone_ms"] <= lost * 1.05
     assert isinstance(first["evidence"][0]["value"], int)
+
+
+def test_gaps_between_graph_launches_are_not_ruled_out(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:  # the host prepares for 3 of 10 ms, then launches a graph
+        for k in range(20):
+            r.ran("aten::view", at + 500 * k, at + 500 * k + 50)
+        with r.op("aten::copy_", at + 100, at + 2_900):
+            r.kernel("copy", at=at + 2_000, start=at + 2_010, end=at + 2_020)
+        for k in range(40):
+            r.kernel(
+                "gemm", at=at + 3_000, start=at + 3_050 + 170 * k, end=at + 3_220 + 170 * k, call="cudaGraphLaunch"
+            )
+
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
+    assert budget(found)["launch_gap"] > 1 and "launch-overhead" not in ids(found)
+    assert "launch-overhead" not in found["examined"]
+    needs = {one["rule"]: one["needs"] for one in found["not_examined"]}
+    assert "graphs launch" in needs["launch-overhead"]
+
+
+@pytest.mark.parametrize(("us", "ruled_out"), [(2_500, False), (200, True)])
+def test_32_bit_products_are_ruled_out_only_where_they_take_little(tmp_path: Path, us: float, ruled_out: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        with r.op("aten::mm", at + 100, at + 150):
+            r.kernel("ampere_sgemm_128x64_tn", at=at + 110, start=at + 200, end=at + 200 + us)
+        r.call("cudaDeviceSynchronize", at + 200, at + 250 + us)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
+    assert "precision" not in ids(found) and ("precision" in found["examined"]) is ruled_out

@@ -36,7 +36,7 @@ from stepscope.contract.step_line import (
     GARBAGE_COLLECTION,
     Region,
 )
-from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
     Mask,
@@ -52,7 +52,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope
+from stepscope.diagnose.recording import Need, Scope, made_already
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -562,6 +562,13 @@ def _launches(account: Account) -> Iterator[Match]:
     )
 
 
+def _between_graphs(account: Account) -> str | None:
+    step, graphs = account.step, made_already(account, "launch-overhead")
+    if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
+        return None
+    return f"lines of the host between graph launches: {graphs}, and the device idles before them"
+
+
 _ON_HOST = (Need.HOST,)
 
 # fmt: off
@@ -611,6 +618,7 @@ KINDS = (
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "python and operator dispatch take longer than the kernels they launch",
          "Launch the step as a graph: {how}. Assumes the step replayed as one graph.",
-         scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2),
+         scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,
+         unjudged=_between_graphs),
 )
 # fmt: on
