@@ -159,3 +159,21 @@ def test_32_bit_products_are_ruled_out_only_where_they_take_little(tmp_path: Pat
 
     found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
     assert "precision" not in ids(found) and ("precision" in found["examined"]) is ruled_out
+
+
+def test_host_work_next_to_an_unrecorded_device_is_known(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(10):
+        at = 10_000 * k
+        r.ran("aten::normal_", at, at + 6_000)
+        with r.op("aten::copy_", at + 6_000, at + 8_000):
+            r.call("cudaMemcpyAsync", at + 6_010, at + 7_990)
+        with r.op("aten::pow", at + 8_000, at + 10_000):
+            r.call("cudaLaunchKernel", at + 8_010, at + 8_020)
+    found = document(tmp_path, r)
+    parts = budget(found)
+    total = sum(parts.values())
+    assert parts["other_compute"] == pytest.approx(0.6 * total, rel=0.05)
+    assert parts["copy"] == pytest.approx(0.2 * total, rel=0.05)
+    assert parts["unknown"] == pytest.approx(0.2 * total, rel=0.05)  # launches: when the device computes is not shown
+    assert found["verdict"] == "unclear" and "device" in found["verdict_reason"]

@@ -29,9 +29,11 @@ from stepscope.analyze.host_time import (
     allocations,
     around_calls,
     launching_spans,
+    operators_without_calls,
     pageable_copies,
     records_operators,
     running_operators,
+    runtime_rows,
     spans,
     synchronisations,
 )
@@ -685,13 +687,27 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Inter
 def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     cuts = periods.cuts
     before, after = _host_layers(rank, cuts)
+    if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows
+        before, after = [*_own_layers(rank), *_unknown_compute(before)], _unknown_compute(after)
     spent = _rows(label_ns(painted([*before, *comm, *after], cuts), cuts, _UNMATCHED_COMM + 1), periods)
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
     part_ns = _with_unmatched(spent)
-    if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows
-        part_ns[:, [PART_CODE[part] for part in set(COMPUTE_PART.values()) - {"data_loading"}]] = 0
     part_ns[:, PART_CODE["unknown"]] += periods.dur_ns - part_ns.sum(axis=1)
     return RankBudget(periods, part_ns, no_causes, spent[:, _UNMATCHED_COMM], None, None)
+
+
+def _own_layers(rank: Rank) -> Layers:
+    """Return what the host did itself beside a device that was not recorded: operators on its own memory, and copies."""
+    copies = rank.rows_named(lambda name: "Memcpy" in name, EventKind.RUNTIME)
+    copies = copies[rank.trace["dur_ns"][copies] >= _BLOCKING_COPY_NS]
+    # without any recorded call, operators that launch look like those that compute
+    computed = spans(rank, operators_without_calls(rank)) if len(runtime_rows(rank)) else EMPTY
+    return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies))]
+
+
+def _unknown_compute(layers: Layers) -> Layers:
+    compute = {PART_CODE[part] for part in COMPUTE_PART.values()} - {PART_CODE["data_loading"]}
+    return [(PART_CODE["unknown"] if part in compute else part, x) for part, x in layers]
 
 
 def _with_unmatched(time_ns: Int64s) -> Int64s:

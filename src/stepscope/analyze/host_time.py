@@ -340,8 +340,11 @@ def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
 @once_per_record
 def computing_operators(rank: Rank) -> Rows:
     """Return the rows of these operators; none for a rank without a device, whose operators are its work."""
-    if not rank.has_device:
-        return np.empty(0, np.int64)
+    return operators_without_calls(rank) if rank.has_device else np.empty(0, np.int64)
+
+
+def operators_without_calls(rank: Rank) -> Rows:
+    """Return the rows of operators that run for a millisecond or more without a call into the device's runtime."""
     trace = rank.trace
     rows = np.flatnonzero(trace["dur_ns"] >= 1_000_000)
     rows = rows[rank.kinds[rows] == EventKind.HOST_OP]

@@ -346,33 +346,33 @@ def _allocator(account: Account) -> Iterator[Match]:
     spent = typical_host_ns(account, "allocator_ns")
     if spent:
         evidence = (evidence_ms("time in allocation calls {per_step}", spent, "median rank"),)
-        yield Match(without_allocator, cost_ns=spent, evidence=evidence, **_allocator_words(account))
+        cause, remedy = _allocator_words(account)
+        yield Match(without_allocator, cost_ns=spent, evidence=evidence, cause=cause, remedy=remedy)
 
 
-def _allocator_words(account: Account) -> dict[str, str]:
-    """Return the cause and remedy of allocations inside operators; the kind's own where the job makes them in between."""
+def _allocator_words(account: Account) -> tuple[str, str]:
+    """Return cause and remedy of allocations inside operators; empty where the job makes them between operators."""
     tensors = cached = inside = total = 0
     for rank in account.run.ranks:
         trace, calls, rows = rank.trace, host_calls(rank), allocations(rank)
         around = calls.innermost_at(trace["tid"][rows], trace["ts_ns"][rows])
-        empty = by_string(trace, calls.name, lambda s: s == "aten::empty").astype(bool)
-        tensors, cached = (
-            tensors + int(empty.sum()),
-            cached + int(empty.sum() - empty[distinct(around[around >= 0])].sum()),
-        )
-        inside, total = inside + int(trace["dur_ns"][rows[around >= 0]].sum()), total + int(trace["dur_ns"][rows].sum())
+        new = by_string(trace, calls.name, lambda s: s == "aten::empty").astype(bool)
+        tensors += int(new.sum())
+        cached += int(new.sum()) - int(new[distinct(around[around >= 0])].sum())
+        inside += int(trace["dur_ns"][rows[around >= 0]].sum())
+        total += int(trace["dur_ns"][rows].sum())
     if tensors and cached < MOSTLY * tensors:
-        return {
-            "cause": f"{tensors - cached:,} of {tensors:,} new tensors get memory from the driver: the caching allocator is off",
-            "remedy": "Unset PYTORCH_NO_CUDA_MEMORY_CACHING (PYTORCH_NO_HIP_MEMORY_CACHING): the caching allocator reuses "
-            "memory without these calls. Assumes none of these calls is left.",
-        }
+        return (
+            f"{tensors - cached:,} of {tensors:,} new tensors get memory from the driver: the caching allocator is off",
+            "Unset PYTORCH_NO_CUDA_MEMORY_CACHING (PYTORCH_NO_HIP_MEMORY_CACHING): the caching allocator reuses memory "
+            "without these calls. Assumes none of these calls is left.",
+        )
     if inside < MOSTLY * total:
-        return {}
-    return {
-        "remedy": "Keep shapes constant or pad them; lower the peak so that the cache is not flushed; set "
+        return "", ""
+    return "", (
+        "Keep shapes constant or pad them; lower the peak so that the cache is not flushed; set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Assumes none of these calls is left."
-    }
+    )
 
 
 # Input: the wait for it, and its way to the device.
