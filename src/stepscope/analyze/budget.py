@@ -697,7 +697,7 @@ def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
 
 
 def _own_layers(rank: Rank) -> Layers:
-    """Return what the host did itself beside a device that was not recorded: operators on its own memory, and copies."""
+    """Return what the host did itself next to a device that was not recorded: operators on its memory, and copies."""
     copies = rank.rows_named(lambda name: "Memcpy" in name, EventKind.RUNTIME)
     copies = copies[rank.trace["dur_ns"][copies] >= _BLOCKING_COPY_NS]
     # without any recorded call, operators that launch look like those that compute
