@@ -100,22 +100,32 @@ def test_short_steps_after_a_cold_first_one_do_not_hide_it(tmp_path: Path) -> No
     assert not any("ms of device time" in reason for reason in (found["verdict_reason"], found["recording"]["line"]))
 
 
-@pytest.mark.parametrize("off", [True, False])
-def test_empty_cache_is_advised_only_where_it_may_be_called(tmp_path: Path, off: bool) -> None:
+@pytest.mark.parametrize(
+    ("allocated", "freed", "advice"),
+    [
+        ("aten::empty", True, "MEMORY_CACHING"),
+        ("aten::mm", False, "empty_cache()"),
+        ("aten::mm", True, "lower the peak"),
+    ],
+)
+def test_allocator_advice_follows_where_memory_is_freed(
+    tmp_path: Path, allocated: str, freed: bool, advice: str
+) -> None:
     def step(r: RankTrace, at: float) -> None:
         for k in range(20):
             begin = at + 1_000 * k
-            with r.op("aten::empty", begin, begin + 600):
-                if off:
-                    r.call("cudaMalloc", begin + 10, begin + 580)
+            with r.op(allocated, begin, begin + 600):
+                r.call("cudaMalloc", begin + 10, begin + 480)
+                if freed:
+                    r.call("cudaFree", begin + 490, begin + 590)
             with r.op("aten::mm", begin + 600, begin + 650):
                 r.kernel("gemm", at=begin + 610, start=begin + 620, end=begin + 900)
-            if not off:
+            if not freed:
                 r.call("cudaFree", begin + 700, begin + 990)
 
     found = document(tmp_path, steps(RankTrace(), 4, 20_000, step))
-    advice = next(f["remedy"] for f in found["findings"] if f["id"] == "allocator")
-    assert ("empty_cache" in advice) is not off and ("MEMORY_CACHING" in advice) is off
+    remedy = next(f["remedy"] for f in found["findings"] if f["id"] == "allocator")
+    assert advice in remedy and (advice == "empty_cache()") == ("empty_cache()" in remedy)
 
 
 def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_path: Path) -> None:

@@ -351,23 +351,23 @@ def _allocator(account: Account) -> Iterator[Match]:
 
 
 def _allocator_words(account: Account) -> tuple[str, str]:
-    """Return cause and remedy of allocations inside operators; empty where the job makes them between operators."""
-    tensors = cached = inside = total = 0
+    """Return cause and remedy of allocations; empty where memory is freed between operators, as empty_cache() does."""
+    tensors = cached = inside = freed = 0
     for rank in account.run.ranks:
         trace, calls, rows = rank.trace, host_calls(rank), allocations(rank)
         around = calls.innermost_at(trace["tid"][rows], trace["ts_ns"][rows])
         new = by_string(trace, calls.name, lambda s: s == "aten::empty").astype(bool)
         tensors += int(new.sum())
         cached += int(new.sum()) - int(new[distinct(around[around >= 0])].sum())
-        inside += int(trace["dur_ns"][rows[around >= 0]].sum())
-        total += int(trace["dur_ns"][rows].sum())
+        frees = by_string(trace, trace["name"][rows], lambda s: "Free" in s or "Release" in s).astype(bool)
+        freed, inside = freed + int(frees.sum()), inside + int((frees & (around >= 0)).sum())
     if tensors and cached < MOSTLY * tensors:
         return (
             f"{tensors - cached:,} of {tensors:,} new tensors get memory from the driver: the caching allocator is off",
             "Unset PYTORCH_NO_CUDA_MEMORY_CACHING (PYTORCH_NO_HIP_MEMORY_CACHING): the caching allocator reuses memory "
             "without these calls. Assumes none of these calls is left.",
         )
-    if inside < MOSTLY * total:
+    if freed and inside < MOSTLY * freed:
         return "", ""
     return "", (
         "Keep shapes constant or pad them; lower the peak so that the cache is not flushed; set "
