@@ -41,7 +41,6 @@ from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import EventKind, by_string
-from stepscope.units import NS_PER_MS
 
 Floats = npt.NDArray[np.float64]
 
@@ -229,7 +228,7 @@ def _few_wide_products(account: Account) -> str | None:
     wide, narrow = (device_ns(account, _products(account, precisions)) for precisions in (_WIDE, _NARROW))
     if step is None or narrow > wide / 2 or not NOTABLE * step.step_ns <= wide < MOSTLY * step.step_ns:
         return None
-    taken = f"{wide / NS_PER_MS:.3g} of {step.step_ns / NS_PER_MS:.3g} ms"
+    taken = f"{wide / 1e6:.3g} of {step.step_ns / 1e6:.3g} ms"
     return f"a recording in which 32-bit products are most of the {account.whole}: they take {taken}"
 
 
