@@ -157,7 +157,7 @@ def _few_steps(account: Account) -> str | None:
     covered = step.profiled_ns * float(np.mean(known))
     if covered >= _COVERED_SHARE * span:
         return None
-    return f"cannot be diagnosed: the steps cover {_ms(covered)} of the {_ms(span)} ms from the first to the last device operation"
+    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms spanned by device operations"
 
 
 def _unexplained(account: Account) -> str | None:
@@ -180,7 +180,7 @@ def why_unknown(account: Account) -> str:
     return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
 
 
-def _no_launches(account: Account) -> str | None:
+def _device_only(account: Account) -> str | None:
     with_device = [r for r in account.run.ranks if r.has_device]
     if not with_device or any((r.work.launch_row >= 0).any() for r in with_device):
         return None
@@ -292,7 +292,7 @@ LIMITS = (
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
-    Limit("device-only", _no_launches, _HOST, "why the device idled",
+    Limit("device-only", _device_only, _HOST, "why the device idled",
           "record with ProfilerActivity.CPU and ProfilerActivity.CUDA"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
     Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
