@@ -358,7 +358,7 @@ def applies(account: Account, scope: Scope) -> bool:
         return len(ranks) > 1 or (account.run.world_size or 1) > 1 or any(len(r.collectives) for r in ranks)
     if scope is Scope.HOST:
         return bool(ranks) and not any(r.has_device or r.device_unseen for r in ranks)
-    return scope is Scope.ANY or any(r.has_device or _calls(r) for r in ranks)
+    return scope is Scope.ANY or any(r.has_device or r.device_unseen or _calls(r) for r in ranks)
 
 
 def missing(account: Account, need: Need) -> str | None:
