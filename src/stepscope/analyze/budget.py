@@ -28,8 +28,11 @@ from stepscope.analyze.host_time import (
     allocations,
     around_calls,
     launching_spans,
+    operators_without_calls,
     pageable_copies,
+    records_operators,
     running_operators,
+    runtime_rows,
     spans,
     synchronisations,
 )
@@ -174,7 +177,7 @@ COMPUTE_PART = {
 #     the loop asks for its next batch                     DATA
 #     memory is being obtained or returned                 ALLOCATOR
 #     the host waits for the device, or a copy blocks it   SYNC
-#     nothing that launches was recorded for 3 ms or more  STALL
+#     nothing that launches was recorded for 3 ms or more  STALL; unknown where the trace has no operators at all
 #
 # Shorter holes are ordinary python between two operators: part of what launching costs.
 
@@ -339,6 +342,8 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     blocked = painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
     slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
     slices = _with_lost_lead(slices, blocked, _ran_dry_ns(idle, slices, blocked))
+    if not records_operators(rank):  # a host without records may do anything
+        slices = slices._replace(label=np.where(slices.label == Cause.STALL, np.uint8(Cause.UNKNOWN), slices.label))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
 
 
@@ -675,13 +680,27 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Inter
 def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     cuts = periods.cuts
     before, after = _host_layers(rank, cuts)
+    if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows
+        before, after = [*_own_layers(rank), *_unknown_compute(before)], _unknown_compute(after)
     spent = _rows(label_ns(painted([*before, *comm, *after], cuts), cuts, _UNMATCHED_COMM + 1), periods)
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
     part_ns = _with_unmatched(spent)
-    if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows
-        part_ns[:, [PART_CODE[part] for part in set(COMPUTE_PART.values()) - {"data_loading"}]] = 0
     part_ns[:, PART_CODE["unknown"]] += periods.dur_ns - part_ns.sum(axis=1)
     return RankBudget(periods, part_ns, no_causes, spent[:, _UNMATCHED_COMM], None, None)
+
+
+def _own_layers(rank: Rank) -> Layers:
+    """Return what the host did itself next to a device that was not recorded: operators on its memory, and copies."""
+    copies = rank.rows_named(lambda name: "Memcpy" in name, EventKind.RUNTIME)
+    copies = copies[rank.trace["dur_ns"][copies] >= _BLOCKING_COPY_NS]
+    # without any recorded call, operators that launch look like those that compute
+    computed = spans(rank, operators_without_calls(rank)) if len(runtime_rows(rank)) else EMPTY
+    return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies))]
+
+
+def _unknown_compute(layers: Layers) -> Layers:
+    compute = {PART_CODE[part] for part in COMPUTE_PART.values()} - {PART_CODE["data_loading"]}
+    return [(PART_CODE["unknown"] if part in compute else part, x) for part, x in layers]
 
 
 def _with_unmatched(time_ns: Int64s) -> Int64s:

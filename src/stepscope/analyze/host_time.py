@@ -157,6 +157,12 @@ def host_calls(rank: Rank) -> HostCalls:
     return call_stacks(rank.trace, np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP,))))
 
 
+@once_per_record
+def records_operators(rank: Rank) -> bool:
+    """Return whether any operator of the host is in the trace."""
+    return bool(of_kinds(rank.kinds, (EventKind.HOST_OP,)).any())
+
+
 def call_stacks(trace: Trace, row: Rows) -> HostCalls:
     """Return events of the host, given by their rows, with their callers among them."""
     start = trace["ts_ns"].take(row)
@@ -334,8 +340,11 @@ def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
 @once_per_record
 def computing_operators(rank: Rank) -> Rows:
     """Return the rows of these operators; none for a rank without a device, whose operators are its work."""
-    if not rank.has_device:
-        return np.empty(0, np.int64)
+    return operators_without_calls(rank) if rank.has_device else np.empty(0, np.int64)
+
+
+def operators_without_calls(rank: Rank) -> Rows:
+    """Return the rows of operators that run for a millisecond or more without a call into the device's runtime."""
     trace = rank.trace
     rows = np.flatnonzero(trace["dur_ns"] >= 1_000_000)
     rows = rows[rank.kinds[rows] == EventKind.HOST_OP]
@@ -499,8 +508,11 @@ def data_loading(rank: Rank) -> Intervals:
 
 
 def stalling(rank: Rank) -> Intervals:
-    """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches."""
-    if not len(rank.steps):
+    """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches.
+
+    None where no operators are recorded: what the host did there is unknown.
+    """
+    if not len(rank.steps) or not records_operators(rank):
         return union([], [])
     recorded = launching_spans(rank).values()
     gaps = complement(union_of(*recorded), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))

@@ -12,6 +12,7 @@ Every collective of a group gets a role from what it is and in which phase of th
     sends and receives along a chain, both ways            pp
     sends and receives around a ring, one way              cp
     all-to-all                                             ep (or sharded embeddings, where ranges say so)
+    any of these without a backward pass and optimizer     tp
 
 Names are better evidence than patterns: a group called `mesh_tp`, ranges called `FSDP::...`. Where names and traffic
 agree the answer is *stated*, where only the traffic speaks it is a *pattern*, and where it fits several a *guess*.
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import launched_in_steps, num_steps
-from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
+from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes, trains
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.clocks import POINT_TO_POINT
@@ -55,11 +56,13 @@ class Hints:
     routed: bool = False
     #: backward passes were recorded
     trains: bool = False
+    #: some rank ran a backward pass or an optimizer, or no trace tells
+    gradients: bool = True
     #: kernels of an expert-parallel library
     experts: bool = False
 
 
-def _hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
+def _hints_of_rank(rank: Rank, *, backward: bool, gradients: bool) -> Hints:
     names, c = rank.names(EventKind.ANNOTATION), rank.collectives
     exchanges = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
     splits = distinct(rank.trace.arg("in_split").at(exchanges, missing=-1))
@@ -70,7 +73,8 @@ def _hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
         pipeline=any(MARKED_ACTION.match(n) for n in names),
         embeddings=any(_EMBEDDINGS.search(n) for n in names),
         routed=any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in splits),
-        trains=trains,
+        trains=backward,
+        gradients=gradients,
         experts=any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in kernels if i >= 0),
     )
 
@@ -236,6 +240,9 @@ def _exchanges(use: _Use) -> Iterator[Role]:
         yield Role("ep", STATED, "kernels of an expert-parallel library", rows)
     elif use.hints.routed or (use.c.in_bytes[rows] != use.c.out_bytes[rows]).any():
         yield Role("ep", PATTERN, "all-to-all with an amount of its own for every peer: routed tokens", rows)
+    elif (use.c.in_bytes[rows] < 0).all():
+        why = "all-to-all of unknown amounts: experts, sequence parallelism or embeddings"
+        yield Role("unknown", GUESS, why, rows)
     else:
         yield Role("ep", GUESS, "all-to-all of equal amounts", rows, ("cp", "embedding"))
 
@@ -283,6 +290,15 @@ def _tensor_parallel(use: _Use) -> Iterator[Role]:
     sure = PATTERN if backward.any() or not use.of("all_reduce", during=_WITH_GRADIENTS).any() else GUESS
     why = "all-reduces in forward" + (" as well as in backward" if backward.any() else "")
     yield Role("tp", sure, why, use.claim_free(forward | backward))
+
+
+def _activations(use: _Use) -> Iterator[Role]:
+    """Claim what is left of a job without gradients: what its ranks exchange are activations."""
+    if use.hints.gradients or use.hints.fsdp or use.hints.ddp or use.said == "dp":
+        return
+    rows = use.claim_free(use.of("all_reduce", "all_gather", "reduce_scatter"))
+    if len(rows):
+        yield Role("tp", GUESS, "activations exchanged in a job without gradients", rows, ("ep", "cp"))
 
 
 def _claim_sharded(use: _Use) -> Iterator[Role]:
@@ -345,6 +361,7 @@ _CLAIMS: tuple[Callable[[_Use], Iterator[Role]], ...] = (
     _beside_gradients,
     _averaged,
     _tensor_parallel,
+    _activations,
     _claim_sharded,
     _claim_sharded_optimizer,
     _claim_replicated,
@@ -422,7 +439,11 @@ def strategy_of(run: Run) -> Strategy:
     """Return the strategy that the traces of a run show."""
     each_passes = tuple(passes(rank) for rank in run.ranks)
     phases = tuple(collective_phases(rank, p) for rank, p in zip(run.ranks, each_passes, strict=True))
-    hints = [_hints_of_rank(rank, trains=len(p.backward) > 0) for rank, p in zip(run.ranks, each_passes, strict=True)]
+    gradients = trains(each_passes)
+    hints = [
+        _hints_of_rank(rank, backward=len(p.backward) > 0, gradients=gradients)
+        for rank, p in zip(run.ranks, each_passes, strict=True)
+    ]
     rows = [launched_in_steps(rank) for rank in run.ranks]
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_time import HostCalls, Mask, host_calls, spans
+from stepscope.analyze.host_time import HostCalls, Mask, host_calls, records_operators, spans
 from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region, prepares_input
 from stepscope.intervals import EMPTY, Intervals, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
@@ -34,7 +34,8 @@ from stepscope.units import NS_PER_S
 #                                                      optimizer's range is its closure: forward
 #     autograd::engine::evaluate_function              backward; a forward operator inside it is recomputed
 #     none, on a thread of the autograd engine         backward
-#     none, before the step's last backward            forward (also where the step holds no backward at all)
+#     none, before the step's last backward            forward (also where the step holds no backward at all; other
+#                                                      where the trace has no operators)
 #     none, after it                                   other: clipping, unscaling, metrics
 #
 # Operators that build an autograd graph carry a sequence number and no forward thread; those of a backward pass run
@@ -203,6 +204,8 @@ def _main_thread(rank: Rank, nodes: Rows) -> int:
 
 def _by_order(rank: Rank, rows: Rows, marks: Marks) -> Codes:
     trace, num_steps = rank.trace, len(rank.steps)
+    if not len(marks.rows) and not records_operators(rank):  # not a model's: any program on a device
+        return np.full(len(rows), Region.OTHER, np.uint8)
     backward = np.concatenate((marks.autograd_nodes, marks.rows_of(Region.BACKWARD)))
     last = np.full(num_steps + 1, np.iinfo(np.int64).min)  # the extra slot is for moments in no step
     np.maximum.at(last, rank.steps.of(trace["ts_ns"][backward]), trace["ts_ns"][backward])

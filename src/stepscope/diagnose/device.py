@@ -224,12 +224,9 @@ def _precision(account: Account) -> Iterator[Match]:
     peak = mfu_peak(chip) if chip else None
     if account.step is None or (peak is None and can.bf16 is None):  # nothing shows 16-bit units
         return
-    costs = [view.costs for view in account.ranks]
-    products = [c.is_matmul & (c.rank.work.step >= 0) for c in costs]
-    chosen = [mask & among(c.precision, _WIDE) for c, mask in zip(costs, products, strict=True)]
-    narrow = [mask & among(c.precision, _NARROW) for c, mask in zip(costs, products, strict=True)]
+    costs, chosen = [view.costs for view in account.ranks], _products(account, _WIDE)
     spent = device_ns(account, chosen)
-    mixed = device_ns(account, narrow) > spent / 2
+    mixed = device_ns(account, _products(account, _NARROW)) > spent / 2
     # Another precision is no small change: proposed where such products are most of the step, or where the job computes in
     # 16 bit already and these were forgotten.
     if not spent or spent < (NOTABLE if mixed else MOSTLY) * account.step.step_ns:
@@ -265,6 +262,20 @@ def _precision(account: Account) -> Iterator[Match]:
         ),
         doubt=None if peak is not None else 0.5,
     )
+
+
+def _products(account: Account, precisions: Sequence[int]) -> list[Mask]:
+    costs = [view.costs for view in account.ranks]
+    return [c.is_matmul & (c.rank.work.step >= 0) & among(c.precision, precisions) for c in costs]
+
+
+def _few_wide_products(account: Account) -> str | None:
+    step = account.step
+    wide, narrow = (device_ns(account, _products(account, precisions)) for precisions in (_WIDE, _NARROW))
+    if step is None or narrow > wide / 2 or not NOTABLE * step.step_ns <= wide < MOSTLY * step.step_ns:
+        return None
+    taken = f"{wide / 1e6:.3g} of {step.step_ns / 1e6:.3g} ms"
+    return f"a recording in which 32-bit products are most of the {account.whole}: they take {taken}"
 
 
 def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip | None, peak: Peak | None) -> Floats:
@@ -633,7 +644,7 @@ KINDS = (
     Kind("precision", _precision, "{which}",
          "products {why}",
          "{how} Assumes 16-bit products at the rate such shapes reach.",
-         scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.2),
+         scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.2, unjudged=_few_wide_products),
     Kind("optimizer", _optimizer, "The optimizer step is not fused",
          "{launches} device operations per optimizer step",
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "

@@ -184,6 +184,8 @@ class Kind:
     general: bool = False
     #: said even where nothing is saved
     always: bool = False
+    #: why a cost that the budget shows is neither a finding nor ruled out; None where there is none
+    unjudged: Callable[[Account], str | None] = lambda account: None
     #: how sure the cause itself is, 0 to 1
     sureness: float = 0.9
     #: relative error of the modelled fix
@@ -217,7 +219,8 @@ class Kind:
         if not applies(account, self.scope) or (self.training_only and not trains(account.strategy.passes)):
             return []
         unshown = recording_of(account).unshown(FAULTS[self.id].category)
-        return [*(said for said in (missing(account, need) for need in self.needs) if said is not None), *unshown]
+        lacking = (*(missing(account, need) for need in self.needs), self.unjudged(account))
+        return [*(said for said in lacking if said is not None), *unshown]
 
 
 def words(account: Account) -> dict[str, str]:

@@ -6,7 +6,7 @@ worth a line   a fix that saves something alone, and still does once the specifi
                time that shows the fault is at least half of the saving
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
 )
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.removal import Fix, Saving, bounded, saving_of, saving_range, to_step
+from stepscope.analyze.replay.removal import Fix, Saving, bounded, saving_of, saving_range, to_step, together
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose import communication, device, host, lines, ranks
 from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
@@ -145,6 +145,14 @@ class _Replays:
             saved = (start.period_ns - self.applied(start, candidate).period_ns) * to_step(self.recorded, self.step_ns)
         return max(0.0, bounded(saved + fix.formula_ns, fix, step_ns=self.step_ns))
 
+    def joint_ns(self, fixed: Replay | None, candidates: Sequence[Candidate]) -> float:
+        """Return what fixes save together, given the run with all of them made; each at most the time that it claims."""
+        if fixed is None or self.recorded is None:
+            return 0.0
+        fix = together([c.fix for c in candidates])
+        saved = (self.recorded.period_ns - fixed.period_ns) * to_step(self.recorded, self.step_ns)
+        return bounded(saved + fix.formula_ns, fix, step_ns=self.step_ns)
+
     def applied(self, start: Replay, candidate: Candidate) -> Replay:
         change = candidate.match.change
         try:
@@ -218,14 +226,16 @@ def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays)
     findings: list[Finding] = []
     combined: list[tuple[tuple[str, ...], float]] = []
     saved, fixed = 0.0, replays.recorded
-    for candidate in ordered:
-        adds = (
-            min(replays.saving_ns(fixed, candidate), replays.step_ns - saved) if findings else alone[id(candidate)].ns
-        )
+    for made, candidate in enumerate(ordered, start=1):
+        before, fixed = fixed, replays.applied(fixed, candidate) if fixed is not None else None
+        adds = alone[id(candidate)].ns
+        if findings:
+            # A fix may shorten the replay by more than the time that it claims: what the next one claims is left to it.
+            left = replays.joint_ns(fixed, ordered[:made]) - saved
+            adds = min(max(replays.saving_ns(before, candidate), min(adds, left)), replays.step_ns - saved)
         saved += adds
         findings.append(_finding(account, candidate, alone[id(candidate)], adds, replays))
         combined.append((tuple(f.id for f in findings), saved))
-        fixed = replays.applied(fixed, candidate) if fixed is not None else None
     return Diagnosis(tuple(findings), tuple(combined), fixes=tuple(candidate.fix for candidate in ordered))
 
 

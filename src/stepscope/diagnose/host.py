@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.host_time import computing_operators, host_calls
+from stepscope.analyze.host_time import allocations, blocked_host, computing_operators, host_calls
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
@@ -47,7 +47,7 @@ from stepscope.contract.step_line import (
     GARBAGE_COLLECTION,
     Region,
 )
-from stepscope.diagnose.finding import NEGLIGIBLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
     Mask,
@@ -65,11 +65,11 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope
+from stepscope.diagnose.recording import Need, Scope, made_already
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
-from stepscope.run.rank import Rank
+from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
-from stepscope.stats.robust import OFTEN, median
+from stepscope.stats.robust import OFTEN, distinct, median
 from stepscope.trace.table import EventKind, by_string
 from stepscope.units import NS_PER_MS
 
@@ -416,6 +416,7 @@ def _stalls(account: Account) -> Iterator[Match]:
             )
     yield Match(
         without,
+        facts={"stacks": "" if all(one is not None for one in account.ownership) else " (record with --stacks)"},
         cost_ns=stalled + outside + saving,
         limit_ns=limit,
         evidence=tuple(evidence),
@@ -540,22 +541,62 @@ def _syncs(account: Account) -> Iterator[Match]:
     if replay is None or step is None or not all(r.has_device for r in account.run.ranks):
         return
     each = median(host_waits(account)[1]) / max(len(replay.steps), 1)
+    overhead = min(_idle_syncs_ns(account), step.step_ns - replay.period_ns)
     if each:
         yield Match(
             at_any_factor(without_syncs),
             cost_ns=step.ns("host_sync"),
             evidence=(
-                Evidence("synchronisations {per_step}", round(each, 1), "calls", "median rank"),
+                Evidence("synchronisations {per_step}", round(each, 1 if each < 10 else None), "calls", "median rank"),
                 evidence_ms("device idle after them {per_step}", step.ns("host_sync")),
             ),
+            formula_ns=max(0.0, overhead),
+            what_if=() if overhead >= NEGLIGIBLE * step.step_ns else None,
         )
+
+
+def _idle_syncs_ns(account: Account) -> float:
+    """Return how long synchronisations last per step on an idle device: a replay has them end with the device's work."""
+    each = []
+    for rank in account.run.ranks:
+        start, end = blocked_host(rank, synchronisations_only=True)
+        mine = rank.steps.of(start) >= 0
+        idle = end - start - covered_ns(rank.work.intervals(*DEVICE_KINDS), start, end)
+        each.append(idle[mine].sum() / max(len(rank.steps), 1))
+    return median(each)
 
 
 def _allocator(account: Account) -> Iterator[Match]:
     spent = typical_host_ns(account, "allocator_ns")
     if spent:
         evidence = (evidence_ms("time in allocation calls {per_step}", spent, "median rank"),)
-        yield Match(without_allocator, cost_ns=spent, evidence=evidence)
+        cause, remedy = _allocator_words(account)
+        yield Match(without_allocator, cost_ns=spent, evidence=evidence, cause=cause, remedy=remedy)
+
+
+def _allocator_words(account: Account) -> tuple[str, str]:
+    """Return cause and remedy of allocations; empty where memory is freed between operators, as empty_cache() does."""
+    tensors = cached = inside = freed = 0
+    for rank in account.run.ranks:
+        trace, calls, rows = rank.trace, host_calls(rank), allocations(rank)
+        around = calls.innermost_at(trace["tid"][rows], trace["ts_ns"][rows])
+        new = by_string(trace, calls.name, lambda s: s == "aten::empty").astype(bool)
+        tensors += int(new.sum())
+        cached += int(new.sum()) - int(new[distinct(around[around >= 0])].sum())
+        frees = by_string(trace, trace["name"][rows], lambda s: "Free" in s or "Release" in s).astype(bool)
+        freed, inside = freed + int(frees.sum()), inside + int((frees & (around >= 0)).sum())
+    if tensors and cached < MOSTLY * tensors:
+        return (
+            f"{tensors - cached:,} of {tensors:,} new tensors get memory from the driver: the caching allocator is off",
+            "Unset PYTORCH_NO_CUDA_MEMORY_CACHING (PYTORCH_NO_HIP_MEMORY_CACHING): the caching allocator reuses memory "
+            "without these calls. Assumes none of these calls is left.",
+        )
+    if freed and inside < MOSTLY * freed:
+        return "", ""
+    return "", (
+        "Keep shapes constant or pad them; lower the peak so that the cache is not flushed; set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Assumes none of these calls is left."
+    )
 
 
 # Input: the wait for it, and its way to the device.
@@ -754,6 +795,13 @@ def _launches(account: Account) -> Iterator[Match]:
     )
 
 
+def _between_graphs(account: Account) -> str | None:
+    step, graphs = account.step, made_already(account, "launch-overhead")
+    if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
+        return None
+    return f"lines of the host between graph launches: {graphs}, and the device idles before them"
+
+
 _ON_HOST = (Need.HOST,)
 
 # fmt: off
@@ -772,8 +820,6 @@ KINDS = (
          "and training waits for it",
          f"{RECURRING[EVALUATION][2]} Split it over the ranks. Assumes none of this time is left.",
          scope=Scope.DEVICE, needs=_ON_HOST, training_only=True, sureness=0.7, subject="extra work in some steps"),
-
-
     Kind("host-stall", _no_core, "Training waits for a CPU core",
          "the training thread is ready to run, and other threads or programs have the cores{cores}",
          "Give it cores of its own: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
@@ -797,7 +843,7 @@ KINDS = (
          needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="steps that grow"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
-         "Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
+         "Look at what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
          "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
          "Assumes none of these stretches is left.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),
@@ -832,6 +878,7 @@ KINDS = (
          "python and operator dispatch take longer than the kernels they launch",
          "Launch the {step} as a graph: {how}. Graphs cannot capture host synchronisations: remove those first. Assumes that the "
          "whole {step} runs as one graph.",
-         scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2),
+         scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,
+         unjudged=_between_graphs),
 )
 # fmt: on

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import host_calls, is_synchronisation
+from stepscope.analyze.host_time import host_calls, is_synchronisation, records_operators
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -177,7 +177,7 @@ def _few_steps(account: Account) -> str | None:
     covered = step.profiled_ns * float(np.mean(known))
     if covered >= _COVERED_SHARE * span:
         return None
-    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms in which the device worked"
+    return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms spanned by device operations"
 
 
 def _mostly_before(account: Account) -> str | None:
@@ -209,6 +209,8 @@ def _unexplained(account: Account) -> str | None:
     step = account.step
     unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
     if step is None or unknown <= MOSTLY * step.step_ns or not all(r.has_device for r in account.run.ranks):
+        return None
+    if _no_operators(account) is not None:  # which is why
         return None
     return (
         f"cannot be diagnosed: {_ms(unknown)} of {_ms(step.step_ns)} ms per {account.whole} have no known cause"
@@ -242,7 +244,19 @@ def _device_only(account: Account) -> str | None:
     with_device = [r for r in account.run.ranks if r.has_device]
     if not with_device or any((r.work.launch_row >= 0).any() for r in with_device):
         return None
+    if any(map(records_operators, with_device)):
+        return "no device operation is linked to its launch: what the device waited for is unknown"
     return "the trace has device activity only: what the host did while the device idled is unknown"
+
+
+def _no_operators(account: Account) -> str | None:
+    with_device = [r for r in account.run.ranks if r.has_device]
+    if not with_device or any(map(records_operators, with_device)) or not _has_launches(account):
+        return None
+    step = account.step
+    unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
+    lost = f"{_ms(unknown)} of {_ms(step.step_ns)} ms have" if step is not None and unknown > 0 else "idle time has"
+    return f"the trace has no operators of the host: {lost} no known cause"
 
 
 def _single_operation(account: Account) -> str | None:
@@ -284,12 +298,14 @@ def _cold_start(account: Account) -> str | None:
 
 
 def _judged_span(rank: Rank) -> tuple[int, int]:
-    """Return the recorded steps; all that was recorded where these are too few to leave out a first one."""
-    if len(rank.steps) and (rank.steps.by_profiler or rank.steps.known > 2):
-        return int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
+    """Return the recorded steps; all that was recorded where these are too few or too short to leave out a first one."""
     rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, *DEVICE_KINDS)))
     start = rank.trace["ts_ns"][rows]
-    return (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
+    whole = (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
+    if not len(rank.steps) or not (rank.steps.by_profiler or rank.steps.known > 2):
+        return whole
+    first, last = int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
+    return (first, last) if rank.steps.by_profiler or last - first >= _COVERED_SHARE * (whole[1] - whole[0]) else whole
 
 
 def _cold_calls(rank: Rank) -> Rows:
@@ -349,8 +365,11 @@ LIMITS = (
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
-    Limit("device-only", _device_only, _HOST, "why the device idled", "record with ProfilerActivity.CPU as well"),
+    Limit("device-only", _device_only, _HOST, "why the device idled",
+          "record with ProfilerActivity.CPU and ProfilerActivity.CUDA"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
+    Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
+          "record host activity as well (ProfilerActivity.CPU)"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip
@@ -419,7 +438,7 @@ def applies(account: Account, scope: Scope) -> bool:
         return len(ranks) > 1 or (account.run.world_size or 1) > 1 or any(len(r.collectives) for r in ranks)
     if scope is Scope.HOST:
         return bool(ranks) and not any(r.has_device or r.device_unseen for r in ranks)
-    return scope is Scope.ANY or any(r.has_device or _calls(r) for r in ranks)
+    return scope is Scope.ANY or any(r.has_device or r.device_unseen or _calls(r) for r in ranks)
 
 
 def missing(account: Account, need: Need) -> str | None:
@@ -436,9 +455,8 @@ def _ranks_said(account: Account) -> str:
     return f"all {read + len(ranks_missing(account))} ranks: {read} recorded"
 
 
-@once_per_record
 def _has_operators(account: Account) -> bool:
-    return all(of_kinds(r.kinds, (EventKind.HOST_OP,)).any() for r in account.run.ranks)
+    return all(map(records_operators, account.run.ranks))
 
 
 def _has_launches(account: Account) -> bool:
