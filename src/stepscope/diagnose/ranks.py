@@ -136,7 +136,7 @@ def _without_lone_lines(account: Account, late: Match, named: str, *, several: b
         return late
     listed = ", ".join(map(place_of, lines))
     facts = {**late.facts, "title": f"{named} run{'' if several else 's'} {listed} alone"}
-    facts["why"] = f"{late.facts['why']}; {listed} is executed on no other rank"
+    facts["why"] = f"{listed} is executed on no other rank, and the others wait for it"
     return replace(
         late,
         change=without,
