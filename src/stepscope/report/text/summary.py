@@ -413,6 +413,9 @@ def _where(view: _View, most: int) -> list[Row]:
         times, label = _regions(view, step_ms), lambda _, part: (printable(part, width=24), "green")
     if not step_ms or not times:
         return []
+    core_ms = view.document["step"].get("core_wait_ms") or 0.0
+    no_core = core_ms >= _WORTH_SHOWING * step_ms
+    most -= no_core
     compute_ms = sum(times.get(part, 0.0) for part in _COMPUTE)
     if compute_ms < 0.5 * step_ms and any(times.get(part) for part in _COMPUTE):
         times = {"compute": compute_ms} | {part: ms for part, ms in times.items() if part not in _COMPUTE}
@@ -427,7 +430,8 @@ def _where(view: _View, most: int) -> list[Row]:
         bars.append((PARTS["other"], _STYLES["other"], rest_ms))
     title = f" Where the {three_digits(step_ms)} ms{' of the window' * (view.whole == 'window')} go"
     title += " (average rank)" if len(view.document["ranks"]) > 1 else ""
-    return [((_cut(title, view.width), "bold"),), *_bars(view, bars)]
+    waits = f"   of these, {view.ms(core_ms)} ms the training thread is ready and has no CPU core"
+    return [((_cut(title, view.width), "bold"),), *_bars(view, bars), *([((waits, "dim"),)] if no_core else [])]
 
 
 def _part_label(view: _View, part: str) -> tuple[str, str]:
