@@ -158,6 +158,14 @@ def test_verbose_shows_all_that_the_screen_leaves_out(late: Json) -> None:
     assert all(f"   {rank} " in text for rank in range(64))
 
 
+def test_waiting_for_a_core_is_part_of_where_the_step_goes(late: Json) -> None:
+    waits = copy.deepcopy(late)
+    waits["step"]["core_wait_ms"] = 0.5 * waits["step"]["profiled_ms"]
+    text = summary_text(waits)
+    assert "has no CPU core" in text and "has no CPU core" not in summary_text(late)
+    assert list(violations(text, waits)) == []
+
+
 def test_uncertain_saving_has_no_lower_bound(late: Json) -> None:
     finding = {**late["findings"][0], "saving_low_ms": -390.4, "saving_high_ms": 406.4}
     text = summary_text({**late, "findings": [finding]})
