@@ -181,7 +181,7 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
     allowed, secret = tmp_path / "allowed", tmp_path / "secret"
     shutil.copytree(runs / "before", secret)
     shutil.copytree(runs / "before", allowed / "run")
-    trace = next((allowed / "run").glob("*.json*"))
+    trace = next((allowed / "run").glob("*.trace.json.gz"))
     (allowed / "linked").symlink_to(secret)
     (allowed / "mixed").mkdir()
     (allowed / "mixed" / trace.name).symlink_to(secret / trace.name)
