@@ -5,7 +5,10 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +30,7 @@ pytest.importorskip("duckdb", reason="needs the extra `sql`")
 DATA = Path(__file__).parent.parent / "data"
 LATE_US = 400.0
 Call = Callable[..., Awaitable[tuple[str, bool]]]
+Calls = list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def with_server(roots: list[Path], scenario: Callable[[Call], Awaitable[Any]], *
     return asyncio.run(connected())
 
 
-def answers(roots: list[Path], calls: list[tuple[str, dict[str, Any]]], *options: str) -> list[tuple[str, bool]]:
+def answers(roots: list[Path], calls: Calls, *options: str) -> list[tuple[str, bool]]:
     async def scenario(call: Call) -> list[tuple[str, bool]]:
         return [await call(name, **arguments) for name, arguments in calls]
 
@@ -80,7 +84,7 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-READING = [
+READING: Calls = [
     ("open_run", {"run": "before"}),
     ("summary", {"run": "before"}),
     ("findings", {"run": "before"}),
@@ -138,7 +142,7 @@ def test_runs_and_tables_are_listed(runs: Path) -> None:
     assert {"events", "steps"} <= {one["name"] for one in json.loads(tables)["tables"]}
 
 
-WRONG = [
+WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("summry", {"run": "before"}, "did you mean summary?"),
     ("summary", {}, "summary needs run"),
     ("summary", {"run": 3}, "run must be a string, not 3"),
@@ -187,7 +191,7 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
     (allowed / "mixed" / trace.name).symlink_to(secret / trace.name)
     (allowed / "inside").mkdir()
     (allowed / "inside" / trace.name).symlink_to(trace)
-    calls = [("summary", {"run": name}) for name in ("linked", "mixed", "inside")]
+    calls: Calls = [("summary", {"run": name}) for name in ("linked", "mixed", "inside")]
     (linked, refused), (mixed, also_refused), (inside, is_error) = answers([allowed], calls)
     assert refused and "outside the allowed folders" in linked
     assert also_refused and f"{trace.name} links to a place outside" in mixed
@@ -198,7 +202,7 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
 def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path: Path) -> None:
     owned_folder(tmp_path / "run", ranks=24, late_us=LATE_US)
     every = "SELECT * FROM events"
-    calls = [
+    calls: Calls = [
         *((name, {"run": "run"}) for name in ("open_run", "summary", "findings", "owners")),
         ("what_if", {"run": "run", "settings": ["straggler=off"]}),
         ("compare", {"a": ["run"], "b": ["run"]}),
@@ -245,30 +249,69 @@ def test_missing_package_and_folder_are_named(
     assert "pip install 'stepscope[mcp]'" in capsys.readouterr().err
 
 
-@pytest.mark.job
-def test_a_job_ends_with_the_connection(tmp_path: Path) -> None:
-    noted = tmp_path / "pid"
+def lasting_job(noted: Path) -> list[str]:
+    """Return a command that notes its process id and lasts."""
     code = f"import os, time; open({str(noted)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep({HANG_S})"
+    return [sys.executable, "-c", code]
+
+
+def is_noted(noted: Path) -> bool:
+    return noted.exists() and noted.read_text().endswith(" ")
+
+
+def wait_for_the_end(noted: Path) -> None:
+    while Path(f"/proc/{noted.read_text().strip()}").exists():
+        time.sleep(0.05)
+
+
+@pytest.mark.job
+def test_a_job_ends_with_its_call(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
 
     async def scenario(call: Call) -> None:
-        waiting = asyncio.ensure_future(call("record", command=[sys.executable, "-c", code], out="run"))
-        while not (noted.exists() and noted.read_text().endswith(" ")):
+        waiting = asyncio.ensure_future(call("record", command=lasting_job(noted), out="run"))
+        while not is_noted(noted):
             assert not waiting.done()
             await asyncio.sleep(0.05)
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
+        await asyncio.to_thread(wait_for_the_end, noted)
+        text, is_error = await call("open_run")
+        assert not is_error and json.loads(text)["may_run"] is True
 
     with_server([tmp_path], scenario, "--allow-run")
-    while Path(f"/proc/{noted.read_text().strip()}").exists():
-        pass
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_server_and_job_while_the_connection_is_open(number: int, code: int, tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    command = [sys.executable, "-m", "stepscope", "mcp", "--allow", str(tmp_path), "--allow-run"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin and server.stdout
+        client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        job = {"name": "record", "arguments": {"command": lasting_job(noted), "out": "run"}}
+        for message in (
+            {"id": 1, "method": "initialize", "params": client},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/call", "params": job},
+        ):
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        while not is_noted(noted):
+            assert server.poll() is None
+            time.sleep(0.05)
+        server.send_signal(number)
+        assert server.wait(HANG_S) == code
+    wait_for_the_end(noted)
 
 
 @pytest.mark.job
 def test_a_job_that_fails_or_takes_too_long_is_an_error(tmp_path: Path) -> None:
     failing = [sys.executable, "-c", "print('no data found'); raise SystemExit(7)"]
     lasting = [sys.executable, "-c", f"import time; time.sleep({HANG_S})"]
-    calls = [
+    calls: Calls = [
         ("record", {"command": failing, "out": "a"}),
         ("record", {"command": lasting, "out": "b", "time_limit_s": 2}),
         ("record", {"command": [], "out": "c"}),

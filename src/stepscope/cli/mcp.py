@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.errors import InputError, StepscopeError, UsageError, did_you_mean
@@ -78,10 +78,18 @@ def run(args: argparse.Namespace) -> int:
         import mcp.server  # noqa: F401
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'stepscope[mcp]'") from error
-    # clients end the server with SIGTERM: a running job has to end with it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     anyio.run(_serve, Workspace(tuple(roots), may_run=args.allow_run))
     return 0
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    """End with what was started; not by an exception, since a thread waits for the next line of standard input."""
+    for group in _running:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGTERM)
+    os._exit(128 + number)
 
 
 async def _serve(workspace: "Workspace") -> None:
@@ -397,6 +405,10 @@ class Workspace:
         return str(first if first.is_dir() else first.parent)
 
 
+# process groups to end with the server
+_running: set[int] = set()
+
+
 async def _finished(words: Sequence[str], *, out: IO[bytes], err: IO[bytes], folder: str, limit_s: int) -> int:
     """Return the exit code of a stepscope command; it is ended at the limit, or where the client cancels."""
     import anyio
@@ -410,9 +422,11 @@ async def _finished(words: Sequence[str], *, out: IO[bytes], err: IO[bytes], fol
         cwd=folder,
         start_new_session=True,
     )
+    _running.add(process.pid)
     try:
-        with anyio.move_on_after(limit_s) as limit:
-            return await process.wait()
+        with anyio.move_on_after(limit_s):
+            await process.wait()
+        code: int | None = process.returncode
     finally:
         if process.returncode is None:
             with anyio.CancelScope(shield=True):
@@ -423,10 +437,11 @@ async def _finished(words: Sequence[str], *, out: IO[bytes], err: IO[bytes], fol
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-    if limit.cancelled_caught:
+        _running.discard(process.pid)
+    if code is None:
         hint = "request less, or run it by hand" if limit_s == _ANALYSIS_LIMIT_S else "raise time_limit_s"
         raise InputError(f"{shlex.join(words[:2])} took over {limit_s} s and was ended; {hint}")
-    return -1
+    return code
 
 
 def _text(file: IO[bytes], *, last: int) -> str:
