@@ -29,6 +29,7 @@ from typing import IO, Any, NoReturn
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.errors import InputError, StepscopeError, UsageError, did_you_mean
 from stepscope.records import dataclass
+from stepscope.side_file import read_side_json
 from stepscope.version import __version__
 
 DEFAULT_BYTES, MAX_BYTES = 2000, 1_000_000
@@ -222,7 +223,7 @@ def _check_arguments(tool: Callable[..., Any], given: dict[str, Any]) -> None:
             continue
         what, is_one = _CHECKS[schema["type"]]
         if not is_one(value):
-            raise UsageError(f"{name} must be {what}, not {json.dumps(value)[:60]}")
+            raise UsageError(f"{name} must be {what}, not {str(value)[:60]}")
         low, high = schema.get("minimum", value), schema.get("maximum", value)
         if schema["type"] == "integer" and not low <= value <= high:
             raise UsageError(f"{name} must be at least {low} and at most {high}, not {value}")
@@ -712,6 +713,8 @@ async def tune(
 
     Keeps what has the same losses and a gain whose interval is above 0. Starts the job many times. Needs --allow-run.
     """
+    from stepscope.cli.tune import RESULT
+
     result = workspace.new_path(out)
     words = [f"--out={result}", f"--rounds={rounds}", *(f"--only={name}" for name in only or ())]
     line, code, tail = await workspace.job(
@@ -719,9 +722,9 @@ async def tune(
     )
     if code not in (0, _PARTIAL):
         raise InputError(tail.strip().splitlines()[-1] if tail.strip() else f"tune ended with code {code}")
-    document = json.loads(Path(workspace.path(out), "tune.json").read_text())
+    document, _ = read_side_json(Path(workspace.path(out), RESULT))
     names = ("unchanged_step_ms", "keep", "command_to_keep", "command_unchanged_script", "tried", "settings", "stopped")
-    return {"command": line, "result": f"{result}/tune.json", **_picked(document, *names, "not_tried")}
+    return {"command": line, "result": f"{result}/{RESULT}", **_picked(document, *names, "not_tried")}
 
 
 def _job_words(command: list[str]) -> list[str]:
