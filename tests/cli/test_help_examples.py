@@ -84,7 +84,7 @@ DATA = Path(__file__).parents[1] / "data"
 JOBS = {"demo", "record", "bench", "tune"}
 RUNNING = {"watch", "trigger"}
 """which look at a job that runs"""
-SERVES = {"view"}
+SERVES = {"mcp", "view"}
 OWNERS = {"code", "--without"}
 # Names that stand for the reader's own, and what the planted run has instead.
 OWN = {"train.py:42": "train.py:10", "module:layers.*.bn": "module:blocks.*", "data.py:7=0.5": "train.py:12=0.5"}

@@ -26,7 +26,7 @@ for words in " ".join(sys.argv[1:]).split(";"):
 import json
 print(json.dumps([code, sorted(set(sys.modules) - before)]), file=sys.stderr)
 """
-HEAVY = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb", "torch"}
+HEAVY = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb", "torch", "mcp", "anyio"}
 HEAVY_ROOMS = {"trace", "run", "analyze", "diagnose", "document", "compare", "investigate", "analysis"}
 TERMINAL, PAGE = "rich", "stepscope.report.html"
 OPENSSL = "_hashlib"

@@ -25,6 +25,7 @@ _PACKAGES = (  # package, needed for the analysis, what it is for
     ("torch", False, "record, demo, bench"),
     ("duckdb", False, "sql (extra: sql)"),
     ("pyarrow", False, "Parquet and Arrow export (extra: sql)"),
+    ("mcp", False, "tools for coding agents (extra: mcp)"),
 )
 _TOOLS = (
     ("torchrun", "starts distributed jobs"),

@@ -147,6 +147,7 @@ GROUPS = {
         "watch": "watch a running job live: steps/s, stragglers, alarms",
         "trigger": "profile a running job without restarting it",
         "doctor": "check what is installed and what works here",
+        "mcp": "serve the analysis to coding agents as MCP tools",
         "completion": "print shell completion for bash, zsh or fish",
     },
     "lab": {

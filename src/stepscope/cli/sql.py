@@ -10,13 +10,16 @@ The query reaches nothing but these tables: no file and no network. It needs the
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.run_arguments import (
     account_with,
     add_json,
     add_run_options,
+    at_least_one,
     cache_key,
     check_outputs,
     raw_bytes_of,
@@ -37,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder, trace, folder of traces, or glob")
     parser.add_argument("query", metavar="QUERY", help='one query: "SELECT ..."')
     parser.add_argument("--tables", action=_ListTables, nargs=0, help="list the tables and their columns")
+    parser.add_argument("--limit", type=at_least_one, metavar="N", help="the first N rows only")
     parser.add_argument("--csv", metavar="PATH", help="write the rows as CSV; - for standard output")
     add_json(parser, "the rows as JSON")
     add_run_options(parser)
@@ -82,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(answer: "Answer", args: argparse.Namespace, *, warnings: Sequence[str], is_partial: bool) -> int:
+    if args.limit:
+        answer = replace(answer, rows=islice(answer.rows, args.limit))
     if args.csv:
         from stepscope.tables.table import answer_csv
 

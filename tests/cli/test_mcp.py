@@ -1,0 +1,385 @@
+"""`stepscope mcp`, driven over stdio by the client of the official package: every tool, wrong input, sizes, paths."""
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analyze.owners.owned_folder import owned_folder
+from tests.limits import HANG_S
+
+from stepscope.bench import demo_train
+from stepscope.cli.main import main
+from stepscope.cli.mcp import DEFAULT_BYTES, TOOLS, fitted
+
+mcp = pytest.importorskip("mcp", reason="needs the extra `mcp`")
+pytest.importorskip("duckdb", reason="needs the extra `sql`")
+
+DATA = Path(__file__).parent.parent / "data"
+LATE_US = 400.0
+Call = Callable[..., Awaitable[tuple[str, bool]]]
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of two runs, one with a late rank, of flight recorder dumps and of a memory snapshot."""
+    folder = tmp_path_factory.mktemp("allowed")
+    owned_folder(folder / "before", ranks=2, late_us=LATE_US)
+    owned_folder(folder / "after", ranks=2)
+    (folder / "dumps").mkdir()
+    for dump in (DATA / "flight_recorder").glob("*.gz"):
+        shutil.copy(dump, folder / "dumps")
+    shutil.copy(DATA / "memory_snapshot" / "snapshot.pickle.gz", folder)
+    return folder
+
+
+def with_server(roots: list[Path], scenario: Callable[[Call], Awaitable[Any]], *options: str) -> Any:
+    """Return what a scenario returns that may only call tools of a server of its own."""
+
+    async def connected() -> Any:
+        words = ["-m", "stepscope", "mcp", "--allow", *map(str, roots), *options]
+        server = mcp.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
+        async with mcp.Client(mcp.stdio_client(server)) as client:
+
+            async def call(name: str, **arguments: Any) -> tuple[str, bool]:
+                result = await client.call_tool(name, arguments)
+                (content,) = result.content
+                return content.text, bool(result.is_error)
+
+            call.client = client  # type: ignore[attr-defined]
+            return await scenario(call)
+
+    return asyncio.run(connected())
+
+
+def answers(roots: list[Path], calls: Calls, *options: str) -> list[tuple[str, bool]]:
+    async def scenario(call: Call) -> list[tuple[str, bool]]:
+        return [await call(name, **arguments) for name, arguments in calls]
+
+    found: list[tuple[str, bool]] = with_server(roots, scenario, *options)
+    return found
+
+
+def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from numbers(one, key)
+    elif isinstance(value, list):
+        for one in value:
+            yield from numbers(one, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+READING: Calls = [
+    ("open_run", {"run": "before"}),
+    ("summary", {"run": "before"}),
+    ("findings", {"run": "before"}),
+    ("findings", {"run": "before", "id": "launch-overhead"}),
+    ("owners", {"run": "before"}),
+    ("owners", {"run": "before", "owner": "train.py:10", "rank": 1}),
+    ("owners", {"run": "before", "owner": "module:blocks.*"}),
+    ("what_if", {"run": "before", "settings": ["straggler=off"]}),
+    ("what_if", {"run": "before", "without": ["train.py:10"], "ranks": [1]}),
+    (
+        "sql",
+        {"run": "before", "query": "-- per rank\nSELECT rank, avg(dur_ns) AS mean FROM steps GROUP BY 1 ORDER BY 1"},
+    ),
+    ("compare", {"a": ["before"], "b": ["after"], "fail_on": ["step_ms>5%"]}),
+    ("compare", {"a": ["before", "before"], "b": ["after", "after"]}),
+    ("memory", {"run": "snapshot.pickle.gz", "what_if": ["batch=2x"]}),
+    ("hang", {"dumps": "dumps"}),
+]
+OUR_OWN = {"num_rows", "full_bytes", "omitted"}
+
+
+@pytest.mark.slow
+def test_every_number_is_in_the_json_of_the_command_beside_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for (name, arguments), (text, is_error) in zip(READING, answers([runs], READING), strict=True):
+        assert not is_error, (name, text)
+        assert len(text.encode()) <= DEFAULT_BYTES
+        answer = json.loads(text)
+        assert main(shlex.split(answer["command"])[1:]) == 0, (name, arguments)
+        document = json.loads(capsys.readouterr().out)
+        known = set(numbers(document)) | {("rows", value) for _, value in numbers(document.get("rows"))}
+        shown = set(numbers({key: value for key, value in answer.items() if key not in OUR_OWN}))
+        assert shown and shown <= known, (name, shown - known)
+
+
+@pytest.mark.slow
+def test_the_tools_are_listed_with_their_arguments(runs: Path) -> None:
+    async def scenario(call: Any) -> Any:
+        return (await call.client.list_tools()).tools
+
+    tools = {tool.name: tool for tool in with_server([runs], scenario)}
+    assert set(tools) == set(TOOLS) == {name for name, _ in READING} | {"record", "tune"}
+    assert tools["what_if"].input_schema["required"] == ["run"]
+    for name, tool in tools.items():
+        assert tool.description and tool.annotations.read_only_hint == (name not in ("record", "tune"))
+        assert all(one["description"] for one in tool.input_schema["properties"].values())
+
+
+@pytest.mark.slow
+def test_runs_and_tables_are_listed(runs: Path) -> None:
+    (listed, _), (inside, _), (tables, _) = answers(
+        [runs], [("open_run", {}), ("open_run", {"run": "."}), ("sql", {"run": "before"})]
+    )
+    assert [Path(one).name for one in json.loads(listed)["runs"]] == ["after", "before"]
+    assert json.loads(listed)["runs"] == json.loads(inside)["runs"] and json.loads(listed)["may_run"] is False
+    assert {"events", "steps"} <= {one["name"] for one in json.loads(tables)["tables"]}
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("summry", {"run": "before"}, "did you mean summary?"),
+    ("summary", {}, "summary needs run"),
+    ("summary", {"run": 3}, "run must be a string, not 3"),
+    ("summary", {"run": "before", "max_byte": 10}, "did you mean max_bytes?"),
+    ("summary", {"run": "before", "max_bytes": 10}, "max_bytes must be at least 1000"),
+    ("summary", {"run": "nowhere"}, "nowhere does not exist; open_run without arguments lists the runs"),
+    ("findings", {"run": "before", "id": "launch-overhed"}, "did you mean launch-overhead?"),
+    ("owners", {"run": "before", "owner": "train.py:9999"}, "no line or module 'train.py:9999'"),
+    ("owners", {"run": "before", "rank": -1}, "rank must be at least 0"),
+    ("what_if", {"run": "before"}, "give at least one --set"),
+    ("what_if", {"run": "before", "settings": "straggler=off"}, "settings must be a list"),
+    ("what_if", {"run": "before", "settings": ["--json=stolen.json"]}, "unknown setting"),
+    ("sql", {"run": "before", "query": "SELEC 1"}, "the query failed"),
+    ("sql", {"run": "before", "query": "SELECT * FROM read_csv('/etc/passwd')"}, "the query failed"),
+    ("compare", {"a": [], "b": ["after"]}, "at least one run in a and in b"),
+    ("hang", {"dumps": "before"}, "flight recorder"),
+    ("memory", {"run": "before"}, "record with `stepscope record --memory`"),
+    ("record", {"command": ["true"], "out": "new"}, "have the user run: stepscope record --out="),
+    ("tune", {"command": ["true"], "out": "new"}, "--allow-run"),
+    ("summary", {"run": "/etc"}, "outside the allowed folders"),
+    ("summary", {"run": "../../../../../../../../etc/passwd"}, "outside the allowed folders"),
+    ("summary", {"run": "before/../../"}, "outside the allowed folders"),
+    ("summary", {"run": "s3://bucket/run"}, "is an address; copy the run"),
+    ("summary", {"run": "bef\0ore"}, "run must be a string"),
+    ("summary", {"run": "before*"}, "does not exist"),
+]
+
+
+@pytest.mark.slow
+def test_wrong_input_is_one_sentence_that_says_what_to_do(runs: Path) -> None:
+    before = sorted(runs.rglob("*"))
+    found = answers([runs], [(name, arguments) for name, arguments, _ in WRONG])
+    for (name, arguments, expected), (text, is_error) in zip(WRONG, found, strict=True):
+        assert is_error and expected in text and "\n" not in text, (name, arguments, text)
+    assert sorted(runs.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path) -> None:
+    allowed, secret = tmp_path / "allowed", tmp_path / "secret"
+    shutil.copytree(runs / "before", secret)
+    shutil.copytree(runs / "before", allowed / "run")
+    trace = next((allowed / "run").glob("*.trace.json.gz"))
+    (allowed / "linked").symlink_to(secret)
+    (allowed / "mixed").mkdir()
+    (allowed / "mixed" / trace.name).symlink_to(secret / trace.name)
+    (allowed / "inside").mkdir()
+    (allowed / "inside" / trace.name).symlink_to(trace)
+    calls: Calls = [("summary", {"run": name}) for name in ("linked", "mixed", "inside")]
+    (linked, refused), (mixed, also_refused), (inside, is_error) = answers([allowed], calls)
+    assert refused and "outside the allowed folders" in linked
+    assert also_refused and f"{trace.name} links to a place outside" in mixed
+    assert not is_error and "verdict" in inside
+
+
+@pytest.mark.slow
+def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path: Path) -> None:
+    owned_folder(tmp_path / "run", ranks=24, late_us=LATE_US)
+    every = "SELECT * FROM events"
+    calls: Calls = [
+        *((name, {"run": "run"}) for name in ("open_run", "summary", "findings", "owners")),
+        ("what_if", {"run": "run", "settings": ["straggler=off"]}),
+        ("compare", {"a": ["run"], "b": ["run"]}),
+        ("sql", {"run": "run", "query": every, "limit": 100_000}),
+        ("sql", {"run": "run", "query": "SELECT repeat('x', 1000000) AS long"}),
+        ("sql", {"run": "run", "query": every, "limit": 100_000, "max_bytes": 40_000}),
+    ]
+    found = answers([tmp_path], calls)
+    assert not any(is_error for _, is_error in found)
+    assert all(len(text.encode()) <= DEFAULT_BYTES for text, _ in found[:-1])
+    small, large = (json.loads(found[i][0]) for i in (6, 8))
+    assert small["num_rows"] == large["num_rows"] == len(small["rows"]) + small["omitted"]["rows"] > 1000
+    assert DEFAULT_BYTES < len(found[8][0].encode()) <= 40_000 and len(large["rows"]) > 10 * len(small["rows"])
+
+
+_texts = st.text(max_size=300)
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | _texts,
+    lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.sampled_from("abcd"), inner),
+    max_leaves=120,
+)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.lists(_values, max_size=40) | _texts), st.integers(1000, 5000))
+def test_any_answer_fits_and_counts_what_it_leaves_out(answer: dict[str, Any], max_bytes: int) -> None:
+    text = fitted(answer, max_bytes)
+    assert len(text.encode()) <= max_bytes
+    shown = json.loads(text)
+    if "full_bytes" not in shown:
+        assert shown == answer
+        return
+    for name, value in answer.items():
+        if isinstance(value, list):
+            assert len(shown[name]) + shown["omitted"].get(name, 0) == len(value)
+
+
+def test_missing_package_and_folder_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["mcp", "--allow", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere does not exist; give an existing folder" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert main(["mcp", "--allow", str(tmp_path)]) == 2
+    assert "pip install 'stepscope[mcp]'" in capsys.readouterr().err
+
+
+def lasting_job(noted: Path) -> list[str]:
+    """Return a command that notes its process id and lasts."""
+    code = f"import os, time; open({str(noted)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep({HANG_S})"
+    return [sys.executable, "-c", code]
+
+
+def is_noted(noted: Path) -> bool:
+    return noted.exists() and noted.read_text().endswith(" ")
+
+
+def wait_for_the_end(noted: Path) -> None:
+    while Path(f"/proc/{noted.read_text().strip()}").exists():
+        time.sleep(0.05)
+
+
+@pytest.mark.job
+def test_a_job_ends_with_its_call(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+
+    async def scenario(call: Call) -> None:
+        waiting = asyncio.ensure_future(call("record", command=lasting_job(noted), out="run"))
+        while not is_noted(noted):
+            assert not waiting.done()
+            await asyncio.sleep(0.05)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        await asyncio.to_thread(wait_for_the_end, noted)
+        text, is_error = await call("open_run")
+        assert not is_error and json.loads(text)["may_run"] is True
+
+    with_server([tmp_path], scenario, "--allow-run")
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_server_and_job_while_the_connection_is_open(number: int, code: int, tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    command = [sys.executable, "-m", "stepscope", "mcp", "--allow", str(tmp_path), "--allow-run"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin and server.stdout
+        client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        job = {"name": "record", "arguments": {"command": lasting_job(noted), "out": "run"}}
+        for message in (
+            {"id": 1, "method": "initialize", "params": client},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/call", "params": job},
+        ):
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        while not is_noted(noted):
+            assert server.poll() is None
+            time.sleep(0.05)
+        server.send_signal(number)
+        assert server.wait(HANG_S) == code
+    wait_for_the_end(noted)
+
+
+@pytest.mark.job
+def test_a_job_that_fails_or_takes_too_long_is_an_error(tmp_path: Path) -> None:
+    failing = [sys.executable, "-c", "print('no data found'); raise SystemExit(7)"]
+    lasting = [sys.executable, "-c", f"import time; time.sleep({HANG_S})"]
+    calls: Calls = [
+        ("record", {"command": failing, "out": "a"}),
+        ("record", {"command": lasting, "out": "b", "time_limit_s": 2}),
+        ("record", {"command": [], "out": "c"}),
+        ("record", {"command": failing, "out": "../c"}),
+        ("record", {"command": failing, "out": "."}),
+        ("tune", {"command": failing, "out": "d"}),
+    ]
+    found = answers([tmp_path], calls, "--allow-run")
+    assert all(is_error for _, is_error in found)
+    said = ["ended with code 7; its last output: no data found", "took over 2 s and was ended; raise time_limit_s"]
+    said += ["command is empty", "outside the allowed folders", "already exists; give a new folder", "exit code 7"]
+    for (text, _), expected in zip(found, said, strict=True):
+        assert expected in text
+
+
+@pytest.mark.job
+def test_an_agent_with_nothing_but_the_tools_finds_line_and_rank_of_the_planted_fault(tmp_path: Path) -> None:
+    """The job of `stepscope demo`, recorded by the server; longer sleeps, which a busy machine does not hide."""
+    script = Path(demo_train.__file__ or "")
+    planted = next(n for n, line in enumerate(script.read_text().splitlines(), 1) if "time.sleep(" in line)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    job = [*torchrun, str(script), "--steps", "30", "--slow-rank", "1", "--slow-ms", "500"]
+
+    async def agent(call: Call) -> tuple[str, int, list[int], float, float]:
+        async def asked(name: str, **arguments: Any) -> Any:
+            text, is_error = await call(name, **arguments)
+            assert not is_error, text
+            assert len(text.encode()) <= DEFAULT_BYTES
+            return json.loads(text)
+
+        run = (await asked("record", command=job, out="slow"))["run"]
+        assert run in (await asked("open_run"))["runs"]
+        first = (await asked("findings", run=run))["findings"][0]
+        file, line = first["where"][0]["file"], first["where"][0]["line"]
+        costs = {}
+        for rank in (0, 1):
+            rows = (await asked("owners", run=run, rank=rank))["owners"]
+            costs[rank] = sum(row["host_ms"] for row in rows if (row["file"], row["line"]) == (file, line))
+        fixed = await asked("what_if", run=run, without=[f"{file}:{line}"])
+        return file, line, first["ranks"], costs[1] - costs[0], fixed["saving_ms"]
+
+    file, line, ranks, extra_ms, saving_ms = with_server([tmp_path], agent, "--allow-run")
+    assert (file, line, ranks) == (script.name, planted, [1])
+    assert extra_ms > 400 and saving_ms > 250
+
+
+TINY_JOB = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in DataLoader(TensorDataset(torch.randn(400, 8), torch.randn(400, 1)), batch_size=4):
+    loss = (model(x) - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.job
+def test_tune_returns_what_its_file_holds(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TINY_JOB)
+    job = {"command": [sys.executable, "train.py"], "out": "tuned", "only": ["loader.num_workers"], "rounds": 3}
+    ((text, is_error),) = answers([tmp_path], [("tune", job)], "--allow-run")
+    assert not is_error, text
+    answer = json.loads(text)
+    document = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    assert len(text.encode()) <= DEFAULT_BYTES
+    assert answer["unchanged_step_ms"] == document["unchanged_step_ms"] > 0
+    assert answer["tried"] == document["tried"] >= 1
