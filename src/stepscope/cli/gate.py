@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     take_command(parser, "gate")
     parser.usage = (
-        "stepscope gate [options] --base REVISION|FOLDER [--head REVISION|FOLDER] -- COMMAND ...\n"
+        "stepscope gate [options] --base REVISION|FOLDER -- COMMAND ...\n"
         "       stepscope gate [options] --base COMMAND --head COMMAND"
     )
     parser.add_argument("--base", metavar="X", required=True, help="revision or folder before the change, or a command")
