@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.analyze.owners.owned_folder import owned_folder
 from tests.diagnose.late import late_run
+from tests.report.trace_processor import fields
 
 from stepscope.cli.main import main
 from stepscope.tables.catalog import RunTables
@@ -20,6 +22,13 @@ from stepscope.tables.table import Table
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("late")
     late_run(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("owned")
+    owned_folder(path, ranks=2)
     return path
 
 
@@ -51,6 +60,54 @@ def test_tensorboard_folder(folder: Path, tmp_path: Path, capsys: pytest.Capture
     assert "5 files" in capsys.readouterr().out
 
 
+FORWARD = ["train.py:9", "train.py:10", "model.py:3"]
+
+
+def test_pprof_holds_stacks_with_their_planted_times(owned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run.pb.gz"
+    assert main(["export", str(owned), "--pprof", str(out)]) == 0
+    got = list(fields(gzip.decompress(out.read_bytes())))
+    texts = [value.decode() for number, value in got if number == 6]
+    by_id = {number: {(m := dict(fields(v)))[1]: m for n, v in got if n == number} for number in (4, 5)}
+    kinds = [texts[dict(fields(v))[1]] for n, v in got if n == 1]
+    assert texts[0] == "" and kinds == ["critical_path", "device", "host"]
+    samples = {}
+    for sample in (list(fields(value)) for number, value in got if number == 2):
+        places = [dict(fields(by_id[4][value][4])) for number, value in sample if number == 1]
+        stack = tuple(f"{texts[by_id[5][place[1]][4]]}:{place[2]}" for place in places)
+        labels = [{n: texts[v] for n, v in fields(value)} for number, value in sample if number == 3]
+        samples[stack] = ([value for number, value in sample if number == 2], labels)
+    values, labels = samples[tuple(reversed(FORWARD))]
+    assert values[1:] == [150_000, 190_000] and labels == [{1: "module", 2: "blocks.0.up"}]
+    assert samples["train.py:12", "train.py:9"][0][1:] == [30_000, 100_000]
+    assert sum(values[2] for values, _ in samples.values()) == 1_000_000
+    assert 0.9e6 < sum(values[0] for values, _ in samples.values()) <= 1_000_000  # the step is its critical path
+
+
+def test_speedscope_has_lines_and_modules_by_each_time(owned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run.speedscope.json"
+    assert main(["export", str(owned), "--speedscope", str(out)]) == 0
+    document = json.loads(out.read_bytes())
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    frames, times = document["shared"]["frames"], {}
+    for profile in document["profiles"]:
+        assert profile["type"] == "sampled" and profile["unit"] == "nanoseconds" and profile["startValue"] == 0
+        assert len(profile["samples"]) == len(profile["weights"]) and min(profile["weights"]) > 0
+        assert sum(profile["weights"]) == profile["endValue"]
+        times[profile["name"]] = {
+            tuple(f"{f['file']}:{f['line']}" if "file" in f else f["name"] for f in map(frames.__getitem__, stack)): ns
+            for stack, ns in zip(profile["samples"], profile["weights"], strict=True)
+        }
+    assert set(times) == {f"{a}, {b}" for a in ("lines", "modules") for b in ("critical path", "device", "host")}
+    assert times["lines, device"][tuple(FORWARD)] == 150_000
+    assert times["modules, device"] == {("blocks", "blocks.0", "blocks.0.up"): 150_000, ("(no owner)",): 30_000}
+
+
+def test_profiles_need_owners(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(folder), "--pprof", str(tmp_path / "p")]) == 2
+    assert "stepscope record" in capsys.readouterr().err and not (tmp_path / "p").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -64,6 +121,8 @@ def test_tensorboard_folder(folder: Path, tmp_path: Path, capsys: pytest.Capture
         (["--perfetto", "{file}"], "use --force"),
         (["--perfetto", "-"], "cannot go to standard output"),
         (["--perfetto", "{new}/t.json"], "no folder at"),
+        (["--pprof", "-"], "cannot go to standard output"),
+        (["--speedscope", "{file}"], "use --force"),
         (["--csv", "{folder}"], "is not empty"),
         (["--csv", "{file}"], "is a file, not a folder"),
         (["--csv", "{new}", "--tables", "steps,nothing"], "no such table in 'steps,nothing'; use some of events"),

@@ -81,11 +81,11 @@ def test_prediction_of_an_example_is_made(words: list[str], capsys: pytest.Captu
 
 
 DATA = Path(__file__).parents[1] / "data"
-JOBS = {"demo", "record", "bench", "tune"}
+JOBS = {"demo", "record", "bench", "tune", "gate"}
 RUNNING = {"watch", "trigger"}
 """which look at a job that runs"""
 SERVES = {"mcp", "view"}
-OWNERS = {"code", "--without"}
+OWNERS = {"code", "--without", "--pprof", "--speedscope"}
 # Names that stand for the reader's own, and what the planted run has instead.
 OWN = {"train.py:42": "train.py:10", "module:layers.*.bn": "module:blocks.*", "data.py:7=0.5": "train.py:12=0.5"}
 OWN |= {"0-7": "0-1", "12:14": "8:10"}

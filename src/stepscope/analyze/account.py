@@ -67,7 +67,7 @@ from stepscope.units import ns_of_ms, printable
 if TYPE_CHECKING:
     from stepscope.analyze.kernels import KernelTable, OperatorTable
     from stepscope.analyze.memory import MemoryView
-    from stepscope.analyze.owner_costs import CodeCosts, CodeTrees, OwnerSums
+    from stepscope.analyze.owner_costs import CodeCosts, CodeTrees, Floats, OwnerSums, Path
     from stepscope.analyze.owner_lines import RankLines
     from stepscope.analyze.ownership import Line, Ownership
     from stepscope.analyze.replay.removal import CriticalPath
@@ -257,6 +257,21 @@ class Account(ArrayRecord):
 
         known = [one for one in self.ownership if one is not None]
         return code_trees(known, [one for one in self.owner_sums if one is not None]) if known else None
+
+    @_isolated("stacks of source lines", lambda _: {})
+    def code_stacks(self) -> "dict[tuple[Path, str], Floats]":
+        """Return what each stack of lines and its module took (`owner_costs.code_stacks`), empty without owners."""
+        from stepscope.analyze.owner_costs import code_stacks  # only for exports
+        from stepscope.analyze.replay.removal import critical_work, to_step
+
+        replay = self.owned_replay
+        known = [i for i, sums in enumerate(self.owner_sums) if sums is not None]
+        critical: list[Any] = [None] * len(self.ownership)
+        if replay is not None and known:
+            scale = to_step(replay, self.step.step_ns) if self.step else 1.0
+            critical = [work and (work[0], work[1] * scale) for work in critical_work(replay, self.ownership)]
+        owned, sums = ([column[i] for i in known] for column in (self.ownership, self.owner_sums))
+        return code_stacks(owned, sums, [critical[i] for i in known])  # type: ignore[arg-type]
 
     @_isolated("replay by source line", lambda account: account.replay)
     def owned_replay(self) -> Replay | None:

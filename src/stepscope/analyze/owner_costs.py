@@ -350,6 +350,9 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
 # Costs are per step, the mean over ranks. A node's cost includes its children's; what has no owner is the root's own.
 # Small nodes are put together as "others", so that a tree stays small however large the job is.
 
+# (name, label) of lines or modules, outermost first
+Path = tuple[tuple[str, str], ...]
+
 MAX_NODES = 400
 _MAX_DEPTH = 60
 _HOST, _BLOCKED, _DEVICE, _COMM, _EXPOSED = range(5)
@@ -402,8 +405,30 @@ def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTre
     return CodeTrees(_bounded(lines), _bounded(modules))
 
 
-# (name, label) of lines or modules, outermost first
-Path = tuple[tuple[str, str], ...]
+def code_stacks(
+    owned: Sequence[Ownership], sums: Sequence[OwnerSums], critical: Sequence[tuple[OwnedWork, Floats] | None]
+) -> dict[tuple[Path, str], Floats]:
+    """Return the time on the host, on the device and on the critical path of each stack of lines and its module.
+
+    In ns per step. Host (with waiting) and device (with communication) are means over ranks; the critical path is one
+    through all ranks. The stack is empty where the work has no owner, the module where it ran in none.
+    """
+    out: dict[tuple[Path, str], Floats] = {}
+    for one, found, path in zip(owned, sums, critical, strict=True):
+        stacks = [*_line_paths(one), ()]
+        amount = found.amount / len(owned)
+        times = np.stack((amount[:, _HOST] + amount[:, _BLOCKED], amount[:, _DEVICE] + amount[:, _COMM]), axis=1)
+        parts = [(found.owner, np.pad(times, ((0, 0), (0, 1))))]
+        if path is not None:
+            parts.append((path[0], np.pad(path[1][:, None], ((0, 0), (2, 0)))))
+        for owner, values in parts:
+            keys = np.stack((owner.stack, owner.module), axis=1)
+            distinct, at = np.unique(keys, axis=0, return_inverse=True)
+            by_key = np.stack([np.bincount(at.reshape(-1), column, len(distinct)) for column in values.T], axis=1)
+            for (stack, module), value in zip(distinct.tolist(), by_key, strict=True):
+                key = stacks[stack], one.modules[module] if module >= 0 else ""
+                out[key] = out.get(key, 0.0) + value
+    return {key: value for key, value in out.items() if value.any()}
 
 
 def _line_paths(owned: Ownership) -> list[Path]:

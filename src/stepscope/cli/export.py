@@ -6,6 +6,8 @@ examples:
   stepscope export run-folder/ --perfetto t.pftrace --ranks 0-7 --steps 12:14 --gpu-only
   stepscope export run-folder/ --csv tables/ --tables steps,budget
   stepscope export run-folder/ --tensorboard logs/                  then: tensorboard --logdir logs/
+  stepscope export run-folder/ --pprof run.pb.gz                    then: pprof -http=: run.pb.gz
+  stepscope export run-folder/ --speedscope run.speedscope.json     open in speedscope.app
   stepscope export run-folder/ --mlflow my-experiment               curves and the report, to a tracking server
 
 Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
@@ -39,7 +41,7 @@ from stepscope.cli.run_arguments import (
     write_pieces,
 )
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.errors import UsageError
+from stepscope.errors import InputError, UsageError
 from stepscope.report.timeline_limit import MAX_SLICES
 from stepscope.tables.schema import TABLES
 from stepscope.units import NS_PER_US, printable, readable_bytes
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from stepscope.tables.catalog import RunTables
 
 _SENT = ("wandb", "mlflow")
+_PROFILES = ("pprof", "speedscope")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--csv": ("DIR", "tables as CSV, one file each"),
         "--parquet": ("DIR", "tables as Parquet, one file each"),
         "--tensorboard": ("DIR", "each rank's trace and curves over steps, for TensorBoard"),
+        "--pprof": ("FILE", "source lines and modules by device, host and critical-path time, for pprof"),
+        "--speedscope": ("FILE", "the same for speedscope.app, as JSON"),
         "--wandb": ("PROJECT", "send curves and report to W&B, where it is installed"),
         "--mlflow": ("EXPERIMENT", "send curves and report to MLflow, where it is installed"),
     }
@@ -124,11 +129,12 @@ def run(args: argparse.Namespace) -> int:
     written += [_write_tables(recorded, tables, args, form) for form in ("csv", "parquet") if getattr(args, form)]
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
+    written += [_write_profile(tables.account, args, kind) for kind in _PROFILES if getattr(args, kind)]
     written += [send_run(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
-            keys = ("slices", "ranks", "flows", "files", "rows")
+            keys = ("slices", "ranks", "flows", "files", "rows", "stacks")
             counts = ", ".join(f"{one[key]:,} {key}" for key in keys if key in one)
             print_line(f"{one['what']}: {printable(one['path'])}  {counts}, {readable_bytes(one['size_bytes'])}")
     for warning in dict.fromkeys([*(line for one in written for line in one["warnings"]), *tables.late_warnings]):
@@ -140,11 +146,16 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
     from stepscope.record.sinks import tracking_module
     from stepscope.tables.table import pyarrow_module
 
-    if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_SENT)):
-        raise UsageError("nothing to write; give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR")
+    if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_PROFILES, *_SENT)):
+        raise UsageError(
+            "nothing to write; give --perfetto, --pprof or --speedscope FILE, or --csv, --parquet or --tensorboard DIR"
+        )
     if args.perfetto == "-":
         raise UsageError("--perfetto: a timeline is binary and cannot go to standard output; give a file name")
-    check_outputs(args.perfetto, args.json, force=args.force)
+    for kind in _PROFILES:
+        if getattr(args, kind) == "-":
+            raise UsageError(f"--{kind}: a profile cannot go to standard output; give a file name")
+    check_outputs(args.perfetto, args.pprof, args.speedscope, args.json, force=args.force)
     if args.parquet:
         pyarrow_module()
     for kind in filter(partial(getattr, args), _SENT):
@@ -213,6 +224,23 @@ def _write_tensorboard(recorded: "Run", account: "Account", args: argparse.Names
     files, notes = tensorboard_files(account)
     written = _write_folder("for TensorBoard", args.tensorboard, files, len(files), args)
     return {**written, "warnings": [*notes, *recorded.warnings]}
+
+
+def _write_profile(account: "Account", args: argparse.Namespace, kind: str) -> dict[str, Any]:
+    from stepscope.report.stack_profiles import pprof_profile, speedscope_profile
+    from stepscope.whatif.settings import NOT_RECORDED
+
+    name, stacks = account.run.name, account.code_stacks
+    if not stacks:
+        raise InputError(f"--{kind}: {name}: {'; '.join(account.failures) or NOT_RECORDED}")
+    if kind == "pprof":
+        profile = pprof_profile(stacks, name=name, step_ns=account.step.step_ns if account.step else None)
+    else:
+        profile = speedscope_profile(stacks, name=name)
+    path = getattr(args, kind)
+    size = write_pieces(path, [profile], force=args.force)
+    warnings = list(account.run.warnings)
+    return {"what": f"{kind} profile", "path": path, "size_bytes": size, "stacks": len(stacks), "warnings": warnings}
 
 
 def _write_folder(

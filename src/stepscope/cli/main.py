@@ -152,6 +152,7 @@ GROUPS = {
     },
     "lab": {
         "bench": "benchmark data-parallel implementations and settings",
+        "gate": "test a change against its base in interleaved runs",
         "tune": "try settings in interleaved A/B runs, keep what helps",
         "calibrate": "measure collective bandwidth on this machine",
         "predict": "estimate step time, memory and FLOPs of other setups",

@@ -18,9 +18,10 @@ import platform
 import shlex
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.record import shown, warnings_before
@@ -219,29 +220,48 @@ class Trials:
         return trial
 
     def _run(self, log: Path, candidate: "Candidate | None") -> "Trial":
-        from stepscope.record.launch.launch import BoundedRun, launch
         from stepscope.tune.experiment import trial_in
 
-        run_id = uuid.uuid4().hex
-        config = RecordConfig(
-            out=str(log.with_suffix("")),
-            run_id=run_id,
-            light=True,
-            collectives=False,
-            telemetry=False,
-            samples=False,
+        folder, ended = run_trial(
+            self.command,
+            log,
+            steps=self.warmup + self.steps,
+            limit_s=self._limit_s,
+            environment=candidate.environment if candidate else {},
             settings=dict(candidate.settings) if candidate else {},
-            trial_steps=self.warmup + self.steps,
         )
-        environ = {"PYTHONHASHSEED": "0", **os.environ, **(candidate.environment if candidate else {})}
-        runner = BoundedRun(log, limit_s=self._limit_s, run_id=run_id)
-        launched = launch(self.command, config, environ=environ, run=runner)
-        code, ended = launched.exit_code, None
-        if runner.timed_out:
-            ended = f"it took over {self._limit_s:.0f} s and was ended"
-        elif code:
-            ended = f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-        return trial_in(launched.folders[-1] if launched.folders else None, warmup=self.warmup, ended=ended)
+        return trial_in(folder, warmup=self.warmup, ended=ended)
+
+
+def run_trial(
+    command: Sequence[str],
+    log: Path,
+    *,
+    steps: int,
+    limit_s: float,
+    folder: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> tuple[Path | None, str | None]:
+    """Return the run folder of a job that was ended after these steps, and why it did not end as it should.
+
+    `options` are those of `RecordConfig`; by default only the step log is recorded.
+    """
+    from stepscope.record.launch.launch import BoundedRun, launch
+
+    run_id = uuid.uuid4().hex
+    given = {"light": True, **options}
+    if given["light"]:
+        given |= {"collectives": False, "telemetry": False, "samples": False}
+    config = RecordConfig(out=str(log.with_suffix("")), run_id=run_id, trial_steps=steps, **given)
+    runner = BoundedRun(log, limit_s=limit_s, run_id=run_id, folder=folder)
+    launched = launch(command, config, environ={"PYTHONHASHSEED": "0", **os.environ, **environment}, run=runner)
+    code, ended = launched.exit_code, None
+    if runner.timed_out:
+        ended = f"it took over {limit_s:.0f} s and was ended"
+    elif code:
+        ended = f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+    return launched.folders[-1] if launched.folders else None, ended
 
 
 def _document(

@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.analyze.host_time import Activities, HostParts, activities
 from stepscope.analyze.owner_costs import COLUMNS, CodeCosts, Cost, LineCost, ModuleCost, OwnerSums
-from stepscope.analyze.ownership import Line, Mask, OwnedWork, OwnerName, Ownership, owner_name
+from stepscope.analyze.ownership import Line, Mask, OwnedWork, OwnerName, Ownership, joined_owners, owner_name
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import (
     NOTHING,
@@ -552,22 +552,24 @@ def _critical_path_replayed(replay: Replay) -> tuple[Floats, Floats, float, int]
     return duration, end, begin_ns, max(last - half, 1)
 
 
-def critical_lines(replay: Replay, ownership: Sequence[Ownership | None]) -> dict[Line, float]:
-    """Return the time on the critical path per step by the user's innermost line, in ns."""
+def critical_work(replay: Replay, ownership: Sequence[Ownership | None]) -> list[tuple[OwnedWork, Floats] | None]:
+    """Return per rank the owners of its work and their time on the critical path per step, in ns.
+
+    The path is one through all ranks: the times of all ranks together are those of one step.
+    """
     duration, end, begin_ns, steps = _critical_path_replayed(replay)
     nodes, start, stop, _ = _walk(replay.graph, duration, end, begin_ns)
     took = np.zeros(len(replay.graph))
-    took[nodes] = np.maximum(0.0, stop - np.maximum(start, begin_ns))
-    found: dict[Line, float] = defaultdict(float)
+    took[nodes] = np.maximum(0.0, stop - np.maximum(start, begin_ns)) / steps
+    found: list[tuple[OwnedWork, Floats] | None] = []
     for index, (rank, owned) in enumerate(zip(replay.shared.run.ranks, ownership, strict=True)):
         program = replay.programs[index]
         if owned is None or not len(program):
+            found.append(None)
             continue
         items = np.arange(len(replay.graph.device[index])) % len(program)
         on_device = np.bincount(items, took[replay.graph.device[index]], minlength=len(program))
         by_item = owned.by_work if rank.has_device else owned.by_collective
-        by_stack = np.zeros(len(owned.stacks) + 1)
-        np.add.at(by_stack, by_item.at(program.device_index).stack, on_device)
         # The host's time before an item is that of the lines which ran then.
         edges, _ = recorded_host(rank, program, replay.steps)
         before = np.bincount(np.arange(len(replay.graph.host[index])) % len(program), took[replay.graph.host[index]])
@@ -575,10 +577,22 @@ def critical_lines(replay: Replay, ownership: Sequence[Ownership | None]) -> dic
         passed = np.append(passed, np.full(max(0, len(edges) - len(passed)), passed[-1]))[: len(edges)]
         host = owned.host
         spent = np.interp(host.end_ns, edges, passed) - np.interp(host.start_ns, edges, passed)
-        np.add.at(by_stack, host.owner.stack, spent * host.runs)
+        owners = joined_owners([by_item.at(program.device_index), host.owner])
+        found.append((owners, np.append(on_device, spent * host.runs)))
+    return found
+
+
+def critical_lines(replay: Replay, ownership: Sequence[Ownership | None]) -> dict[Line, float]:
+    """Return the time on the critical path per step by the user's innermost line, in ns."""
+    found: dict[Line, float] = defaultdict(float)
+    for owned, work in zip(ownership, critical_work(replay, ownership), strict=True):
+        if owned is None or work is None:
+            continue
+        by_stack = np.zeros(len(owned.stacks) + 1)
+        np.add.at(by_stack, work[0].stack, work[1])
         for stack in np.flatnonzero(by_stack[:-1]).tolist():
             if line := owned.stacks.user_line(stack):
-                found[line] += float(by_stack[stack]) / steps
+                found[line] += float(by_stack[stack])
     return dict(found)
 
 

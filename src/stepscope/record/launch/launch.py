@@ -149,15 +149,16 @@ _PROC = Path("/proc")
 class BoundedRun:
     """How to run one job; call it with the command and its environment."""
 
-    def __init__(self, output: Path, *, limit_s: float, run_id: str) -> None:
+    def __init__(self, output: Path, *, limit_s: float, run_id: str, folder: Path | None = None) -> None:
         self.timed_out = False
-        self._output, self._limit_s, self._run_id = output, limit_s, run_id
+        self._output, self._limit_s, self._run_id, self._folder = output, limit_s, run_id, folder
 
     def __call__(self, command: Sequence[str], env: dict[str, str]) -> int:
         refuse_output(self._output)
         with os.fdopen(open_private(self._output), "wb") as said, _sigterm_raises():
             out = said.fileno()
-            job = _popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            job = _popen(command, env=env, cwd=self._folder, start_new_session=True, **streams)
             try:
                 return job.wait(timeout=self._limit_s)
             except subprocess.TimeoutExpired:

@@ -1,0 +1,331 @@
+"""Did a change make the training step slower? Runs base and head in turn on this machine; a gate for pull requests.
+
+examples:
+  stepscope gate --base origin/main -- python train.py --steps 200
+  stepscope gate --base v1.2 --head v1.3 --threshold 5 -- torchrun --nproc-per-node=2 train.py
+  stepscope gate --base ../main-checkout -- python train.py
+  stepscope gate --base 'python old.py' --head 'python new.py' --markdown summary.md --bencher bencher.json
+
+With a command after --, base and head are git revisions or folders with a checkout, and head is the current folder
+unless given. Without one they are two commands. Every trial is the job, started anew and ended after its timed steps.
+Exit code 1 is a regression.
+"""
+
+import argparse
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.cli.record import shown
+from stepscope.cli.run_arguments import (
+    above_zero,
+    add_force,
+    add_options,
+    at_least_one,
+    check_outputs,
+    is_quiet,
+    make_folder,
+    print_line,
+    print_stderr,
+    refuse_used_folder,
+    say_with_answer,
+    take_command,
+    write_json,
+    write_output,
+)
+from stepscope.cli.tune import run_trial
+from stepscope.contract.redaction import redacted
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS
+from stepscope.records import dataclass
+
+if TYPE_CHECKING:
+    from stepscope.compare.document import LineChange, Lines
+    from stepscope.compare.regression import Floats
+
+RESULT = "gate.json"
+_TIMED_MS = 4000
+_FIRST_STEPS = 25
+# of each side, to name the lines
+_RECORDINGS = 3
+_RECORDED_STEPS = 10
+_MAX_LINES = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    take_command(parser, "gate")
+    parser.usage = (
+        "stepscope gate [options] --base REVISION|FOLDER -- COMMAND ...\n"
+        "       stepscope gate [options] --base COMMAND --head COMMAND"
+    )
+    parser.add_argument("--base", metavar="X", required=True, help="revision or folder before the change, or a command")
+    parser.add_argument("--head", metavar="X", help="the same after the change (default: the current folder)")
+    parser.add_argument(
+        "--threshold", type=above_zero, default=3.0, metavar="PCT", help="smallest regression that matters, in %% (3)"
+    )
+    parser.add_argument(
+        "--false-alarms", type=above_zero, default=2.0, metavar="PCT", help="at most, of gates without a change (2 %%)"
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=8, metavar="N", help="rounds before the first test (8)")
+    parser.add_argument("--max-rounds", type=at_least_one, metavar="N", help="if undecided (4 times --rounds)")
+    parser.add_argument("--steps", type=at_least_one, metavar="N", help="timed steps of a trial (about 4 s, 20 to 300)")
+    parser.add_argument("--time-limit", type=above_zero, metavar="S", help="of a trial, in seconds (5 times the first)")
+    parser.add_argument("--no-lines", action="store_true", help="do not record a regression to name its source lines")
+    parser.add_argument("--out", metavar="DIR", default="stepscope-gate", help="folder of the trials (stepscope-gate)")
+    parser.add_argument("--name", metavar="NAME", default="training step", help="of the benchmark in --bencher")
+    outputs = {
+        "--json": ("PATH", "write the result as JSON; - for standard output"),
+        "--markdown": ("PATH", "write a summary for a pull request; - for standard output"),
+        "--bencher": ("PATH", "write Bencher Metric Format; - for standard output"),
+    }
+    add_options(parser, outputs)
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, 1 on a regression, 3 if it was stopped before it was decided."""
+    from stepscope.compare.regression import (
+        BASE,
+        HEAD,
+        MIN_ROUNDS,
+        REGRESSION,
+        bencher_metrics,
+        interleaved,
+        looks_of,
+        regression_document,
+    )
+    from stepscope.report.text.gate import gate_lines, gate_markdown
+
+    if args.rounds < MIN_ROUNDS:
+        raise UsageError(f"--rounds {args.rounds}: an interval needs at least {MIN_ROUNDS}")
+    if args.max_rounds is not None and args.max_rounds < args.rounds:
+        raise UsageError(f"--max-rounds {args.max_rounds} is below --rounds {args.rounds}; give at least as many")
+    if args.false_alarms >= 50:
+        raise UsageError(f"--false-alarms {args.false_alarms:g}: give a percentage below 50")
+    check_outputs(args.json, args.markdown, args.bencher, force=args.force)
+    refuse_used_folder(args.out, force=args.force)
+    limits = {"threshold_pct": args.threshold, "false_alarm_pct": args.false_alarms}
+    looks = looks_of(args.rounds, args.max_rounds)
+    with _sides(args) as sides:
+        folder = make_folder(args.out)
+        trials = _Trials(sides, folder, steps=args.steps, limit_s=args.time_limit)
+        for side in (BASE, HEAD):
+            trials.first(side)
+        tests = ", ".join(map(str, looks))
+        _say(f"tests after {tests} rounds, {trials.steps} steps per trial; output in {shown(folder)}")
+        found = interleaved(trials, looks=looks, **limits)
+        lines: Sequence[LineChange] = ()
+        no_lines: str | None = None
+        if found.verdict == REGRESSION and not args.no_lines and not found.stopped:
+            lines, no_lines = _changed_lines(trials)
+    document = {
+        "schema": SCHEMA,
+        **regression_document(found, **limits),
+        "looks": list(looks),
+        "base": sides[BASE].document(),
+        "head": sides[HEAD].document(),
+        "lines": [_line(one) for one in lines],
+        "lines_reason": no_lines,
+        "steps_per_trial": trials.steps,
+        "trials": trials.records,
+    }
+    write_json(str(folder / RESULT), document, force=args.force)
+    write_json(args.json, document, force=args.force)
+    if args.markdown:
+        write_output(args.markdown, gate_markdown(document), force=args.force)
+    write_json(args.bencher, bencher_metrics(document, name=args.name) if args.bencher else None, force=args.force)
+    if "-" not in (args.json, args.markdown, args.bencher):
+        for line in gate_lines(document):
+            print_line(line)
+    say_with_answer(f"stepscope gate: all trials are in {shown(folder / RESULT)}")
+    if found.verdict == REGRESSION:
+        return 1
+    return 3 if found.stopped else 0
+
+
+@dataclass(frozen=True)
+class _Side:
+    command: tuple[str, ...]
+    #: None for the current folder
+    folder: Path | None
+    #: revision, folder or command, as given
+    name: str
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name, "command": redacted(list(self.command))}
+
+
+@contextmanager
+def _sides(args: argparse.Namespace) -> Iterator[dict[str, _Side]]:
+    """Yield base and head; revisions are checked out into temporary worktrees and removed at the end."""
+    from stepscope.compare.regression import BASE, HEAD
+
+    if not args.command:
+        if not args.head:
+            raise UsageError(
+                "give the job's command after --, e.g. stepscope gate --base origin/main -- python train.py, or two "
+                "commands with --base and --head"
+            )
+        yield {side: _Side(_words(side, text), None, text) for side, text in ((BASE, args.base), (HEAD, args.head))}
+        return
+    with tempfile.TemporaryDirectory(prefix="stepscope-gate-") as scratch:
+        places: dict[str, Path | None] = {}
+        added = []
+        try:
+            for side, word in ((BASE, args.base), (HEAD, args.head)):
+                commit = _commit(word) if word else None
+                if word and commit is None and not Path(word).is_dir():
+                    raise UsageError(f"--{side} {word}: neither a revision of a git repository here nor a folder")
+                places[side] = Path(word).absolute() if word else None
+                if commit is not None:
+                    place = Path(scratch, side)
+                    added.append(place)
+                    _git("worktree", "add", "--detach", "--force", str(place), commit)
+                    places[side] = place / _git("rev-parse", "--show-prefix")
+            command = tuple(_found_program(args.command))
+            yield {
+                side: _Side(command, place, str(getattr(args, side) or "current folder"))
+                for side, place in places.items()
+            }
+        finally:
+            for place in added:
+                with suppress(InputError):
+                    _git("worktree", "remove", "--force", str(place))
+
+
+def _words(side: str, text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--{side} {text!r}: {error}; write it as in a shell") from error
+    if not words:
+        raise UsageError(f"--{side}: the command is empty; e.g. --{side} 'python train.py'")
+    return words
+
+
+def _found_program(command: Sequence[str]) -> list[str]:
+    """Return the command with its program by the full path if it is in the current folder: `.venv/bin/python`."""
+    program = Path(command[0])
+    local = len(program.parts) > 1 and not program.is_absolute() and program.exists()
+    return [str(program.absolute()), *command[1:]] if local else list(command)
+
+
+def _commit(revision: str) -> str | None:
+    try:
+        return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    except InputError:
+        return None
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InputError(f"cannot run git: {error.strerror}; install it, or give two folders") from error
+    if done.returncode:
+        raise InputError(f"git {words[0]} failed: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+    return done.stdout.strip()
+
+
+def _say(line: str) -> None:
+    if not is_quiet():
+        print_stderr(f"stepscope gate: {line}")
+
+
+class _Trials:
+    """Runs trials of base and head; called with the occasion and the side, it returns the step times in ms."""
+
+    def __init__(self, sides: Mapping[str, _Side], folder: Path, *, steps: int | None, limit_s: float | None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.steps, self._limit_s = steps, limit_s
+        self._sides, self._folder = sides, folder
+
+    def first(self, side: str) -> None:
+        """Run a side once, untimed: it fills caches, and shows how long steps and trials take."""
+        began_s = time.monotonic()
+        step_ms = float(sorted(ms := self._times("first run", side, _FIRST_STEPS))[len(ms) // 2])
+        self._limit_s = max(self._limit_s or 60.0, 5 * (time.monotonic() - began_s))
+        self.steps = self.steps or min(300, max(20, round(_TIMED_MS / step_ms)))
+
+    def __call__(self, when: str, side: str) -> "Floats":
+        assert self.steps is not None
+        return self._times(when, side, self.steps + WARMUP_STEPS)
+
+    def recording(self, when: str, side: str) -> Path:
+        """Return the folder of a profiled run."""
+        steps = WAIT_STEPS + WARMUP_STEPS + _RECORDED_STEPS + 8  # and those that are watched after the window
+        return self._trial(when, side, steps, active=_RECORDED_STEPS, light=False)
+
+    def _times(self, when: str, side: str, steps: int) -> "Floats":
+        from stepscope.compare.samples import light_samples
+        from stepscope.run.light import load_light
+        from stepscope.stats.robust import MIN_SAMPLES
+
+        folder = self._trial(when, side, steps)
+        logged = light_samples(load_light(folder)).logged
+        if logged is None or len(logged.dur_ns) < MIN_SAMPLES:
+            raise InputError(
+                f"{side}: fewer than {MIN_SAMPLES} steps after the warm-up; the job has to take more steps"
+            )
+        self.records[-1]["step_ms"] = [round(float(ms), 6) for ms in logged.ms]
+        _say(f"{when}, {side}: {sorted(logged.ms)[len(logged.ms) // 2]:.2f} ms per step")
+        return logged.ms
+
+    def _trial(self, when: str, side: str, steps: int, **options: Any) -> Path:
+        one, ended = self._sides[side], None
+        for _ in range(2):  # one failed start in hundreds does not fail the gate
+            log = self._folder / f"{len(self.records):03d}-{side}.log"
+            limit_s = self._limit_s or 1800.0
+            folder, ended = run_trial(one.command, log, steps=steps, limit_s=limit_s, folder=one.folder, **options)
+            record = {"when": when, "side": side, "log": log.name, "failed": ended, "step_ms": None}
+            self.records.append(record)
+            if folder is not None and ended is None:
+                return folder
+        raise InputError(f"{side}: {ended or 'no step of it was recorded'}; its output is in {shown(log)}")
+
+
+def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]":
+    """Return the lines that got slower, and why there are none."""
+    from stepscope.compare.document import line_changes
+    from stepscope.compare.regression import BASE, HEAD
+
+    lines: dict[str, list[Lines | None]] = {BASE: [], HEAD: []}
+    try:
+        for number in range(_RECORDINGS):
+            for side in (BASE, HEAD) if number % 2 == 0 else (HEAD, BASE):
+                lines[side].append(_lines_in(trials.recording(f"recording {number + 1}", side)))
+        _say(f"{_RECORDINGS} recordings of each side compared line by line")
+    except (StepscopeError, ImportError) as error:
+        return (), f"no source lines: {error}"
+    slower = [one for one in line_changes(lines[BASE], lines[HEAD]) if one.difference.change > 0]
+    slower.sort(key=lambda one: (one.what not in ("appeared", "slower"), -one.difference.change))
+    return slower[:_MAX_LINES], None if slower else "no source line got slower in the recordings"
+
+
+def _lines_in(folder: Path) -> "Lines | None":
+    from stepscope.analyze.account import account_of
+    from stepscope.analyze.sampled import load_run
+    from stepscope.compare.sides import code_lines
+
+    return code_lines(account_of(load_run([str(folder)])))
+
+
+def _line(one: "LineChange") -> dict[str, Any]:
+    row, found = one.row, one.difference
+    return {
+        "file": row.file,
+        "line": row.line,
+        "function": row.function,
+        "module": row.module,
+        "source": row.source,
+        "base_ms": found.a,
+        "head_ms": found.b,
+        "what": one.what or "slower, within chance",
+    }
