@@ -642,14 +642,14 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     usable = max(1, cores // max(local, 1) - 1)
     has = f"{workers} worker{'' if workers == 1 else 's'} per rank, {cores} cores for {local} rank{'' if local == 1 else 's'}"
     cheaper = "decode and augment ahead of time, cache the result, or augment on the device"
-    if workers >= usable:
+    step_ns = account.step.step_ns
+    batch_ns = step_ns * workers / usable if workers else waited / usable
+    left = max(0.0, batch_ns - (step_ns - waited)) / waited
+    if workers >= usable or left >= 1 - NOTABLE:
         return 0.0, (
             f"More workers cannot hide it on this host ({has}): {cheaper}, or use a host with more cores. Assumes no "
             "wait is left."
         ), 0.5  # fmt: skip
-    step_ns = account.step.step_ns
-    batch_ns = step_ns * workers / usable if workers else waited / usable
-    left = max(0.0, batch_ns - (step_ns - waited)) / waited
     return min(1.0, left), (
         f"Use DataLoader(num_workers={usable}, prefetch_factor=4, persistent_workers=True, pin_memory=True): the job has {has}. "
         f"Where that is not enough, {cheaper}. Assumes {usable} workers at the time per batch recorded."

@@ -347,7 +347,7 @@ class Window:
             "window": self._number,
             "first_step": self._first_step,
             "last_step": self._last(),
-            "left_out": left_out,
+            **({"left_out": left_out} if left_out else {}),
         }
 
     def _last(self) -> int:
