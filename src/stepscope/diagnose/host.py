@@ -672,7 +672,7 @@ def _copies(account: Account) -> Iterator[Match]:
     """Yield the copies to the device as a cost, with the host's waiting for them."""
     chosen = transfers_to_device(account)
     spent, step = device_ns(account, chosen), account.step
-    if not spent or step is None or _offloads(account):
+    if not spent or step is None or (trains(account.strategy.passes) and _offloads(account)):
         return
     pageable = _mostly_pageable(account, chosen)
     waits = median(host_waits(account)[0]) / max(len(account.replay.steps), 1) if account.replay else 0.0

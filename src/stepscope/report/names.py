@@ -18,7 +18,7 @@ PARTS = {
     "host_sync": "host synchronisation",
     "allocator": "memory allocation",
     "host_stall": "host stalled",
-    "unknown": "unattributed idle",
+    "unknown": "cause unknown",
     "other": "other",
 }
 #: losses between the chip's peak and the achieved FLOP rate
