@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC"),
-    *("MIT", "MPL-2.0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
+    *("MIT", "MIT-0", "MPL-2.0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
 }
 """SPDX names; all may be used by a package under Apache-2.0. MPL-2.0 asks for its own files alone."""
 _CLASSIFIERS = {

@@ -15,6 +15,7 @@ import contextlib
 import json
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -108,7 +109,7 @@ def wait_for_run(given: str | Path) -> None:
     while not any(folder.glob("rank*.steps.jsonl")):
         if not is_recorded_to(folder) and (time.monotonic() > until or not is_launching()):
             return
-        if not told:
+        if not told and sys.stderr.isatty():
             print_stderr(f"waiting for the first step of the job that is recorded in {printable(str(folder))}")
             told = True
         time.sleep(_POLL_S)

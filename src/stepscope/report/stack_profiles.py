@@ -76,7 +76,7 @@ def speedscope_profile(stacks: Stacks, *, name: str) -> bytes:
         "shared": {"frames": shown},
         "profiles": profiles,
     }
-    return json.dumps(document, separators=(",", ":")).encode()
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _id(known: dict[Any, int], first: int, key: Any) -> int:
