@@ -57,7 +57,7 @@ for step in range(steps):
     elif fault == "periodic" and step % 23 == 22:
         save_statistics()
     elif fault == "growth":
-        seen.extend([float(step)] * 1500)
+        seen.extend([float(step)] * 4000)
         look_at_all(seen)
 over.set()
 if thread is not None:
