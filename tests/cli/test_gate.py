@@ -71,7 +71,7 @@ def test_revision_against_the_working_tree(repository: Path, job: PlantedJob, tm
     words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     assert main(["gate", "--base", "HEAD", "--out", str(out), *words, "--", "python", "train.py"]) == 1
     found = json.loads(files["json"].read_text())
-    assert found["verdict"] == "regression" and found["rounds"] == 8 and found["false_alarm_pct"] == 2
+    assert found["verdict"] == "regression" and found["rounds"] == 16 and found["false_alarm_pct"] == 2
     assert found["changes"]["typical"]["low_pct"] < 10 < found["changes"]["typical"]["high_pct"]
     assert found["changes"]["typical"]["pct"] == pytest.approx(10, abs=0.5)
     line = found["lines"][0]
@@ -94,7 +94,7 @@ def test_two_commands_that_are_equal(job: PlantedJob, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert said.startswith("No regression: ") and "at most 2 %" in " ".join(said.split())
     assert ("python", "new job.py", "10") in {command for command, _ in job.ran}
-    assert len(job.ran) == 2 + 2 * 8
+    assert len(job.ran) == 2 + 2 * 16
 
 
 def test_two_folders(job: PlantedJob, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_one_failed_start_is_repeated_and_two_are_an_error(job: PlantedJob, caps
         (["--base", "nowhere", "--", "python", "train.py"], "neither a revision of a git repository here nor a folder"),
         (["--base", "python 'a", "--head", "python b"], "write it as in a shell"),
         (["--base", "a", "--head", "b", "--rounds", "2"], "needs at least 3"),
-        (["--base", "a", "--head", "b", "--max-rounds", "4"], "is below --rounds 8"),
+        (["--base", "a", "--head", "b", "--max-rounds", "4"], "is below --rounds 16"),
         (["--base", "a", "--head", "b", "--false-alarms", "60"], "below 50"),
     ],
 )

@@ -496,13 +496,14 @@ def _view(
         notes.append("the schedule is unknown: not all ranks of a pipeline were recorded")
     orders = whole if marked or chunks == 1 else None
     work = [r.forward_ns + r.backward_ns for r in ranks]
+    device = {shared.run.ranks[i].rank: shared.run.ranks[of[0]].rank for of in sharing_ranks(shared) for i in of}
     return PipelineView(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
         schedule=schedule,
         bubble_pct=float(np.mean([r.bubble_pct for r in ranks])),
-        devices=max(1, stages - sum(len(members) - 1 for members in sharing_ranks(shared)) // len(chains)),
+        devices=len({device.get(rank, rank) for rank in max(chains, key=len)}),
         textbook_pct=100 * textbook_bubble(stages, microbatches, chunks=chunks) if microbatches and chunks else None,
         schedule_pct=_replayed_pct(orders, equal=True),
         stages_pct=_replayed_pct(orders, equal=False),

@@ -73,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--false-alarms", type=above_zero, default=2.0, metavar="PCT", help="at most, of gates without a change (2 %%)"
     )
-    parser.add_argument("--rounds", type=at_least_one, default=8, metavar="N", help="rounds before the first test (8)")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=16, metavar="N", help="rounds before the first test (16)"
+    )
     parser.add_argument("--max-rounds", type=at_least_one, metavar="N", help="if undecided (4 times --rounds)")
     parser.add_argument("--steps", type=at_least_one, metavar="N", help="timed steps of a trial (about 4 s, 20 to 300)")
     parser.add_argument("--time-limit", type=above_zero, metavar="S", help="of a trial, in seconds (5 times the first)")

@@ -233,14 +233,18 @@ def _no_core(account: Account) -> Iterator[Match]:
     )
 
 
-def _cores_text(account: Account) -> str:
+def _rank_facts(account: Account, *names: str) -> list[int | None]:
+    """Return what the recorder noted of the first rank (cores, loader workers), None where it did not."""
     ranks = account.run.description.get("ranks")
     first = next(iter(ranks.values()), None) if isinstance(ranks, dict) else None
-    cores, workers = (first.get(name) if isinstance(first, dict) else None for name in ("cores", "loader_workers"))
-    if not isinstance(cores, int):
-        return ""
-    loading = f" and {workers} loader workers per rank" if isinstance(workers, int) and workers else ""
-    return f" (the job may use {cores} core{'' if cores == 1 else 's'}{loading})"
+    found = [first.get(name) if isinstance(first, dict) else None for name in names]
+    return [one if isinstance(one, int) else None for one in found]
+
+
+def _cores_text(account: Account) -> str:
+    cores, workers = _rank_facts(account, "cores", "loader_workers")
+    loading = f" and {workers} loader workers per rank" if workers else ""
+    return f" (the job may use {cores} core{'' if cores == 1 else 's'}{loading})" if cores else ""
 
 
 def _window_wait_ns(account: Account) -> float:
@@ -631,12 +635,9 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     """Return the share of the wait that is left with a worker on every free core of the host, with the remedy for it;
     the kind's own remedy where the recording shows neither workers nor cores.
     """
-    ranks, hosts = account.run.description.get("ranks"), account.run.description.get("hosts")
-    rank = next(iter(ranks.values()), None) if isinstance(ranks, dict) else None
-    workers, cores = (
-        (rank.get(name) for name in ("loader_workers", "cores")) if isinstance(rank, dict) else (None, None)
-    )
-    if not isinstance(workers, int) or not isinstance(cores, int) or account.step is None or not waited:
+    workers, cores = _rank_facts(account, "loader_workers", "cores")
+    hosts = account.run.description.get("hosts")
+    if workers is None or cores is None or account.step is None or not waited:
         return 0.0, "", None
     local = max((len(r) for r in hosts.values() if isinstance(r, list)), default=1) if isinstance(hosts, dict) else 1
     usable = max(1, cores // max(local, 1) - 1)
