@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -206,6 +207,12 @@ def _more_device_ns(rank: Rank, rare: frozenset[int]) -> float:
     return more if more * long[~mine].mean() >= longer * busy[~mine].mean() > 0 else 0.0
 
 
+def _lost(account: Account, spent: float, **more: Any) -> Match:
+    """Return a match of time that the training thread waited, as the kernel or samples measured it: no replay has it."""
+    limit = not_busy_or_copying_ns(account) if has_device(account) else spent
+    return Match(formula_ns=spent, cost_ns=spent, limit_ns=limit, what_if=(), **more)
+
+
 def _no_core(account: Account) -> Iterator[Match]:
     """Yield the time in which the training thread was ready to run and other threads or programs had its core."""
     share, step = no_core_share(account.run.logs), account.step
@@ -214,11 +221,10 @@ def _no_core(account: Account) -> Iterator[Match]:
     spent = share * step.step_ns
     lost = [one.samples.preempted / max(int(one.step.max() - one.step.min()), 1) for one in account.sampled
             if one.samples.preempted is not None]  # fmt: skip
-    yield Match(
-        formula_ns=spent,
+    yield _lost(
+        account,
+        spent,
         facts={"cores": _cores_text(account)},
-        cost_ns=spent,
-        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
         evidence=(
             evidence_ms(
                 "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
@@ -229,7 +235,6 @@ def _no_core(account: Account) -> Iterator[Match]:
                 else []
             ),
         ),
-        what_if=(),
     )
 
 
@@ -270,17 +275,15 @@ def _gil(account: Account) -> Iterator[Match]:
     if not found or step is None:
         return
     holder, spent = found[0][0], sum(share for _, share in found) / len(account.sampled) * step.step_ns
-    yield Match(
-        formula_ns=spent,
+    yield _lost(
+        account,
+        spent,
         facts={"thread": holder.thread, "place": holder.text, "line": f"{holder.file}:{holder.line}"},
-        cost_ns=spent,
-        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
         evidence=(
             evidence_ms("the training thread waited for the GIL, {per_step}", spent, f"thread {holder.thread} held it"),
             Evidence(f"of thread {holder.thread}'s time in {holder.text}", round(100 * holder.share), "%"),
         ),
         where=(Where(holder.file, holder.line),) if holder.is_user else (),
-        what_if=(),
     )
 
 
@@ -304,17 +307,15 @@ def _locks(account: Account) -> Iterator[Match]:
         return
     (file, line), holder, _, samples = found[0]
     spent = sum(wait[2] for wait in found) / len(account.sampled) * step.step_ns
-    yield Match(
-        formula_ns=spent,
+    yield _lost(
+        account,
+        spent,
         facts={"thread": holder.thread, "place": holder.text, "line": f"{file}:{line}"},
-        cost_ns=spent,
-        limit_ns=not_busy_or_copying_ns(account) if has_device(account) else spent,
         evidence=(
             evidence_ms("the training thread waits {per_step}", spent, f"{file}:{line}, {samples} samples"),
             Evidence(f"of these waits thread {holder.thread} was in {holder.text}", round(100 * holder.share), "%"),
         ),
         where=(Where(file, line), *([Where(holder.file, holder.line, share=holder.share)] if holder.is_user else [])),
-        what_if=(),
         doubt=max(0.15, samples**-0.5),
     )
 
