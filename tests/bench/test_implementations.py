@@ -1,14 +1,13 @@
 """Our own implementations on one rank in this process: gradients kept, models freed, parameters nobody used."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
+from tests.one_rank_group import one_rank_group  # noqa: E402
 from torch import nn  # noqa: E402
 
 from stepscope.bench.implementations import Options, hybrid_shards, parallel  # noqa: E402
@@ -18,10 +17,9 @@ OWN = ("ddp", "ddp_individual", "ddp_individual_v2", "ddp_bucketed")
 
 
 @pytest.fixture(autouse=True)
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def one_rank() -> Iterator[None]:
+    with one_rank_group():
+        yield
 
 
 class Branches(nn.Module):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.fx.traceback
+from tests.one_rank_group import one_rank_group
 from tests.record.script_runs import script, started
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401 - registers the backend "fake"
 
@@ -80,9 +80,8 @@ def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[None]:
-    dist.init_process_group(request.param, store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with one_rank_group(request.param):
+        yield
 
 
 def has_lock_meanwhile() -> bool:

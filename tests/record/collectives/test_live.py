@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tests.job_environment import python_path
 from tests.limits import HANG_S
 from tests.made_once import made_once
+from tests.one_rank_group import one_rank_group
 
 from stepscope.record.collectives import CollectiveTap, LiveCollectives
 
@@ -77,10 +78,9 @@ def test_the_original_methods_are_back_at_the_end(job):
 
 
 @pytest.fixture
-def alone(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def alone():
+    with one_rank_group():
+        yield
 
 
 def test_a_recorder_that_cannot_be_read_is_a_note_and_nothing_else(alone, tmp_path):

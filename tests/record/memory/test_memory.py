@@ -5,7 +5,7 @@ import json
 import pickle
 
 import torch
-import torch.distributed as dist
+from tests.one_rank_group import one_rank_group
 
 from stepscope.record.memory import (
     MemoryHistory,
@@ -36,9 +36,8 @@ def test_each_category_has_its_bytes():
     assert found["buffers"] == 2 * 8 * 4 + 8  # mean, variance, batch count
 
 
-def test_buckets_of_ddp_are_counted_unless_gradients_are_views_of_them(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
+def test_buckets_of_ddp_are_counted_unless_gradients_are_views_of_them():
+    with one_rank_group():
         for is_view in (False, True):
             model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(2)])
             parallel = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=is_view)
@@ -47,8 +46,6 @@ def test_buckets_of_ddp_are_counted_unless_gradients_are_views_of_them(tmp_path)
             weights = sum(p.numel() * 4 for p in model.parameters())
             assert sum(bucket_sizes(parallel.modules(), device="cpu")) == (0 if is_view else weights)
             assert bucket_sizes(parallel.modules(), device="cuda:0") == []
-    finally:
-        dist.destroy_process_group()
 
 
 class Memory:
