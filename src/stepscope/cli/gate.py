@@ -18,6 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +45,22 @@ from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS
+from stepscope.record.window.schedule import NEVER
 from stepscope.records import dataclass
+from stepscope.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from stepscope.compare.document import LineChange, Lines
-    from stepscope.compare.regression import Floats
+    from stepscope.compare.regression import Floats, Round
 
 RESULT = "gate.json"
+# rounds before the first test
+_TURNS, _RESTARTS = 32, 16
+# short enough for both to see the same load of the machine
+_TURN_MS = 100
+_MAX_TURN = 300
+# after a start, untimed
+_WARM_TURNS = 2
 _TIMED_MS = 4000
 _FIRST_STEPS = 25
 # of each side, to name the lines
@@ -74,10 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--false-alarms", type=above_zero, default=2.0, metavar="PCT", help="at most, of gates without a change (2 %%)"
     )
     parser.add_argument(
-        "--rounds", type=at_least_one, default=16, metavar="N", help="rounds before the first test (16)"
+        "--rounds",
+        type=at_least_one,
+        metavar="N",
+        help=f"rounds before the first test ({_TURNS}; {_RESTARTS} with --restart)",
     )
     parser.add_argument("--max-rounds", type=at_least_one, metavar="N", help="if undecided (4 times --rounds)")
-    parser.add_argument("--steps", type=at_least_one, metavar="N", help="timed steps of a trial (about 4 s, 20 to 300)")
+    parser.add_argument(
+        "--restart", action="store_true", help="start the jobs anew in every round, instead of stopping them in turn"
+    )
+    parser.add_argument(
+        "--steps", type=at_least_one, metavar="N", help="steps of a turn (about 0.1 s), or of a trial (about 4 s)"
+    )
     parser.add_argument("--time-limit", type=above_zero, metavar="S", help="of a trial, in seconds (5 times the first)")
     parser.add_argument("--no-lines", action="store_true", help="do not record a regression to name its source lines")
     parser.add_argument("--out", metavar="DIR", default="stepscope-gate", help="folder of the trials (stepscope-gate)")
@@ -105,24 +124,26 @@ def run(args: argparse.Namespace) -> int:
     )
     from stepscope.report.text.gate import gate_lines, gate_markdown
 
-    if args.rounds < MIN_ROUNDS:
-        raise UsageError(f"--rounds {args.rounds}: an interval needs at least {MIN_ROUNDS}")
-    if args.max_rounds is not None and args.max_rounds < args.rounds:
+    for name, given in (("rounds", args.rounds), ("max-rounds", args.max_rounds)):
+        if given is not None and given < MIN_ROUNDS:
+            raise UsageError(f"--{name} {given}: an interval needs at least {MIN_ROUNDS}")
+    if args.rounds and args.max_rounds and args.max_rounds < args.rounds:
         raise UsageError(f"--max-rounds {args.max_rounds} is below --rounds {args.rounds}; give at least as many")
     if args.false_alarms >= 50:
         raise UsageError(f"--false-alarms {args.false_alarms:g}: give a percentage below 50")
     check_outputs(args.json, args.markdown, args.bencher, force=args.force)
     refuse_used_folder(args.out, force=args.force)
     limits = {"threshold_pct": args.threshold, "false_alarm_pct": args.false_alarms}
-    looks = looks_of(args.rounds, args.max_rounds)
     with _sides(args) as sides:
         folder = make_folder(args.out)
-        trials = _Trials(sides, folder, steps=args.steps, limit_s=args.time_limit)
-        for side in (BASE, HEAD):
-            trials.first(side)
-        tests = ", ".join(map(str, looks))
-        _say(f"tests after {tests} rounds, {trials.steps} steps per trial; output in {shown(folder)}")
-        found = interleaved(trials, looks=looks, **limits)
+        trials = _Trials(sides, folder, steps=args.steps, limit_s=args.time_limit, turns=not args.restart)
+        rounds = trials.rounds(args.rounds or _TURNS)
+        first = next(rounds)
+        looks = looks_of(
+            args.rounds or min(_RESTARTS if trials.no_turns else _TURNS, args.max_rounds or _TURNS), args.max_rounds
+        )
+        _say(f"tests after {', '.join(map(str, looks))} rounds; output in {shown(folder)}")
+        found = interleaved(chain([first], rounds), looks=looks, **limits)
         lines: Sequence[LineChange] = ()
         no_lines: str | None = None
         if found.verdict == REGRESSION and not args.no_lines and not found.stopped:
@@ -136,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         "lines": [_line(one) for one in lines],
         "lines_reason": no_lines,
         "steps_per_trial": trials.steps,
+        "no_turns_reason": trials.no_turns,
         "trials": trials.records,
     }
     write_json(str(folder / RESULT), document, force=args.force)
@@ -242,55 +264,138 @@ def _say(line: str) -> None:
 
 
 class _Trials:
-    """Runs trials of base and head; called with the occasion and the side, it returns the step times in ms."""
+    """Runs trials of base and head: rounds of step times, and recordings."""
 
-    def __init__(self, sides: Mapping[str, _Side], folder: Path, *, steps: int | None, limit_s: float | None) -> None:
+    def __init__(
+        self, sides: Mapping[str, _Side], folder: Path, *, steps: int | None, limit_s: float | None, turns: bool
+    ) -> None:
         self.records: list[dict[str, Any]] = []
         self.steps, self._limit_s = steps, limit_s
+        #: why base and head do not run in turn within one start
+        self.no_turns = None if turns else "--restart"
         self._sides, self._folder = sides, folder
 
-    def first(self, side: str) -> None:
+    def rounds(self, per_start: int) -> "Iterator[Round]":
+        """Yield rounds for ever; each is a turn of both jobs or, where they cannot run in turn, a trial of both."""
+        start = 0
+        while self.no_turns is None:
+            try:
+                yield from self._turns(start, per_start)
+            except _NoTurns as error:
+                self.no_turns = str(error)
+                _say(f"every round starts the job anew: {error}")
+            start += 1
+        yield from self._restarts(start)
+
+    def _turns(self, start: int, num: int) -> "Iterator[Round]":
+        from stepscope.compare.regression import BASE, HEAD, Round
+        from stepscope.record.launch.launch import sigterm_raises
+        from stepscope.record.turns import Turns, TurnsError
+
+        order = (BASE, HEAD) if start % 2 == 0 else (HEAD, BASE)
+        when = f"start {start + 1}"
+        logs = {side: self._log(side, ahead=k) for k, side in enumerate(order)}
+
+        def job(side: str, address: str) -> tuple[Path | None, str | None]:
+            return self._run(side, logs[side], NEVER, turn_address=address)
+
+        try:
+            with sigterm_raises(), Turns([partial(job, side) for side in order]) as turns:
+                self.steps = self.steps or min(_MAX_TURN, max(1, round(_TURN_MS * 1e6 / turns.step_ns)))
+                for _ in range(_WARM_TURNS + num):
+                    for k in range(len(order)):
+                        turns.run(k, self.steps)
+        except TurnsError as error:
+            raise _NoTurns(str(error)) from error
+        found = {}
+        for side, (folder, ended) in zip(order, turns.outcomes, strict=True):
+            self.records.append({"when": when, "side": side, "log": logs[side].name, "failed": ended, "step_ms": None})
+            times = None if folder is None or ended else _step_times(folder)
+            if times is None or times.shape[1] < self.steps * num:
+                raise _NoTurns(f"{side}: {ended or 'some steps were not recorded'}")
+            last = times[:, -self.steps * num :]
+            self.records[-1]["step_ms"] = _rounded(last[0])
+            found[side] = last.reshape(2, num, self.steps)
+            _say(f"{when}, {side}: {sorted(last[0])[last.shape[1] // 2]:.2f} ms per step")
+        for k in range(num):
+            yield Round(found[BASE][:, k], found[HEAD][:, k], start)
+
+    def _restarts(self, start: int) -> "Iterator[Round]":
+        from stepscope.compare.regression import BASE, HEAD, Round
+
+        for side in (BASE, HEAD):
+            self._first(side)
+        for number in count(start):
+            times = {}
+            for side in (BASE, HEAD) if number % 2 == 0 else (HEAD, BASE):
+                assert self.steps is not None
+                times[side] = self._trial_times(f"round {number + 1}", side, self.steps + WARMUP_STEPS)
+            yield Round(times[BASE], times[HEAD], number)
+
+    def _first(self, side: str) -> None:
         """Run a side once, untimed: it fills caches, and shows how long steps and trials take."""
         began_s = time.monotonic()
-        step_ms = float(sorted(ms := self._times("first run", side, _FIRST_STEPS))[len(ms) // 2])
+        step_ms = sorted(ms := self._trial_times("first run", side, _FIRST_STEPS)[0])[len(ms) // 2]
         self._limit_s = max(self._limit_s or 60.0, 5 * (time.monotonic() - began_s))
-        self.steps = self.steps or min(300, max(20, round(_TIMED_MS / step_ms)))
-
-    def __call__(self, when: str, side: str) -> "Floats":
-        assert self.steps is not None
-        return self._times(when, side, self.steps + WARMUP_STEPS)
+        self.steps = self.steps or min(300, max(20, round(_TIMED_MS / float(step_ms))))
 
     def recording(self, when: str, side: str) -> Path:
         """Return the folder of a profiled run."""
         steps = WAIT_STEPS + WARMUP_STEPS + _RECORDED_STEPS + 8  # and those that are watched after the window
         return self._trial(when, side, steps, active=_RECORDED_STEPS, light=False)
 
-    def _times(self, when: str, side: str, steps: int) -> "Floats":
-        from stepscope.compare.samples import light_samples
-        from stepscope.run.light import load_light
-        from stepscope.stats.robust import MIN_SAMPLES
+    def _trial_times(self, when: str, side: str, steps: int) -> "Floats":
+        from stepscope.stats.robust import MIN_SAMPLES, slow_start
 
-        folder = self._trial(when, side, steps)
-        logged = light_samples(load_light(folder)).logged
-        if logged is None or len(logged.dur_ns) < MIN_SAMPLES:
+        times = _step_times(self._trial(when, side, steps))
+        settled = times[:, slow_start(times[0]) :]
+        if settled.shape[1] < MIN_SAMPLES:
             raise InputError(
                 f"{side}: fewer than {MIN_SAMPLES} steps after the warm-up; the job has to take more steps"
             )
-        self.records[-1]["step_ms"] = [round(float(ms), 6) for ms in logged.ms]
-        _say(f"{when}, {side}: {sorted(logged.ms)[len(logged.ms) // 2]:.2f} ms per step")
-        return logged.ms
+        self.records[-1]["step_ms"] = _rounded(settled[0])
+        _say(f"{when}, {side}: {sorted(settled[0])[settled.shape[1] // 2]:.2f} ms per step")
+        return settled
 
     def _trial(self, when: str, side: str, steps: int, **options: Any) -> Path:
-        one, ended = self._sides[side], None
         for _ in range(2):  # one failed start in hundreds does not fail the gate
-            log = self._folder / f"{len(self.records):03d}-{side}.log"
-            limit_s = self._limit_s or 1800.0
-            folder, ended = run_trial(one.command, log, steps=steps, limit_s=limit_s, folder=one.folder, **options)
+            log = self._log(side)
+            folder, ended = self._run(side, log, steps, **options)
             record = {"when": when, "side": side, "log": log.name, "failed": ended, "step_ms": None}
             self.records.append(record)
             if folder is not None and ended is None:
                 return folder
         raise InputError(f"{side}: {ended or 'no step of it was recorded'}; its output is in {shown(log)}")
+
+    def _log(self, side: str, *, ahead: int = 0) -> Path:
+        return self._folder / f"{len(self.records) + ahead:03d}-{side}.log"
+
+    def _run(self, side: str, log: Path, steps: int, **options: Any) -> tuple[Path | None, str | None]:
+        one, limit_s = self._sides[side], self._limit_s or 1800.0
+        return run_trial(one.command, log, steps=steps, limit_s=limit_s, folder=one.folder, **options)
+
+
+class _NoTurns(Exception):
+    pass
+
+
+def _step_times(folder: Path) -> "Floats":
+    """Return times and core waits of all steps in ms, over ranks."""
+    import numpy as np
+
+    from stepscope.analyze.steadiness import log_series, median_over_ranks
+    from stepscope.run.light import load_light
+
+    logs = load_light(folder).logs
+    waits = [(log.step, np.nan_to_num(log.column("cpu.delay_ns")).astype(np.int64)) for log in logs]
+    times, waited = log_series(logs), median_over_ranks(waits, source="core waits")
+    if times is None or waited is None:
+        return np.empty((2, 0))
+    return np.array([times.dur_ns, waited.dur_ns[np.isin(waited.step, times.step)]]) / NS_PER_MS
+
+
+def _rounded(ms: "Floats") -> list[float]:
+    return [round(float(one), 6) for one in ms]
 
 
 def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]":

@@ -2,12 +2,13 @@
 
     {"schema": 1, "rank": 0, "world_size": 2, ...}                              header
     {"step": 7, "start_ns", "end_ns", "dur_ns", "device_ns", "profiled", "phase",
-     "regions": {"forward_pass": {"ns", "n"}}, "cpu": {"run_ns"},
+     "regions": {"forward_pass": {"ns", "n"}}, "cpu": {"run_ns", "delay_ns"},
      ...what samplers add}                                                      one per step
 
 `start_ns` and `end_ns` are epoch times, `dur_ns` is by a clock that never jumps; `device_ns` is the time between the
 device's ends of two steps, of short ones the mean of a few, None where it was not measured. A region's time is its own,
-without regions inside it. `cpu` is how long the training thread ran, by the kernel.
+without regions inside it. `cpu` is how long the training thread ran and, in trials, how long it
+was ready to run and had no core, by the kernel.
 """
 
 import re

@@ -84,6 +84,7 @@ class RecordConfig:
     settings: dict[str, Any] = field(default_factory=dict)
     trial_steps: int | None = None
     only_set: bool = False  # nothing is recorded
+    turn_address: str | None = None  # of the controller, where this job runs in turn with another one; see `turns`
 
     track: tuple[str, ...] = ()  # where rank 0 sends scalars while training runs, as `track.sinks` reads them
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from stepscope.contract.step_line import BEFORE
-from stepscope.record.config import RecordConfig, set_kineto_settings
+from stepscope.record.config import WARMUP_STEPS, RecordConfig, set_kineto_settings
 from stepscope.record.failsafe import explain, say
 from stepscope.record.groups import whereabouts
 from stepscope.record.helper.handover import JobFacts, hand_over_files, introduce
@@ -34,6 +34,7 @@ from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import SENT_AT_ONCE, PastStep, Regions, StepLog, StepTimes, device_timer, nvtx_functions
 from stepscope.record.trial_end import end_trial
 from stepscope.record.watched_steps import WatchedSteps
+from stepscope.record.window.schedule import NEVER
 
 _current: "Recorder | None" = None
 
@@ -78,6 +79,7 @@ class Recorder:
             on_trace_ready=on_trace_ready,
             on_tick=self._look_at_budget,
         )
+        self._turn_end = WARMUP_STEPS if config.turn_address else NEVER
         self._log: StepLog | None = None
         self._run: OpenRun | None = None
         self._opening = threading.Lock()  # two threads that train at once open one run
@@ -163,7 +165,9 @@ class Recorder:
         """
         if self.on:
             self._try(self._step_end, at_ns)
-            if self.step == self.config.trial_steps:
+            if self.step == self._turn_end:
+                self._try(self._wait_for_turn)
+            if self.step in (self.config.trial_steps, self._turn_end):
                 end_trial(self)
 
     def step_may_end(self, at_ns: int) -> int:
@@ -180,7 +184,7 @@ class Recorder:
         watched = self._watched
         if self._times.last_ns >= short_ns or self.regions.marker is not None or watched.after_window:
             return 0
-        return watched.busy_step - self.step - 1
+        return min(watched.busy_step, self._turn_end) - self.step - 1
 
     @property
     def mark_step_end(self) -> Callable[[], dict[str, Any]]:
@@ -262,7 +266,8 @@ class Recorder:
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.waits_on_host = place.world_size > 1 and not cuda
         self.regions.nvtx = nvtx_functions() if self.config.nvtx and cuda else None
-        self._log = StepLog(run.outbox.put_step, device_timer(shared=self.config.trial_steps is None))
+        in_trial = self.config.trial_steps is not None
+        self._log = StepLog(run.outbox.put_step, device_timer(shared=not in_trial), core_waits=in_trial)
         self._watched.open(run)
         introduce(run, created_ns=self._created_ns)
 
@@ -299,6 +304,16 @@ class Recorder:
             self._times.begin()  # the pause is in no step
         else:
             self._times.start_ns = end_ns
+
+    def _wait_for_turn(self) -> None:
+        from stepscope.record.turns import steps_of_turn  # few jobs run in turn with another one
+
+        assert self._log is not None
+        since_ns, place = perf_counter_ns(), place_of_process()
+        facts = {"world_size": place.world_size, "step_ns": self._times.last_ns, "on_device": self._log.on_device}
+        self._turn_end += steps_of_turn(str(self.config.turn_address), **facts)
+        self._log.restart()
+        self._times.leave_out(perf_counter_ns() - since_ns, of_evaluation=False)
 
     def _where(self) -> dict[str, Any]:
         return whereabouts(self.regions.training_thread, region=self.regions.innermost())

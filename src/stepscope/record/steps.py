@@ -33,6 +33,7 @@ from stepscope.contract.step_line import (
     OPTIMIZER,
     RegionTimes,
 )
+from stepscope.record.thread_samples import KernelCounts
 from stepscope.record.window.guards import Interruptions
 
 # which evaluation has as well, and they are then part of it
@@ -385,19 +386,27 @@ class DeviceTimer:
 
 
 class ThreadClock:
-    """CPU time of the training thread from step to step."""
+    """CPU time of the training thread from step to step; with `waits`, also how long it was ready and had no core."""
 
-    def __init__(self) -> None:
-        self._last = (0, 0)
+    def __init__(self, *, waits: bool = False) -> None:
+        self._last: tuple[int, ...] = (0, 0)
+        self._waits = waits
 
-    def read(self) -> tuple[int, int]:
-        """Return the calling thread and its CPU time."""
-        return threading.get_ident(), time.thread_time_ns()
+    def read(self) -> tuple[int, ...]:
+        """Return the calling thread and its times."""
+        now = (threading.get_ident(), time.thread_time_ns())
+        waited_ns = KernelCounts(threading.get_native_id()).delay_ns() if self._waits else None
+        return now if waited_ns is None else (*now, waited_ns)
 
-    def since_last(self, reading: tuple[int, int]) -> int | None:
-        """Return what passed since the reading given before, None where that was of another thread."""
+    def since_last(self, reading: tuple[int, ...]) -> dict[str, int]:
+        """Return what passed since the reading given before, nothing where that was of another thread."""
         last, self._last = self._last, reading
-        return reading[1] - last[1] if last[0] == reading[0] else None
+        if last[0] != reading[0]:
+            return {}
+        return {name: now - then for name, now, then in zip(_CPU_TIMES, reading[1:], last[1:], strict=False)}
+
+
+_CPU_TIMES = ("run_ns", "delay_ns")
 
 
 # The light log: one line per step (`contract.step_line`), profiled or not, on its way to `rankNNNNN.steps.jsonl`.
@@ -419,10 +428,11 @@ PastStep = tuple[int, RegionTimes, dict[str, Any]]
 class StepLog:
     """Builds lines and sends them on, in the order of the steps."""
 
-    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None) -> None:
+    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None, *, core_waits: bool = False) -> None:
+        self.on_device = timer is not None
         self._send = send
         self._timer = timer
-        self._cpu = ThreadClock()
+        self._cpu = ThreadClock(waits=core_waits)
         self._ready: list[dict[str, Any]] = []
         self._next_send_ns = 0
 
@@ -431,8 +441,8 @@ class StepLog:
         line["end_ns"] = end_ns = time.time_ns() - line.pop("late_ns", 0)
         line["start_ns"] = end_ns - line["dur_ns"]
         line["device_ns"] = None
-        if (cpu := self._cpu.since_last(self._cpu.read())) is not None:
-            line["cpu"] = {"run_ns": cpu}
+        if cpu := self._cpu.since_last(self._cpu.read()):
+            line["cpu"] = cpu
         if self._timer is None:
             self._ready.append(line)
         else:
@@ -505,5 +515,6 @@ def _text_of(regions: RegionTimes) -> str:
     return ", ".join([f'"{name}": {{"ns": {own["ns"]}, "n": {own["n"]}}}' for name, own in regions.items()])
 
 
-def _text_of_cpu(run_ns: int | None) -> str:
-    return "" if run_ns is None else f'"cpu": {{"run_ns": {run_ns}}}, '
+def _text_of_cpu(cpu: dict[str, int]) -> str:
+    times = ", ".join([f'"{name}": {ns}' for name, ns in cpu.items()])
+    return f'"cpu": {{{times}}}, ' if cpu else ""

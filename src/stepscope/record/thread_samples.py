@@ -113,7 +113,7 @@ class ThreadSamples:
 
     def _take_samples(self) -> None:
         began_ns = perf_counter_ns()
-        own, training = _KernelCounts(threading.get_native_id()), _KernelCounts(self._native_id)
+        own, training = KernelCounts(threading.get_native_id()), KernelCounts(self._native_id)
         preempted, own_delay_ns, cost_ns, number = training.preempted(), own.delay_ns() or 0, 0, 0
         while not self._is_over:
             now_ns = perf_counter_ns()
@@ -263,7 +263,7 @@ class _StackNumbers:
         return list(frames), stacks
 
 
-class _KernelCounts:
+class KernelCounts:
     """What the kernel counts for a thread; None where it does not, or the thread is gone."""
 
     def __init__(self, native_id: int) -> None:

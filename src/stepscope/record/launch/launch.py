@@ -155,7 +155,7 @@ class BoundedRun:
 
     def __call__(self, command: Sequence[str], env: dict[str, str]) -> int:
         refuse_output(self._output)
-        with os.fdopen(open_private(self._output), "wb") as said, _sigterm_raises():
+        with os.fdopen(open_private(self._output), "wb") as said, sigterm_raises():
             out = said.fileno()
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             job = _popen(command, env=env, cwd=self._folder, start_new_session=True, **streams)
@@ -167,7 +167,7 @@ class BoundedRun:
             finally:
                 if job.poll() is None:
                     _end(job)
-                _end_left_behind(self._run_id)
+                end_processes_of(self._run_id)
 
 
 def _popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
@@ -177,13 +177,14 @@ def _popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         raise UsageError(f"cannot run {command[0]!r}: {e.strerror}; check its name") from e
 
 
-def _end_left_behind(run_id: str) -> None:
+def end_processes_of(words: str) -> None:
+    """End the processes of a launch, as `processes_of` finds them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in processes_of(run_id):
+        for pid in processes_of(words):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
         until = time.monotonic() + _ASKED_S
-        while processes_of(run_id) and time.monotonic() < until:
+        while processes_of(words) and time.monotonic() < until:
             time.sleep(0.05)
 
 
@@ -227,7 +228,8 @@ def _end(job: "subprocess.Popen[bytes]") -> int:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on SIGTERM as well, on the main thread."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -55,9 +55,10 @@ def _cells(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _method(found: Mapping[str, Any]) -> str:
     stopped = " before it was stopped" if found["stopped"] else ""
+    sides = [f"{side} ({printable(found[side]['name'])})" for side in ("base", "head")]
     return (
-        f"{found['rounds']} rounds of {found['steps_per_trial']} steps, base ({printable(found['base']['name'])}) and "
-        f"head ({printable(found['head']['name'])}) in turn{stopped}; threshold {found['threshold_pct']:g} %; at most "
+        f"{found['rounds']} rounds of {found['steps_per_trial']} steps in {found['starts']} starts, "
+        f"{' and '.join(sides)} in turn{stopped}; threshold {found['threshold_pct']:g} %; at most "
         f"{found['false_alarm_pct']:g} % of changes without any effect raise a false alarm"
     )
 
