@@ -11,6 +11,7 @@ from tests.analyze.owners.owned_folder import owned_folder
 
 from stepscope.cli import gate
 from stepscope.cli.main import main
+from stepscope.record.turns import steps_of_turn
 
 
 class PlantedJob:
@@ -19,9 +20,19 @@ class PlantedJob:
     def __init__(self) -> None:
         self.ran: list[tuple[tuple[str, ...], Path | None]] = []
         self.fails: list[str] = []
+        self.turns: list[tuple[str, int]] = []
+        self.on_device = True  # whole trials
 
     def __call__(
-        self, command: Sequence[str], log: Path, *, steps: int, folder: Path | None, light: bool = True, **_: Any
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        steps: int,
+        folder: Path | None,
+        light: bool = True,
+        turn_address: str | None = None,
+        **_: Any,
     ) -> tuple[Path | None, str | None]:
         self.ran.append((tuple(command), folder))
         if self.fails:
@@ -33,6 +44,12 @@ class PlantedJob:
             owned_folder(out, late_us=1000 * (cost - 10))
             return out, None
         out.mkdir()
+        if turn_address:
+            steps = 2
+            report = {"world_size": 1, "step_ns": round(1e6 * cost), "on_device": self.on_device}
+            while more := steps_of_turn(turn_address, **report):
+                self.turns.append((log.stem[-4:], more))
+                steps += more
         lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1, "created_ns": 0}]
         at = 0
         for n in range(steps):
@@ -94,7 +111,35 @@ def test_two_commands_that_are_equal(job: PlantedJob, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert said.startswith("No regression: ") and "at most 2 %" in " ".join(said.split())
     assert ("python", "new job.py", "10") in {command for command, _ in job.ran}
-    assert len(job.ran) == 2 + 2 * 16
+    assert len(job.ran) == 2 + 2 + 2 * 16
+
+
+def test_versions_take_turns_within_a_start(job: PlantedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    job.on_device = False
+    assert main(["gate", "--base", "python a 10", "--head", "python b 10", "--json", "equal"]) == 0
+    assert job.turns == [("base", 10), ("head", 10)] * (2 + 32) and len(job.ran) == 2
+    found = json.loads(Path("equal").read_text())
+    assert (found["rounds"], found["starts"], found["steps_per_trial"], found["no_turns_reason"]) == (32, 1, 10, None)
+    assert all(len(one["step_ms"]) == 320 for one in found["trials"])
+    job.turns.clear()
+    words = ["--base", "python a 10", "--head", "python b 11", "--no-lines", "--json", "slower", "--out", "again"]
+    assert main(["gate", *words, "--steps", "5"]) == 1
+    assert job.turns[:2] == [("base", 5), ("head", 5)] and job.turns[-2:] == [("head", 5), ("base", 5)]
+    found = json.loads(Path("slower").read_text())
+    assert (found["rounds"], found["starts"]) == (64, 2), "a second start confirms a regression"
+    assert found["changes"]["typical"]["pct"] == pytest.approx(10, abs=0.5)
+
+
+def test_whole_trials_where_turns_do_not_work(job: PlantedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--base", "python a 10", "--head", "python b 10"]
+    assert main(["gate", *words, "--json", "found"]) == 0
+    assert "every round starts the job anew: the job uses a GPU" in capsys.readouterr().err
+    found = json.loads(Path("found").read_text())
+    assert found["rounds"] == found["starts"] == 16 and "GPU" in found["no_turns_reason"] and not job.turns
+    sides = [one["side"] for one in found["trials"] if one["when"].startswith("round")]
+    assert sides[:4] in (["base", "head", "head", "base"], ["head", "base", "base", "head"])
+    assert main(["gate", *words, "--restart", "--out", "again"]) == 0
+    assert len(job.ran) == 2 * (2 + 2 * 16) + 2
 
 
 def test_two_folders(job: PlantedJob, tmp_path: Path) -> None:
@@ -108,6 +153,7 @@ def test_two_folders(job: PlantedJob, tmp_path: Path) -> None:
 
 def test_one_failed_start_is_repeated_and_two_are_an_error(job: PlantedJob, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gate", "--base", "python a 10", "--head", "python b 10"]
+    words.append("--restart")
     job.fails = ["it ended with exit code 1"]
     assert main([*words, "--out", "one"]) == 0
     job.fails = ["it ended with exit code 1"] * 2
@@ -123,7 +169,7 @@ def test_one_failed_start_is_repeated_and_two_are_an_error(job: PlantedJob, caps
         (["--base", "nowhere", "--", "python", "train.py"], "neither a revision of a git repository here nor a folder"),
         (["--base", "python 'a", "--head", "python b"], "write it as in a shell"),
         (["--base", "a", "--head", "b", "--rounds", "2"], "needs at least 3"),
-        (["--base", "a", "--head", "b", "--max-rounds", "4"], "is below --rounds 16"),
+        (["--base", "a", "--head", "b", "--rounds", "8", "--max-rounds", "4"], "is below --rounds 8"),
         (["--base", "a", "--head", "b", "--false-alarms", "60"], "below 50"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from stepscope.compare.regression import (
@@ -15,8 +16,10 @@ from stepscope.compare.regression import (
     REGRESSION,
     UNDECIDED,
     Judgement,
+    Round,
     bencher_metrics,
     interleaved,
+    judge,
     looks_of,
     regression_document,
 )
@@ -43,22 +46,25 @@ def _series(found: Any) -> Iterator[np.ndarray]:
         yield np.max([rank["dur"] for rank in job["steps"]], axis=0) / 1000
 
 
+def round_of(base: npt.ArrayLike, head: npt.ArrayLike, start: int, *, waits: npt.ArrayLike = ((0.0,), (0.0,))) -> Round:
+    """Return a round in which the steps of both sides waited so long for a core."""
+    sides = (np.array(np.broadcast_arrays(ms, wait), float) for ms, wait in zip((base, head), waits, strict=True))
+    return Round(*sides, start)
+
+
 def gate(seed: int, *, change: float = 0.0, every: int = 1, looks: tuple[int, ...] = (16, 32, 64)) -> Judgement:
     """Return the judgement of recorded pairs in random order; every so many steps of head are slower by `change`."""
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(len(pairs()))
     swapped = rng.random(len(chosen)) < 0.5
-    at = {"base": 0, "head": 0}
 
-    def run(when: str, side: str) -> np.ndarray:
-        k = chosen[at[side]]
-        steps = pairs()[k][int((side == "head") ^ swapped[k])].copy()
-        at[side] += 1
-        if side == "head":
-            steps[::every] *= 1 + change
-        return steps
+    def rounds() -> Iterator[Round]:
+        for start, k in enumerate(chosen):
+            base, head = (steps.copy() for steps in pairs()[k][:: -1 if swapped[k] else 1])
+            head[::every] *= 1 + change
+            yield round_of(base, head, start)
 
-    return interleaved(run, looks=looks, **LIMITS)
+    return interleaved(rounds(), looks=looks, **LIMITS)
 
 
 def test_equal_sides_raise_hardly_any_alarm() -> None:
@@ -87,29 +93,56 @@ def test_faster_is_no_regression_and_ends_at_the_first_test() -> None:
 
 
 def test_few_rounds_of_noise_are_undecided_with_what_they_could_miss() -> None:
-    times = iter([10.0, 13.0, 9.0, 14.0, 12.0, 9.0])
-    found = interleaved(lambda *_: [next(times)] * 9, looks=(3,), **LIMITS)
+    times = ((10.0, 13.0), (14.0, 9.0), (12.0, 9.0))
+    rounds = (round_of([base] * 9, [head] * 9, start) for start, (base, head) in enumerate(times))
+    found = interleaved(rounds, looks=(3,), **LIMITS)
     assert found.verdict == UNDECIDED and found.changes["typical"].detectable_pct > 10
     assert "can be missed" in regression_document(found, **LIMITS)["reason"]
 
 
-def test_sides_take_turns_to_be_first_and_ctrl_c_judges_what_ran() -> None:
-    ran: list[str] = []
+def test_ctrl_c_judges_what_ran() -> None:
+    def rounds() -> Iterator[Round]:
+        for number in range(4):
+            yield round_of([10.0] * 9, [10.0 + 0.01 * number] * 9, number)
+        raise KeyboardInterrupt
 
-    def run(when: str, side: str) -> list[float]:
-        if when == "round 5":
-            raise KeyboardInterrupt
-        ran.append(side)
-        return [10.0 + 0.01 * len(ran)] * 9
-
-    found = interleaved(run, looks=looks_of(8, None), **LIMITS)
-    assert ran == ["base", "head", "head", "base"] * 2
+    found = interleaved(rounds(), looks=looks_of(8, None), **LIMITS)
     assert found.stopped and found.rounds == 4 and found.verdict == NO_REGRESSION
 
 
+def turns(seed: int, *, change: float, starts: int, wait_ms: float = 0.0, start_sd: float = 0.0) -> list[Round]:
+    """Return 16 rounds per start of a 10 ms step, whose side waits up to `wait_ms` for a core in each round."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for start in range(starts):
+        factor = 1 + change + start_sd * rng.standard_normal()
+        for _ in range(16):
+            waits = wait_ms * rng.random((2, 4))
+            own = 10 * (1 + 0.01 * rng.standard_normal((2, 4))) * [[1], [factor]]
+            out.append(round_of(*(own + waits), start, waits=waits))
+    return out
+
+
+def test_waits_for_a_core_do_not_hide_a_regression() -> None:
+    found = judge(turns(0, change=0.05, starts=2, wait_ms=30.0), **LIMITS)
+    assert found.verdict == REGRESSION and found.changes["typical"].pct == pytest.approx(5, abs=1)
+    assert found.step_ms["base"] == pytest.approx(10, rel=0.02) and found.waits_ms["base"] == pytest.approx(15, rel=0.2)
+    assert judge(turns(0, change=0.0, starts=2, wait_ms=30.0), **LIMITS).verdict == NO_REGRESSION
+
+
+def test_one_start_is_no_proof() -> None:
+    first, both = (judge(turns(1, change=0.1, starts=starts), **LIMITS) for starts in (1, 2))
+    assert (first.verdict, first.starts) == (UNDECIDED, 1)
+    assert (both.verdict, both.starts) == (REGRESSION, 2)
+
+
+def test_starts_that_differ_widen_the_interval() -> None:
+    found = [judge(turns(seed, change=0.0, starts=4, start_sd=0.05), **LIMITS) for seed in range(20)]
+    assert sum(one.verdict == REGRESSION for one in found) <= 2
+
+
 def test_bencher_metrics_are_the_head_in_nanoseconds() -> None:
-    times = {"base": [10.0, 10.0, 10.0], "head": [11.0, 11.0, 11.0]}
-    found = interleaved(lambda _, side: times[side], looks=(3,), **LIMITS)
+    found = judge([round_of([10.0] * 3, [11.0] * 3, start) for start in range(3)], **LIMITS)
     metrics = bencher_metrics(regression_document(found, **LIMITS), name="demo")["demo"]
     assert metrics["latency"]["value"] == pytest.approx(11e6)
     assert metrics["change-percent"]["value"] == pytest.approx(10)

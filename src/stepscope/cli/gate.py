@@ -270,7 +270,7 @@ class _Trials:
         self, sides: Mapping[str, _Side], folder: Path, *, steps: int | None, limit_s: float | None, turns: bool
     ) -> None:
         self.records: list[dict[str, Any]] = []
-        self.steps, self._limit_s = steps, limit_s
+        self.steps, self._given_steps, self._limit_s = steps, steps, limit_s
         #: why base and head do not run in turn within one start
         self.no_turns = None if turns else "--restart"
         self._sides, self._folder = sides, folder
@@ -288,20 +288,22 @@ class _Trials:
         yield from self._restarts(start)
 
     def _turns(self, start: int, num: int) -> "Iterator[Round]":
+        import numpy as np
+
         from stepscope.compare.regression import BASE, HEAD, Round
         from stepscope.record.launch.launch import sigterm_raises
         from stepscope.record.turns import Turns, TurnsError
 
         order = (BASE, HEAD) if start % 2 == 0 else (HEAD, BASE)
-        when = f"start {start + 1}"
-        logs = {side: self._log(side, ahead=k) for k, side in enumerate(order)}
+        records = {side: self._record(f"start {start + 1}", side) for side in order}
 
         def job(side: str, address: str) -> tuple[Path | None, str | None]:
-            return self._run(side, logs[side], NEVER, turn_address=address)
+            return self._run(records[side], NEVER, turn_address=address)
 
         try:
             with sigterm_raises(), Turns([partial(job, side) for side in order]) as turns:
-                self.steps = self.steps or min(_MAX_TURN, max(1, round(_TURN_MS * 1e6 / turns.step_ns)))
+                fitting = round(_TURN_MS * NS_PER_MS / max(turns.step_ns, 1))
+                self.steps = self._given_steps or self.steps or min(_MAX_TURN, max(1, fitting))
                 for _ in range(_WARM_TURNS + num):
                     for k in range(len(order)):
                         turns.run(k, self.steps)
@@ -309,16 +311,13 @@ class _Trials:
             raise _NoTurns(str(error)) from error
         found = {}
         for side, (folder, ended) in zip(order, turns.outcomes, strict=True):
-            self.records.append({"when": when, "side": side, "log": logs[side].name, "failed": ended, "step_ms": None})
             times = None if folder is None or ended else _step_times(folder)
             if times is None or times.shape[1] < self.steps * num:
                 raise _NoTurns(f"{side}: {ended or 'some steps were not recorded'}")
-            last = times[:, -self.steps * num :]
-            self.records[-1]["step_ms"] = _rounded(last[0])
-            found[side] = last.reshape(2, num, self.steps)
-            _say(f"{when}, {side}: {sorted(last[0])[last.shape[1] // 2]:.2f} ms per step")
-        for k in range(num):
-            yield Round(found[BASE][:, k], found[HEAD][:, k], start)
+            found[side] = times[:, -self.steps * num :]
+            _note(records[side], found[side])
+        for base, head in zip(*(np.split(found[side], num, axis=1) for side in (BASE, HEAD)), strict=True):
+            yield Round(base, head, start)
 
     def _restarts(self, start: int) -> "Iterator[Round]":
         from stepscope.compare.regression import BASE, HEAD, Round
@@ -337,7 +336,7 @@ class _Trials:
         began_s = time.monotonic()
         step_ms = sorted(ms := self._trial_times("first run", side, _FIRST_STEPS)[0])[len(ms) // 2]
         self._limit_s = max(self._limit_s or 60.0, 5 * (time.monotonic() - began_s))
-        self.steps = self.steps or min(300, max(20, round(_TIMED_MS / float(step_ms))))
+        self.steps = self._given_steps or min(300, max(20, round(_TIMED_MS / float(step_ms))))
 
     def recording(self, when: str, side: str) -> Path:
         """Return the folder of a profiled run."""
@@ -353,26 +352,29 @@ class _Trials:
             raise InputError(
                 f"{side}: fewer than {MIN_SAMPLES} steps after the warm-up; the job has to take more steps"
             )
-        self.records[-1]["step_ms"] = _rounded(settled[0])
-        _say(f"{when}, {side}: {sorted(settled[0])[settled.shape[1] // 2]:.2f} ms per step")
+        _note(self.records[-1], settled)
         return settled
 
     def _trial(self, when: str, side: str, steps: int, **options: Any) -> Path:
         for _ in range(2):  # one failed start in hundreds does not fail the gate
-            log = self._log(side)
-            folder, ended = self._run(side, log, steps, **options)
-            record = {"when": when, "side": side, "log": log.name, "failed": ended, "step_ms": None}
-            self.records.append(record)
+            record = self._record(when, side)
+            folder, ended = self._run(record, steps, **options)
             if folder is not None and ended is None:
                 return folder
-        raise InputError(f"{side}: {ended or 'no step of it was recorded'}; its output is in {shown(log)}")
+        log = shown(self._folder / record["log"])
+        raise InputError(f"{side}: {ended or 'no step of it was recorded'}; its output is in {log}")
 
-    def _log(self, side: str, *, ahead: int = 0) -> Path:
-        return self._folder / f"{len(self.records) + ahead:03d}-{side}.log"
+    def _record(self, when: str, side: str) -> dict[str, Any]:
+        log = f"{len(self.records):03d}-{side}.log"
+        self.records.append({"when": when, "side": side, "log": log, "failed": None, "step_ms": None})
+        return self.records[-1]
 
-    def _run(self, side: str, log: Path, steps: int, **options: Any) -> tuple[Path | None, str | None]:
-        one, limit_s = self._sides[side], self._limit_s or 1800.0
-        return run_trial(one.command, log, steps=steps, limit_s=limit_s, folder=one.folder, **options)
+    def _run(self, record: dict[str, Any], steps: int, **options: Any) -> tuple[Path | None, str | None]:
+        one, log = self._sides[record["side"]], self._folder / record["log"]
+        limit_s = self._limit_s or 1800.0
+        folder, ended = run_trial(one.command, log, steps=steps, limit_s=limit_s, folder=one.folder, **options)
+        record["failed"] = ended
+        return folder, ended
 
 
 class _NoTurns(Exception):
@@ -394,8 +396,9 @@ def _step_times(folder: Path) -> "Floats":
     return np.array([times.dur_ns, waited.dur_ns[np.isin(waited.step, times.step)]]) / NS_PER_MS
 
 
-def _rounded(ms: "Floats") -> list[float]:
-    return [round(float(one), 6) for one in ms]
+def _note(record: dict[str, Any], times: "Floats") -> None:
+    record["step_ms"] = [round(float(ms), 6) for ms in times[0]]
+    _say(f"{record['when']}, {record['side']}: {sorted(times[0])[times.shape[1] // 2]:.2f} ms per step")
 
 
 def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]":

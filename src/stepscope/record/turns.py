@@ -91,6 +91,7 @@ class _Job:
     def __init__(self, run: Callable[[str], Any], address: str) -> None:
         self.outcome: Any = None
         self.step_ns = 0
+        self._paused = False
         self._error: BaseException | None = None
         self._run, self.address = run, address
         self._thread = threading.Thread(target=self._launch, daemon=True)
@@ -126,6 +127,7 @@ class _Job:
                 if report["on_device"]:
                     raise TurnsError("the job uses a GPU, whose queue and memory both versions would share")
                 until_s = time.monotonic() + _ARRIVAL_S
+        self._paused = True
         self._signal(signal.SIGSTOP)
 
     def go_on(self, steps: int) -> None:
@@ -136,18 +138,17 @@ class _Job:
         from stepscope.record.launch.launch import end_processes_of
 
         self._signal(signal.SIGCONT)
-        paused = bool(self._waiting)
+        if not self._paused:  # interrupted in a turn, or before the first
+            end_processes_of(self.address)
         self._release(0)
         self._listener.close()
-        if not paused and self._thread.is_alive():  # interrupted in a turn, or before the first
-            end_processes_of(self.address)
         self._thread.join()
 
     def _release(self, steps: int) -> None:
         for rank in self._waiting:
             with suppress(OSError), rank:
                 rank.sendall(b"%d\n" % steps)
-        self._waiting = []
+        self._waiting, self._paused = [], False
 
     def _signal(self, number: signal.Signals) -> None:
         _signal_all(self.address, number)

@@ -58,9 +58,16 @@ def _method(found: Mapping[str, Any]) -> str:
     sides = [f"{side} ({printable(found[side]['name'])})" for side in ("base", "head")]
     return (
         f"{found['rounds']} rounds of {found['steps_per_trial']} steps in {found['starts']} starts, "
-        f"{' and '.join(sides)} in turn{stopped}; threshold {found['threshold_pct']:g} %; at most "
+        f"{' and '.join(sides)} in turn{stopped}{_waits(found)}; threshold {found['threshold_pct']:g} %; at most "
         f"{found['false_alarm_pct']:g} % of changes without any effect raise a false alarm"
     )
+
+
+def _waits(found: Mapping[str, Any]) -> str:
+    waits = [found[f"{side}_core_wait_ms"] for side in ("base", "head")]
+    if max(waits) < 0.01 * found["base_step_ms"]:
+        return ""
+    return f"; waits for a core subtracted ({waits[0]:.3g} and {waits[1]:.3g} ms per step)"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
