@@ -1,6 +1,7 @@
 """`stepscope mcp`, driven over stdio by the client of the official package: every tool, wrong input, sizes, paths."""
 
 import asyncio
+import gzip
 import json
 import os
 import shlex
@@ -198,17 +199,22 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
     assert not is_error and "verdict" in inside
 
 
+EVERY_EVENT = {"run": "run", "query": "SELECT * FROM events", "limit": 100_000}
+ABOUT_A_RUN: Calls = [
+    *((name, {"run": "run"}) for name in ("open_run", "summary", "findings", "owners")),
+    ("what_if", {"run": "run", "settings": ["straggler=off"]}),
+    ("compare", {"a": ["run"], "b": ["run"]}),
+    ("sql", EVERY_EVENT),
+]
+
+
 @pytest.mark.slow
 def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path: Path) -> None:
     owned_folder(tmp_path / "run", ranks=24, late_us=LATE_US)
-    every = "SELECT * FROM events"
     calls: Calls = [
-        *((name, {"run": "run"}) for name in ("open_run", "summary", "findings", "owners")),
-        ("what_if", {"run": "run", "settings": ["straggler=off"]}),
-        ("compare", {"a": ["run"], "b": ["run"]}),
-        ("sql", {"run": "run", "query": every, "limit": 100_000}),
+        *ABOUT_A_RUN,
         ("sql", {"run": "run", "query": "SELECT repeat('x', 1000000) AS long"}),
-        ("sql", {"run": "run", "query": every, "limit": 100_000, "max_bytes": 40_000}),
+        ("sql", {**EVERY_EVENT, "max_bytes": 40_000}),
     ]
     found = answers([tmp_path], calls)
     assert not any(is_error for _, is_error in found)
@@ -216,6 +222,33 @@ def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path:
     small, large = (json.loads(found[i][0]) for i in (6, 8))
     assert small["num_rows"] == large["num_rows"] == len(small["rows"]) + small["omitted"]["rows"] > 1000
     assert DEFAULT_BYTES < len(found[8][0].encode()) <= 40_000 and len(large["rows"]) > 10 * len(small["rows"])
+
+
+def inflate(trace: Path, num_bytes: int) -> int:
+    """Add operators with long arguments until the trace has so many bytes; return their number."""
+    document = json.loads(gzip.decompress(trace.read_bytes()))
+    events = document.pop("traceEvents")
+    op = {"ph": "X", "cat": "cpu_op", "pid": events[0]["pid"], "tid": 77, "dur": 0.001}
+    op |= {"args": {"Concrete Inputs": ["x" * 100_000]}}
+    block = "".join(",\n" + json.dumps({**op, "name": f"op{k}", "ts": events[0]["ts"] + k / 100}) for k in range(100))
+    text, repetitions = json.dumps({**document, "traceEvents": events}), -(-num_bytes // len(block))
+    assert text.endswith("]}")
+    # members of one gzip file: the block is compressed once
+    members = [text[:-2], *[block] * repetitions, "]}"]
+    compressed = {member: gzip.compress(member.encode(), 1) for member in set(members)}
+    trace.write_bytes(b"".join(compressed[member] for member in members))
+    return 100 * repetitions
+
+
+@pytest.mark.slow
+def test_answers_about_a_gigabyte_of_trace_stay_small(tmp_path: Path) -> None:
+    owned_folder(tmp_path / "run", ranks=2, late_us=LATE_US)
+    added = inflate(tmp_path / "run" / "rank00001.pt.trace.json.gz", 10**9)
+    found = answers([tmp_path], ABOUT_A_RUN)
+    assert not any(is_error for _, is_error in found), found
+    assert all(len(text.encode()) <= DEFAULT_BYTES for text, _ in found)
+    rows = json.loads(found[-1][0])
+    assert rows["num_rows"] == len(rows["rows"]) + rows["omitted"]["rows"] >= min(added, EVERY_EVENT["limit"])
 
 
 _texts = st.text(max_size=300)
