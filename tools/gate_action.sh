@@ -14,7 +14,7 @@ fi
 out="${RUNNER_TEMP:-/tmp}/stepscope-gate-$$"
 mkdir -p "$out"
 stepscope gate --base "$GATE_BASE" --threshold "$GATE_THRESHOLD" --false-alarms "$GATE_FALSE_ALARMS" \
-  --rounds "$GATE_ROUNDS" --out "$out/trials" --json "$out/gate.json" --markdown "$out/summary.md" \
+  ${GATE_ROUNDS:+--rounds "$GATE_ROUNDS"} --out "$out/trials" --json "$out/gate.json" --markdown "$out/summary.md" \
   --bencher "$out/bencher.json" -- bash -c "$GATE_COMMAND"
 code=$?
 

@@ -1,0 +1,97 @@
+"""Jobs that run in turn: one takes steps while the other is stopped, and none outlives the controller."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.tune import run_trial
+from stepscope.record.launch.launch import processes_of
+from stepscope.record.turns import Turns, TurnsError
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TURN, ROUNDS = 4, 3
+
+
+def states(address: str) -> set[str]:
+    """Return the states of a job's processes, e.g. T for stopped."""
+    stats = (Path(f"/proc/{pid}/stat").read_text() for pid in processes_of(address))
+    return {stat.rpartition(") ")[2][0] for stat in stats}
+
+
+@pytest.mark.job
+def test_ranks_of_two_jobs_take_turns(tmp_path: Path) -> None:
+    addresses = {}
+
+    def job(side: str, address: str) -> tuple[Path | None, str | None]:
+        addresses[side] = address
+        command = [*TORCHRUN, str(Path(__file__).with_name("ddp_job.py"))]
+        return run_trial(command, tmp_path / f"{side}.log", steps=100_000, limit_s=500, turn_address=address)
+
+    with Turns([partial(job, side) for side in "ab"]) as turns:
+        assert turns.step_ns > 0
+        for _ in range(ROUNDS):
+            for k in (0, 1):
+                turns.run(k, TURN)
+                assert states(addresses["a"]) == states(addresses["b"]) == {"T"}
+    assert not any(map(processes_of, addresses.values()))
+    spans = []
+    for folder, ended in turns.outcomes:
+        assert folder is not None and ended is None
+        for rank in (0, 1):
+            lines = (folder / f"rank{rank:05d}.steps.jsonl").read_text().splitlines()[1:]
+            steps = [json.loads(line) for line in lines]
+            assert len(steps) == 2 + ROUNDS * TURN
+            assert all(step["cpu"]["delay_ns"] >= 0 for step in steps[1:])
+            own = [steps[2 + TURN * k : 2 + TURN * (k + 1)] for k in range(ROUNDS)]
+            spans += [(turn[0]["start_ns"], turn[-1]["end_ns"], folder) for turn in own]
+    spans.sort(key=lambda span: span[0])
+    order = [folder for _, _, folder in spans]
+    assert order == [folder for _ in range(ROUNDS) for folder, _ in turns.outcomes for _ in (0, 1)]
+    assert all(one[1] <= other[0] for one, other in zip(spans, spans[2:], strict=False) if one[2] != other[2])
+
+
+RANK = """
+import os
+from stepscope.record.turns import steps_of_turn
+while steps_of_turn(os.environ["TURNS"], world_size=1, step_ns=1, on_device=False):
+    pass
+"""
+CONTROLLER = f"""
+import os, subprocess, sys, time
+from stepscope.record.turns import Turns
+def job(address):
+    subprocess.run([sys.executable, "-c", {RANK!r}], env={{**os.environ, "TURNS": address}})
+with Turns([job, job]) as turns:
+    turns.run(0, 1)
+    print(turns._folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("ended_by", ["SIGKILL", "SIGINT"])
+def test_stopped_jobs_end_with_their_controller(ended_by: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout
+        folder = controller.stdout.readline().strip()
+        assert len(processes_of(folder)) == 2
+        controller.send_signal(getattr(signal, ended_by))
+    while processes_of(folder):
+        time.sleep(0.05)
+
+
+def test_job_without_turns_is_an_error_and_its_own_error_is_raised() -> None:
+    with pytest.raises(TurnsError, match="ended before its turns were over"), Turns([lambda _: None] * 2):
+        pass
+
+    def failing(_: str) -> None:
+        raise FileNotFoundError("no such program")
+
+    with pytest.raises(FileNotFoundError), Turns([failing] * 2):
+        pass
