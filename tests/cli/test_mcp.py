@@ -199,7 +199,7 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
     assert not is_error and "verdict" in inside
 
 
-EVERY_EVENT = {"run": "run", "query": "SELECT * FROM events", "limit": 100_000}
+EVERY_EVENT: dict[str, Any] = {"run": "run", "query": "SELECT * FROM events", "limit": 100_000}
 ABOUT_A_RUN: Calls = [
     *((name, {"run": "run"}) for name in ("open_run", "summary", "findings", "owners")),
     ("what_if", {"run": "run", "settings": ["straggler=off"]}),

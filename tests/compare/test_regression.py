@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from stepscope.compare.regression import (
 )
 
 DATA = Path(__file__).parents[1] / "data" / "step_noise" / "h200-host.json.gz"
-LIMITS = {"threshold_pct": 3.0, "false_alarm_pct": 2.0}
+LIMITS: dict[str, Any] = {"threshold_pct": 3.0, "false_alarm_pct": 2.0}
 TRIAL = 16
 """steps"""
 
@@ -46,10 +46,12 @@ def _series(found: Any) -> Iterator[np.ndarray]:
         yield np.max([rank["dur"] for rank in job["steps"]], axis=0) / 1000
 
 
-def round_of(base: npt.ArrayLike, head: npt.ArrayLike, start: int, *, waits: npt.ArrayLike = ((0.0,), (0.0,))) -> Round:
+def round_of(
+    base: npt.ArrayLike, head: npt.ArrayLike, start: int, *, waits: Sequence[npt.ArrayLike] = (0.0, 0.0)
+) -> Round:
     """Return a round in which the steps of both sides waited so long for a core."""
-    sides = (np.array(np.broadcast_arrays(ms, wait), float) for ms, wait in zip((base, head), waits, strict=True))
-    return Round(*sides, start)
+    base, head = (np.array(np.broadcast_arrays(ms, wait)) for ms, wait in zip((base, head), waits, strict=True))
+    return Round(base, head, start)
 
 
 def gate(seed: int, *, change: float = 0.0, every: int = 1, looks: tuple[int, ...] = (16, 32, 64)) -> Judgement:
@@ -119,7 +121,8 @@ def turns(seed: int, *, change: float, starts: int, wait_ms: float = 0.0, start_
         for _ in range(16):
             waits = wait_ms * rng.random((2, 4))
             own = 10 * (1 + 0.01 * rng.standard_normal((2, 4))) * [[1], [factor]]
-            out.append(round_of(*(own + waits), start, waits=waits))
+            base, head = own + waits
+            out.append(round_of(base, head, start, waits=list(waits)))
     return out
 
 
