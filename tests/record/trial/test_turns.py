@@ -20,8 +20,7 @@ TURN, ROUNDS = 4, 3
 
 def states(address: str) -> set[str]:
     """Return the states of a job's processes, e.g. T for stopped."""
-    stats = (Path(f"/proc/{pid}/stat").read_text() for pid in processes_of(address))
-    return {stat.rpartition(") ")[2][0] for stat in stats}
+    return {Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in processes_of(address)}
 
 
 @pytest.mark.job
@@ -38,7 +37,8 @@ def test_ranks_of_two_jobs_take_turns(tmp_path: Path) -> None:
         for _ in range(ROUNDS):
             for k in (0, 1):
                 turns.run(k, TURN)
-                assert states(addresses["a"]) == states(addresses["b"]) == {"T"}
+                while any(states(address) != {"T"} for address in addresses.values()):
+                    time.sleep(0.05)  # a process stops when it is next on a core
     assert not any(map(processes_of, addresses.values()))
     spans = []
     for folder, ended in turns.outcomes:
