@@ -7,8 +7,8 @@ examples:
   stepscope gate --base 'python old.py' --head 'python new.py' --markdown summary.md --bencher bencher.json
 
 With a command after --, base and head are git revisions or folders with a checkout, and head is the current folder
-unless given. Without one they are two commands. Every trial is the job, started anew and ended after its timed steps.
-Exit code 1 is a regression.
+unless given. Without one they are two commands. Both jobs run at the same time and take turns of a few steps; one that
+uses a GPU starts anew in every round. Exit code 1 is a regression.
 """
 
 import argparse
