@@ -97,11 +97,6 @@ class OpCost:
     def total_bytes(self) -> int:
         return self.read_bytes + self.write_bytes
 
-    @property
-    def hardware_flops(self) -> int:
-        """Return model FLOPs and what the algorithm repeats, as PyTorch's own counter does."""
-        return self.flops + self.recomputed_flops
-
 
 # Does a name match one of many regular expressions, nearly all of which are of other names?
 #
