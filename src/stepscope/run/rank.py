@@ -419,8 +419,11 @@ class DeviceWork(ArrayRecord):
 class JoinCounts:
     """What could and could not be joined."""
 
+    device_events: int
     #: launched before the window, or the launch was not recorded
     without_launch: int
+    #: launched, but no host operator around the launch
+    without_op: int
     launches_without_work: int
     #: launches that share their correlation id with another launch
     reused_correlation: int
@@ -459,7 +462,9 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
             "pass the trace of one rank, as the profiler wrote it"
         )
     counts = JoinCounts(
+        device_events=len(row),
         without_launch=int((launch_row < 0).sum()),
+        without_op=int((op_row[launched] < 0).sum()),
         launches_without_work=int((~among(launches, launch_row)).sum()),
         reused_correlation=reused,
     )

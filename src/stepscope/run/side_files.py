@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import field, fields, replace
 from pathlib import Path, PurePosixPath
 from sys import intern
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,14 +54,8 @@ _MAX_FOLDER_BYTES, _MIN_SHARE_BYTES = 128 << 20, 64 << 10
 _MAX_NAME = 200
 
 
-@dataclass(frozen=True)
-class KeptLines(Generic[_T]):
-    """What the lines of one file became."""
-
-    lines: tuple[_T, ...] = ()
-    damaged: int = 0
-    #: why not all of it was read
-    unread: tuple[str, ...] = ()
+# what the lines of one file became, how many are damaged, and why not all of it was read
+KeptLines = tuple[tuple[_T, ...], int, list[str]]
 
 
 def _kept_lines(
@@ -86,7 +80,7 @@ def _kept_lines(
         made = keep(line) if line is not None else None
         if made is not None:
             kept.append(made)
-    return KeptLines(tuple(kept), damaged - last_is_damaged, tuple(unread))
+    return tuple(kept), damaged - last_is_damaged, unread
 
 
 def _text_lines(path: Path, *, max_bytes: int, say: Callable[[str], None]) -> Iterator[bytes]:
@@ -148,8 +142,8 @@ class Telemetry(ArrayRecord):
 
 def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
     found = _kept_lines(path, _device_or_state, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
-    device = next((line for line in found.lines if isinstance(line, dict)), {})
-    states = [line for line in found.lines if not isinstance(line, dict)]
+    device = next((line for line in found[0] if isinstance(line, dict)), {})
+    states = [line for line in found[0] if not isinstance(line, dict)]
     values = np.array([numbers for numbers, _ in states]).reshape(-1, len(_COLUMNS))
     order = np.argsort(np.nan_to_num(values[:, 0]), kind="stable")
     columns = {column: values[order, i] for i, column in enumerate(_COLUMNS)}
@@ -351,20 +345,18 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             telemetry.append(device)
         elif what == _COLLECTIVES:
             found = _kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
-            called = found.lines[0].get("groups", {}) if found.lines else {}
+            called = found[0][0].get("groups", {}) if found[0] else {}
             live = [
-                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x)
-                for x in found.lines
-                if "op" in x
+                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in found[0] if "op" in x
             ]
             collectives += live[: _MAX_LIVE_OF_ALL - len(collectives)]
         else:
             found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
-            known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
+            known = [MemoryEdge(rank, **line["edge"]) for line in found[0] if "edge" in line]
             edges += known[: 200_000 - len(edges)]
-            peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
-        lost += found.damaged
-        unread += found.unread
+            peaks |= dict([(rank, line["peak"]) for line in found[0] if "peak" in line][-1:])
+        lost += found[1]
+        unread += found[2]
     if others_in(folder, but=but):
         logs += _logs_of_all(folder, {log.rank for log in logs}, share, unread, but)
     measured, damaged = _inspected(folder, share, unread)
