@@ -323,7 +323,7 @@ def compare_json(
     code: Sequence[LineChange],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the comparison of two sides of runs, by their samples and reports; `judge` holds gates against metrics."""
-    metrics = metrics_of(*reports, found)
+    metrics = metrics_of(reports[0], reports[1], found)
     a, b = (_side(*side, found) for side in zip(samples, reports, strict=True))
     return plain(
         {
