@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -178,23 +178,21 @@ def by_formula(case: Case, device: str) -> float:
     return found.peak_bytes
 
 
-def by_simulation(case: Case, device: str, folder: Path) -> float | None:
+def by_simulation(case: Case, device: str) -> float | None:
     """Return the simulated step's peak with the workspaces of cuBLAS added, None where it could not run."""
     from stepscope.cost.model_memory import WORKSPACE_BYTES
-    from stepscope.cost.strategy_cost import load_simulated
 
-    out = folder / f"{case.name.replace(' ', '_').replace(',', '')}.json"
     shape, micro_batch = model_shape(device)
-    command = [sys.executable, "-m", "stepscope.bench.simulate", "--out", str(out), "--fused"]
-    for name in SHAPE:
-        command += [f"--{name}", str(getattr(shape, name.replace("-", "_")))]
-    command += ["--strategy", case.strategy, "--precision", case.precision, "--optimizer", case.optimizer]
-    command += ["--data", str(RANKS), "--micro-batch", str(micro_batch), *(["--checkpoint"] if case.checkpoint else [])]
+    job = {
+        "shape": asdict(shape), "strategy": case.strategy, "data": RANKS, "micro_batch": micro_batch,
+        "precision": case.precision, "optimizer": case.optimizer, "checkpoint": case.checkpoint, "foreach": False,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "stepscope.bench.simulate", json.dumps(job)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SIMULATE_TIMEOUT_S)
     if done.returncode:
         print(f"simulation of {case.name} failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
         return None
-    return load_simulated(out).peak_bytes + WORKSPACE_BYTES
+    return json.loads(done.stdout.splitlines()[-1])["memory"]["peak_bytes"] + WORKSPACE_BYTES
 
 
 # ---- the table
@@ -222,7 +220,7 @@ def peak_rows(device: str) -> list[dict[str, Any]]:
         print(f"ranks share the device: {sharing}", file=sys.stderr)
         peaks = measured_peaks(device, folder)
         with ThreadPoolExecutor(max_workers=max(1, min(8, (os.cpu_count() or 2) // 2))) as pool:
-            simulated = list(pool.map(lambda case: by_simulation(case, device, folder), CASES))
+            simulated = list(pool.map(lambda case: by_simulation(case, device), CASES))
         return [
             {
                 "case": case.name,

@@ -110,11 +110,12 @@ def test_the_loader_tells_steps_where_nothing_else_does() -> None:
 def test_the_kernels_alone_tell_as_many_steps_but_the_last() -> None:
     marked = load(DATA / "foreign-no-steps", cache=False, jobs=1).ranks[0]
     found = kernel_period(marked.trace, marked.work)
-    assert found is not None and found.confidence > 0.95
-    assert len(found.start_ns) == len(marked.steps) - 1
-    assert (found.end_ns[:-1] == found.start_ns[1:]).all()
-    in_step = marked.steps.of(found.start_ns)
-    assert np.diff(in_step).tolist() == [1] * (len(found.start_ns) - 1), "one begins in each step of the loader"
+    assert found is not None
+    start_ns, end_ns, confidence = found
+    assert confidence > 0.95 and len(start_ns) == len(marked.steps) - 1
+    assert (end_ns[:-1] == start_ns[1:]).all()
+    in_step = marked.steps.of(start_ns)
+    assert np.diff(in_step).tolist() == [1] * (len(start_ns) - 1), "one begins in each step of the loader"
 
 
 _NAMES = ("PP:", "FSDP::")

@@ -178,7 +178,7 @@ def sample(variant: str, run: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def ended(*records: dict[str, Any], code: int | None = 0, message: str | None = None) -> LaunchResult:
-    return LaunchResult(exit_codes=(code,), records=(list(records),), message=message, interrupted=False, took_s=1.0)
+    return LaunchResult(exit_codes=(code,), records=(list(records),), message=message, interrupted=False)
 
 
 @pytest.fixture
@@ -238,8 +238,8 @@ def test_other_ranks_lost_the_one_that_ran_out_of_memory(played: list, tmp_path:
     full = {"what": "out_of_memory", "variant": "b", "run": 0, "reason": "OutOfMemoryError: no more"}
     first = [begun("a"), sample("a"), begun("b"), lost]
     played += [
-        LaunchResult((3, 3), (first, [begun("b"), full]), "rank 0 ended with exit code 3", False, 1.0),
-        LaunchResult((0, 0), ([begun("c"), sample("c")], []), None, False, 1.0),
+        LaunchResult((3, 3), (first, [begun("b"), full]), "rank 0 ended with exit code 3", False),
+        LaunchResult((0, 0), ([begun("c"), sample("c")], []), None, False),
     ]
     found = run_sweep(
         sweep(Variant("a"), Variant("b"), Variant("c"), fresh=False), spec=PLAYED, method=Method(runs=1, world_size=2),

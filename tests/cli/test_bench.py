@@ -68,7 +68,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, message: str | None, *, interrupted: 
     records = ([record("ddp", 0, 20.0), record("pytorch_ddp", 0, 10.0)], [record("ddp", 0, 22.0)])
 
     def launch(*_: Any, **__: Any) -> LaunchResult:
-        return LaunchResult((0, 0), records, message, interrupted, 1.0)
+        return LaunchResult((0, 0), records, message, interrupted)
 
     monkeypatch.setattr(bench_session, "launch", launch)
 
@@ -97,7 +97,7 @@ def test_progress_is_shown_before_the_first_run_ends(
         shown.append(capsys.readouterr().err)
         on_record({"what": "begin", "series": "ddp", "run": 0})
         shown.append(capsys.readouterr().err)
-        return LaunchResult((0, 0), ([record("ddp", 0, 20.0)], [record("ddp", 0, 22.0)]), None, False, 1.0)
+        return LaunchResult((0, 0), ([record("ddp", 0, 20.0)], [record("ddp", 0, 22.0)]), None, False)
 
     monkeypatch.setattr(bench_session, "launch", launch)
     assert main(["bench", "ddp", "--implementations", "ddp", "--runs", "3", "--out", str(tmp_path / "out")]) == 0
@@ -108,7 +108,7 @@ def test_nothing_measured_is_an_error_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def launch(*_: Any, **__: Any) -> LaunchResult:
-        return LaunchResult((2,), ([],), "8 NCCL ranks need 8 devices, and there are 1", False, 1.0)
+        return LaunchResult((2,), ([],), "8 NCCL ranks need 8 devices, and there are 1", False)
 
     monkeypatch.setattr(bench_session, "launch", launch)
     assert main(["bench", "ddp", "--out", str(tmp_path / "out")]) == 2

@@ -60,14 +60,14 @@ def test_numbers_with_samples_have_intervals_and_single_ones_say_why_not() -> No
 def test_findings_come_go_and_stay() -> None:
     before = [report(findings=(("straggler", 2), ("no-overlap", 0)))]
     after = [report(findings=(("straggler", 3), ("no-overlap", 0)))]
-    said = {(f.id, f.ranks): f.what for f in finding_changes(before, after)}
+    said = {(f["id"], tuple(f["ranks"])): f["what"] for f in finding_changes(before, after)}
     assert said == {("straggler", (3,)): "came", ("straggler", (2,)): "went", ("no-overlap", (0,)): "stayed"}
 
 
 def test_waterfall_rows_of_both_sides() -> None:
     rows = waterfall_changes([report()], [report()])
-    assert [r.loss for r in rows] == ["exposed_transfer", "achieved"]
-    assert waterfall_changes([report()], [report(waterfall=[])]) == ()
+    assert [r["loss"] for r in rows] == ["exposed_transfer", "achieved"]
+    assert waterfall_changes([report()], [report(waterfall=[])]) == []
 
 
 @pytest.mark.parametrize(

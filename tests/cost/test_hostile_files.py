@@ -18,12 +18,11 @@ from stepscope.cost.calibration import Calibration, calibration_json, load_calib
 from stepscope.cost.chips import load_chips
 from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
 from stepscope.cost.model_shape import transformer_from_config
-from stepscope.cost.strategy_cost import load_simulated
 from stepscope.errors import StepscopeError
 
 READERS: list[Callable[[Any], Any]] = [
     load_calibration, points_from_csv, points_from_nccl_tests, points_from_bench, load_chips, transformer_from_config,
-    load_simulated, read_config,
+    read_config,
 ]  # fmt: skip
 HUGE = "9" * 400
 CONTENTS = ["", "{}", "[]", "[" * 100_000, '{"a":' * 50_000, "\0" * 100, f"[{HUGE}]", "null", "a = " + "[" * 5000]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.compare.document import NO_DIFFERENCE, FindingChange, compared, verdict_of
+from stepscope.compare.document import NO_DIFFERENCE, finding_changes, verdict_of
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of, guides_of
@@ -76,19 +76,19 @@ def contradictions_of_pair(before: Account, after: Account) -> list[str]:
     reports = [report_json(m.account, m.diagnosis) for m in pair]
     samples = [run_samples(account) for account in (before, after)]
     found = compare([samples[0]], [samples[1]])
-    full = compared(found, [reports[0]], [reports[1]])
+    fates = finding_changes([reports[0]], [reports[1]])
     told = validate(pair[0], pair[1])
     if told is None:
         return []
-    return [*_of_fates(full.findings, told), *_of_the_change(found, told)]
+    return [*_of_fates(fates, told), *_of_the_change(found, told)]
 
 
-def _of_fates(changes: Sequence[FindingChange], told: Validation) -> Iterator[str]:
+def _of_fates(changes: Sequence[Json], told: Validation) -> Iterator[str]:
     """Yield findings of which one place says that they are gone and the other that they are there."""
     said: dict[str, set[str]] = {}
     for change in changes:
-        if max(change.a_ns, change.b_ns) > 0:
-            said.setdefault(change.id, set()).add(change.what)
+        if max(change["a_saving_ms"], change["b_saving_ms"]) > 0:
+            said.setdefault(change["id"], set()).add(change["what"])
     stays = {GREW, STAYED}
     for word, ids, fits in (
         ("fixed", told.fixed, set(FIXED)),

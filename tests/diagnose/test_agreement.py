@@ -15,7 +15,7 @@ from tests.diagnose.test_rules import FAULTS, HEALTHY
 from tests.diagnose.test_verdict import queued_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.compare.document import FindingChange
+from stepscope.compare.document import finding_changes
 from stepscope.diagnose.findings import conclude, diagnose
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import Validation
@@ -103,8 +103,10 @@ def test_a_fault_that_is_partly_left_is_told_the_same(tmp_path: Path, left_us: f
 
 
 def test_a_pair_told_otherwise_is_noticed() -> None:
-    def change(a_ns: int, b_ns: int) -> FindingChange:
-        return FindingChange("straggler", "Rank 1", (1,), a_ns, b_ns, int(a_ns > 0), int(b_ns > 0))
+    def change(*saving_ms: float) -> dict[str, Any]:
+        found = {"id": "straggler", "title": "Rank 1", "ranks": [1]}
+        (row,) = finding_changes(*([{"findings": [found | {"saving_alone_ms": ms}] * (ms > 0)}] for ms in saving_ms))
+        return row
 
     told = Validation(
         *(10e6, 8e6, "profiled", 2e6, 1e5), ("straggler",), 2e6, 1e6, 3e6, "came true", remaining=(), fresh=(), notes=()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from stepscope.analyze.log_stragglers import late_ranks
-from stepscope.compare.document import compare_bench
+from stepscope.compare.document import compare_bench_json
 from stepscope.errors import InputError
 from stepscope.results.folder import is_bench_folder, read_bench_results
 from stepscope.results.times import bench_times, ratio, scaling, simplest_unless_slower
@@ -198,10 +198,12 @@ def test_series_are_matched_by_name(tmp_path: Path) -> None:
         "samples_ms": [[1.2 * ms(t) for t in run] for run in a.series["bucketed"].samples_ns],
         "summary": {},
     }
-    found = compare_bench([a], [read_bench_results(write(tmp_path / "b", series=[slow, flat]))])
-    assert [s.name for s in found.series] == ["bucketed"] and found.only_b == ("flat",)
-    assert found.series[0].step.significant and found.series[0].config == ("bucket_mb: 25 -> 50",)
-    assert found.metrics[0].name == "bucketed.step_ms"
+    b = read_bench_results(write(tmp_path / "b", series=[slow, flat]))
+    found = compare_bench_json([a], [b], judge=lambda metrics: [])
+    (series,) = found["series"]
+    assert series["name"] == "bucketed" and found["only_b"] == ["flat"]
+    assert series["step_ms"]["significant"] and series["config_changes"] == ["bucket_mb: 25 -> 50"]
+    assert found["metrics"][0]["name"] == "bucketed.step_ms"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,6 @@ def test_unprofiled_step_leaves_out_warm_up_window_and_the_step_after_it(tmp_pat
     assert ms(found.median_ns) == pytest.approx(11.01, abs=0.02)
     assert found.num_steps == 14
     assert found.warm_up_steps == 2
-    assert (ms(found.over_ranks_ns.min), ms(found.over_ranks_ns.max)) == pytest.approx((10.01, 12.01), abs=0.02)
 
 
 WHOLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"

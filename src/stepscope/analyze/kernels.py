@@ -29,8 +29,8 @@ from stepscope.cost.operators import (
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.formats import MeasuredLaunches
 from stepscope.run.load import Run, side_by_side
-from stepscope.run.rank import CPU, Rank, Rows, numbered
-from stepscope.stats.robust import distinct, distinct_places, median
+from stepscope.run.rank import CPU, Rank, Rows
+from stepscope.stats.robust import distinct, distinct_places, median, numbered
 from stepscope.trace.ncu import KernelMetrics
 from stepscope.trace.table import NO_STRING, EventKind, Int64s, Trace, by_string, of_kinds
 
@@ -301,7 +301,7 @@ def _distinct_costs(trace: Trace, calls: HostCalls, some: Int64s) -> tuple[Int64
     columns = _inputs(trace, rows)
     variant = names.astype(np.int64)
     for column in columns:
-        variant = numbered(variant * (len(trace.strings) + 1) + column + 1)
+        variant = numbered(variant * (len(trace.strings) + 1) + column + 1)[1]
     first = np.zeros(int(variant.max(initial=-1)) + 1, np.int64)
     first[variant[::-1]] = np.arange(len(variant))[::-1]  # the first of each is written last
     costs = []
@@ -353,7 +353,7 @@ def _also_outside(trace: Trace, calls: HostCalls, node: Mask, again: Int64s) -> 
     outside = alike[calls.nearest_to(alike, node) < 0]
     call = np.concatenate((outside, again))
     shape = trace.arg("input_dims").at(calls.row[call], missing=NO_STRING)
-    variant = numbered(calls.name[call].astype(np.int64) * (len(trace.strings) + 1) + shape + 1)
+    variant = numbered(calls.name[call].astype(np.int64) * (len(trace.strings) + 1) + shape + 1)[1]
     known = np.zeros(int(variant.max(initial=-1)) + 1, bool)
     known[variant[: len(outside)]] = True
     return known[variant[len(outside) :]]
@@ -489,7 +489,7 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
 def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], npt.NDArray[np.uint8], Mask]:
     work = rank.work
     name = np.where(work.kind == EventKind.KERNEL, work.name, NO_STRING).astype(np.int64)
-    names, at = distinct(name), numbered(name)
+    names, at = numbered(name)
     found = [_NO_CLASS if i == NO_STRING else kernel_class(rank.trace.strings[i]) for i in names.tolist()]
     family = np.array([FAMILY_CODE[c.family] for c in found], np.uint8)
     tensor_core = np.array([_UNKNOWN if c.tensor_core is None else c.tensor_core for c in found], np.int8)
@@ -1073,7 +1073,7 @@ NamedKernels = list[tuple[int, int, dict[str, float]]]
 def _kernels_of_rank(costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> NamedKernels:
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
-    group = numbered(work.name[kernels].astype(np.int64))
+    group = numbered(work.name[kernels].astype(np.int64))[1]
     example = np.empty(int(group.max(initial=-1)) + 1, np.int64)
     example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)

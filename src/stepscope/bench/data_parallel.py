@@ -153,8 +153,20 @@ def bucket_sweep(bench: Bench, settings: dict[str, Any]) -> None:
     """Find the best bucket size on these ranks, then compare it with the default and DDP's options."""
     every = sorted({DEFAULT_MB, *map(float, settings.get("sizes_mb") or SIZES_MB)})
     sizes, same_as = distinct_sizes(WorkloadSpec(**settings["workload"]), every)
-    rounds = Rounds(bench, settings, sizes)
-    found = search(len(sizes), rounds.times, exhaustive=bool(settings.get("exhaustive")))
+
+    def times(places: Sequence[int]) -> list[float]:
+        """Return the median step time of each place, in ms: the slowest rank's, so that all decide alike."""
+        step_ms: dict[int, list[float]] = {place: [] for place in places}
+        for _ in range(int(settings.get("round_turns", _TURNS))):
+            for place in places:
+                step_ms[place] += _turn(bench, settings, sizes[place])
+        medians = torch.tensor([median(step_ms[place]) for place in places], device=bench.device)
+        dist.all_reduce(medians, op=dist.ReduceOp.MAX)
+        times_ms = [float(time) for time in medians]
+        bench.emit(what="round", sizes_mb=[sizes[place] for place in places], times_ms=times_ms)
+        return times_ms
+
+    found = search(len(sizes), times, exhaustive=bool(settings.get("exhaustive")))
     best_mb = sizes[found.best]
     if same_as.get(DEFAULT_MB) == best_mb:
         best_mb = DEFAULT_MB  # the same buckets
@@ -180,33 +192,13 @@ def distinct_sizes(spec: WorkloadSpec, sizes: Sequence[float]) -> tuple[list[flo
     return list(cuts.values()), same
 
 
-class Rounds:
-    """Measures sizes in turns, a few steps each; every rank gets the slowest rank's times, so all decide alike."""
-
-    def __init__(self, bench: Bench, settings: dict[str, Any], sizes: Sequence[float]) -> None:
-        self._bench, self._settings, self._sizes = bench, settings, sizes
-
-    def times(self, places: Sequence[int]) -> list[float]:
-        """Return the median step time of each place, in ms."""
-        step_ms: dict[int, list[float]] = {place: [] for place in places}
-        for _ in range(int(self._settings.get("round_turns", _TURNS))):
-            for place in places:
-                step_ms[place] += self.turn(self._sizes[place])
-        medians = torch.tensor([median(step_ms[place]) for place in places], device=self._bench.device)
-        dist.all_reduce(medians, op=dist.ReduceOp.MAX)
-        times_ms = [float(time) for time in medians]
-        self._bench.emit(what="round", sizes_mb=[self._sizes[place] for place in places], times_ms=times_ms)
-        return times_ms
-
-    def turn(self, size_mb: float) -> Sequence[float]:
-        """Return the step times of one turn of a size, with a new model, in ms."""
-        settings = self._settings
-        series = {"implementation": settings["implementation"], "options": {"bucket_size_mb": size_mb}}
-        clear_memory(self._bench)
-        training = new_training(self._bench, settings, series)
-        warmup, steps = int(settings.get("round_warmup", 3)), int(settings.get("round_steps", 10))
-        found = measure(training.step, warmup_steps=warmup, steps=steps, device=self._bench.device)
-        return list(found["step_ms"])
+def _turn(bench: Bench, settings: dict[str, Any], size_mb: float) -> Sequence[float]:
+    """Return the step times of one turn of a size, with a new model, in ms."""
+    series = {"implementation": settings["implementation"], "options": {"bucket_size_mb": size_mb}}
+    clear_memory(bench)
+    training = new_training(bench, settings, series)
+    warmup, steps = int(settings.get("round_warmup", 3)), int(settings.get("round_steps", 10))
+    return list(measure(training.step, warmup_steps=warmup, steps=steps, device=bench.device)["step_ms"])
 
 
 def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:

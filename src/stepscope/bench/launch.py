@@ -119,7 +119,6 @@ class LaunchResult:
     records: tuple[Records, ...]
     message: str | None
     interrupted: bool
-    took_s: float
 
     @property
     def complete(self) -> bool:
@@ -138,7 +137,7 @@ def launch(
     ranks' environment. With `launched` only this process's rank is started here, as one of the launcher's; `session`
     counts the launches of one command. Rank 0 gets the records of all.
     """
-    begin_s = time.monotonic()
+    deadline_s = time.monotonic() + limit_s
     here = range(world_size) if launched is None else (launched.rank,)
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
         # A rank on another machine may not see rank 0's folder.
@@ -155,7 +154,7 @@ def launch(
             follow.append(_Follower(ranks[0].said, lambda line: on_line(line.rstrip("\n"))))
         interrupted = False
         try:
-            message = _wait_for_ranks(ranks, follow, deadline_s=begin_s + limit_s, limit_s=limit_s)
+            message = _wait_for_ranks(ranks, follow, deadline_s=deadline_s, limit_s=limit_s)
         except KeyboardInterrupt:
             message, interrupted = "stopped by Ctrl-C; what was measured until then is kept", True
         finally:
@@ -165,9 +164,7 @@ def launch(
     records = tuple(records_of(out, rank) for rank in (range(world_size) if 0 in here else here))
     if all(any(r["what"] == "done" for r in mine) for mine in records):
         message = None  # a process that fails while it ends, after its last record, has lost nothing
-    return LaunchResult(
-        tuple(rank.exit_code for rank in ranks), records, message, interrupted, time.monotonic() - begin_s
-    )
+    return LaunchResult(tuple(rank.exit_code for rank in ranks), records, message, interrupted)
 
 
 def records_of(out: Path, rank: int) -> Records:

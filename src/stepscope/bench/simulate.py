@@ -1,22 +1,21 @@
 """What would one step of a large job communicate and hold? Simulated in one process, without data.
 
-    python -m stepscope.bench.simulate --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 2048 \
-        --strategy zero3 --data 128 --tensor 8 --out step.json
+    python -m stepscope.bench.simulate '{"shape": {"layers": 32, "d_model": 4096, ...}, "strategy": "zero3", "data": 8}'
 
 The process takes the part of rank 0 of a job whose other ranks do not exist (PyTorch's fake process group), the model
 has sizes but no data. PyTorch's own FSDP and tensor parallelism run unchanged, so what they would send is seen exactly.
 DDP's reducer cannot run without data: its buckets are filled here by its own rules.
 """
 
-import argparse
 import contextlib
+import json
 import resource
 import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from stepscope.bench.rank import run_to_exit_code
-from stepscope.contract.run_folder import SCHEMA, atomic_write
+from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.units import json_text
 
@@ -236,7 +235,7 @@ class DdpBuckets:
         """Make the buffers, which live as long as the job and are as large as all gradients, and wait for those."""
         for parameter in self._model.parameters():
             parameter.register_post_accumulate_grad_hook(self._on_ready)
-        local = [_local_tensor(p) for p in self._model.parameters()]
+        local = _local(self._model.parameters())
         self.buffers = [torch.empty(sum(p.numel() for p in local), dtype=local[0].dtype, device=local[0].device)]
 
     def finish(self) -> None:
@@ -245,7 +244,7 @@ class DdpBuckets:
         self._limit_bytes = _FIRST_BUCKET_BYTES
 
     def _on_ready(self, parameter: torch.Tensor) -> None:
-        gradient = _local_tensor(parameter.grad)
+        [gradient] = _local([parameter.grad])
         self._ready.append(gradient)
         self._filled_bytes += gradient.numel() * gradient.element_size()
         if self._filled_bytes >= self._limit_bytes:
@@ -256,10 +255,6 @@ class DdpBuckets:
             count = sum(g.numel() for g in self._ready)
             dist.all_reduce(self.buffers[0][:count], group=self._group)
         self._ready, self._filled_bytes, self._limit_bytes = [], 0, _BUCKET_BYTES
-
-
-def _local_tensor(tensor: Any) -> torch.Tensor:
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
@@ -493,35 +488,13 @@ def _local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [t._local_tensor if isinstance(t, DTensor) else t for t in tensors]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 once the simulated step is written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("layers", "d-model", "heads", "vocab", "seq-len"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("mlp-width", "kv-heads", "experts", "experts-per-token"):
-        parser.add_argument(f"--{name}", type=int, default=0)
-    parser.add_argument("--gated-mlp", action="store_true")
-    parser.add_argument("--no-positions", action="store_true", help="without a learned position table")
-    parser.add_argument("--no-norm-bias", action="store_true")
-    parser.add_argument("--strategy", choices=("ddp", "zero2", "zero3"), default="zero3")
-    for name in ("data", "tensor", "expert", "micro-batch"):
-        parser.add_argument(f"--{name}", type=int, default=1)
-    parser.add_argument("--precision", choices=("fp32", "amp", "mixed"), default="fp32")
-    parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
-    parser.add_argument("--checkpoint", action="store_true")
-    parser.add_argument("--fused", action="store_true", help="an optimizer that makes no copies")
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args(argv)
-    args.mlp_width, args.kv_heads = args.mlp_width or 4 * args.d_model, args.kv_heads or None
-    args.norm_bias, args.learned_positions = not args.no_norm_bias, not args.no_positions
-    args.foreach = not args.fused
-    args.shape = Shape(**{known.name: getattr(args, known.name) for known in fields(Shape)})
-    job = Job(**{known.name: getattr(args, known.name) for known in fields(Job)})
-    text = json_text(simulate_step(job), indent=1) + "\n"
-    with atomic_write(args.out) as f:
-        f.write(text.encode())
+def main(job: str) -> int:
+    """Print the simulated step of a job, both as JSON; return 0."""
+    given = json.loads(job)
+    step = simulate_step(Job(**{**given, "shape": Shape(**given["shape"])}))
+    sys.stdout.write(json_text(step) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_to_exit_code("stepscope.bench.simulate", main))
+    sys.exit(run_to_exit_code("stepscope.bench.simulate", lambda: main(sys.argv[1])))

@@ -78,16 +78,10 @@ def run(args: argparse.Namespace) -> int:
     is_partial = False
     show = print_comparison
     if True in benches:
-        from stepscope.compare.document import compare_bench, compare_bench_json
+        from stepscope.compare.document import compare_bench_json
 
-        results_a, results_b = ([read_bench_results(folder) for folder in side] for side in (a, b))
-        found = compare_bench(results_a, results_b)
-        document = compare_bench_json(
-            found,
-            a=[one.name for one in results_a],
-            b=[one.name for one in results_b],
-            gates=judge_changes(gates, found.metrics, [], []),
-        )
+        results = ([read_bench_results(folder) for folder in side] for side in (a, b))
+        document = compare_bench_json(*results, judge=lambda metrics: judge_changes(gates, metrics, [], []))
         show = print_bench_comparison
     else:
         runs_a, runs_b = (

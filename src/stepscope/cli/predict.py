@@ -66,7 +66,6 @@ from stepscope.units import ms, readable_bytes, us
 if TYPE_CHECKING:
     from stepscope.cost.calibration import Calibration
     from stepscope.cost.chips import Chip
-    from stepscope.cost.strategy_cost import Traffic
     from stepscope.predict.scale import ScaledStep
     from stepscope.predict.strategy import Candidate
 
@@ -565,51 +564,48 @@ def _print_memory(found: dict[str, Any]) -> None:
 
 def _simulated_step(args: argparse.Namespace, model: Transformer, layout: Layout) -> dict[str, Any]:
     """Return what one step, simulated in a separate process, communicates and holds."""
+    import json
     import subprocess
-    import tempfile
 
     from stepscope.cost.model_memory import Batch
-    from stepscope.cost.strategy_cost import load_simulated, strategy_traffic
+    from stepscope.cost.strategy_cost import strategy_traffic
 
     _check_simulation(args, model, layout)
     experts = model.experts
-    values = {
-        "layers": model.layers, "d-model": model.d_model, "heads": model.heads, "vocab": model.vocab,
-        "seq-len": args.seq_len, "mlp-width": experts.width if experts else model.mlp_width,
-        "kv-heads": model.kv_heads or 0, "micro-batch": args.micro_batch, "precision": args.precision,
-        "experts": experts.count if experts else 0, "experts-per-token": experts.per_token if experts else 0,
-        "optimizer": args.optimizer, "strategy": layout.sharding.value,
-        "data": layout.data, "tensor": layout.tensor, "expert": layout.expert,
+    shape = {
+        "layers": model.layers, "d_model": model.d_model, "heads": model.heads, "vocab": model.vocab,
+        "seq_len": args.seq_len, "mlp_width": experts.width if experts else model.mlp_width,
+        "gated_mlp": model.gated_mlp, "kv_heads": model.kv_heads, "experts": experts.count if experts else 0,
+        "experts_per_token": experts.per_token if experts else 0, "norm_bias": model.norm_bias,
+        "learned_positions": bool(model.learned_positions),
     }  # fmt: skip
-    flags = {
-        "gated-mlp": model.gated_mlp, "no-positions": not model.learned_positions,
-        "no-norm-bias": not model.norm_bias, "checkpoint": args.recompute == "blocks", "fused": args.fused_optimizer,
+    job = {
+        "shape": shape, "strategy": layout.sharding.value, "data": layout.data, "tensor": layout.tensor,
+        "expert": layout.expert, "micro_batch": args.micro_batch, "precision": args.precision,
+        "optimizer": args.optimizer, "checkpoint": args.recompute == "blocks", "foreach": not args.fused_optimizer,
     }  # fmt: skip
-    words = [text for name, value in values.items() for text in (f"--{name}", str(value))]
-    words += [f"--{name}" for name, is_set in flags.items() if is_set]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.json"
-        command = [sys.executable, "-m", "stepscope.bench.simulate", *words, "--out", str(path)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise UsageError(f"the simulated step failed: {last}; predict without --simulate")
-        step = load_simulated(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.bench.simulate", json.dumps(job)], capture_output=True, text=True
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UsageError(f"the simulated step failed: {last}; predict without --simulate")
+    step = json.loads(done.stdout.splitlines()[-1])
     batch = Batch(args.micro_batch, args.seq_len, Precision(args.precision), _RECOMPUTE[args.recompute])
+    names = ("op", "group", "ranks", "count", "size_bytes", "when")
+    collectives = [{name: c[name] for name in names} for c in step["collectives"]]
 
-    def counted(traffic: "Iterable[Traffic]") -> Counter[tuple[str, str, int, str]]:
+    def counted(traffic: Iterable[dict[str, Any]]) -> Counter[tuple[str, str, int, str]]:
         found: Counter[tuple[str, str, int, str]] = Counter()
         for t in traffic:
-            found[t.op, t.group, t.size_bytes, t.when] += t.count
+            found[t["op"], t["group"], t["size_bytes"], t["when"]] += t["count"]
         return found
 
     return {
-        "peak_bytes": step.peak_bytes,
-        "peak_when": step.peak_when,
-        "parts": step.peak_parts,
-        "collectives": [vars(t) for t in step.traffic],
-        "agrees": counted(step.traffic) == counted(strategy_traffic(model, batch, layout)),
-        "took_s": step.took_s,
+        **step["memory"],
+        "collectives": collectives,
+        "agrees": counted(collectives) == counted(map(vars, strategy_traffic(model, batch, layout))),
+        "took_s": step["took_s"],
     }
 
 

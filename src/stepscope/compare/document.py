@@ -1,6 +1,6 @@
 """A comparison as JSON (schema 1): times in milliseconds, changes are B minus A, unknown is null."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -46,35 +46,8 @@ class Metric:
         return None if self.a is None or self.b is None or not self.a else 100 * (self.b - self.a) / abs(self.a)
 
 
-@dataclass(frozen=True)
-class FindingChange:
-    """What became of a finding."""
-
-    id: str
-    title: str
-    ranks: tuple[int, ...]
-    a_ns: int
-    #: what fixing it alone saves per step, mean over runs; 0 where a side lacks it
-    b_ns: int
-    a_runs: int
-    #: how many runs have it
-    b_runs: int
-
-    @property
-    def what(self) -> str:
-        """Return `came`, `grew`, `went`, `mostly gone` or `stayed`."""
-        return fate(self.a_ns if self.a_runs else None, self.b_ns if self.b_runs else None)
-
-
-@dataclass(frozen=True)
-class LossChange:
-    """One row of the waterfall."""
-
-    loss: str
-    a_pct: float
-    b_pct: float
-    a_ns: int | None
-    b_ns: int | None
+# what gates say of these numbers
+Judge = Callable[[Sequence[Metric]], Sequence[GateResult]]
 
 
 def metrics_of(a: Reports, b: Reports, found: Comparison) -> tuple[Metric, ...]:
@@ -92,47 +65,27 @@ def metrics_of(a: Reports, b: Reports, found: Comparison) -> tuple[Metric, ...]:
     return (step, *(m for name in names for m in _metric(name, numbers, sampled.get(name), found.step)))
 
 
-def waterfall_changes(a: Reports, b: Reports) -> tuple[LossChange, ...]:
+def waterfall_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
     """Return the rows of the waterfall on both sides, none where a side has none."""
     rows = [[{row["loss"]: row for row in r["waterfall"]} for r in side if r["waterfall"]] for side in (a, b)]
     if not all(rows):
-        return ()
+        return []
     names = dict.fromkeys(loss for side in rows for report in side for loss in report if loss != "achieved")
-    return tuple(_loss(loss, rows[0], rows[1]) for loss in (*names, "achieved"))
+    return [_loss(loss, rows) for loss in (*names, "achieved")]
 
 
-def finding_changes(a: Reports, b: Reports) -> tuple[FindingChange, ...]:
-    """Return the findings of either side by what became of them: what got worse first."""
+def finding_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
+    """Return the findings of either side by what became of them: what got worse first.
+
+    A side's saving is what fixing it alone saves per step, mean over runs, 0 where the side lacks it.
+    """
     sides = [[_by_key(r["findings"]) for r in side] for side in (a, b)]
     keys = dict.fromkeys(key for side in sides for report in side for key in report)
     changes = [_finding(key, sides) for key in keys]
-    return tuple(sorted(changes, key=lambda c: (FATES.index(c.what), -max(c.a_ns, c.b_ns))))
+    return sorted(changes, key=lambda c: (FATES.index(c["what"]), -max(c["a_saving_ms"], c["b_saving_ms"])))
 
 
-@dataclass(frozen=True)
-class FullComparison:
-    """Two sides in full: what their samples and what their reports say."""
-
-    found: Comparison
-    metrics: tuple[Metric, ...]
-    waterfall: tuple[LossChange, ...]
-    findings: tuple[FindingChange, ...]
-    notes: tuple[str, ...]
-
-
-def compared(found: Comparison, a: Reports, b: Reports) -> FullComparison:
-    """Return everything that differs, from the comparison of the samples and the reports of both sides."""
-    return FullComparison(
-        found=found,
-        metrics=metrics_of(a, b, found),
-        waterfall=waterfall_changes(a, b),
-        findings=finding_changes(a, b),
-        notes=(*found.notes, *settings_that_differ(a, b)),
-    )
-
-
-def settings_that_differ(a: Reports, b: Reports) -> Iterator[str]:
-    """Yield a line for each thing that makes the two sides different jobs."""
+def _settings_of_jobs(a: Reports, b: Reports) -> Iterator[str]:
     for name in ("world_size", "device", "strategy", "torch"):
         said = [sorted({str(r["run"][name]) for r in side}) for side in (a, b)]
         if said[0] != said[1]:
@@ -175,30 +128,39 @@ def interval_or_reason(found: Difference) -> tuple[Difference | None, str]:
     return (found, "") if found.low == found.low else (None, few)
 
 
-@dataclass(frozen=True)
-class _FaultReport:
-    title: str
-    saving_ms: float
-
-
-def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[FindingKey, _FaultReport]:
+def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[FindingKey, tuple[str, float]]:
     keyed = [((f["id"], tuple(f["ranks"])), f) for f in findings]
     titles = {key: f["title"] for key, f in reversed(keyed)}
     saving = savings_by_key((key, f["saving_alone_ms"]) for key, f in keyed)
-    return {key: _FaultReport(titles[key], ms) for key, ms in saving.items()}
+    return {key: (titles[key], ms) for key, ms in saving.items()}
 
 
-def _finding(key: FindingKey, sides: Sequence[Sequence[Mapping[FindingKey, _FaultReport]]]) -> FindingChange:
+def _finding(key: FindingKey, sides: Sequence[Sequence[Mapping[FindingKey, tuple[str, float]]]]) -> dict[str, Any]:
     found = [[report[key] for report in side if key in report] for side in sides]
-    saving = [_ns(sum(f.saving_ms for f in mine) / len(side)) for mine, side in zip(found, sides, strict=True)]
-    title = next(f.title for mine in reversed(found) for f in mine)
-    return FindingChange(key[0], title, key[1], saving[0], saving[1], len(found[0]), len(found[1]))
+    a_ns, b_ns = (_ns(sum(ms for _, ms in mine) / len(side)) for mine, side in zip(found, sides, strict=True))
+    return {
+        "id": key[0],
+        "what": fate(a_ns if found[0] else None, b_ns if found[1] else None),
+        "title": next(title for mine in reversed(found) for title, _ in mine),
+        "ranks": list(key[1]),
+        "a_saving_ms": ms(a_ns),
+        "b_saving_ms": ms(b_ns),
+        "a_runs": len(found[0]),
+        "b_runs": len(found[1]),
+    }
 
 
-def _loss(loss: str, a: Reports, b: Reports) -> LossChange:
-    a_pct, b_pct = (_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in (a, b))
-    a_ns, b_ns = (_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in (a, b))
-    return LossChange(loss, a_pct, b_pct, a_ns, b_ns)
+def _loss(loss: str, sides: Sequence[Reports]) -> dict[str, Any]:
+    a_pct, b_pct = (_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in sides)
+    a_ns, b_ns = (_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in sides)
+    return {
+        "loss": loss,
+        "a_pct_of_peak": a_pct,
+        "b_pct_of_peak": b_pct,
+        "change_pct_of_peak": b_pct - a_pct,
+        "a_ms": ms_or_none(a_ns),
+        "b_ms": ms_or_none(b_ns),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -315,62 +277,22 @@ _TIMES = (
 )
 
 
-@dataclass(frozen=True)
-class SeriesChange:
-    """One series of both sides."""
-
-    name: str
-    #: ms
-    step: Difference
-    num_runs: tuple[int, int]
-    num_steps: tuple[int, int]
-    #: settings that differ, as `key: a -> b`
-    config: tuple[str, ...]
-    metrics: tuple[Metric, ...]
-
-
-@dataclass(frozen=True)
-class BenchComparison:
-    """Two benchmarks, or two sets of them."""
-
-    series: tuple[SeriesChange, ...]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """Return the numbers of all series; a series' step is `NAME.step_ms`."""
-        return tuple(m for s in self.series for m in s.metrics)
-
-
-def compare_bench(a: Sequence[BenchResults], b: Sequence[BenchResults]) -> BenchComparison:
-    """Return what differs between the series that both sides have."""
-    sides = joined_series(a), joined_series(b)
-    both = [name for name in sides[0] if name in sides[1]]
-    return BenchComparison(
-        series=tuple(_series(sides[0][name], sides[1][name]) for name in both),
-        only_a=tuple(name for name in sides[0] if name not in sides[1]),
-        only_b=tuple(name for name in sides[1] if name not in sides[0]),
-        notes=tuple(_notes(a, b, both)),
-    )
-
-
-def _series(a: BenchSeries, b: BenchSeries) -> SeriesChange:
+def _series(a: BenchSeries, b: BenchSeries) -> tuple[dict[str, Any], list[Metric]]:
     runs = [[_settled(run) for run in one.samples_ns] for one in (a, b)]
     step = difference(runs[0], runs[1])
+    row = {
+        "name": a.name,
+        "verdict": verdict_of(step),
+        "step_ms": _difference_json(step),
+        "num_runs": [len(runs[0]), len(runs[1])],
+        "num_steps": [sum(map(len, runs[0])), sum(map(len, runs[1]))],
+        "config_changes": list(_settings_that_differ(a.config, b.config)),
+    }
     shared = [k for k in a.summary if k in b.summary and k not in _TIMES]
-    return SeriesChange(
-        name=a.name,
-        step=step,
-        num_runs=(len(runs[0]), len(runs[1])),
-        num_steps=(sum(map(len, runs[0])), sum(map(len, runs[1]))),
-        config=tuple(_settings_that_differ(a.config, b.config)),
-        metrics=(
-            Metric(f"{a.name}.step_ms", step.a, step.b, *interval_or_reason(step)),
-            *(Metric(f"{a.name}.{k}", a.summary[k], b.summary[k], None, ONE_VALUE) for k in shared),
-        ),
-    )
+    return row, [
+        Metric(f"{a.name}.step_ms", step.a, step.b, *interval_or_reason(step)),
+        *(Metric(f"{a.name}.{k}", a.summary[k], b.summary[k], None, ONE_VALUE) for k in shared),
+    ]
 
 
 def _settled(run_ns: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -397,52 +319,50 @@ NO_DIFFERENCE = "no difference found"
 
 
 def compare_json(
-    compared: FullComparison,
-    a: Sequence[RunSamples],
-    b: Sequence[RunSamples],
-    *,
-    verdicts: tuple[Sequence[str | None], Sequence[str | None]],
-    gates: Sequence[GateResult],
-    code: Sequence[LineChange] = (),
-) -> dict[str, Any]:
-    """Return the comparison of two sides of runs; `verdicts` are those of their reports, in order."""
-    found = compared.found
+    found: Comparison, samples: Sequence[Sequence[RunSamples]], reports: Sequence[Reports], *, judge: Judge,
+    code: Sequence[LineChange],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the comparison of two sides of runs, by their samples and reports; `judge` holds gates against metrics."""
+    metrics = metrics_of(reports[0], reports[1], found)
+    a, b = (_side(*side, found) for side in zip(samples, reports, strict=True))
     return plain(
         {
-            **_head(a=_side(a, verdicts[0], found), b=_side(b, verdicts[1], found)),
+            **_head(a=a, b=b),
             "basis": found.basis,
             "verdict": verdict_of(found.step),
             "step_ms": _difference_json(found.step),
             "budget": [{"part": row.name, **_row(row)} for row in found.budget],
-            "waterfall": [_loss_json(row) for row in compared.waterfall],
+            "waterfall": waterfall_changes(*reports),
             "kernels": [_called(row) for row in found.kernels[:_MAX_ROWS]],
             "kernels_changed": len(found.kernels),
             "operators": [_called(row) for row in found.operators[:_MAX_ROWS]],
             "operators_changed": len(found.operators),
             "code": [_line(line) for line in _both_ends(code)],
             "code_changed": len(code),
-            "findings": [_finding_json(f) for f in compared.findings],
-            "metrics": [_metric_json(m) for m in compared.metrics],
-            "gates": [_gate(g) for g in gates],
-            "notes": list(compared.notes),
+            "findings": finding_changes(*reports),
+            "metrics": [_metric_json(m) for m in metrics],
+            "gates": [_gate(g) for g in judge(metrics)],
+            "notes": [*found.notes, *_settings_of_jobs(*reports)],
         }
     )
 
 
-def compare_bench_json(
-    found: BenchComparison, *, a: Sequence[str], b: Sequence[str], gates: Sequence[GateResult]
-) -> dict[str, Any]:
-    """Return the comparison of two sides of benchmarks, by the names of their folders."""
+def compare_bench_json(a: Sequence[BenchResults], b: Sequence[BenchResults], *, judge: Judge) -> dict[str, Any]:
+    """Return the comparison of two sides of benchmarks: of the series that both have."""
+    sides, names = (joined_series(a), joined_series(b)), [[one.name for one in side] for side in (a, b)]
+    both = [name for name in sides[0] if name in sides[1]]
+    compared = [_series(sides[0][name], sides[1][name]) for name in both]
+    metrics = [metric for _, several in compared for metric in several]
     return plain(
         {
-            **_head(a={"name": _side_name(a), "runs": list(a)}, b={"name": _side_name(b), "runs": list(b)}),
+            **_head(**{side: {"name": _side_name(of), "runs": of} for side, of in zip("ab", names, strict=True)}),
             "basis": "bench",
-            "series": [_document_series(s) for s in found.series],
-            "only_a": list(found.only_a),
-            "only_b": list(found.only_b),
-            "metrics": [_metric_json(m) for m in found.metrics],
-            "gates": [_gate(g) for g in gates],
-            "notes": list(found.notes),
+            "series": [row for row, _ in compared],
+            "only_a": [name for name in sides[0] if name not in sides[1]],
+            "only_b": [name for name in sides[1] if name not in sides[0]],
+            "metrics": [_metric_json(m) for m in metrics],
+            "gates": [_gate(g) for g in judge(metrics)],
+            "notes": list(_notes(a, b, both)),
         }
     )
 
@@ -481,11 +401,9 @@ def _head(**sides: Any) -> dict[str, Any]:
     return {"schema": SCHEMA, "kind": "compare", "confidence": CONFIDENCE, **sides}
 
 
-def _side(runs: Sequence[RunSamples], verdicts: Sequence[str | None], found: Comparison) -> dict[str, Any]:
-    return {
-        "name": _side_name([r.name for r in runs]),
-        "runs": [_run(r, verdict, found) for r, verdict in zip(runs, verdicts, strict=True)],
-    }
+def _side(runs: Sequence[RunSamples], reports: Reports, found: Comparison) -> dict[str, Any]:
+    rows = [_run(run, report["verdict"], found) for run, report in zip(runs, reports, strict=True)]
+    return {"name": _side_name([r.name for r in runs]), "runs": rows}
 
 
 def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, Any]:
@@ -553,30 +471,6 @@ def _line(line: LineChange) -> dict[str, Any]:
     }
 
 
-def _loss_json(row: LossChange) -> dict[str, Any]:
-    return {
-        "loss": row.loss,
-        "a_pct_of_peak": row.a_pct,
-        "b_pct_of_peak": row.b_pct,
-        "change_pct_of_peak": row.b_pct - row.a_pct,
-        "a_ms": ms_or_none(row.a_ns),
-        "b_ms": ms_or_none(row.b_ns),
-    }
-
-
-def _finding_json(f: FindingChange) -> dict[str, Any]:
-    return {
-        "id": f.id,
-        "what": f.what,
-        "title": f.title,
-        "ranks": list(f.ranks),
-        "a_saving_ms": ms(f.a_ns),
-        "b_saving_ms": ms(f.b_ns),
-        "a_runs": f.a_runs,
-        "b_runs": f.b_runs,
-    }
-
-
 def _metric_json(m: Metric) -> dict[str, Any]:
     doubt = _difference_json(m.difference) if m.difference else {}
     change = None if m.a is None or m.b is None else m.b - m.a
@@ -589,17 +483,6 @@ def _metric_json(m: Metric) -> dict[str, Any]:
         "change_pct": m.change_pct,
         **centre,
         "reason": m.reason,
-    }
-
-
-def _document_series(s: SeriesChange) -> dict[str, Any]:
-    return {
-        "name": s.name,
-        "verdict": verdict_of(s.step),
-        "step_ms": _difference_json(s.step),
-        "num_runs": list(s.num_runs),
-        "num_steps": list(s.num_steps),
-        "config_changes": list(s.config),
     }
 
 

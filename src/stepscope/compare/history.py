@@ -346,42 +346,25 @@ def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) 
 _MIN_BEFORE = 4
 
 
-@dataclass(frozen=True)
-class NewestRun:
-    """The newest run of a configuration beside those before it."""
+def newest_runs(rows: Sequence[HistoryRow]) -> list[dict[str, Any]]:
+    """Return the newest run of each configuration that has a step time, those that changed first.
 
-    config: str
-    run: str
-    commit: str | None
-    step_ms: float
-    #: runs before it
-    before: int
-    usual_ms: float | None
-    low_ms: float | None
-    #: interval of one more such run; None with too few runs before it
-    high_ms: float | None
-    change_pct: float | None
-    #: slower, faster, as usual, or unknown
-    verdict: str
-
-
-def newest_runs(rows: Sequence[HistoryRow]) -> list[NewestRun]:
-    """Return the newest run of each configuration that has a step time, those that changed first."""
+    `verdict` is slower, faster, as usual, or unknown; without an interval with too few runs `before` it.
+    """
     by_config: dict[tuple[str, str | None], list[HistoryRow]] = {}
     for row in _in_time(rows):
         if row.step_ms is not None and row.step_ms > 0:
             by_config.setdefault((row.config, row.step_source), []).append(row)
     order = {"slower": 0, "faster": 1, "as usual": 2, "unknown": 3}
-    return sorted(
-        (_newest(several) for several in by_config.values()), key=lambda one: (order[one.verdict], one.config)
-    )
+    found = [_newest(several) for several in by_config.values()]
+    return sorted(found, key=lambda one: (order[one["verdict"]], one["config"]))
 
 
 def _in_time(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
     return sorted(rows, key=lambda row: (row.created or "", row.run))
 
 
-def _newest(rows: Sequence[HistoryRow]) -> NewestRun:
+def _newest(rows: Sequence[HistoryRow]) -> dict[str, Any]:
     last = rows[-1]
     before = [row.step_ms for row in rows[:-1] if row.step_ms]
     assert last.step_ms is not None
@@ -391,7 +374,18 @@ def _newest(rows: Sequence[HistoryRow]) -> NewestRun:
     verdict = "unknown"
     if low is not None and high is not None:
         verdict = "slower" if last.step_ms > high else "faster" if last.step_ms < low else "as usual"
-    return NewestRun(last.config, last.run, last.commit, last.step_ms, len(before), usual, low, high, change, verdict)
+    return {
+        "config": last.config,
+        "run": last.run,
+        "commit": last.commit,
+        "step_ms": last.step_ms,
+        "before": len(before),
+        "usual_ms": usual,
+        "low_ms": low,
+        "high_ms": high,
+        "change_pct": change,
+        "verdict": verdict,
+    }
 
 
 def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -424,27 +418,13 @@ _MIN_RUNS = 3
 _MIN_SLOWDOWN = 1.05
 
 
-@dataclass(frozen=True)
-class HostRecord:
-    """One host over all jobs that ran on it and on others."""
+def host_records(rows: Sequence[HistoryRow]) -> list[dict[str, Any]]:
+    """Return every host that shared a job with another one, the most suspicious first.
 
-    host: str
-    runs: int
-    #: jobs in which it was the slowest
-    slowest: int
-    #: the same for a host like all others
-    expected: float
-    #: that an equal host is the slowest at least as often, corrected for the number of hosts
-    p_value: float
-    #: median over jobs, against the other hosts' median
-    slowdown: float
-    is_slow: bool
-    #: what speaks against naming a host that stands out
-    why_not: str | None = None
-
-
-def host_records(rows: Sequence[HistoryRow]) -> list[HostRecord]:
-    """Return every host that shared a job with another one, the most suspicious first."""
+    `p_value`: that an equal host is the slowest at least as often, corrected for the number of hosts; `expected`: how
+    often such a host would be; `slowdown`: median over jobs, against the other hosts' median; `why_not`: what speaks
+    against naming a host that stands out.
+    """
     seen: dict[str, list[tuple[HostTime, float, int]]] = {}
     slowest: dict[str, int] = {}
     for times in (row.host_times for row in rows if len(row.host_times) > 1):
@@ -457,7 +437,7 @@ def host_records(rows: Sequence[HistoryRow]) -> list[HostRecord]:
     p_values = [tail([1 / n for _, _, n in seen[host]], slowest.get(host, 0)) for host in hosts]
     corrected = holm(np.array(p_values, float)).tolist()
     found = [_record(h, seen[h], slowest.get(h, 0), p) for h, p in zip(hosts, corrected, strict=True)]
-    return sorted(found, key=lambda one: (not one.is_slow, one.p_value, -one.slowdown, one.host))
+    return sorted(found, key=lambda one: (not one["is_slow"], one["p_value"], -one["slowdown"], one["host"]))
 
 
 def tail(chances: Sequence[float], at_least: int) -> float:
@@ -474,7 +454,7 @@ def tail(chances: Sequence[float], at_least: int) -> float:
     return float(min(1.0, counts[at_least:].sum())) if at_least else 1.0
 
 
-def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int, p_value: float) -> HostRecord:
+def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int, p_value: float) -> dict[str, Any]:
     slowdown = float(np.median([ratio for _, ratio, _ in jobs]))
     stands_out = p_value < _MAX_P and slowest > 0
     why_not = None
@@ -484,16 +464,16 @@ def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int
         why_not = f"less than {100 * (_MIN_SLOWDOWN - 1):.0f} % slower"
     elif stands_out and all(one.has_rank_0 for one, _, _ in jobs):
         why_not = "it always had rank 0 as its only rank, which may do more than the others"
-    return HostRecord(
-        host=host,
-        runs=len(jobs),
-        slowest=slowest,
-        expected=float(sum(1 / n for _, _, n in jobs)),
-        p_value=p_value,
-        slowdown=slowdown,
-        is_slow=stands_out and why_not is None,
-        why_not=why_not,
-    )
+    return {
+        "host": host,
+        "runs": len(jobs),
+        "slowest": slowest,
+        "expected": float(sum(1 / n for _, _, n in jobs)),
+        "p_value": p_value,
+        "slowdown": slowdown,
+        "is_slow": stands_out and why_not is None,
+        "why_not": why_not,
+    }
 
 
 # Which runs of a history is one run held against? The last ones of its configuration that came before it.
@@ -521,56 +501,31 @@ def runs_before(run: Path, folder: Path) -> list[Path]:
 
 # Runs grouped by commit, configuration, host or device, each group with its middle and its range.
 
-_KINDS = ("commit", "config", "host", "device")
 
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that have one thing in common."""
-
-    name: str
-    runs: int
-    #: median over runs
-    step_ms: float | None
-    min_step_ms: float | None
-    max_step_ms: float | None
-    mfu: float | None
-    #: largest of all runs
-    peak_memory_bytes: int | None
-    #: the three most frequent
-    findings: tuple[str, ...]
-
-
-def groups(rows: Sequence[HistoryRow], by: str) -> list[Group]:
-    """Return the groups in the order of their first run; a run on several hosts is in each of theirs."""
+def _groups(rows: Sequence[HistoryRow], by: str) -> list[dict[str, Any]]:
     found: dict[str, list[HistoryRow]] = {}
     for row in _in_time(rows):
-        for name in _names(row, by):
-            found.setdefault(name, []).append(row)
+        names = row.hosts if by == "host" else (getattr(row, by),)  # a run on several hosts is in each of theirs
+        for name in names or (None,):
+            found.setdefault(name or "unknown", []).append(row)
     return [_group(name, several) for name, several in found.items()]
 
 
-def _names(row: HistoryRow, by: str) -> tuple[str, ...]:
-    if by == "host":
-        return row.hosts or ("unknown",)
-    return ({"commit": row.commit, "config": row.config, "device": row.device}[by] or "unknown",)
-
-
-def _group(name: str, rows: Sequence[HistoryRow]) -> Group:
+def _group(name: str, rows: Sequence[HistoryRow]) -> dict[str, Any]:
     steps = [row.step_ms for row in rows if row.step_ms is not None]
     used = [row.mfu for row in rows if row.mfu is not None]
     memory = [row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None]
     frequent = Counter(finding for row in rows for finding, _ in row.findings).most_common(3)
-    return Group(
-        name=name,
-        runs=len(rows),
-        step_ms=median(steps) if steps else None,
-        min_step_ms=min(steps, default=None),
-        max_step_ms=max(steps, default=None),
-        mfu=median(used) if used else None,
-        peak_memory_bytes=max(memory, default=None),
-        findings=tuple(finding for finding, _ in frequent),
-    )
+    return {
+        "name": name,
+        "runs": len(rows),
+        "step_ms": median(steps) if steps else None,
+        "min_step_ms": min(steps, default=None),
+        "max_step_ms": max(steps, default=None),
+        "mfu": median(used) if used else None,
+        "peak_memory_bytes": max(memory, default=None),
+        "findings": tuple(finding for finding, _ in frequent),
+    }
 
 
 # The history as the JSON document of `stepscope history`.
@@ -585,8 +540,8 @@ def history_json(folder: str, rows: Sequence[HistoryRow], *, by: str) -> dict[st
         "folder": folder,
         "runs": [asdict(row) for row in _in_time(rows)],
         "by": by,
-        "groups": [asdict(group) for group in groups(rows, by)],
-        "newest": [asdict(one) for one in newest_runs(rows)],
-        "hosts": [asdict(one) for one in host_records(rows)],
+        "groups": _groups(rows, by),
+        "newest": newest_runs(rows),
+        "hosts": host_records(rows),
         "slow_host_rule": {"max_p": _MAX_P, "min_runs": _MIN_RUNS, "min_slowdown": _MIN_SLOWDOWN},
     }

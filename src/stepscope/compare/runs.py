@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.analyze.budget import PARTS
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepSamples, StepTimes
 from stepscope.document.report import ms_or_none
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import dataclass
 from stepscope.stats.robust import (
     CONFIDENCE,
     MIN_SAMPLES,
@@ -32,6 +32,8 @@ from stepscope.units import ms
 # Of many equals some differ by chance alone: p-values are raised for how many there are (Holm).
 
 Floats = npt.NDArray[np.float64]
+# by name: mean of the times and of the counts, standard error of the first and its degrees of freedom
+_Means = tuple[Floats, Floats, Floats, Floats]
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def rows_of(a: Sequence[PerStepTimes], b: Sequence[PerStepTimes]) -> list[Row]:
     names = tuple(dict.fromkeys(name for table in (*a, *b) for name in table.names))
     if not names:
         return []
-    sides = [[_Means.of(table, names) for table in side] for side in (a, b)]
-    means = [np.mean([run.ms for run in side], axis=0) for side in sides]
-    counts = [np.mean([run.count for run in side], axis=0) for side in sides]
+    sides = [[_means(table, names) for table in side] for side in (a, b)]
+    means = [np.mean([ms for ms, *_ in side], axis=0) for side in sides]
+    counts = [np.mean([count for _, count, *_ in side], axis=0) for side in sides]
     errors = _row_errors(sides)
     each = [
         _difference(means[0][i], means[1][i], [(float(se[i]), float(df[i])) for se, df in errors])
@@ -93,37 +95,28 @@ def _recentred(d: Difference, a: float, b: float) -> Difference:
     return Difference(a, b, d.low + moved, d.high + moved, d.p_value, d.detectable)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Means(ArrayRecord):
-    ms: Floats
-    count: Floats
-    se: Floats
-    df: Floats
-
-    @staticmethod
-    def of(table: PerStepTimes, names: Sequence[str]) -> "_Means":
-        at = {name: i for i, name in enumerate(table.names)}
-        pick = np.array([at.get(name, len(at)) for name in names])
-        steps = len(table.ms)
-        ordered = (np.ascontiguousarray(x) for x in (table.ms, table.count))  # the order decides how sums are rounded
-        ms, count = (np.column_stack((x, np.zeros(steps)))[:, pick] for x in ordered)
-        se, df = mean_errors(ms)
-        mean = [x.mean(axis=0) if steps else np.zeros(len(names)) for x in (ms, count)]
-        return _Means(mean[0], mean[1], se, df)
+def _means(table: PerStepTimes, names: Sequence[str]) -> _Means:
+    at = {name: i for i, name in enumerate(table.names)}
+    pick = np.array([at.get(name, len(at)) for name in names])
+    steps = len(table.ms)
+    ordered = (np.ascontiguousarray(x) for x in (table.ms, table.count))  # the order decides how sums are rounded
+    ms, count = (np.column_stack((x, np.zeros(steps)))[:, pick] for x in ordered)
+    mean_ms, mean_count = (x.mean(axis=0) if steps else np.zeros(len(names)) for x in (ms, count))
+    return mean_ms, mean_count, *mean_errors(ms)
 
 
 def _row_errors(sides: Sequence[Sequence[_Means]]) -> list[tuple[Floats, Floats]]:
-    variance = np.zeros(len(sides[0][0].ms))
+    variance = np.zeros(len(sides[0][0][0]))
     quarters = np.zeros(len(variance))
     for runs in sides:
-        for run in runs:
-            mine = run.se**2 / len(runs) ** 2
-            variance, quarters = variance + mine, quarters + mine**2 / run.df
+        for _, _, se, own_df in runs:
+            mine = se**2 / len(runs) ** 2
+            variance, quarters = variance + mine, quarters + mine**2 / own_df
     df = np.where(quarters > 0, variance**2 / np.where(quarters > 0, quarters, 1.0), 1.0)
     errors = [(np.sqrt(variance), np.floor(np.maximum(df, 1.0)))]
     several = sum(len(runs) - 1 for runs in sides)
     if several:
-        off = sum(np.var([run.ms for run in runs], axis=0) * len(runs) for runs in sides) / several
+        off = sum(np.var([ms for ms, *_ in runs], axis=0) * len(runs) for runs in sides) / several
         between = np.sqrt(off * sum(1 / len(runs) for runs in sides))
         errors.append((np.asarray(between), np.full(len(variance), float(several))))
     return errors

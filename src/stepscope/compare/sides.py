@@ -13,7 +13,6 @@ from stepscope.compare.document import (
     Metric,
     OwnedLine,
     compare_json,
-    compared,
     line_changes,
     lines_by_key,
 )
@@ -146,14 +145,12 @@ def comparison_document(
     """Return the comparison of two sides, each of one run or several, as the JSON document of `stepscope compare`."""
     samples = [[run.samples for run in side] for side in (a, b)]
     reports = [[run.report for run in side] for side in (a, b)]
-    whole = compared(compare(samples[0], samples[1]), reports[0], reports[1])
     return compare_json(
-        whole,
-        samples[0],
-        samples[1],
-        verdicts=([r["verdict"] for r in reports[0]], [r["verdict"] for r in reports[1]]),
+        compare(samples[0], samples[1]),
+        samples,
+        reports,
+        judge=lambda metrics: judge_changes(gates, metrics, reports[0], reports[1]),
         code=line_changes([run.lines for run in a], [run.lines for run in b]),
-        gates=judge_changes(gates, whole.metrics, reports[0], reports[1]),
     )
 
 

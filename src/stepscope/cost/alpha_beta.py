@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.stats.robust import distinct, median, quantiles
+from stepscope.stats.robust import median
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,12 +28,6 @@ class Fit:
 
     alpha_ns: float
     ns_per_byte: float
-    #: mean of |predicted - measured| / measured over the points it was fitted to
-    relative_error: float
-    #: 90 % of the measured times are within a factor exp(spread) of the line
-    spread: float
-    #: distinct sizes; with a single one alpha is assumed, not measured
-    num_sizes: int
 
     def time_ns(self, size_bytes: npt.ArrayLike) -> Floats:
         return self.alpha_ns + self.ns_per_byte * np.asarray(size_bytes, float)
@@ -56,14 +50,7 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
     sizes, times = _checked_points(sizes_bytes, times_ns)
     x, y, weight = _by_size(sizes, times, most=64)
     alpha, slope = _only_size(x[0], y[0]) if len(x) == 1 else _best_line(x, y, weight)
-    ratio = (alpha + slope * sizes) / times
-    return Fit(
-        alpha_ns=alpha,
-        ns_per_byte=slope,
-        relative_error=float(np.abs(ratio - 1).mean()),
-        spread=float(quantiles(np.abs(np.log(ratio)), 0.9)),
-        num_sizes=len(distinct(sizes)),
-    )
+    return Fit(alpha, slope)
 
 
 def _checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Floats, Floats]:

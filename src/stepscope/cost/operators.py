@@ -97,11 +97,6 @@ class OpCost:
     def total_bytes(self) -> int:
         return self.read_bytes + self.write_bytes
 
-    @property
-    def hardware_flops(self) -> int:
-        """Return model FLOPs and what the algorithm repeats, as PyTorch's own counter does."""
-        return self.flops + self.recomputed_flops
-
 
 # Does a name match one of many regular expressions, nearly all of which are of other names?
 #
@@ -612,12 +607,8 @@ def _integers(text: str) -> Shape | None:
 # hardware work but no model work: `recomputed_flops`. With fewer key than query heads, the query heads count.
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    pairs: int
-    width: int
-    value_width: int
-    lower_bound: bool
+# pairs of queries and keys, width, width of values, whether the pairs are a lower bound
+_Sizes = tuple[int, int, int, bool]
 
 
 def _cost_of(operator: AttentionOperator) -> Callable[[Call], OpCost | None]:
@@ -631,17 +622,18 @@ def _cost_of(operator: AttentionOperator) -> Callable[[Call], OpCost | None]:
         sizes = _sizes(query.shape, key.shape, value.shape, operator, sequences=_sequences(call, first=inputs_end))
         if sizes is None:
             return None
+        pairs, width, value_width, lower_bound = sizes
         inputs_bytes = sum(tensor.size_bytes for tensor in (query, key, value))
-        output_bytes = query.size_bytes // max(sizes.width, 1) * sizes.value_width
+        output_bytes = query.size_bytes // max(width, 1) * value_width
         # Backward reads the gradient and the output of forward as well.
         return OpCost(
             Family.ATTENTION,
-            flops=attention_flops(sizes.pairs, sizes.width, sizes.value_width, backward=operator.backward),
-            recomputed_flops=attention_recomputed_flops(sizes.pairs, sizes.width, backward=operator.backward),
+            flops=attention_flops(pairs, width, value_width, backward=operator.backward),
+            recomputed_flops=attention_recomputed_flops(pairs, width, backward=operator.backward),
             read_bytes=inputs_bytes + 2 * gradient.size_bytes if operator.backward else inputs_bytes,
             write_bytes=inputs_bytes if operator.backward else output_bytes,
             dtype=query.dtype,
-            lower_bound=sizes.lower_bound,
+            lower_bound=lower_bound,
         )
 
     return cost
@@ -650,26 +642,17 @@ def _cost_of(operator: AttentionOperator) -> Callable[[Call], OpCost | None]:
 def _sizes(query: Shape, key: Shape, value: Shape, operator: AttentionOperator, sequences: int | None) -> _Sizes | None:
     if not len(query) == len(key) == len(value):
         return None
-    if len(query) == 3:  # sequences of different lengths, one after the other
-        return _packed(query, key, value, sequences)
+    if len(query) == 3 and sequences:
+        # One after the other. Their lengths are not recorded; equal ones give the fewest pairs: the sum of squares is
+        # least.
+        return query[1] * query[0] * key[0] // sequences, query[2], value[2], True
     if len(query) != 4:
         return None
     pairs = operator.pairs(query, key)
     packed = sequences is not None and sequences > 1 and query[0] == 1
     if packed:
         pairs //= sequences or 1
-    return _Sizes(pairs, query[3], value[3], lower_bound=packed)
-
-
-def _packed(query: Shape, key: Shape, value: Shape, sequences: int | None) -> _Sizes | None:
-    """Return sizes for [tokens, heads, width] with the sequences taken as equally long.
-
-    Their lengths are not recorded. Equal lengths give the fewest pairs (the sum of squares is least), so it is a
-    lower bound.
-    """
-    if not sequences:
-        return None
-    return _Sizes(query[1] * query[0] * key[0] // sequences, query[2], value[2], lower_bound=True)
+    return pairs, query[3], value[3], packed
 
 
 def _sequences(call: Call, *, first: int) -> int | None:

@@ -22,9 +22,8 @@ from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.model_flops import Recompute, Transformer
 from stepscope.cost.model_memory import Batch
 from stepscope.cost.model_shape import Layout, Sharding, Weight, checked, on_rank, weights
-from stepscope.errors import InputError, UsageError
+from stepscope.errors import UsageError
 from stepscope.records import dataclass
-from stepscope.side_file import read_side_json
 from stepscope.units import NS_PER_MS
 
 BUCKET_BYTES = 25 * 2**20
@@ -240,48 +239,6 @@ def total_time(traffic: Iterable[Traffic], times: CollectiveTimes) -> CommTime:
         else:
             low, high = low + t.count * one.low_ns, high + t.count * one.high_ns
     return CommTime(total, low if known else None, high if known else None, "; ".join(sorted(how)))
-
-
-# A simulated step as `stepscope.bench.simulate` wrote it: its traffic and its memory.
-
-_KIND = "stepscope simulated step"
-
-
-@dataclass(frozen=True)
-class SimulatedStep:
-    """What one rank of the simulated job communicated and held."""
-
-    world_size: int
-    parameters: int
-    traffic: tuple[Traffic, ...]
-    #: without workspaces of libraries
-    peak_bytes: int
-    peak_when: str
-    peak_parts: dict[str, int]
-    took_s: float
-
-
-def load_simulated(path: str | Path) -> SimulatedStep:
-    """Return the step in a file of `stepscope.bench.simulate`."""
-    try:
-        document = read_side_json(path).value
-        if document["kind"] != _KIND:
-            raise ValueError(f"kind {document['kind']!r}")
-        memory = document["memory"]
-        return SimulatedStep(
-            world_size=int(document["world_size"]),
-            parameters=int(document["parameters"]),
-            traffic=tuple(
-                Traffic(c["op"], c["group"], int(c["ranks"]), int(c["count"]), int(c["bytes"]), c["when"])
-                for c in document["collectives"]
-            ),
-            peak_bytes=int(memory["peak_bytes"]),
-            peak_when=str(memory["peak_when"]),
-            peak_parts={str(k): int(v) for k, v in memory["parts"].items()},
-            took_s=float(document["took_s"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise InputError(f"{path}: is not a step written by stepscope.bench.simulate: {error!r}") from error
 
 
 # Estimates for a model at hand.

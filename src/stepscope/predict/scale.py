@@ -22,7 +22,7 @@ from stepscope.cost.calibration import Calibration, Estimate, calibrate, points_
 from stepscope.cost.closed_form import Fabric, fastest
 from stepscope.cost.measured_collectives import OPERATIONS
 from stepscope.errors import InputError, UsageError
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import dataclass
 from stepscope.run.rank import Rank
 
 # What would each recorded transfer take among more ranks?
@@ -39,15 +39,6 @@ _LINK_DOUBT = 0.3
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Transfers(ArrayRecord):
-    """Times over the rows of one rank's Collectives, in ns; what does not grow keeps -1."""
-
-    time_ns: Floats
-    low_ns: Floats
-    high_ns: Floats
-
-
 def growing_rows(account: Account) -> list[npt.NDArray[np.int64]]:
     """Return per rank the collectives of groups that grow with the job."""
     return [
@@ -62,7 +53,8 @@ def _scaled_transfers(
     *,
     factor: float,
     source: Calibration | Fabric,
-) -> list[Transfers]:
+) -> list[Floats]:
+    """Return the time, the least and the most of each row of a rank's Collectives in ns; -1 for what does not grow."""
     known: dict[tuple[str, int, int], tuple[float, float, float]] = {}
     out = []
     for rank, wait, mine in zip(account.run.ranks, account.shared.wait_ns, rows, strict=True):
@@ -77,7 +69,7 @@ def _scaled_transfers(
                 known[op, size, ranks] = _change(source, op, size, ranks, round(ranks * factor))
             times = np.array(known[op, size, ranks])
             columns[:, row] = times if isinstance(source, Fabric) else times * recorded[row]
-        out.append(Transfers(*columns))
+        out.append(columns)
     return out
 
 
@@ -169,25 +161,35 @@ def scaled(
     computing = (
         replay if compute_factor == 1 else rebuilt(replay, [_slower(p, compute_factor) for p in replay.programs])
     )
-    without = recorded + _with_transfers(computing, _no_time(account, rows)).period_ns - replay.period_ns
-    job = _Job(account, computing, recorded, recorded - replay.period_ns, without, _spread_ns(account))
-    curve = []
-    for world in sorted(set(world_sizes)):
+    offset = recorded - replay.period_ns  # measured step less the replay's
+    no_time = [
+        np.where(np.isin(np.arange(len(rank.collectives)), mine), 0.0, -1.0)
+        for rank, mine in zip(account.run.ranks, rows, strict=True)
+    ]
+    without = recorded + _with_transfers(computing, no_time).period_ns - replay.period_ns
+    spread = _spread_ns(account)
+
+    def step_at(world: int) -> ScaledStep:
         transfers = _scaled_transfers(account, rows, factor=world / recorded_world, source=base)
-        curve.append(_step(job, world, recorded_world, transfers))
-    said = "the run's own transfers" if source is None else _said(source)
-    return Scaling(recorded_world, recorded, without, job.spread_ns, tuple(curve), said, tuple(_notes(source)))
+        straggler = spread * (_expected_largest(world) - _expected_largest(recorded_world))
+        periods = [_with_transfers(computing, [t[i] for t in transfers]).period_ns + offset for i in range(3)]
+        step = max(periods[0] + straggler, 1.0)
+        doubt = _MODEL_ERROR * step + _SPREAD_DOUBT * abs(straggler)
+        mfu = account.efficiency.mfu
+        return ScaledStep(
+            world_size=world,
+            step_ns=step,
+            low_ns=max(min(periods[1] + straggler, step) - doubt, 0.0),
+            high_ns=max(periods[2] + straggler, step) + doubt,
+            comm_ns=max(periods[0] - without, 0.0),
+            straggler_ns=straggler,
+            mfu=None if mfu is None else mfu * recorded / step,
+            weak_efficiency=recorded / step,
+        )
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Job(ArrayRecord):
-    account: Account
-    replay: Replay
-    recorded_ns: float
-    #: measured step less the replay's
-    offset_ns: float
-    without_ns: float
-    spread_ns: float
+    curve = tuple(step_at(world) for world in sorted(set(world_sizes)))
+    said = "calibration" if isinstance(source, Calibration) else "given links" if source else "the run's own transfers"
+    return Scaling(recorded_world, recorded, without, spread, curve, said, tuple(_notes(source)))
 
 
 def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]:
@@ -203,27 +205,6 @@ def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]
     return account.replay, recorded
 
 
-def _step(job: _Job, world: int, recorded_world: int, transfers: list[Transfers]) -> ScaledStep:
-    straggler = job.spread_ns * (_expected_largest(world) - _expected_largest(recorded_world))
-    periods = [
-        _with_transfers(job.replay, [getattr(t, name) for t in transfers]).period_ns + job.offset_ns
-        for name in ("time_ns", "low_ns", "high_ns")
-    ]
-    step = max(periods[0] + straggler, 1.0)
-    doubt = _MODEL_ERROR * step + _SPREAD_DOUBT * abs(straggler)
-    efficiency = job.account.efficiency
-    return ScaledStep(
-        world_size=world,
-        step_ns=step,
-        low_ns=max(min(periods[1] + straggler, step) - doubt, 0.0),
-        high_ns=max(periods[2] + straggler, step) + doubt,
-        comm_ns=max(periods[0] - job.without_ns, 0.0),
-        straggler_ns=straggler,
-        mfu=None if efficiency.mfu is None else efficiency.mfu * job.recorded_ns / step,
-        weak_efficiency=job.recorded_ns / step,
-    )
-
-
 def _with_transfers(replay: Replay, times: Sequence[Floats]) -> Replay:
     programs = []
     for program, times_ns in zip(replay.programs, times, strict=True):
@@ -233,15 +214,6 @@ def _with_transfers(replay: Replay, times: Sequence[Floats]) -> Replay:
         duration[items[new >= 0]] = np.rint(new[new >= 0]).astype(np.int64)
         programs.append(replace(program, duration_ns=duration))
     return rebuilt(replay, programs)
-
-
-def _no_time(account: Account, rows: Sequence[np.ndarray]) -> list[Floats]:
-    out = []
-    for rank, mine in zip(account.run.ranks, rows, strict=True):
-        times = np.full(len(rank.collectives), -1.0)
-        times[mine] = 0.0
-        out.append(times)
-    return out
 
 
 def _slower(program: Program, factor: float) -> Program:
@@ -270,10 +242,6 @@ def _expected_largest(count: int) -> float:
     (0.59, 3.2)
     """
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
-
-
-def _said(source: Calibration | Fabric) -> str:
-    return "calibration" if isinstance(source, Calibration) else "given links"
 
 
 def _notes(source: Calibration | Fabric | None) -> list[str]:

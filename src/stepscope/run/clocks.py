@@ -1,10 +1,9 @@
 """Collectives matched across ranks, and the clock offsets and damaged times that they show."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,15 @@ import numpy.typing as npt
 from stepscope.contract.collectives import OP_CODE, OPS
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import Group, Rank, with_collective_ends
-from stepscope.stats.robust import MAD_TO_SIGMA, distinct, mad_sigma, median, theil_sen
+from stepscope.stats.robust import (
+    MAD_TO_SIGMA,
+    distinct,
+    mad_sigma,
+    median,
+    segment_medians,
+    segment_middles,
+    theil_sen,
+)
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_MS, NS_PER_S
 
@@ -32,22 +39,17 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 #
 # All sequences are flat arrays in which an entry is one call, so that a thousand ranks take no loop over calls.
 
+# entries, where those of each column begin, and its step
+Columns = tuple[Int64s, Int64s, Int64s]
 NO_STEP = -1
 _UNPLACED = -1
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Columns(ArrayRecord):
-    """What several sequences share; column `c` has the entries `entry[first[c]:first[c + 1]]`, by member."""
+def shared_columns(key: Int64s, step: Int64s, member: Int64s, signature: Int64s) -> Columns:
+    """Return the columns of each key and step that at least two members share: entries, bounds and steps.
 
-    entry: Int64s
-    first: Int64s
-    #: of each column, NO_STEP where the members share no step number
-    step: Int64s
-
-
-def shared_columns(key: Int64s, *, step: Int64s, member: Int64s, signature: Int64s) -> Columns:
-    """Return the columns of each key and step that at least two members share.
+    Column `c` has the entries `entry[first[c]:first[c + 1]]`, by member, and is of `step[c]`, NO_STEP where the members
+    share no step number.
 
     Entries of one key, step and member are a sequence in the order they come. Where no two members of a key have a
     step in common, their whole sequences are compared.
@@ -116,45 +118,22 @@ def _columns(order: Int64s, step: Int64s, block: Int64s, place: Int64s) -> Colum
     count = np.diff(np.append(np.flatnonzero(start), len(start)))
     kept = by_place[np.repeat(count > 1, count)]
     first = np.concatenate(([0], np.cumsum(count[count > 1])))
-    return Columns(order[kept], first, step[kept[first[:-1]]])
+    return order[kept], first, step[kept[first[:-1]]]
 
-
-# Medians of the segments of a flat array: segment `i` is `values[first[i]:first[i + 1]]`.
 
 Floats = npt.NDArray[np.float64]
-_Number = TypeVar("_Number", np.int64, np.float64)
-
-
-def _middle_values(values: npt.NDArray[_Number], first: Int64s) -> tuple[npt.NDArray[_Number], npt.NDArray[_Number]]:
-    count = np.diff(first)
-    low, high = np.zeros(len(count), values.dtype), np.zeros(len(count), values.dtype)
-    for n in distinct(count[count > 0]).tolist():
-        alike = np.flatnonzero(count == n)
-        block = np.partition(values[first[alike][:, None] + np.arange(n)], ((n - 1) // 2, n // 2), axis=1)
-        low[alike], high[alike] = block[:, (n - 1) // 2], block[:, n // 2]
-    return low, high
 
 
 def median_times(times_ns: Int64s, first: Int64s) -> Int64s:
     """Return the median of each segment in whole nanoseconds: since 1970 they are more than a float holds."""
-    low, high = _middle_values(times_ns, first)
+    low, high = segment_middles(times_ns, first)
     return low + (high - low) // 2
-
-
-def medians(values: Floats, first: Int64s) -> Floats:
-    """Return the median of each segment, 0 for empty ones.
-
-    >>> medians(np.array([1.0, 9.0, 2.0, 4.0, 6.0]), np.array([0, 3, 3, 5]))
-    array([2., 0., 5.])
-    """
-    low, high = _middle_values(values, first)
-    return (low + high) / 2
 
 
 def mad_sigmas(values: Floats, first: Int64s) -> Floats:
     """Return the standard deviation of each segment as its median absolute deviation gives it."""
-    middle = np.repeat(medians(values, first), np.diff(first))
-    return MAD_TO_SIGMA * medians(np.abs(values - middle), first)
+    middle = np.repeat(segment_medians(values, first), np.diff(first))
+    return MAD_TO_SIGMA * segment_medians(np.abs(values - middle), first)
 
 
 POINT_TO_POINT = (OP_CODE["send"], OP_CODE["recv"], OP_CODE["send_recv"])
@@ -230,35 +209,25 @@ class Matches(ArrayRecord):
 def match_collectives(ranks: tuple[Rank, ...]) -> Matches:
     """Return everything that could be matched between these ranks."""
     calls, groups = _calls(ranks)
-    found = shared_columns(calls.key, step=calls.step, member=calls.member, signature=calls.signature)
-    first_member = found.entry[found.first[:-1]]
-    size = calls.size_bytes[found.entry]
+    entry, first, step = shared_columns(*(calls[name] for name in ("key", "step", "member", "signature")))
+    first_member = entry[first[:-1]]
+    size = calls["size_bytes"][entry]
     return Matches(
-        op=calls.op[first_member].astype(np.uint8),
-        size_bytes=np.maximum.reduceat(size, found.first[:-1]) if len(size) else size,
-        group=calls.group[first_member].astype(np.int32),
-        step=found.step,
-        first=found.first,
-        rank_index=calls.rank_index[found.entry].astype(np.int32),
-        row=calls.row[found.entry],
+        op=calls["op"][first_member].astype(np.uint8),
+        size_bytes=np.maximum.reduceat(size, first[:-1]) if len(size) else size,
+        group=calls["group"][first_member].astype(np.int32),
+        step=step,
+        first=first,
+        rank_index=calls["rank_index"][entry].astype(np.int32),
+        row=calls["row"][entry],
         groups=groups,
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Calls(ArrayRecord):
-    #: process group, or pair of ranks
-    key: Int64s
-    #: rank index in a group; of a message 0 for the sender and 1 for the receiver
-    member: Int64s
-    step: Int64s
-    #: equal on all members of one collective: operation and size (0 where sizes differ between ranks)
-    signature: Int64s
-    rank_index: Int64s
-    row: Int64s
-    op: Int64s
-    size_bytes: Int64s
-    group: Int64s
+# What was called, in columns of equal length. `key` is the process group or the pair of ranks; `member` the rank index
+# in a group, of a message 0 for the sender and 1 for the receiver; `signature`, equal on all members of a collective,
+# is operation and size (0 where sizes differ between ranks).
+_Calls = dict[str, Int64s]
 
 
 def _calls(ranks: tuple[Rank, ...]) -> tuple[_Calls, tuple[Group, ...]]:
@@ -270,25 +239,25 @@ def _calls(ranks: tuple[Rank, ...]) -> tuple[_Calls, tuple[Group, ...]]:
         known = [groups.setdefault((g.name, g.ranks), (len(groups), g))[0] for g in named]
         group = np.array(known, np.int64)[rank.collectives.group] if known else np.empty(0, np.int64)
         parts += [_collective_calls(rank, index, group), _message_calls(rank, index, group, numbers)]
-    columns = (np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(_Calls))
-    return _Calls(*columns), tuple(group for _, group in groups.values())
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return columns, tuple(group for _, group in groups.values())
 
 
 def _collective_calls(rank: Rank, index: int, group: Int64s) -> _Calls:
     c = rank.collectives
     rows = _issued(rank, ~np.isin(c.op, POINT_TO_POINT))
     op, size = c.op[rows].astype(np.int64), c.full_bytes[rows]
-    return _Calls(
-        key=group[rows],
-        member=np.full(len(rows), index),
-        step=_step_numbers(rank, rows),
-        signature=np.where(np.isin(op, _SAME_SIZE), size, 0) * len(OPS) + op,
-        rank_index=np.full(len(rows), index),
-        row=rows,
-        op=op,
-        size_bytes=size,
-        group=group[rows],
-    )
+    return {
+        "key": group[rows],
+        "member": np.full(len(rows), index),
+        "step": _step_numbers(rank, rows),
+        "signature": np.where(np.isin(op, _SAME_SIZE), size, 0) * len(OPS) + op,
+        "rank_index": np.full(len(rows), index),
+        "row": rows,
+        "op": op,
+        "size_bytes": size,
+        "group": group[rows],
+    }
 
 
 def _message_calls(rank: Rank, index: int, group: Int64s, numbers: dict[int, int]) -> _Calls:
@@ -298,17 +267,17 @@ def _message_calls(rank: Rank, index: int, group: Int64s, numbers: dict[int, int
     kept = np.flatnonzero(issued & (peers >= 0))
     rows, peer, sends = c.messages.collective[kept], peers[kept], c.messages.is_send[kept]
     pair = np.where(sends, index * len(numbers) + peer, peer * len(numbers) + index)
-    return _Calls(
-        key=_MESSAGES + pair,
-        member=(~sends).astype(np.int64),
-        step=_step_numbers(rank, rows),
-        signature=c.messages.size_bytes[kept],
-        rank_index=np.full(len(rows), index),
-        row=rows,
-        op=np.full(len(rows), OP_CODE["send"]),
-        size_bytes=c.messages.size_bytes[kept],
-        group=group[rows],
-    )
+    return {
+        "key": _MESSAGES + pair,
+        "member": (~sends).astype(np.int64),
+        "step": _step_numbers(rank, rows),
+        "signature": c.messages.size_bytes[kept],
+        "rank_index": np.full(len(rows), index),
+        "row": rows,
+        "op": np.full(len(rows), OP_CODE["send"]),
+        "size_bytes": c.messages.size_bytes[kept],
+        "group": group[rows],
+    }
 
 
 def _issued(rank: Rank, wanted: npt.NDArray[np.bool_]) -> Int64s:
@@ -355,7 +324,7 @@ def _unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
     kind = alike.reshape(-1)
     order = np.argsort(kind, kind="stable")
     transfer = np.maximum(ended - arrived, 0).astype(float)[order]
-    of_kind = medians(transfer, np.searchsorted(kind[order], np.arange(kind.max() + 2)))
+    of_kind = segment_medians(transfer, np.searchsorted(kind[order], np.arange(kind.max() + 2)))
     return (of_kind[kind] / rounds)[matches.of_member]
 
 
@@ -397,7 +366,7 @@ def _drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, us
             return drift, shift
         x, y = when[mine].astype(float), residual[mine]
         order, cuts = np.argsort(x, kind="stable"), distinct(np.linspace(0, len(x), 65).astype(np.int64))
-        lines.append((theil_sen(medians(x[order], cuts), medians(y[order], cuts)), x, y))
+        lines.append((theil_sen(segment_medians(x[order], cuts), segment_medians(y[order], cuts)), x, y))
     base_slope, base_cut = lines[0][0]
     for index, ((slope, cut), x, y) in enumerate(lines):
         noise = mad_sigma(y - slope * x)
@@ -486,7 +455,7 @@ def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
     clocks, hops = _first_estimate(ranks, matches, end, usable)
     for _ in range(_ROUNDS):
         residual, sharp = _residuals(clocks, matches, end, usable)
-        offset = clocks.offset_ns - medians(*_by_rank(residual, matches, sharp, len(ranks))).astype(np.int64)
+        offset = clocks.offset_ns - segment_medians(*_by_rank(residual, matches, sharp, len(ranks))).astype(np.int64)
         clocks = replace(clocks, offset_ns=offset - offset[0])
     of = clocks.tied_to
     clocks = replace(clocks, reference_ns=clocks.reference_ns[of] + clocks.offset_ns[of] - clocks.offset_ns)
@@ -505,7 +474,7 @@ def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
     noise = 2 * mad_sigmas(*_by_rank(residual, matches, sharp, len(ranks)))
     shared_start, shared_end = (clocks.shared(matches.rank_index, times) for times in (start, end))
     apart = _unequal_ends(matches, shared_start, shared_end)
-    unequal = hops * medians(*_by_rank(apart, matches, sharp, len(ranks)))
+    unequal = hops * segment_medians(*_by_rank(apart, matches, sharp, len(ranks)))
     return replace(
         clocks,
         offset_ns=clocks.offset_ns + _within_bounds(len(ranks), matches, shared_start, shared_end),

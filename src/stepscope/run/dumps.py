@@ -1,7 +1,6 @@
 """Flight recorder dumps and memory snapshots of a folder by rank."""
 
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
@@ -9,8 +8,8 @@ from pathlib import Path
 from stepscope.contract.run_folder import json_object, rank_file, rank_of
 from stepscope.errors import InputError
 from stepscope.records import dataclass
-from stepscope.run.formats import FLIGHT_RECORDER, MEMORY_SNAPSHOT, beside
-from stepscope.side_file import open_side_file, side_file_lines
+from stepscope.run.formats import FLIGHT_RECORDER, MEMORY_SNAPSHOT, beside, file_head
+from stepscope.side_file import side_file_lines
 from stepscope.trace.flight_recorder import FlightDump, rank_in, read_flight_dump
 from stepscope.trace.memory_snapshot import MemorySnapshot, read_memory_snapshot
 
@@ -150,13 +149,6 @@ def storages_beside(path: Path, *, rank: int, device: int) -> SaidStorages:
 def is_snapshot(path: Path) -> bool:
     """Return whether a file is a pickle by its first bytes, packed or not: traces are text."""
     try:
-        with open_side_file(path, max_bytes=1 << 42) as f:
-            start = f.read(1 << 12)
+        return file_head(path).start[:1] == b"\x80"
     except OSError:
         return False
-    if start.startswith(b"\x1f\x8b"):
-        try:
-            start = zlib.decompressobj(31).decompress(start, 2)
-        except zlib.error:
-            return False
-    return start[:1] == b"\x80"

@@ -105,7 +105,8 @@ class Format:
         return (self.ending, *self.other_endings)
 
 
-def _file_head(path: Path) -> FileHead:
+def file_head(path: Path) -> FileHead:
+    """Return the head of a file, unpacked where it is gzipped."""
     with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
         start = f.read(_HEAD_BYTES)
         size = path.stat().st_size
@@ -137,7 +138,7 @@ class DetectedFile:
 def format_of(path: Path) -> Format | None:
     """Return the format of a file, None where no known one fits; an `InputError` where it cannot be read."""
     try:
-        head = _file_head(path)
+        head = file_head(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from error

@@ -152,17 +152,12 @@ _MIN_FITTING = 0.98
 _MIN_COVERED = 0.6
 
 
-class Period(NamedTuple):
-    """Steps as the kernels' sequence shows them, on the host's clock."""
+def kernel_period(trace: Trace, work: DeviceWork) -> tuple[Int64s, Int64s, float] | None:
+    """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats.
 
-    start_ns: Int64s
-    end_ns: Int64s
-    #: 0 to 1: how alike the kernels of the step are that is least like the others
-    confidence: float
-
-
-def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
-    """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats."""
+    Start and end on the host's clock, and from 0 to 1 how alike the kernels of the step are that is least like the
+    others.
+    """
     rows = np.flatnonzero((work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
     if not _MIN_STEPS * _MIN_KERNELS <= len(rows) <= 400_000:
         return None
@@ -183,7 +178,7 @@ def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     begins = asked[at]
     if score < _MIN_CONFIDENCE or not (np.diff(begins) > 0).all():
         return None
-    return Period(begins[:-1], begins[1:], round(score, 3))
+    return begins[:-1], begins[1:], round(score, 3)
 
 
 def _anchors(code: npt.NDArray[np.intp], names: int) -> list[tuple[npt.NDArray[np.intp], float]]:
@@ -262,8 +257,8 @@ def _periodic(rank: Rank) -> Steps | None:
     found = kernel_period(rank.trace, rank.work)
     if found is None:
         return None
-    told_by = f"the period of the sequence of kernels (confidence {found.confidence:.2f})"
-    return unnamed_steps(*found[:2], told_by)
+    start, end, confidence = found
+    return unnamed_steps(start, end, f"the period of the sequence of kernels (confidence {confidence:.2f})")
 
 
 def _whole(rank: Rank) -> Steps | None:

@@ -7,21 +7,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
-from stepscope.contract.run_folder import json_object
 from stepscope.errors import InputError, TraceError
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.sources import rank_in_header
-from stepscope.side_file import parsed_json, side_file_lines
-from stepscope.stats.robust import among, distinct, distinct_places, median, union_of_values
+from stepscope.side_file import parsed_json
+from stepscope.stats.robust import among, distinct, distinct_places, median, numbered, union_of_values
 from stepscope.trace.scanner.scanner import call_stack_parents, stacked
 from stepscope.trace.table import (
     NO_STRING,
@@ -382,8 +381,6 @@ Numbers = npt.NDArray[np.integer[Any]]
 
 # of one rank, over all its devices
 MAX_STREAMS = 2_048
-# slots for each key up to which a table of all possible keys is quicker than sorting them
-_MAX_SPREAD = 32
 
 # Calls after which device work of their own is expected.
 _LAUNCHES = re.compile(
@@ -546,7 +543,8 @@ def _equal_operations(trace: Trace, work: DeviceWork) -> Int64s:
     """Return a number for each operation, the same for those of one name that do as much."""
     number = work.name.astype(np.int64)
     for column in ("grid", "bytes"):
-        number = numbered((number << 32) + numbered(trace.arg(column).at(work.row, missing=-1).astype(np.int64)))
+        own = numbered(trace.arg(column).at(work.row, missing=-1).astype(np.int64))[1]
+        number = numbered((number << 32) + own)[1]
     return number
 
 
@@ -613,26 +611,6 @@ def lookup(keys: Numbers, values: Numbers, wanted: Int64s) -> Rows:
     i = np.searchsorted(keys[order], wanted, side="right") - 1
     at = order[np.maximum(i, 0)]
     return np.where((i >= 0) & (keys[at] == wanted), values[at], np.int64(-1))
-
-
-def numbered(keys: Int64s) -> Int64s:
-    """Return the keys as numbers from 0 on, in their order and without gaps; dense where `lookup` is.
-
-    >>> numbered(np.array([7, -2, 7, 30])).tolist()
-    [1, 0, 1, 2]
-    """
-    if not len(keys):
-        return np.empty(0, np.int64)
-    low, high = int(keys.min()), int(keys.max())
-    if high - low > _MAX_SPREAD * len(keys) + 1_000_000:
-        return np.unique(keys, return_inverse=True)[1].reshape(-1)
-    place = keys - low
-    there = np.zeros(high - low + 1, bool)
-    there[place] = True
-    known = np.flatnonzero(there)
-    number = np.empty(len(there), np.int32)  # of which only the places of keys are ever touched
-    number[known] = np.arange(len(known))
-    return number[place].astype(np.int64)
 
 
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
@@ -711,9 +689,6 @@ def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
 # `Input Dims`. Next to all kernels of a job repeat what others said, so each distinct combination is looked at once. On
 # gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
 
-if TYPE_CHECKING:
-    pass
-
 # Input sizes from the shapes and types that the profiler writes.
 #
 # They come from a file that anybody may have written: what is no shape is unknown, never an error.
@@ -771,8 +746,6 @@ def _shape_elements(shape: Any) -> int | None:
 FLIGHT_RECORDER = "flight_recorder.jsonl"
 # torch keeps 2,000 unless told otherwise
 _MAX_CALLS = 20_000
-# of which each call takes a few hundred
-_MAX_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -792,40 +765,23 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     Where the recorder left none, a dump that was imported beside it is read.
     """
     dump = path.parent / path.name.replace(FLIGHT_RECORDER, "flight_recorder.dump")
-    if not path.exists() and dump.is_file():
-        return _calls_of_dump(dump)
-    calls = []
-    try:
-        lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=_MAX_FILE_BYTES))
-        groups = _flight_groups(next(lines, {}))
-        for line in islice(lines, _MAX_CALLS):
-            call = _call(line, groups)
-            if call is not None:
-                calls.append(call)
-    except OSError:
+    if not path.exists() and not dump.is_file():
         return ()
-    return tuple(sorted(calls, key=lambda call: call.created_ns))
+    from stepscope.trace.flight_recorder import read_flight_dump  # only where there is such a file
 
-
-def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
     try:
-        from stepscope.trace.flight_recorder import read_flight_dump  # only where there is such a file
-
-        dump = read_flight_dump(path)
+        found = read_flight_dump(path if path.exists() else dump)
     except InputError:
         return ()
-    groups = {
-        g.name: Group(g.name, g.desc, g.ranks, len(g.ranks)) if g.ranks else Group(g.name, g.desc, None, None)
-        for g in dump.groups.values()
-    }
+    groups = {g.name: Group(g.name, g.desc, g.ranks, len(g.ranks) if g.ranks else None) for g in found.groups.values()}
     calls = [
         FlightCall(
             e.op,
             e.created_ns,
-            _input_bytes([*map(list, e.input_sizes)], [*e.input_dtypes]),
+            _input_bytes(e.input_sizes, e.input_dtypes),
             groups.get(e.group) or Group(e.group, e.group_desc, None, None),
         )
-        for e in dump.entries[-_MAX_CALLS:]
+        for e in found.entries[-_MAX_CALLS:]
         if e.created_ns is not None
     ]
     return tuple(sorted(calls, key=lambda call: call.created_ns))
@@ -871,42 +827,15 @@ def _runs_as(op: str) -> int:
     return OP_CODE["all_reduce" if op == "reduce_scatter" else op]
 
 
-def _flight_groups(header: dict[str, Any]) -> dict[str, Group]:
-    listed = header.get("process_groups")
-    groups = {}
-    for entry in listed if isinstance(listed, list) else []:
-        ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        if isinstance(ranks, list) and ranks and all(type(rank) is int and 0 <= rank <= MAX_RANK for rank in ranks):
-            name = str(entry.get("name", "?"))
-            groups[name] = Group(name, str(entry.get("desc") or ""), tuple(ranks), len(ranks))
-    return groups
-
-
-def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
-    created, named, group = line.get("time_created_ns"), line.get("profiling_name"), line.get("process_group")
-    if type(created) is not int or not 0 <= created < 1 << 62 or not isinstance(named, str):
-        return None
-    name = str(group[0]) if isinstance(group, list) and group else "?"
-    return FlightCall(
-        op_name(named),
-        created,
-        _input_bytes(line.get("input_sizes"), line.get("input_dtypes")),
-        groups.get(name, UNKNOWN_GROUP),
-    )
-
-
-def _input_bytes(shapes: Any, types: Any) -> int:
-    if not isinstance(shapes, list) or not isinstance(types, list) or not shapes or len(shapes) != len(types):
-        return _UNKNOWN
-    elements = [1 if shape == [] else _shape_elements(shape) for shape in shapes]
-    each = [element_bytes(kind if isinstance(kind, str) else None) for kind in types]
-    known = [n * size for n, size in zip(elements, each, strict=True) if n is not None and size]
-    return sum(known) if len(known) == len(shapes) else _UNKNOWN
+def _input_bytes(shapes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
+    elements = [_shape_elements(list(shape)) if shape else 1 for shape in shapes]
+    known = [
+        n * size for n, kind in zip(elements, types, strict=False) if n is not None and (size := element_bytes(kind))
+    ]
+    return sum(known) if known and len(known) == len(shapes) == len(types) else _UNKNOWN
 
 
 # The communication operations of one rank as a table: one row per kernel or gloo span, and one per message.
-
-_COLLECTIVES_MAX_RANKS = 1 << 30
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -1005,7 +934,7 @@ def _collective_table(
         group=group[meaning],
         in_bytes=_masked_column(m.in_bytes for m in meanings)[meaning],
         out_bytes=_masked_column(m.out_bytes for m in meanings)[meaning],
-        peer=_masked_column((m.peer for m in meanings), most=_COLLECTIVES_MAX_RANKS).astype(np.int32)[meaning],
+        peer=_masked_column((m.peer for m in meanings), most=MAX_RANK).astype(np.int32)[meaning],
         step=step,
         device_index=device_index,
         record_row=record_row,
@@ -1013,7 +942,7 @@ def _collective_table(
         messages=Messages(
             collective=np.array([m[0] for m in messages], np.int64),
             is_send=np.array([m[1] for m in messages], bool),
-            peer=_masked_column((m[2] for m in messages), most=_COLLECTIVES_MAX_RANKS).astype(np.int32),
+            peer=_masked_column((m[2] for m in messages), most=MAX_RANK).astype(np.int32),
             size_bytes=_masked_column(m[3] for m in messages),
         ),
         unanswered=unanswered,
@@ -1435,10 +1364,6 @@ def _texts(value: object) -> list[str]:
     return [v.strip() for v in values if isinstance(v, str) and v.strip()]
 
 
-# a world said to be larger is not believed
-_RANK_MAX_RANKS = 1 << 20
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Rank(ArrayRecord):
     """One rank of a run."""
@@ -1524,7 +1449,7 @@ class Rank(ArrayRecord):
 
 def believable_world(said: object) -> int | None:
     """Return a number of ranks that was read somewhere, None where it is none."""
-    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _RANK_MAX_RANKS else None
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _MAX_RANKS else None
 
 
 def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Path | None = None) -> Rank:

@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import field, fields, replace
 from pathlib import Path, PurePosixPath
 from sys import intern
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.formats import beside, others_in
 from stepscope.side_file import MAX_BYTES, is_number, parsed_json, read_side_file, side_file_lines
-from stepscope.stats.robust import Spread, mad_sigma, median, recurring_long, slow_start, spread
+from stepscope.stats.robust import median, recurring_long, slow_start
 from stepscope.trace.nccl import NcclLog
 from stepscope.trace.table import Int64s
 from stepscope.units import ms, ns_of_ms, readable_bytes
@@ -54,14 +54,8 @@ _MAX_FOLDER_BYTES, _MIN_SHARE_BYTES = 128 << 20, 64 << 10
 _MAX_NAME = 200
 
 
-@dataclass(frozen=True)
-class KeptLines(Generic[_T]):
-    """What the lines of one file became."""
-
-    lines: tuple[_T, ...] = ()
-    damaged: int = 0
-    #: why not all of it was read
-    unread: tuple[str, ...] = ()
+# what the lines of one file became, how many are damaged, and why not all of it was read
+KeptLines = tuple[tuple[_T, ...], int, list[str]]
 
 
 def _kept_lines(
@@ -86,7 +80,7 @@ def _kept_lines(
         made = keep(line) if line is not None else None
         if made is not None:
             kept.append(made)
-    return KeptLines(tuple(kept), damaged - last_is_damaged, tuple(unread))
+    return tuple(kept), damaged - last_is_damaged, unread
 
 
 def _text_lines(path: Path, *, max_bytes: int, say: Callable[[str], None]) -> Iterator[bytes]:
@@ -148,8 +142,8 @@ class Telemetry(ArrayRecord):
 
 def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
     found = _kept_lines(path, _device_or_state, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
-    device = next((line for line in found.lines if isinstance(line, dict)), {})
-    states = [line for line in found.lines if not isinstance(line, dict)]
+    device = next((line for line in found[0] if isinstance(line, dict)), {})
+    states = [line for line in found[0] if not isinstance(line, dict)]
     values = np.array([numbers for numbers, _ in states]).reshape(-1, len(_COLUMNS))
     order = np.argsort(np.nan_to_num(values[:, 0]), kind="stable")
     columns = {column: values[order, i] for i, column in enumerate(_COLUMNS)}
@@ -200,8 +194,6 @@ class ThreadSamples(ArrayRecord):
     #: whether the training thread ran, outside of Python
     on: npt.NDArray[np.bool_]
     stack: Int64s
-    #: CPU time of the training thread so far
-    cpu_ns: Int64s
     #: how long it was ready to run and had no core so far; NaN where the kernel does not count
     delay_ns: npt.NDArray[np.float64]
     #: how often it lost its core
@@ -234,7 +226,7 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
     threads = tuple(name(one) for one in said["threads"])
     rows = said["samples"][:_MAX_SAMPLES]
     numbers = np.array([[int(x) for x in row[:5]] for row in rows], np.int64).reshape(-1, 5)
-    at, waited, on, stack, cpu = numbers.T
+    at, waited, on, stack, _ = numbers.T
     others = tuple(tuple((int(t), int(s), 1000 * int(c)) for t, s, c in row[6][:_MAX_SAMPLED_THREADS]) for row in rows)
     _require(bool(((stack >= 0) & (stack < len(stacks))).all()), "samples")
     _require(all(0 <= t < len(threads) and 0 <= s < len(stacks) for row in others for t, s, _ in row), "samples")
@@ -247,7 +239,6 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
         gil_wait_ns=waited * 1000,
         on=on != 0,
         stack=stack,
-        cpu_ns=cpu * 1000,
         delay_ns=np.array([np.nan if (d := number(row[5])) is None else 1000 * d for row in rows], float),
         preempted=_whole(said.get("preempted")),
         others=others,
@@ -354,20 +345,18 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             telemetry.append(device)
         elif what == _COLLECTIVES:
             found = _kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
-            called = found.lines[0].get("groups", {}) if found.lines else {}
+            called = found[0][0].get("groups", {}) if found[0] else {}
             live = [
-                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x)
-                for x in found.lines
-                if "op" in x
+                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in found[0] if "op" in x
             ]
             collectives += live[: _MAX_LIVE_OF_ALL - len(collectives)]
         else:
             found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
-            known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
+            known = [MemoryEdge(rank, **line["edge"]) for line in found[0] if "edge" in line]
             edges += known[: 200_000 - len(edges)]
-            peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
-        lost += found.damaged
-        unread += found.unread
+            peaks |= dict([(rank, line["peak"]) for line in found[0] if "peak" in line][-1:])
+        lost += found[1]
+        unread += found[2]
     if others_in(folder, but=but):
         logs += _logs_of_all(folder, {log.rank for log in logs}, share, unread, but)
     measured, damaged = _inspected(folder, share, unread)
@@ -607,10 +596,6 @@ class UnprofiledStep:
     mean_ns: int
     #: share of steps over 1.5 times the median, 0 where those are rare: else the mean is the step, not the median
     long_share: float
-    #: robust standard deviation over all steps that count
-    sigma_ns: int
-    #: of the ranks' medians
-    over_ranks_ns: Spread
     #: steps that count, on the rank with the fewest
     num_steps: int
     #: left out at the start, on the rank with the most
@@ -730,14 +715,10 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     if not known:
         return None
     medians = [median(settled) for settled, _ in known]
-    over_ranks = spread([round(m) for m in medians])
-    assert over_ranks is not None
     return UnprofiledStep(
         median_ns=round(median(medians)),
         mean_ns=round(float(np.mean([settled.mean() for settled, _ in known]))),
         long_share=median([recurring_long(settled).mean() for settled, _ in known]),
-        sigma_ns=round(mad_sigma(np.concatenate([settled for settled, _ in known]))),
-        over_ranks_ns=over_ranks,
         num_steps=min(len(settled) for settled, _ in known),
         warm_up_steps=max(left_out for _, left_out in known),
     )
@@ -829,8 +810,6 @@ class RankOwners(ArrayRecord):
     modules: tuple[str, ...]
     names: tuple[str, ...]
     threads: tuple[OwnedThread, ...]
-    #: kept below `source/` in the run folder
-    source_files: tuple[str, ...] = ()
     #: parameters of each gradient bucket
     buckets: tuple[tuple[str, ...], ...] | None = None
     #: dataset lines and their share of the samples
@@ -889,7 +868,6 @@ def _owners(said: dict[str, Any], rank: int) -> RankOwners:
         modules=modules,
         names=names,
         threads=tuple(_thread(entry, sizes) for entry in _list(said, "threads")),
-        source_files=_texts(said, "source_files") if said.get("source_files") else (),
         buckets=_buckets(said),
         loader=_loader(said),
         reasons=tuple(f"{k}: {v}"[:_MAX_TEXT] for k, v in reasons.items()) if isinstance(reasons, dict) else (),

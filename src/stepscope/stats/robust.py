@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord, dataclass
 
+_Kind = TypeVar("_Kind", bound=np.generic)
+
 # The middle of some values. As `np.median`, which imports numpy's masked arrays first.
 
 
@@ -40,16 +42,27 @@ def medians(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isnan(rows).any(axis=-1), np.nan, middle)
 
 
-def _medians_between(values: npt.NDArray[np.float64], cuts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the median of the values between each cut and the next, at least one, NaN where one of them is.
+def segment_middles(
+    values: npt.NDArray[_Kind], first: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[_Kind], npt.NDArray[_Kind]]:
+    """Return the one or two values in the middle of each segment `values[first[i]:first[i + 1]]`, 0 for empty ones."""
+    count = np.diff(first)
+    low, high = np.zeros(len(count), values.dtype), np.zeros(len(count), values.dtype)
+    for n in distinct(count[count > 0]).tolist():
+        alike = np.flatnonzero(count == n)
+        block = np.partition(values[first[alike][:, None] + np.arange(n)], ((n - 1) // 2, n // 2), axis=1)
+        low[alike], high[alike] = block[:, (n - 1) // 2], block[:, n // 2]
+    return low, high
 
-    >>> medians_between(np.array([3.0, 1.0, 2.0, 4.0, 5.0]), np.array([0, 3, 5])).tolist()
-    [2.0, 4.5]
+
+def segment_medians(values: npt.NDArray[np.float64], first: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the median of each segment, 0 for empty ones.
+
+    >>> segment_medians(np.array([1.0, 9.0, 2.0, 4.0, 6.0]), np.array([0, 3, 3, 5]))
+    array([2., 0., 5.])
     """
-    count = np.diff(cuts)
-    ordered = values[np.lexsort((values, np.repeat(np.arange(len(count)), count)))]  # NaN comes last
-    middle = (ordered[cuts[:-1] + (count - 1) // 2] + ordered[cuts[:-1] + count // 2]) / 2
-    return np.where(np.isnan(ordered[cuts[1:] - 1]), np.nan, middle)
+    low, high = segment_middles(values, first)
+    return (low + high) / 2
 
 
 def quantiles(values: npt.ArrayLike, shares: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -151,9 +164,7 @@ def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
 
     Beyond 400 points, medians of consecutive chunks stand for them, so that the cost stays bounded.
     """
-    if len(x) > _MAX_POINTS:
-        cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(int)
-        x, y = _medians_between(x, cuts), _medians_between(y, cuts)
+    x, y = _chunk_medians(x, y, _MAX_POINTS)
     i, j = np.triu_indices(len(x), 1)
     run = x[j] - x[i]
     keep = run != 0
@@ -261,7 +272,7 @@ def _chunk_medians(x: Floats, y: Floats, chunks: int) -> tuple[Floats, Floats]:
     if len(x) <= chunks:
         return x, y
     cuts = np.linspace(0, len(x), chunks + 1).astype(int)
-    return _medians_between(x, cuts), _medians_between(y, cuts)
+    return segment_medians(x, cuts), segment_medians(y, cuts)
 
 
 def _kendall_variance(y: Floats) -> float:
@@ -279,8 +290,6 @@ def _inflation(residuals: Floats) -> float:
 
 
 # Each value once, in order. As `np.unique` without indices or counts, which imports numpy's masked arrays first.
-
-_Kind = TypeVar("_Kind", bound=np.generic)
 
 # slots for each value up to which a table of all possible values is quicker than sorting them
 _MAX_SPREAD = 32

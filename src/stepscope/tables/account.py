@@ -145,7 +145,5 @@ _OF_ACCOUNT: dict[str, Callable[[Account], Iterable[Row]]] = {
 }
 _OF_FINDINGS: dict[str, Callable[[Diagnosis], Iterable[Row]]] = {"findings": _findings, "evidence": _evidence}
 
-# tables that need the account of the run
-_ACCOUNT_TABLES = (*_OF_ACCOUNT, *_OF_FINDINGS)
 # tables that need the findings too
 NEED_FINDINGS = tuple(_OF_FINDINGS)

@@ -22,14 +22,14 @@ def job(n: int, **slowdowns: float) -> HistoryRow:
 def test_host_that_is_always_the_slowest_is_named() -> None:
     rows = [job(n, a=1.0, b=1.0 + n % 3 / 1000, bad=1.2, d=0.99) for n in range(1, 8)]
     first, *others = host_records(rows)
-    assert first.host == "bad" and first.is_slow and first.slowest == first.runs == 7
-    assert first.slowdown == pytest.approx(1.2, abs=0.01) and first.expected == pytest.approx(7 / 4)
-    assert not any(one.is_slow for one in others)
+    assert first["host"] == "bad" and first["is_slow"] and first["slowest"] == first["runs"] == 7
+    assert first["slowdown"] == pytest.approx(1.2, abs=0.01) and first["expected"] == pytest.approx(7 / 4)
+    assert not any(one["is_slow"] for one in others)
 
 
 def test_a_host_that_is_hardly_slower_is_not_named() -> None:
     (first, *_) = host_records([job(n, a=1.0, b=1.0, c=1.0, d=1.02) for n in range(1, 12)])
-    assert first.host == "d" and not first.is_slow and "less than 5 %" in str(first.why_not)
+    assert first["host"] == "d" and not first["is_slow"] and "less than 5 %" in str(first["why_not"])
 
 
 @pytest.mark.parametrize(("last_ms", "verdict"), [(20.1, "as usual"), (23.0, "slower"), (17.0, "faster")])
@@ -37,8 +37,8 @@ def test_newest_run_against_those_before_it(last_ms: float, verdict: str) -> Non
     steps = [20.0, 20.2, 19.8, 20.1, 19.9, last_ms]
     rows = [HistoryRow(f"r{n}", created=day(n + 1), step_ms=s, step_source="unprofiled") for n, s in enumerate(steps)]
     (newest,) = newest_runs(rows[::-1])
-    assert (newest.run, newest.verdict, newest.before) == ("r5", verdict, 5)
-    assert newest_runs(rows[:3])[0].verdict == "unknown"
+    assert (newest["run"], newest["verdict"], newest["before"]) == ("r5", verdict, 5)
+    assert newest_runs(rows[:3])[0]["verdict"] == "unknown"
 
 
 def test_rows_are_kept_and_only_changed_runs_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,6 @@ def test_latency_and_bandwidth_come_back_from_noisy_times():
     found = fit(sizes, times)
     assert found.alpha_ns == pytest.approx(50_000, rel=0.15)
     assert found.ns_per_byte == pytest.approx(0.4, rel=0.15)
-    assert 0.05 < found.relative_error < 0.15 and found.spread == pytest.approx(0.16, abs=0.05)
 
 
 def test_one_outlier_does_not_move_the_line():

@@ -127,13 +127,15 @@ def write_calls(path: Path, calls: list[tuple[float, str, str, int]]) -> None:
     lines = [{"schema": 1, "rank": 0, "process_groups": groups}]
     lines += [
         {
+            "record_id": number,
+            "collective_seq_id": number + 1,
             "time_created_ns": round(at * 1000),
             "profiling_name": f"gloo:{op}",
             "process_group": [group, ""],
             "input_sizes": [[elements]],
             "input_dtypes": ["Float"],
         }
-        for at, op, group, elements in calls
+        for number, (at, op, group, elements) in enumerate(calls)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -81,7 +81,7 @@ def launched(names: list[str], gap_every: int = 0) -> list[Event]:
 def period_of(folder: Path, names: list[str], gap_every: int = 0) -> list[float] | None:
     rank = rank_of(folder, launched(names, gap_every))
     found = kernel_period(rank.trace, rank.work)
-    return None if found is None else ((found.end_ns - found.start_ns) / 1000).tolist()
+    return None if found is None else ((found[1] - found[0]) / 1000).tolist()
 
 
 def test_steps_repeat_and_begin_after_the_longest_gap(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_steps_repeat_and_begin_after_the_longest_gap(tmp_path: Path) -> None:
     rank = rank_of(tmp_path, launched(STEP * 5, len(STEP)))
     found = kernel_period(rank.trace, rank.work)
     assert found is not None
-    assert found.start_ns[0] == 0 and found.confidence == 1.0
+    assert found[0][0] == 0 and found[2] == 1.0
 
 
 def test_layers_between_the_first_and_the_last_kernels_of_one_step_are_no_steps(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from stepscope.analyze.host_time import Activities, HostParts, blocking_calls, d
 from stepscope.intervals import EMPTY, Intervals, subtract, union, union_of
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun
-from stepscope.run.rank import Rank, numbered
-from stepscope.stats.robust import among, distinct, quantiles
+from stepscope.run.rank import Rank
+from stepscope.stats.robust import among, distinct, numbered, quantiles
 from stepscope.trace.scanner.scanner import WaitGraph
 from stepscope.trace.table import EventKind, Int64s
 from stepscope.units import NS_PER_US
@@ -144,8 +144,8 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     first_ns = int(edges[0])
     released_by, lag = _releases(rank, rows, numbers)
     parts = host_parts(rank, edges[:-1], edges[1:])
-    device, of_device = numbered(work.device[rows]), numbered(work.stream[rows])
-    stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)
+    device, of_device = numbered(work.device[rows])[1], numbered(work.stream[rows])[1]
+    stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)[1]
     predecessor, waits = _stream_predecessors(stream), _stream_waits(rank, rows, launched)
     latency = _latency(work.start_ns[rows] - launched)
     duration, collective = work.end_ns - work.start_ns, np.full(len(work), NOTHING, np.int64)
