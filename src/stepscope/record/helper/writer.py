@@ -87,6 +87,7 @@ _OF_A_RANK = (
     "ended",
     "clock_probes",
     "warnings",
+    "launch_ns",  # what a kernel launch takes the host before the first window and after the last profiler
     "lines_dropped",  # before they reached the helper
     "writing",  # what the helper could not write, at once or at all
 )
@@ -183,13 +184,29 @@ def _warnings(found: Sequence[Facts]) -> list[str]:
     ratio = statistics.median(c["ratio"] for _, c in beyond)
     low, high = min(c["low"] for _, c in beyond), max(c["high"] for _, c in beyond)
     longer = "longer" if ratio > 1 else "shorter"
-    on_cuda = any((f.get("device") or {}).get("kind") == "cuda" for f, _ in beyond)
-    why = "CUPTI may still be attached (this torch or driver does not detach it)" if on_cuda and ratio > 1 else ""
+    why = _profiler_left(found) if ratio > 1 else None
     why = why or next((c["why"] for _, c in beyond if c["why"]), "the job changed on the way, or the machine did")
     return [
         f"steps after the window are {100 * abs(ratio - 1):.1f} % {longer} than those before it "
         f"({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %): {why}; those before it are used"
     ]
+
+
+# how much longer a launch takes after the window where CUPTI is still attached: 1.5 times, by its own a tenth at most
+_ATTACHED = 1.25
+
+
+def _profiler_left(found: Sequence[Facts]) -> str | None:
+    """Return that the profiler is still attached, where launches of most ranks that timed them show it."""
+    timed = [f["launch_ns"] for f in found if {"before", "after"} <= set(f.get("launch_ns") or ())]
+    slower = [one for one in timed if one["after"] > _ATTACHED * one["before"]]
+    if not timed or 2 * len(slower) <= len(timed):
+        return None
+    before, after = (statistics.median(one[when] for one in slower) / 1000 for when in ("before", "after"))
+    return (
+        f"a launch takes {after:.1f} us, {before:.1f} before: "
+        "CUPTI is still attached (this torch or driver does not detach it)"
+    )
 
 
 def _median_ms(parts: list[Facts]) -> float | None:
