@@ -28,7 +28,6 @@ import json
 import os
 import queue
 import select
-import statistics
 import sys
 import threading
 import time
@@ -45,7 +44,7 @@ from stepscope.record.groups import flight_lines
 from stepscope.record.helper.claim import FULL, claim_folder
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
-from stepscope.record.step_statistics import StepStatistics
+from stepscope.record.step_statistics import StepStatistics, median
 from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
 from stepscope.side_file import open_private
 from stepscope.units import ms
@@ -181,7 +180,7 @@ def _warnings(found: Sequence[Facts]) -> list[str]:
     beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > 0.02 and not c["low"] <= 1 <= c["high"]]
     if not beyond or 2 * len(beyond) <= len(compared):
         return []
-    ratio = statistics.median(c["ratio"] for _, c in beyond)
+    ratio = median(c["ratio"] for _, c in beyond)
     low, high = min(c["low"] for _, c in beyond), max(c["high"] for _, c in beyond)
     longer = "longer" if ratio > 1 else "shorter"
     why = _profiler_left(found) if ratio > 1 else None
@@ -202,7 +201,7 @@ def _profiler_left(found: Sequence[Facts]) -> str | None:
     slower = [one for one in timed if one["after"] > _ATTACHED * one["before"]]
     if not timed or 2 * len(slower) <= len(timed):
         return None
-    before, after = (statistics.median(one[when] for one in slower) / 1000 for when in ("before", "after"))
+    before, after = (median(one[when] for one in slower) / 1000 for when in ("before", "after"))
     return (
         f"a launch takes {after:.1f} us, {before:.1f} before: "
         "CUPTI is still attached (this torch or driver does not detach it)"
@@ -212,7 +211,7 @@ def _profiler_left(found: Sequence[Facts]) -> str | None:
 def _median_ms(parts: list[Facts]) -> float | None:
     device = [p["device_median_ns"] for p in parts if p.get("device_median_ns") is not None]
     host = [p["median_ns"] for p in parts]
-    return ms(statistics.median(device or host)) if parts else None
+    return ms(median(device or host)) if parts else None
 
 
 def _windows(found: Sequence[Facts]) -> list[Facts]:

@@ -42,7 +42,8 @@ def end_open_spans() -> None:
 
 
 def _with_subclasses(kind: type) -> list[type]:
-    return [kind, *(one for below in type.__subclasses__(kind) for one in _with_subclasses(below))]
+    below: list[type] = type.__subclasses__(kind)
+    return [kind, *(one for child in below for one in _with_subclasses(child))]
 
 
 # What a session may leave behind: CUPTI attached, so that each later launch takes the host longer. A launch shows it.
