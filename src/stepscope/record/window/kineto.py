@@ -55,13 +55,13 @@ _FIRST_LAUNCHES, _LAUNCHES = 8, 32  # CUPTI is detached in the first CUDA call a
 def launch_ns(launch: Callable[[], Any] | None = None) -> int | None:
     """Return how long the host takes to launch a kernel that does nothing, the median of some; None without a device.
 
-    To be called between steps: it waits for the stream, since a full queue makes a launch wait too.
+    To be called between steps. A full queue makes a launch wait; after a session it is empty, since that ends with all
+    work on the device done. So launches before a session may seem longer than they are, and those after it do not.
     """
     if launch is None:
         cuda = torch.cuda
         if not cuda.is_available() or not cuda.is_initialized() or cuda.is_current_stream_capturing():
             return None
-        cuda.current_stream().synchronize()
         launch = partial(cuda._sleep, 1)
     times = []
     for _ in range(_FIRST_LAUNCHES + _LAUNCHES):
