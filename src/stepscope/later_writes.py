@@ -6,12 +6,15 @@ from a program may remove the folder at once.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _lock = Lock()
-_pool: ThreadPoolExecutor | None = None
+_pool: "ThreadPoolExecutor | None" = None
 _asked: dict[Path, Callable[[], None]] = {}
 _begun: dict[Path, "Future[None]"] = {}
 
@@ -27,6 +30,8 @@ def begin() -> None:
     global _pool
     with _lock:
         if _asked:
+            from concurrent.futures import ThreadPoolExecutor  # imports logging: not for commands that write nothing
+
             _pool = _pool or ThreadPoolExecutor(1)
             _begun.update({target: _pool.submit(write) for target, write in _asked.items()})
             _asked.clear()

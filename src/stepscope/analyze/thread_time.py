@@ -35,6 +35,8 @@ _MOST, _LIFT = 0.5, 0.25
 _OFTEN_TAKEN = 0.1
 # Steps grow where the last third takes a tenth longer than the first, by more than chance, and the middle is between.
 _MIN_GROWING, _GROWN, _GROWTH_ERRORS = 30, 0.1, 5.0
+# of a step: what of it does not grow shows the machine's speed
+_MIN_REST = 0.05
 
 
 @dataclass(frozen=True)
@@ -239,10 +241,10 @@ def _weights(samples: ThreadSamples) -> Floats:
 class Growth:
     """Steps that become longer through the run."""
 
-    #: medians of the first and last third of the steps
+    #: median of the first third of the steps, and of the last third at the machine's speed in the first
     early_ns: float
     late_ns: float
-    #: how much longer the mean step is than an early one
+    #: how much longer the mean step is than an early one, at that speed
     mean_ns: float
     #: the line that grew, and by how much
     line: Line | None
@@ -252,36 +254,44 @@ class Growth:
 
 
 def growth(log: StepLog, sampled: SampledSteps | None) -> Growth | None:
-    """Return how the undisturbed steps of a rank grow from third to third; None where they do not."""
+    """Return how the undisturbed steps of a rank grow from third to third; None where they do not.
+
+    A machine that changes its speed changes all of a step alike. So a part of the step has to grow against the rest of
+    the same step, and times of later steps are given at the speed of the first third.
+    """
     usable = np.flatnonzero(log.unprofiled & (log.dur_ns > 0))
-    known = log.device_ns > 0
-    taken = np.where(known, log.device_ns, log.dur_ns) if len(log) and known.mean() >= 0.8 else log.dur_ns
-    usable = usable[slow_start(taken[usable]) :]
-    if len(usable) < _MIN_GROWING:
+    usable = usable[slow_start(log.dur_ns[usable]) :]
+    regions = region_times(log)
+    if len(usable) < _MIN_GROWING or not regions:
         return None
-    waited = no_core_ns(log) if taken is log.dur_ns else None
-    net = taken - waited if waited is not None else taken.astype(float)
+    regions[OUTSIDE] = np.maximum(log.dur_ns - sum(regions.values(), np.zeros(len(log))), 0.0)
     thirds = np.array_split(usable, 3)
-    early, middle, late = (median(net[one]) for one in thirds)
-    error = sum(mad_sigma(net[one]) / len(one) ** 0.5 for one in (thirds[0], thirds[2]))
-    more = late - early
-    if more < max(_GROWN * early, _GROWTH_ERRORS * error) or not 0.2 * more <= middle - early <= 0.8 * more:
+    early_ns, late_ns = (median(log.dur_ns[one]) for one in (thirds[0], thirds[2]))
+    if late_ns < (1 + _GROWN) * early_ns:
+        return None
+    most_ns, mean_ns, region = 0.0, 0.0, ""
+    for name, time in regions.items():
+        rest = log.dur_ns - time
+        rest_ns = median(rest[thirds[0]])
+        if rest_ns < _MIN_REST * early_ns:
+            continue  # too little to know the machine's speed by
+        parts = [rest_ns * time[one] / np.maximum(rest[one], 1.0) for one in thirds]
+        first, middle, last = map(median, parts)
+        more, error = last - first, sum(mad_sigma(one) / len(one) ** 0.5 for one in (parts[0], parts[2]))
+        is_steady = 0.2 * more <= middle - first <= 0.8 * more
+        if is_steady and more >= max(_GROWN * early_ns, _GROWTH_ERRORS * error, most_ns):
+            most_ns, mean_ns, region = more, (middle + last - 2 * first) / 3, name
+    if not region:
         return None
     masks = [np.isin(np.arange(len(log)), one) for one in (thirds[2], thirds[0])]
     lines = sampled.longer(*masks) if sampled is not None else {}
     line, line_ns = next(iter(lines.items()), (None, 0.0))
-    regions = region_times(log)
-    regions[OUTSIDE] = np.maximum(log.dur_ns - sum(regions.values(), np.zeros(len(log))), 0.0)
-    grown = {name: median(time[thirds[2]]) - median(time[thirds[0]]) for name, time in regions.items()}
-    region = max(grown, key=lambda name: grown[name])
-    own = median(regions[region][thirds[0]])
-    if grown[region] / max(own, 1.0) < 2 * (more - grown[region]) / max(early - own, 1.0):
-        return None  # all of the step grows alike: the machine is slower
+    grown_ns = median(regions[region][thirds[2]]) - median(regions[region][thirds[0]])
     return Growth(
-        early_ns=early,
-        late_ns=late,
-        mean_ns=float(net[usable].mean()) - early,
-        line=line if line_ns >= _MOST * more else None,
+        early_ns=early_ns,
+        late_ns=early_ns + most_ns,
+        mean_ns=mean_ns,
+        line=line if line_ns >= _MOST * grown_ns else None,
         line_ns=line_ns,
         region=region,
     )

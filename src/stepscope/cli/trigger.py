@@ -18,7 +18,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +166,7 @@ def put_request(folder: Path, request: WindowRequest) -> None:
     path = folder / LIVE_FOLDER / REQUEST
     try:
         path.parent.mkdir(exist_ok=True)
-        if create_whole(path, json.dumps({"schema": SCHEMA, **asdict(request)}, allow_nan=False) + "\n"):
+        if create_whole(path, json.dumps({"schema": SCHEMA, **request._asdict()}, allow_nan=False) + "\n"):
             return
     except OSError as e:
         raise InputError(f"{path}: cannot ask there: {e.strerror}; the run folder has to be writable") from e

@@ -12,9 +12,8 @@ who may write into the folder may have written these files: each number is looke
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.contract.run_folder import json_object_in, rank_file
 
@@ -25,8 +24,7 @@ MAX_ASKED_STEPS = 1_000
 _MAX_TEXT = 200
 
 
-@dataclass(frozen=True)
-class WindowRequest:
+class WindowRequest(NamedTuple):
     """Somebody asks for a profile window."""
 
     id: str
@@ -37,8 +35,7 @@ class WindowRequest:
     since: int | None = None
 
 
-@dataclass(frozen=True)
-class WindowPlan:
+class WindowPlan(NamedTuple):
     """Which steps all ranks will profile, or why none."""
 
     id: str
@@ -55,8 +52,7 @@ class WindowPlan:
     since: int | None = None
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of a Python stack."""
 
     file: str
@@ -64,8 +60,7 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True)
-class Stall:
+class Stall(NamedTuple):
     """Where a rank stands that has taken no step for longer than steps take."""
 
     #: the last one that ended
@@ -85,8 +80,7 @@ class Stall:
     silent: str | None
 
 
-@dataclass(frozen=True)
-class RankStatus:
+class RankStatus(NamedTuple):
     """What a rank's helper says while the job runs."""
 
     rank: int
@@ -211,14 +205,15 @@ Key = tuple[str, int | None]
 States = Mapping[Key, tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """An alarm that rises or falls."""
 
     kind: str
     rank: int | None
     rises: bool
     text: str
+    #: of one that rises: the step since when it has been so, where that is known
+    since: int | None = None
 
 
 class Alarms:
@@ -281,8 +276,7 @@ DEFAULT_SLOWDOWN = 1.10
 NOISE_SHARE = 0.02
 
 
-@dataclass(frozen=True)
-class RankScore:
+class RankScore(NamedTuple):
     """One rank beside the others."""
 
     rank: int

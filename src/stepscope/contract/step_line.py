@@ -13,7 +13,7 @@ was ready to run and had no core, by the kernel.
 
 import re
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NotRequired, TypedDict
 
 # the phases of a recording: up to the window, the profiler's own warm-up, the window itself, and later
@@ -102,7 +102,11 @@ _PATTERNS = (
     (r"^\d+[biw]\d+$", Region.BACKWARD),
     (r"^(gradient|grad)_(sync|clip\w*|norm)\w*$|^clip_grad\w*$|^(lr_)?schedul\w+$", Region.OTHER),
 )
-_COMPILED = tuple((re.compile(pattern), region) for pattern, region in _PATTERNS)
+
+
+@cache
+def _compiled() -> tuple[tuple[re.Pattern[str], Region], ...]:
+    return tuple((re.compile(pattern), region) for pattern, region in _PATTERNS)  # none where only steps are timed
 
 
 @lru_cache(maxsize=4096)
@@ -113,7 +117,7 @@ def named_region(name: str) -> Region | None:
     [<Region.FORWARD: 1>, <Region.OPTIMIZER: 3>, <Region.BACKWARD: 2>, None]
     """
     plain = _DECORATION.sub("", name).lower()
-    return next((region for pattern, region in _COMPILED if pattern.search(plain)), None)
+    return next((region for pattern, region in _compiled() if pattern.search(plain)), None)
 
 
 def prepares_input(frame: str) -> bool:

@@ -347,7 +347,7 @@ def _growing(account: Account) -> Iterator[Match]:
     spent = share * (1 - without_core) * account.step.step_ns
     place = f"{most.line[0]}:{most.line[1]}" if most.line else most.region.replace("_", " ")
     evidence = [evidence_ms("median step in the first third of the run", most.early_ns)]
-    evidence.append(evidence_ms("median step in the last third", most.late_ns))
+    evidence.append(evidence_ms("in the last third, at the machine's speed in the first", most.late_ns))
     if most.line:
         evidence.append(evidence_ms("longer in the last third than in the first, per step", most.line_ns, place))
     yield Match(

@@ -1,10 +1,8 @@
 """Training comes first: whatever fails in the recorder is one line on stderr, and the recorder goes off."""
 
 import contextlib
-import hashlib
 import os
 import sys
-import traceback
 from pathlib import Path
 
 
@@ -41,6 +39,8 @@ def is_news(text: str) -> bool:
     folder = os.environ.get(SEEN_VARIABLE)
     if not folder:
         return True
+    import hashlib  # only where there is something to say
+
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     name = SAID + hashlib.sha256(f"{attempt} {text}".encode(errors="replace")).hexdigest()[:16]
     try:
@@ -65,6 +65,8 @@ def say(text: str) -> None:
 
 def explain(error: BaseException) -> str:
     """Return `Kind: message (file:line)` for a warning line."""
+    import traceback  # only where something went wrong
+
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())

@@ -5,7 +5,6 @@ are written as JSON lines with the group table filled in, so that both kinds of 
 """
 
 import json
-import pickle
 import sys
 from typing import Any
 
@@ -19,6 +18,8 @@ def newest_collectives() -> list[dict[str, Any]]:
 
     if not dist.is_available():
         return []
+    import pickle  # not in the helper
+
     import torch._C._distributed_c10d as c10d
 
     entries: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -78,6 +79,7 @@ def flight_dump() -> bytes | None:
     """Return the flight recorder's JSON as it comes; None where it recorded nothing or is not there."""
     if initialized_distributed() is None:
         return None
+
     import torch._C._distributed_c10d as c10d
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):

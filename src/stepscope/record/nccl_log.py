@@ -7,7 +7,6 @@ What the user has set stays as it is. NCCL writes to a local file; at the end it
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -113,4 +112,4 @@ class NcclLog:
 
 def log_of_process(pattern: str, *, pid: int) -> Path:
     """Return the file that NCCL writes for NCCL_DEBUG_FILE=`pattern`: %p is the process, %h the host's name."""
-    return Path(pattern.replace("%p", str(pid)).replace("%h", socket.gethostname()))
+    return Path(pattern.replace("%p", str(pid)).replace("%h", os.uname().nodename))

@@ -10,7 +10,6 @@ needed here: the desk side sends a finished run's curves and its report by the s
 """
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -61,7 +60,7 @@ class TensorBoard:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.path = self._folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self.path = self._folder / f"events.out.tfevents.{int(time.time())}.{os.uname().nodename}.{os.getpid()}"
         refuse_output(self.path)
         self._file: IO[bytes] = self.path.open("ab")
         self._write(version_record(time.time()))

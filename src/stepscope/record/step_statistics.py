@@ -7,9 +7,8 @@ statistics (they stay in the log): the first ones of the job, and the first afte
 each other's export.
 """
 
-import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +21,13 @@ _MIN_BEFORE = 3
 _MIN_COMPARED = 5
 _ERRORS = 3.0  # of the ratio: wider than usual, because neighbouring steps resemble each other
 _KEPT = 2_000
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median; `statistics`, with fractions and decimals, takes a helper process longer to import."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class _Step(NamedTuple):
@@ -88,7 +94,7 @@ def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, Any] | None:
     if min(len(before), len(after)) < _MIN_COMPARED:
         return None
     sides = [_own(before), _own(after)]
-    (first, error), (second, other) = ((statistics.median(side), error_of_median(side)) for side in sides)
+    (first, error), (second, other) = ((median(side), error_of_median(side)) for side in sides)
     if first <= 0:
         return None
     ratio = second / first
@@ -101,12 +107,12 @@ def _why(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> str
     third = len(sides[1]) // 3
     parts = [sides[0], *(sides[1][i * third : (i + 1) * third] for i in range(3))]
     if third >= _MIN_COMPARED:
-        medians = [statistics.median(part) for part in parts]
+        medians = [median(part) for part in parts]
         if all(later > 1.03 * sooner for sooner, later in pairwise(medians)):
             return "steps grow through the run, and the report names the line where samples met it"
     ran = [[s.run_ns for s in steps if s.run_ns is not None] for steps in (before, after)]
     if min(map(len, ran)) >= _MIN_COMPARED:
-        sooner, later = (statistics.median(times) for times in ran)
+        sooner, later = (median(times) for times in ran)
         if sooner and abs(later / sooner - 1) <= 0.05:
             return "the training thread's CPU time is the same: its waits changed (for a core, a device, other ranks)"
     return None
@@ -119,8 +125,8 @@ def _own(steps: list[_Step]) -> list[int]:
 
 def error_of_median(values: Sequence[float]) -> float:
     """Return the standard error of the median, from the median deviation."""
-    middle = statistics.median(values)
-    deviation = 1.4826 * statistics.median([abs(value - middle) for value in values])
+    middle = median(values)
+    deviation = 1.4826 * median([abs(value - middle) for value in values])
     return float(1.2533 * deviation / len(values) ** 0.5)
 
 
@@ -131,9 +137,9 @@ def _median_of(steps: list[_Step]) -> dict[str, Any] | None:
     device = [s.device_ns for s in steps if s.device_ns is not None]
     return {
         "steps": len(host),
-        "median_ns": int(statistics.median(host)),
-        "mean_ns": int(statistics.fmean(host)),
+        "median_ns": int(median(host)),
+        "mean_ns": int(sum(host) / len(host)),
         "min_ns": min(host),
         "max_ns": max(host),
-        "device_median_ns": int(statistics.median(device)) if device else None,
+        "device_median_ns": int(median(device)) if device else None,
     }

@@ -6,6 +6,7 @@
 What a window recorded goes to the helper as soon as it is closed.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import Regions
 from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.guards import ProfilerGuard
+from stepscope.record.window.kineto import launch_ns
 from stepscope.record.window.schedule import NEVER, next_busy_step, phase_of
 from stepscope.record.window.window import Watchdog, Window, replaces_export
 
@@ -98,6 +100,7 @@ class WatchedSteps:
     def before(self, step: int) -> bool:
         """Get ready for a step; return whether that took more than a moment."""
         self._step = step
+        was_watching = self._window.is_recording or self._after.is_watching
         paused = self._after.end(step)
         if paused:
             self._watchdog.stop()
@@ -105,6 +108,7 @@ class WatchedSteps:
         phase = phase_of(step, self._config, asked)[0]
         if phase == WARMUP and phase_of(step - 1, self._config, asked)[0] != WARMUP:
             self._run.probe_clock(f"before{step}")
+            self._time_launches("before")
             self._known.send(self._run)  # a job that dies in its window leaves them too
         if step == FIRST_STEPS:
             self._first_bytes = anonymous_bytes()
@@ -115,7 +119,10 @@ class WatchedSteps:
         if not self._window.is_recording and self._after.begin(step, self._window.usual):
             self._watchdog.start()
             paused = True
-        self._samplers.tell("on_watch", self._window.is_recording or self._after.is_watching)
+        is_watching = self._window.is_recording or self._after.is_watching
+        if was_watching and not is_watching:
+            self._time_launches("after")
+        self._samplers.tell("on_watch", is_watching)
         self.phase = phase
         self._plan_next(step)
         return paused
@@ -158,6 +165,15 @@ class WatchedSteps:
         if self.is_open:
             self._after.abandon()
             self._window.abandon()
+
+    def _time_launches(self, when: str) -> None:
+        """Note what a launch takes before the first profiler of the process, or after one."""
+        known = self._known.noted("launch_ns") or {}
+        if when == "before" and known:
+            return
+        with contextlib.suppress(Exception):  # then nothing is known of it
+            if (taken := launch_ns()) is not None:
+                self._known.note({"launch_ns": {**known, when: taken}})
 
     def _typical_step(self, step: int) -> TypicalStep:
         now_bytes, steps = anonymous_bytes(), step - FIRST_STEPS

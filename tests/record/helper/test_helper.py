@@ -22,6 +22,7 @@ from stepscope.record.helper.scratch import MARKER, make_scratch, remove_scratch
 from stepscope.record.helper.side_channel import SideChannel, ask, register, serve
 from stepscope.record.helper.writer import run_description
 from stepscope.record.step_statistics import StepStatistics
+from stepscope.record.window.kineto import launch_ns
 
 AHEAD_NS = 37_123_000
 
@@ -140,6 +141,41 @@ def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_com
         compared = found["after_to_before"]
         assert compared["ratio"] == pytest.approx(slower, rel=0.01)
         assert (compared["low"] > 1.1) == is_beyond
+
+
+@pytest.mark.parametrize(
+    ("launches", "is_attached"),
+    [
+        (({"before": 6_000, "after": 9_400}, {"before": 5_800, "after": 9_000}), True),
+        (({"before": 6_000, "after": 6_300}, {"before": 5_800, "after": 5_500}), False),  # the steps vary by themselves
+        (({"before": 6_000, "after": 9_400}, {"before": 5_800, "after": 5_500}), False),  # half of them only
+        (({"before": 6_000}, None), False),  # not known
+    ],
+)
+def test_launches_and_not_steps_show_that_the_profiler_is_still_attached(
+    launches: tuple[dict[str, int] | None, ...], is_attached: bool
+) -> None:
+    longer = {"ratio": 1.3, "low": 1.2, "high": 1.4, "why": None}
+    found = [facts(rank, device={"kind": "cuda"}, launch_ns=taken) for rank, taken in enumerate(launches)]
+    for one in found:
+        one["steps"]["after_to_before"] = longer
+    run = run_description(found, world_size=2, finished=True)
+    (said,) = run["warnings"]
+    assert said.startswith("steps after the window are 30.0 % longer")
+    assert ("a launch takes 9.2 us, 5.9 before: CUPTI is still attached" in said) == is_attached
+    assert is_attached or "the job changed on the way" in said
+    assert run["ranks"]["0"]["launch_ns"] == launches[0]
+
+
+def test_the_median_launch_counts_and_the_first_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns, taken_ns = 0, iter([50_000] * 8 + [6_000] * 15 + [7_000] * 2 + [90_000] * 15)
+
+    def launch() -> None:
+        nonlocal now_ns
+        now_ns += next(taken_ns)
+
+    monkeypatch.setattr("stepscope.record.window.kineto.perf_counter_ns", lambda: now_ns)
+    assert launch_ns(launch) == 7_000 and next(taken_ns, None) is None
 
 
 def test_a_helper_that_cannot_start_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.analyze.ranks.test_log_stragglers import LOADS, own_times
 
 from stepscope.contract.live import LIVE_FOLDER, LOOKS, REGRESSION, REQUEST, STRAGGLER, Change, read_plan, read_request
 from stepscope.contract.run_folder import steps_file
-from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms, RaisedAlarm
+from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms
 from stepscope.record.live.live import Live
 
 
@@ -139,15 +139,15 @@ def late_from(first: int) -> Own:
     return lambda rank, step: even(rank, step) + (8 if rank == 1 and step >= first else 0)
 
 
-def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[RaisedAlarm]:
+def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[Change]:
     looks = range(first, last, per_look)
     changes = (c for at in looks for c in judge.take(steps(range(at, at + per_look), own_ms)))
-    return [change for change in changes if isinstance(change, RaisedAlarm)]
+    return [change for change in changes if change.since is not None]
 
 
 def change(kind: str, rank: int | None, since: int | None) -> Change:
     text = f"{kind} of {rank}"
-    return Change(kind, rank, False, text) if since is None else RaisedAlarm(kind, rank, True, text, since)
+    return Change(kind, rank, False, text) if since is None else Change(kind, rank, True, text, since)
 
 
 def test_pulls_have_a_pause_and_an_end_and_wait_for_it() -> None:

@@ -8,8 +8,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def create_whole(path: Path, text: str) -> bool:
     """Create the file with its content in one move; False where somebody was first."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         with os.fdopen(open_private(temporary), "w", encoding="utf-8") as f:
             f.write(text)
@@ -105,7 +103,7 @@ def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
             "run_id": run_id,
             "launch_id": launch_id,
             "created_ns": time.time_ns(),
-            "host": socket.gethostname(),
+            "host": os.uname().nodename,
             "pid": os.getpid(),
         }
     )

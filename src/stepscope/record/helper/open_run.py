@@ -175,7 +175,11 @@ class Outbox:
 
 def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
     root = str(Path(__file__).resolve().parents[3])
-    program = f"import sys; sys.path.insert(0, {root!r}); from stepscope.record.helper.writer import main; main()"
+    # imports make many objects and little garbage
+    program = (
+        "import gc, sys; gc.disable(); "
+        f"sys.path.insert(0, {root!r}); from stepscope.record.helper.writer import main; gc.enable(); main()"
+    )
     # without what starts other tools or us inside the helper
     environment = {
         k: v

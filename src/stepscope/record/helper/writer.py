@@ -28,7 +28,6 @@ import json
 import os
 import queue
 import select
-import statistics
 import sys
 import threading
 import time
@@ -45,7 +44,7 @@ from stepscope.record.groups import flight_lines
 from stepscope.record.helper.claim import FULL, claim_folder
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
-from stepscope.record.step_statistics import StepStatistics
+from stepscope.record.step_statistics import StepStatistics, median
 from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
 from stepscope.side_file import open_private
 from stepscope.units import ms
@@ -87,6 +86,7 @@ _OF_A_RANK = (
     "ended",
     "clock_probes",
     "warnings",
+    "launch_ns",  # what a kernel launch takes the host before the first window and after the last profiler
     "lines_dropped",  # before they reached the helper
     "writing",  # what the helper could not write, at once or at all
 )
@@ -180,11 +180,10 @@ def _warnings(found: Sequence[Facts]) -> list[str]:
     beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > 0.02 and not c["low"] <= 1 <= c["high"]]
     if not beyond or 2 * len(beyond) <= len(compared):
         return []
-    ratio = statistics.median(c["ratio"] for _, c in beyond)
+    ratio = median(c["ratio"] for _, c in beyond)
     low, high = min(c["low"] for _, c in beyond), max(c["high"] for _, c in beyond)
     longer = "longer" if ratio > 1 else "shorter"
-    on_cuda = any((f.get("device") or {}).get("kind") == "cuda" for f, _ in beyond)
-    why = "CUPTI may still be attached (this torch or driver does not detach it)" if on_cuda and ratio > 1 else ""
+    why = _profiler_left(found) if ratio > 1 else None
     why = why or next((c["why"] for _, c in beyond if c["why"]), "the job changed on the way, or the machine did")
     return [
         f"steps after the window are {100 * abs(ratio - 1):.1f} % {longer} than those before it "
@@ -192,10 +191,27 @@ def _warnings(found: Sequence[Facts]) -> list[str]:
     ]
 
 
+# how much longer a launch takes after the window where CUPTI is still attached: 1.5 times, by its own a tenth at most
+_ATTACHED = 1.25
+
+
+def _profiler_left(found: Sequence[Facts]) -> str | None:
+    """Return that the profiler is still attached, where launches of most ranks that timed them show it."""
+    timed = [f["launch_ns"] for f in found if {"before", "after"} <= set(f.get("launch_ns") or ())]
+    slower = [one for one in timed if one["after"] > _ATTACHED * one["before"]]
+    if not timed or 2 * len(slower) <= len(timed):
+        return None
+    before, after = (median(one[when] for one in slower) / 1000 for when in ("before", "after"))
+    return (
+        f"a launch takes {after:.1f} us, {before:.1f} before: "
+        "CUPTI is still attached (this torch or driver does not detach it)"
+    )
+
+
 def _median_ms(parts: list[Facts]) -> float | None:
     device = [p["device_median_ns"] for p in parts if p.get("device_median_ns") is not None]
     host = [p["median_ns"] for p in parts]
-    return ms(statistics.median(device or host)) if parts else None
+    return ms(median(device or host)) if parts else None
 
 
 def _windows(found: Sequence[Facts]) -> list[Facts]:

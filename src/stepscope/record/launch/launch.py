@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -349,7 +348,10 @@ def launch(
 ) -> LaunchOutcome:
     """Return how the command ended, after running it under the recorder; `run` runs it in another way."""
     config = replace(
-        config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
+        config,
+        command=tuple(command),
+        out=str(Path(config.out).absolute()),
+        run_id=config.run_id or os.urandom(16).hex(),
     )
     seen = _seen_folder()
     try:

@@ -13,7 +13,6 @@ import secrets
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +89,6 @@ Line = Mapping[str, Any]
 Series = list[tuple[int, float]]
 
 
-@dataclass(frozen=True)
-class RaisedAlarm(Change):
-    """An alarm that rises, and the step since when it has been so."""
-
-    since: int = 0
-
-
 class AlarmWindow:
     """When a window is pulled, and why; `look` is called as often as one likes."""
 
@@ -106,7 +98,7 @@ class AlarmWindow:
         self._ranks = range(world_size)
         self._tails: list[LogTail] = []
         self._judge = JobAlarms(world_size)
-        self._waiting: dict[Key, RaisedAlarm] = {}  # alarms that no window has been pulled for
+        self._waiting: dict[Key, Change] = {}  # alarms that no window has been pulled for
         self._next_look_s = 0.0
         self._next_pull_s = 0.0
 
@@ -119,10 +111,10 @@ class AlarmWindow:
         self.hear(self._judge.take({rank: tail.read() for rank, tail in enumerate(self._tails)}))
         return self.pull(now_s) if is_free else None
 
-    def hear(self, changes: Sequence[RaisedAlarm | Change]) -> None:
+    def hear(self, changes: Sequence[Change]) -> None:
         for change in changes:
             key = (change.kind, change.rank)
-            if isinstance(change, RaisedAlarm):
+            if change.since is not None:
                 self._waiting[key] = change
             else:
                 self._waiting.pop(key, None)
@@ -135,7 +127,7 @@ class AlarmWindow:
         self._next_pull_s = now_s + self._pause_s
         risen, self._waiting = list(self._waiting.values()), {}
         why = "; ".join(f"{one.text} since step {one.since}" for one in risen)
-        return WindowRequest(secrets.token_hex(8), self._steps, f"alarm: {why}", max(one.since for one in risen))
+        return WindowRequest(secrets.token_hex(8), self._steps, f"alarm: {why}", max(one.since or 0 for one in risen))
 
 
 class JobAlarms:
@@ -154,7 +146,7 @@ class JobAlarms:
         # own times by rank, step times of rank 0
         self._looks: deque[tuple[Mapping[int, Series], Series]] = deque(maxlen=LOOKS + 1)
 
-    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[RaisedAlarm | Change]:
+    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[Change]:
         for rank, new in lines.items():
             self._waits[rank] = self._waits[rank] or any(waited_ns(line) is not None for line in new)
             self._new[rank] += [line for line in new if line["step"] >= _SETTLING_STEPS and _is_plain(line)]
@@ -190,7 +182,7 @@ class JobAlarms:
         words = f"steps take {ms(now_ns):.1f} ms, {ms(first_ns):.1f} ms at first ({now_ns / first_ns:.2f} x)"
         return {(REGRESSION, None): (regression_state(now_ns, first_ns), words)}
 
-    def _dated(self, change: Change) -> RaisedAlarm:
+    def _dated(self, change: Change) -> Change:
         if change.rank is None:
             times = [pair for _, steps_ms in self._looks for pair in steps_ms]
             good_ms, now_ms = statistics.median(self._first_ns) / NS_PER_MS, _median(self._looks[-1][1])
@@ -200,7 +192,7 @@ class JobAlarms:
             now_ms = newest.pop(change.rank)
             good_ms = statistics.median(newest.values())
         since = _step_of_change(times, (good_ms + now_ms) / 2)
-        return RaisedAlarm(change.kind, change.rank, True, change.text, since=since)
+        return Change(change.kind, change.rank, True, change.text, since=since)
 
 
 def _step_of_change(times: Series, bound: float) -> int:

@@ -8,14 +8,12 @@ profile, and the question where its training thread is.
 import contextlib
 import json
 import math
-import socket
-import statistics
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.contract.live import (
     LIVE_FOLDER,
@@ -31,6 +29,7 @@ from stepscope.contract.live import (
 )
 from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
 from stepscope.record.helper.claim import create_whole
+from stepscope.record.step_statistics import median
 from stepscope.record.window.trace_file import place_whole
 
 # A profile window that somebody asks for while the job runs: which steps, or why not. One rank decides for all.
@@ -49,8 +48,7 @@ _LOOKS = 4
 _MAX_NAMED = 4
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """What rank 0 knows that bounds a plan."""
 
     world_size: int
@@ -278,7 +276,7 @@ class Live:
         request = self._alarm.look(folder, now_s, is_free=is_free and read_request(folder) is None)
         if request is not None:
             (folder / LIVE_FOLDER).mkdir(exist_ok=True)
-            create_whole(folder / LIVE_FOLDER / REQUEST, json.dumps({"schema": SCHEMA, **asdict(request)}) + "\n")
+            create_whole(folder / LIVE_FOLDER / REQUEST, json.dumps({"schema": SCHEMA, **request._asdict()}) + "\n")
 
     def _look_for_request(self, folder: Path, now_s: float) -> None:
         request = read_request(folder)
@@ -293,7 +291,7 @@ class Live:
         plan = read_plan(folder)
         if plan is not None and plan.id == request.id != self._told and plan.refused is None:
             self._told = plan.id
-            self._tell({"window": asdict(plan)})
+            self._tell({"window": plan._asdict()})
 
     def _decide(self, folder: Path, request: WindowRequest, now_s: float) -> None:
         if self._planned is not None:
@@ -305,7 +303,7 @@ class Live:
         plan = plan_for(request, self._answers(folder, request.id), self._rules(now_s), waited_s=waited_s)
         if plan is None:
             return
-        self._put(PLAN, asdict(plan))
+        self._put(PLAN, plan._asdict())
         if plan.refused is not None:
             self._forget_request(folder)
         else:
@@ -319,7 +317,7 @@ class Live:
                 self._forget_request(folder)
         elif request.id != planned.id:  # the one before was taken back
             refused = f"another window is under way, steps {planned.first} to {planned.last - 1}"
-            self._put(PLAN, asdict(WindowPlan(request.id, refused=refused)))
+            self._put(PLAN, WindowPlan(request.id, refused=refused)._asdict())
             self._forget_request(folder)
 
     def _rules(self, now_s: float) -> Rules:
@@ -348,7 +346,7 @@ class Live:
             (folder / LIVE_FOLDER / REQUEST).unlink()
 
     def _say(self) -> None:
-        typical_s = statistics.median(self._durations_s) if self._durations_s else None
+        typical_s = median(self._durations_s) if self._durations_s else None
         status = {
             "schema": SCHEMA,
             "rank": self._rank,
@@ -389,7 +387,7 @@ def _export(settings: dict[str, Any], **about: Any) -> Any:
         return None
     from stepscope.record.live.export import Export  # only then: the helper has to be there soon
 
-    return Export({**settings, "host": socket.gethostname()}, **about)
+    return Export({**settings, "host": os.uname().nodename}, **about)
 
 
 def window_outcome(folder: Path, rank: int, window: int) -> dict[str, Any] | None:

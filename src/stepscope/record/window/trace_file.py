@@ -11,7 +11,6 @@ import gzip
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -120,4 +119,4 @@ def is_alive(pid: int) -> bool:
 
 
 def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
+    return re.sub(r"[^A-Za-z0-9_]", "_", os.uname().nodename)

@@ -1,0 +1,59 @@
+"""A part of the step that grows is found whatever the machine's speed does, and a slower machine is no growth."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from stepscope.analyze.thread_time import Growth, growth
+from stepscope.run.side_files import readable_step_logs
+
+MS = 1_000_000
+STEPS = 240
+SPEEDS = {
+    "steady": lambda n: 1.0,
+    "slower at the end": lambda n: 1.0 if n < STEPS / 2 else 1.7,
+    "faster at the end": lambda n: 1.0 if n < STEPS / 2 else 0.85,
+    "slow in the middle": lambda n: 1.8 if STEPS / 3 < n < 2 * STEPS / 3 else 1.0,
+    "now and then": lambda n: 1.6 if n // 10 % 2 else 1.0,
+    "ever slower": lambda n: 1.0 + n / STEPS,
+}
+
+
+def found(folder: Path, speed: str, *, grows_to_ms: float = 0.0, moves_ms: float = 0.0) -> Growth | None:
+    """Write steps of 10 ms of work and 2 ms outside of it; that grows, or gets some of the work's time."""
+    noise = random.Random(0)
+    lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]
+    start = 0
+    for n in range(STEPS):
+        moved = moves_ms * n / STEPS
+        slow = SPEEDS[speed](n) * MS
+        work = round((10 - moved) * noise.uniform(0.95, 1.1) * slow)
+        outside = round((2 + moved + grows_to_ms * n / STEPS) * noise.uniform(0.95, 1.1) * slow)
+        times = {"start_ns": start, "end_ns": start + work + outside, "dur_ns": work + outside, "device_ns": None}
+        state = {"profiled": False, "phase": "before", "regions": {"forward_pass": {"ns": work, "n": 1}}}
+        lines.append({"step": n, **times, **state})
+        start += work + outside
+    (folder / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (log,), _ = readable_step_logs(folder)
+    return growth(log, None)
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_growth_is_found_at_any_speed(tmp_path: Path, speed: str) -> None:
+    one = found(tmp_path, speed, grows_to_ms=12)
+    assert one is not None and one.region == "outside every region"
+    speeds = [SPEEDS[speed](n) for n in range(STEPS // 3)]
+    planted_ms = 12 * 2 / 3  # from the middle of the first third to that of the last
+    assert 0.85 * min(speeds) < (one.late_ns - one.early_ns) / MS / planted_ms < 1.15 * max(speeds)
+    assert 0.75 * min(speeds) < one.mean_ns / MS / (planted_ms / 2) < 1.25 * max(speeds)
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_a_machine_that_changes_its_speed_is_no_growth(tmp_path: Path, speed: str) -> None:
+    assert found(tmp_path, speed) is None
+
+
+def test_time_that_moves_from_one_part_to_another_is_no_growth(tmp_path: Path) -> None:
+    assert found(tmp_path, "steady", moves_ms=5) is None
