@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         done = f"kept in {Path(args.run[0]) / _RECORD} and {_TEXT}"
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        done = f"no record was kept: {why}; --json FILE writes one"
+        done = f"no record was written: {why}; --json FILE writes one"
     say_with_answer(f"stepscope investigate: {done}")
     codes = [warn_incomplete(account) for account in accounts]
     return 3 if failed or any(codes) else 0

@@ -18,6 +18,7 @@ from stepscope.analyze.host_time import data_loading as loading_spans
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE, element_bytes
+from stepscope.contract.names import PARTS
 from stepscope.intervals import covered_ns, union
 from stepscope.records import dataclass
 from stepscope.run.aligned import UNMATCHED
@@ -183,7 +184,7 @@ def _phase_share(part: str, account: Account) -> Measurement:
     found, step = _step_share((part,), account), _require(account.step, _NO_STEP)
     phases = ("data_loading", "forward", "backward", "optimizer")
     other = max((p for p in step.parts if p.part not in phases), key=lambda p: p.ns_per_step)
-    rest = f"; of what is no phase of training, {other.part} takes most: {ms(other.ns_per_step):.2f} ms"
+    rest = f"; the largest other part is {PARTS[other.part]}: {ms(other.ns_per_step):.2f} ms"
     return Measurement(found.value, found.how + (rest if other.ns_per_step > 0 else ""))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.contract.collectives import bus_factor
+from stepscope.contract.names import LOSSES, PARTS, PATH
 from stepscope.cost.calibration import Calibration
 from stepscope.errors import UsageError
 from stepscope.report.charts import (
@@ -27,7 +28,6 @@ from stepscope.report.charts import (
     share_text,
 )
 from stepscope.report.drawing import Drawing, Scale, Shape, digits, dot, polyline, rect, table_of, unit_text, words
-from stepscope.report.names import LOSSES, PARTS, PATH
 from stepscope.run.side_files import Telemetry
 from stepscope.units import NS_PER_MS
 

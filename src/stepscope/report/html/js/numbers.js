@@ -8,7 +8,7 @@ const NONE = "–";
 
 /** @template T @param {T} x @returns {x is NonNullable<T>} */
 const known = (x) => x !== null && x !== undefined && !Number.isNaN(x);
-const words = (id) => String(id).replaceAll("_", " ");
+const words = (id) => String(id).replaceAll("_pct", ", %").replaceAll("_", " ");
 
 // A number with commas between thousands; zeros at the end beyond `least` places are left out. Without `Intl`, whose
 // first use alone takes as long as drawing a chart.
