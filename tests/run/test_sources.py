@@ -162,7 +162,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 4):
         small(rank, world_size=8).write(tmp_path)
     run = load(tmp_path, cache=False)
-    doubt = "what they did is unknown, and waiting for them looks like transfer"
+    doubt = "their work is unknown, and waiting for them appears as transfer"
     assert run.warnings == (f"ranks missing: 1-3, 5-7 of 8; {doubt}",)
 
 

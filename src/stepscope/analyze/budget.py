@@ -880,7 +880,7 @@ class PartTime:
     ns_per_step: float
     #: of the step
     pct: float
-    #: before the profiler's cost was taken out
+    #: before subtracting profiler overhead
     profiled_ns: float
     #: of `ns_per_step`, what recurs in some steps of the training and is not in the ordinary one
     recurring_ns: float = 0.0
@@ -1085,7 +1085,7 @@ def _warnings(
         unknown = float(grown[:, [PART_CODE["unknown"], _FIRST_CAUSE + Cause.UNKNOWN]].sum(axis=1).mean())
         where = "the difference is in `unknown`"
         if unknown < 0.5 * (unprofiled_ns - recorded_ns):
-            where = "the step log says in which parts"
+            where = "distributed over the parts by the step log"
         lines.append(
             f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(recorded_ns):.2f} ms with it: "
             f"{where}, the profiler's overhead counts as 0"
@@ -1101,6 +1101,6 @@ def _warnings(
     if unmatched > _MIN_SHARE_FOR_WARNING * step_ns:
         lines.append(
             f"{ms(unmatched):.2f} ms per step of exposed communication match no other rank's: waiting and transfer "
-            "cannot be told apart and are in `unknown`"
+            "cannot be separated and count as `unknown`"
         )
     return lines

@@ -715,7 +715,7 @@ def _reasons(
             if not (purposes.of_block == PURPOSES.index(name)).any():
                 reasons[name] = (
                     "it was there before the history began, as part of `unknown`; "
-                    "stepscope record --memory notes whose it is"
+                    "stepscope record --memory attributes it"
                 )
     if history.differs_bytes:
         reasons["replay"] = (

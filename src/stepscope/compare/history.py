@@ -237,7 +237,7 @@ def run_folders(folder: Path) -> list[Path]:
     try:
         found = list(_runs_below(folder, _LEVELS))
     except OSError as error:
-        raise InputError(f"cannot look for runs in {folder}: {error.strerror}; check the path") from error
+        raise InputError(f"cannot list runs in {folder}: {error.strerror}; check the path") from error
     if len(found) > _MAX_RUNS:
         raise InputError(f"more than {_MAX_RUNS:,} runs below {folder}; give one of the folders in it")
     if not found:

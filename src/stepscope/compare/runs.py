@@ -312,6 +312,6 @@ def _notes(a: Sequence[StepSamples], b: Sequence[StepSamples], step: StepDiffere
     times = [r.logged if step.logged else r.periods for r in runs]
     few = min(0 if t is None else len(t.dur_ns) for t in times)
     if MIN_SAMPLES <= few < _FEW:
-        yield f"only {few} steps of a run: whether a slow moment lasts several steps cannot be told from so few"
+        yield f"only {few} steps per run: too few to estimate autocorrelation"
     if min(len(a), len(b)) == 1:
         yield "one run per side: the intervals do not include run-to-run variation; give several runs with --a and --b"

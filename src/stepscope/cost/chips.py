@@ -301,7 +301,7 @@ def _by_memory(name: str, rows: Sequence[Chip], memory_bytes: int | None) -> Loo
     if not fitting:
         found = f"{(memory_bytes or 0) / GIB:.0f} GiB"
         return Lookup(None, f"device {name!r} with {found} of memory is none of the known variants: {known}")
-    return Lookup(None, f"device {name!r} may be any of {known}; its memory size would tell")
+    return Lookup(None, f"device {name!r} may be any of {known}; give its memory size")
 
 
 def _fits(row: Chip, memory_bytes: int) -> bool:

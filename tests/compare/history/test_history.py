@@ -77,5 +77,5 @@ def test_a_run_that_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path) -> N
 def test_no_runs_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no runs"):
         run_folders(tmp_path)
-    with pytest.raises(InputError, match="cannot look for runs"):
+    with pytest.raises(InputError, match="cannot list runs"):
         run_folders(tmp_path / "none")

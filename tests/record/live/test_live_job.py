@@ -91,7 +91,7 @@ def test_two_windows_that_were_asked_for_are_read(job: Path, capsys: pytest.Capt
         return [w["ranks"]["1"].get("asked_by") for w in windows if "1" in w["ranks"]] == ["stepscope trigger"] * 2
 
     until(asked_by)
-    assert "will be profiled, asked for by stepscope trigger" in (job / "job.log").read_text()
+    assert "will be profiled, requested by stepscope trigger" in (job / "job.log").read_text()
 
 
 def scraped(job: Path) -> dict[str, float]:
