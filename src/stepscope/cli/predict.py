@@ -553,9 +553,7 @@ def _print_memory(found: dict[str, Any]) -> None:
     out.print(table)
     if found["fits"] is not None:
         room = readable_bytes(found["device_bytes"])
-        out.print(
-            f"{'fits' if found['fits'] else 'does not fit'} a device of {room} (5 % and the context reserved)"
-        )
+        out.print(f"{'fits' if found['fits'] else 'does not fit'} a device of {room} (5 % and the context reserved)")
     step = found["simulated"]
     if step:
         out.print(
