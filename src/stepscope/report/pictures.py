@@ -513,24 +513,36 @@ _DEVICE_SERIES = (
 
 def device_pictures(telemetry: Sequence[Telemetry]) -> dict[str, Drawing]:
     """Return clocks, power, utilisation and temperature of the ranks' devices over the job, those that were sampled."""
-    known = [one for one in telemetry if len(one) > 1]
-    first_ns = min((float(np.nanmin(one.columns["time_ns"])) for one in known), default=0.0)
+    sampled = [one for one in telemetry if len(one) > 1]
+    first_ns = min((float(np.nanmin(one.columns["time_ns"])) for one in sampled), default=0.0)
     found = {}
     for name, title, column, unit in _DEVICE_SERIES:
-        lines = []
-        for k, one in enumerate(known[: len(COLOURS)]):
-            values, times = one.columns[column], (one.columns["time_ns"] - first_ns) / NS_PER_MS
-            rows = np.flatnonzero(~np.isnan(values) & ~np.isnan(times))
-            rows = rows[:: max(1, len(rows) // _MAX_POINTS)]
+        curves = []
+        for one in sampled:
+            values, times_ms = one.columns[column], (one.columns["time_ns"] - first_ns) / NS_PER_MS
+            rows = np.flatnonzero(~np.isnan(values) & ~np.isnan(times_ms))
             if len(rows) > 1:
-                points = [(float(times[i]), float(values[i])) for i in rows.tolist()]
-                lines.append(Line(f"rank {one.rank}", points, COLOURS[k], "steps", width=1))
-        if lines:
-            legend = [(line.colour, line.name) for line in lines]
-            found[name] = line_chart(
-                f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False), Axis(unit, "number", zero=False),
-                legend=legend, label=f"{title} of the devices of {len(lines)} ranks over the job",
-            )  # fmt: skip
+                curves.append((one.rank, times_ms[rows], values[rows]))
+        if not curves:
+            continue
+        means = [float(values.mean()) for _, _, values in curves]
+        by_difference = sorted(
+            range(len(curves)), key=lambda i: -abs(means[i] - float(np.sort(means)[len(means) // 2]))
+        )
+        lines = []
+        for k, i in enumerate(sorted(by_difference[: len(COLOURS) - 1])):
+            rank, times_ms, values = curves[i]
+            kept = sorted({*_largest(values), *_largest(-values)})  # a short dip of the clock stays visible
+            points = [(float(times_ms[j]), float(values[j])) for j in kept]
+            lines.append(Line(f"rank {rank}", points, COLOURS[k], "steps", width=1))
+        left_out = len(curves) - len(lines)
+        found[name] = line_chart(
+            f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False),
+            Axis(unit, "number", zero=unit == "%"),
+            legend=[(line.colour, line.name) for line in lines],
+            notes=[f"The {len(lines)} of {len(curves)} ranks that differ most from the median."] if left_out else (),
+            label=f"{title} of the devices of {len(lines)} ranks over the job",
+        )  # fmt: skip
     return found
 
 
