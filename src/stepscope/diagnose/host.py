@@ -845,7 +845,7 @@ KINDS = (
          needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="steps that grow"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
-         "Look at what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
+         "Find out what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
          "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
          "Assumes none of these stretches is left.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),

@@ -122,7 +122,7 @@ def _ranks_missing(account: Account) -> str | None:
     missing, step = ranks_missing(account), account.step
     if not missing:
         return None
-    recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks were not recorded"
+    recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks not recorded"
     if step is None or not account.collectives:
         return recorded
     spent = sum(step.ns(part) for part in ("exposed_transfer", "wait", "pipeline_bubble")) + step.unmatched_ns

@@ -608,7 +608,7 @@ def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> N
         if rank in owner:
             raise InputError(
                 f"two traces are of rank {rank} (by {source}): {owner[rank]} and {trace.path}; "
-                "two runs or two windows lie together: pass one of them, by folder or by glob"
+                "the folder holds several runs or windows: pass one of them, as a folder or a glob"
             )
         owner[rank] = trace.path
 
@@ -626,7 +626,7 @@ def _refuse_several_runs(traces: list[Trace], known: list[tuple[int, str]]) -> N
         return
     more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
     raise InputError(
-        f"several runs lie together ({why}): {', '.join(listed[:_MAX_LISTED])}{more}; "
+        f"several runs in one folder ({why}): {', '.join(listed[:_MAX_LISTED])}{more}; "
         "pass one of them, by file or by glob"
     )
 

@@ -219,7 +219,7 @@ def _caveats(view: _View) -> list[str]:
         lines.append("Only 1 step: maybe a cold start.")
     if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
         lines.append("Source lines not recorded.")
-    if view.is_profiled:
+    if view.is_profiled and run["num_steps"]:
         lines.append("Profiled times (--unprofiled-step-ms corrects).")
     return lines
 
