@@ -155,7 +155,7 @@ def test_several_runs_in_one_folder_are_refused_with_their_names(tmp_path: Path)
         for event in written["traceEvents"]:
             event["ts"] += at
         (tmp_path / f"host_{6695 + n}.167291834{n}213.pt.trace.json").write_text(json.dumps(written))
-    with pytest.raises(InputError, match=r"several runs lie together .*host_6695.*host_6696"):
+    with pytest.raises(InputError, match=r"several runs in one folder .*host_6695.*host_6696"):
         stepscope.load(tmp_path)
 
 

@@ -1088,14 +1088,14 @@ def _warnings(
             where = "distributed over the parts by the step log"
         lines.append(
             f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(recorded_ns):.2f} ms with it: "
-            f"{where}, the profiler's overhead counts as 0"
+            f"{where}, no profiler overhead detected"
         )
     busy = [code for code in range(_UNMATCHED) if code not in _WAITS]
     shrunk = float((before[:, busy] - after[:, busy]).sum(axis=1).mean())
     if unprofiled_ns is not None and shrunk > _MIN_SHARE_FOR_WARNING * step_ns:
         lines.append(
-            f"{ms(shrunk):.2f} ms per step were taken from work itself to reach the unprofiled step: it ran slower "
-            "while profiled, or the unprofiled time is of other steps"
+            f"times are scaled to the unprofiled step: {ms(shrunk):.2f} ms per step subtracted from compute and "
+            "communication, which ran slower while profiled"
         )
     unmatched = float(after[:, _UNMATCHED].mean())
     if unmatched > _MIN_SHARE_FOR_WARNING * step_ns:

@@ -230,7 +230,7 @@ def look_up(device_name: str, *, memory_bytes: int | None = None, extra: Sequenc
         family = _family(name, spelt, memory_bytes)
         if family is not None:
             return family
-    return Lookup(None, f"device {name!r} is not in the hardware table; add a row of your own or give its peak")
+    return Lookup(None, f"device {name!r} is not in the hardware table; add it with --hardware FILE or give its peak")
 
 
 def nameless(facts: DeviceFacts) -> Lookup:

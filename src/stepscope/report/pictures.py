@@ -719,7 +719,7 @@ _STACKED = {
     ),
     "buckets": _Stacked(
         "buckets", "Time of each bucket", lambda view: view["buckets"],
-        lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes')}",
+        lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes') if b['size_bytes'] else 'size unknown'}",
         [("wait", "waiting for other ranks", _key("wait_ms")),
          ("transfer", "transfer", lambda b: max(0.0, b["time_ms"] - (b["wait_ms"] or 0)))],
         lambda b: f"ready {unit_text(b['ready_ms'], 'ms')} into backward, {unit_text(b['exposed_ms'], 'ms')} exposed",
