@@ -280,8 +280,8 @@ def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
 #
 #     temporary         freed in the same stretch of forward, backward or optimizer that allocated it
 #     activations       allocated in forward and kept beyond it: for backward, or as inputs and outputs
-#     gradients         allocated in backward and kept beyond it
-#     optimizer_state   allocated in the optimizer's step and kept beyond it
+#     gradients         allocated in backward and alive beyond it
+#     optimizer_state   allocated in the optimizer's step and alive beyond it
 #     other             kept beyond the stretch between backward and optimizer that allocated it
 #     kept              there before the window and never freed in it: parameters, optimizer state, buffers
 #

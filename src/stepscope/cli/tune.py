@@ -1,4 +1,4 @@
-"""Try fixes that need no change of code on a job, and say which to keep.
+"""Try fixes that need no change of code on a job, and report which ones help.
 
 examples:
   stepscope tune -- torchrun --nproc-per-node=2 train.py
@@ -9,7 +9,7 @@ examples:
 A first run is recorded and its findings say what to try first. Each setting (loader workers, pinning and prefetch,
 DDP's buckets, a fused optimizer, allocator, NCCL, threads) is then put into the job from outside and timed for some
 steps, in turn with the unchanged job. Every trial is your job, started anew and ended after its last timed step. What
-is kept has the same losses and a gain whose interval lies above 0, after a correction for the number of settings tried.
+is kept has the same losses and a gain with an interval above 0, after a correction for the number of settings tried.
 """
 
 import argparse

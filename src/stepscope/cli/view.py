@@ -1,4 +1,4 @@
-"""Look at a run in the browser: its report, its tables, its timeline in Perfetto.
+"""Open a run in the browser: its report, its tables, its timeline in Perfetto.
 
 The pages are served on this machine only, behind a token that is in the printed address. Ctrl-C ends it. The timeline
 opens at ui.perfetto.dev, which reads it inside your browser and uploads nothing; where the `perfetto` extra is
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 raise UsageError("--live shows one run; give its folder alone")
             live = LiveSite(args.run[0], flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops)
             site: Site = live
-            name, is_partial = f"{printable(live.name)}, live", False
+            name, is_partial = f"{printable(live.name)} (live)", False
         else:
             ui = perfetto_folder()
             offline = _serve(open_servers, local_server(folder_site(ui))) if ui else None

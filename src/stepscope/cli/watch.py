@@ -1,4 +1,4 @@
-"""A running job as it goes: steps per second, MFU, regions, late ranks, memory, alarms, ranks that stand still.
+"""A running job, live: steps per second, MFU, regions, late ranks, memory, alarms, hung ranks.
 
 examples:
   stepscope watch stepscope-run/
@@ -8,8 +8,8 @@ examples:
   stepscope watch stepscope-run/ --json - | jq .steps_per_s
 
 It reads the step logs that the recorder writes (stepscope record, also with --light) and nothing else of the job. On a
-terminal one screen is drawn again and again, elsewhere a line is printed per look. After an elastic restart it goes on
-with the new attempt; it ends with the job, or by Ctrl-C.
+terminal it redraws one screen, elsewhere it prints a line per refresh. After an elastic restart it continues with the
+new attempt; it ends with the job, or by Ctrl-C.
 """
 
 import argparse
