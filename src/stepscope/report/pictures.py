@@ -532,7 +532,9 @@ def device_pictures(telemetry: Sequence[Telemetry]) -> dict[str, Drawing]:
         lines = []
         for k, i in enumerate(sorted(by_difference[: len(COLOURS) - 1])):
             rank, times_ms, values = curves[i]
-            kept = sorted({*_largest(values), *_largest(-values)})  # a short dip of the clock stays visible
+            kept = sorted(
+                {*_largest(values.tolist()), *_largest((-values).tolist())}
+            )  # a short dip of the clock stays visible
             points = [(float(times_ms[j]), float(values[j])) for j in kept]
             lines.append(Line(f"rank {rank}", points, COLOURS[k], "steps", width=1))
         left_out = len(curves) - len(lines)

@@ -141,7 +141,7 @@ def _changes(rows: Sequence[Document]) -> Drawing:
         chance = r["low"] is None or r["low"] <= 0 <= r["high"]
         kind = ("unknown", "may be chance") if chance else ("high", "longer") if r["change"] > 0 else ("low", "shorter")
         low, high = (None if v is None else reach + v for v in (r["low"], r["high"]))
-        bars.append(Bar(PARTS.get(r["part"], r["part"]), [(*kind, abs(r["change"]))], _signed(r["change"]),
+        bars.append(Bar(PARTS.get(r["part"]) or str(r["part"]), [(*kind, abs(r["change"]))], _signed(r["change"]),
                         start=reach + min(0.0, r["change"]), low=low, high=high))  # fmt: skip
     label = "Changes with their intervals; the table below holds the numbers"
     return bar_chart("Changes", bars, "ms", width=760, axis=False, limit=reach, label=label)
