@@ -2,9 +2,9 @@
 
     python tools/write_outputs.py [RUNS]
 
-A block that begins with `$ stepscope COMMAND RUN ...` is written anew where the runs it names are in `tests/data` or in
-the folder RUNS. Where a block ends in `...`, so does the new one, after as many lines. Commands that record or serve
-are left alone. A test compares the blocks of the runs in `tests/data`.
+A block that begins with `$ stepscope COMMAND RUN ...` is written anew where the runs it names are in `tests/data`, in
+the folder RUNS or in `MADE`. Where a block ends in `...`, so does the new one, after as many lines. Commands that
+record or serve are left alone. A test compares the blocks of the runs in `tests/data` and `MADE`.
 """
 
 import os
@@ -17,13 +17,18 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.compare.history.folders import nine_jobs  # noqa: E402
+
 PAGES = sorted(
     p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "findings"
 )  # `finding_examples.py` has those
 DATA = (ROOT / "tests" / "data", ROOT / "tests" / "data" / "tutorial", ROOT / "tests" / "data" / "memory_snapshot")
-COMMANDS = ("report", "whatif", "compare", "investigate", "health", "memory", "hang", "code")
+COMMANDS = ("report", "whatif", "compare", "investigate", "health", "memory", "hang", "code", "history")
+#: runs of known truth that are made for the page
+MADE = {"jobs": nine_jobs}
 #: commands that would leave a cache next to the runs
-_CACHING = ("report", "whatif", "investigate", "health", "code", "memory")
+_CACHING = ("report", "whatif", "investigate", "health", "code", "memory", "history")
 _BLOCK = re.compile(r"    \$ stepscope (?P<args>[^\n]*)\n(?P<said>(?:    [^\n]*\n|\n(?=\n*    ))*)")
 
 
@@ -47,6 +52,7 @@ def _fresh(block: re.Match[str], runs: Path | None) -> str:
     words = block["args"].split(" ")
     known = [folder for folder in (*DATA, runs) if folder is not None]
     named = {word: place for word in words[1:] for folder in known if (place := folder / word).exists() and word}
+    named |= {word: Path(word) for word in words[1:] if word in MADE}
     expected = 2 if words[0] == "compare" or "--fixed" in words else 1
     if words[0] not in COMMANDS or len(named) < expected or "--json" in words:
         return block[0]
@@ -67,7 +73,9 @@ def _printed(arguments: str, runs: dict[str, Path]) -> list[str]:
     plain = ["--no-cache"] if command[0] in _CACHING else []
     with tempfile.TemporaryDirectory() as folder:
         for name, place in runs.items():
-            if command[0] == "investigate":  # it writes into the run folder
+            if name in MADE:
+                MADE[name](Path(folder, name))
+            elif command[0] == "investigate":  # it writes into the run folder
                 shutil.copytree(place, Path(folder, name))
             else:
                 Path(folder, name).symlink_to(place)

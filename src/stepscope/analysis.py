@@ -217,7 +217,7 @@ class Analysis(Plots):
         return f"<Analysis {name}: {ranks} rank{'s' * (ranks != 1)}, not analysed yet (.verdict, .findings, .account)>"
 
     def _repr_html_(self) -> str:
-        return summary_page(self.account, self.diagnosis)
+        return summary_page(self.document, self.warnings)
 
 
 class Comparison:

@@ -66,6 +66,24 @@ def escaped(text: str, *, keep: str = "") -> str:
     )
 
 
+#: for outputs that hold no other letters
+ASCII_SIGNS = str.maketrans(
+    {
+        "−": "-",  # noqa: RUF001
+        **dict(zip("▁▂▃▄▅▆▇", "..--==#", strict=True)),
+        "–": "-",  # noqa: RUF001
+        "→": "->",
+        "×": "x",  # noqa: RUF001
+        "±": "+-",
+        "·": "-",
+        "█": "#",
+        "◀": "<",
+        "…": "...",
+        **dict.fromkeys("▏▎▍▌▋▊▉", "#"),
+    }
+)
+
+
 # JSON that every reader takes: numbers that are not finite become null, and are named.
 #
 # `NaN` and `Infinity` are no JSON: `jq`, browsers and most languages refuse the whole file for one of them. Standard

@@ -103,7 +103,7 @@ def test_row_wise_sharding_is_no_tensor_parallelism() -> None:
 def test_the_loader_tells_steps_where_nothing_else_does() -> None:
     found = account("foreign-no-steps")
     assert found.num_steps == 6
-    assert any("6 steps are told by the batches of the loader" in w for w in found.warnings)
+    assert any("6 steps are found by the batches of the loader" in w for w in found.warnings)
     assert diagnose(found).findings[0].id == "data-loading"
 
 

@@ -150,7 +150,7 @@ def test_full_disk_ends_the_logs_and_not_the_training(
 
     monkeypatch.setattr(Events, "scalars", full)
     assert len(trained(tmp_path / "out").losses) == 12
-    assert capfd.readouterr().err.count("no more TensorBoard logs, training goes on: No space left") == 1
+    assert capfd.readouterr().err.count("no more TensorBoard logs; training continues: No space left") == 1
 
 
 def test_flags_on_the_command_line_change_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

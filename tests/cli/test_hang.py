@@ -51,7 +51,7 @@ def test_missing_rank_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFix
     planted(tmp_path)
     assert main(["hang", str(tmp_path), "--json", str(tmp_path / "hang.json")]) == 0
     out = capsys.readouterr().out
-    assert "rank 2 did not arrive at nccl:all_reduce number 2" in out and "look at rank 2" in out
+    assert "rank 2 did not arrive at nccl:all_reduce number 2" in out and "check rank 2" in out
     said = json.loads((tmp_path / "hang.json").read_text())
     assert said["suspects"] == [2] and said["groups"][0]["missing"] == [2]
     assert {w["rank"]: w["line"] for w in said["groups"][0]["waiting"]} == {0: 12, 1: 12, 3: 12}

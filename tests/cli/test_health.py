@@ -32,14 +32,15 @@ def test_the_straggler_is_named_in_the_table(folder: Path, capsys: pytest.Captur
     assert main(["health", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "straggler: rank 1" in out and "(cause: host)" in out
-    assert "device_utilisation_pct" in out and "not measured" in out
+    assert "device utilisation, %" in out and "not measured" in out
 
 
 def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     late_run(tmp_path / "run", loading=True, late_us=4000)  # one of four ranks waits for 73 % of the step
     assert main(["health", str(tmp_path / "run")]) == 0
-    rows = {words[0]: words[-1] for row in capsys.readouterr().out.splitlines() if (words := row.split())}
-    assert rows["data_loading_pct"] == "borderline" and rows["all_reduce_pct_of_backward"] == "fail"
+    rows = [row.split("  ") for row in capsys.readouterr().out.splitlines()]
+    status = {row[0]: row[-1].strip() for row in rows}
+    assert status["data loading, %"] == "borderline" and status["all reduce, % of backward"] == "fail"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_second_investigation_is_added_to_the_record(folder: Path, tmp_path: P
 def test_a_foreign_file_of_that_name_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "investigation.json").write_text('{"mine": 1}')
     assert main(["investigate", str(folder)]) == 0
-    assert "no record was kept" in capsys.readouterr().err
+    assert "no record was written" in capsys.readouterr().err
     assert (folder / "investigation.json").read_text() == '{"mine": 1}'
 
 

@@ -103,8 +103,8 @@ def test_a_folder_that_cannot_be_made_is_said_and_the_job_runs(tmp_path: Path) -
 def test_python_that_ignores_our_path_is_said_and_the_job_runs(tmp_path: Path) -> None:
     done = record("--", sys.executable, "-I", "-c", "print('ran')", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "python -I does not look at PYTHONPATH" in done.stderr
-    assert "no Python that looks at PYTHONPATH was started" in done.stderr
+    assert "python -I ignores PYTHONPATH" in done.stderr
+    assert "no Python that reads PYTHONPATH was started" in done.stderr
 
 
 @pytest.mark.job

@@ -70,7 +70,7 @@ def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Pat
     assert found.basis == "profiled"
     assert found.step.change == pytest.approx(0, abs=1e-6)
     assert sum(row.difference.change for row in found.budget) == pytest.approx(0, abs=1e-6)
-    assert any("the step without the profiler is not known of" in note for note in found.notes)
+    assert any("the step without the profiler is unknown for" in note for note in found.notes)
 
 
 def table(rng: np.random.Generator, steps: int = 40, **means: float) -> PerStepTimes:
@@ -108,7 +108,7 @@ def test_the_line_that_got_slower_comes_first(folders: tuple[Path, Path]) -> Non
     assert (first["file"], first["line"], first["source"]) == ("model.py", 3, "return self.up(x)")
     device_us = 150  # forward and what it caused in the backward pass; on A the host took longer
     assert first["b"] == pytest.approx((device_us + SLOWER_US) / 1000, rel=0.05) and first["a"] < 0.2
-    assert first["what"] == "" and first["reason"] == "no interval: one run on a side"
+    assert first["what"] == "" and first["reason"] == "no interval: one run per side"
     assert document["code_changed"] == len(document["code"])
 
 

@@ -164,7 +164,7 @@ def test_live_collectives_have_bytes_and_device_times(run):
 def test_a_recording_that_began_after_nccl_says_why_there_is_no_log(job):
     folder, said = job
     assert not list((folder / "run").glob("*.nccl.log"))
-    assert said.count("no NCCL log: NCCL looks at its settings once, and was up before the recording began") == 2
+    assert said.count("no NCCL log: NCCL reads its settings once, and started before the recording") == 2
 
 
 def test_nccl_log_of_each_rank_is_kept(tmp_path):

@@ -79,7 +79,7 @@ def test_a_phase_above_its_share_is_named_with_what_to_look_at(monkeypatch):
     text = str(found)
     assert found.phases[0].verdict == "above"
     assert "52.1%" in text
-    assert "data loading takes more than its share; look at: more loader workers" in text
+    assert "data loading takes more than its share; check: more loader workers" in text
 
 
 def test_nothing_is_left_changed():

@@ -1,5 +1,6 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed_page, constructed_timeline, report
 
@@ -319,4 +321,36 @@ def test_consecutive_steps_share_one_timeline(browser: Browser, tmp_path: Path) 
         "const p = document.querySelector('#step-picker'); p.value = 'all'; p.dispatchEvent(new Event('change'))"
     )
     assert browser.waited("document.querySelector('#timeline h2').textContent").startswith("Steps 2 to 5")
+    assert browser.console() == []
+
+
+def test_devices_over_time_show_the_throttled_rank(browser: Browser, tmp_path: Path) -> None:
+    program = [kernel(3000), collective(500), WAIT, SYNC]
+    for trace in simulate(program, program, steps=3).traces:
+        trace.write(tmp_path)
+    for rank in (0, 1):
+        lines: list[dict[str, Any]] = [{"kind": "device", "name": "NVIDIA H200", "max_sm_clock_mhz": 1980}]
+        for second in range(600):
+            slow = rank == 1 and second == 301
+            state = {"sm_clock_mhz": 900 if slow else 1980, "power_w": 400 if slow else 690, "utilization_pct": 98}
+            lines.append({"kind": "state", "time_ns": 10**18 + second * 10**9, "temperature_c": 61, **state})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"rank{rank:05d}.telemetry.jsonl").write_text(text)
+    page = tmp_path / "page.html"
+    load(tmp_path, cache=False).to_html(page)
+    browser.requests()
+    browser.open(page)
+    browser.show("ranks")
+    browser.waited("document.querySelectorAll('#devices svg').length === 4")
+    titles = browser.run(
+        "return [...document.querySelectorAll('#devices figure, #devices h3')].map((e) => e.innerText)"
+    )
+    assert [t for t in ("SM clock, MHz", "Power, W", "Utilisation, %", "Temperature, °C") if t in str(titles)] == [
+        "SM clock, MHz", "Power, W", "Utilisation, %", "Temperature, °C"
+    ]  # fmt: skip
+    heights = """return [...document.querySelectorAll('#devices svg')].map((svg) =>
+        [...svg.querySelectorAll('polyline, path')].map((line) => line.getBBox().height))"""
+    clock, power, *_ = browser.run(heights)
+    for drawn in (clock, power):  # one second of ten minutes, on one rank of two
+        assert max(drawn) > 50 and sorted(drawn)[0] < 1
     assert browser.console() == []

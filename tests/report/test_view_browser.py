@@ -135,6 +135,8 @@ def test_perfetto_itself_opens_the_timeline_and_asks_no_other_machine(browser: B
     browser.switch(opened)
     browser.waited("document.title.startsWith('the run')", within_s=120)
     browser.waited("/rank 1/.test(document.body.textContent)", within_s=120)
+    # the ranks in order, each with its tracks below it
+    browser.waited("/rank 0.*stream.*rank 1.*stream/.test(document.body.textContent)", within_s=120)
     asked = {url.split("/")[2] for url in browser.requests() if url.startswith("http")}
     assert asked <= {perfetto.names[0], server.names[0]}
     browser.run("window.close()")

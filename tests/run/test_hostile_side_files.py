@@ -60,7 +60,7 @@ def test_what_is_no_regular_file_beside_the_traces_is_said(
 ) -> None:
     put(folder / rank_file(0, what))
     run, _ = reported(folder)
-    assert any(f"not all beside the traces was read: {rank_file(0, what)}: " in w for w in run.warnings)
+    assert any(f"some files next to the traces were not read: {rank_file(0, what)}: " in w for w in run.warnings)
 
 
 ODD_VALUES = (

@@ -162,7 +162,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 4):
         small(rank, world_size=8).write(tmp_path)
     run = load(tmp_path, cache=False)
-    doubt = "what they did is unknown, and waiting for them looks like transfer"
+    doubt = "their work is unknown, and waiting for them appears as transfer"
     assert run.warnings == (f"ranks missing: 1-3, 5-7 of 8; {doubt}",)
 
 
@@ -189,7 +189,7 @@ def test_two_runs_of_all_ranks_in_one_folder_are_refused(tmp_path: Path) -> None
         for rank in range(2):
             document = json.dumps(small(rank, world_size=2, shift=attempt).document())
             (tmp_path / f"attempt{attempt}-rank{rank}.json").write_text(document)
-    with pytest.raises(InputError, match="two runs or two windows lie together"):
+    with pytest.raises(InputError, match="the folder holds several runs or windows"):
         load(tmp_path, cache=False)
 
 

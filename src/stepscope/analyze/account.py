@@ -487,7 +487,7 @@ def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | Non
     if replay and replay.hiccups:
         which = f"step {', '.join(map(str, replay.hiccups))}"
         kept = f"{replay.steps[0]} to {replay.steps[-1]}"
-        lines.append(f"{which} took over 1.5 times the median: savings and what-ifs are of steps {kept}")
+        lines.append(f"{which} took over 1.5 times the median: savings and what-ifs use steps {kept}")
     return lines
 
 
@@ -560,7 +560,7 @@ def debug_warnings(description: Mapping[str, Any]) -> list[str]:
         value = environment.get(name)
         if isinstance(value, str) and (said := value.strip().lower()) in values:
             shown = said.upper() if values is not _ON else said
-            lines.append(f"{name}={shown} was set: {does}; unset it unless you look for an error, and record again")
+            lines.append(f"{name}={shown} was set: {does}; unset it unless you are debugging, and record again")
     return lines
 
 

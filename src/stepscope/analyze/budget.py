@@ -880,7 +880,7 @@ class PartTime:
     ns_per_step: float
     #: of the step
     pct: float
-    #: before the profiler's cost was taken out
+    #: before subtracting profiler overhead
     profiled_ns: float
     #: of `ns_per_step`, what recurs in some steps of the training and is not in the ordinary one
     recurring_ns: float = 0.0
@@ -1085,22 +1085,22 @@ def _warnings(
         unknown = float(grown[:, [PART_CODE["unknown"], _FIRST_CAUSE + Cause.UNKNOWN]].sum(axis=1).mean())
         where = "the difference is in `unknown`"
         if unknown < 0.5 * (unprofiled_ns - recorded_ns):
-            where = "the step log says in which parts"
+            where = "distributed over the parts by the step log"
         lines.append(
             f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(recorded_ns):.2f} ms with it: "
-            f"{where}, the profiler's overhead counts as 0"
+            f"{where}, no profiler overhead detected"
         )
     busy = [code for code in range(_UNMATCHED) if code not in _WAITS]
     shrunk = float((before[:, busy] - after[:, busy]).sum(axis=1).mean())
     if unprofiled_ns is not None and shrunk > _MIN_SHARE_FOR_WARNING * step_ns:
         lines.append(
-            f"{ms(shrunk):.2f} ms per step were taken from work itself to reach the unprofiled step: it ran slower "
-            "while profiled, or the unprofiled time is of other steps"
+            f"times are scaled to the unprofiled step: {ms(shrunk):.2f} ms per step subtracted from compute and "
+            "communication, which ran slower while profiled"
         )
     unmatched = float(after[:, _UNMATCHED].mean())
     if unmatched > _MIN_SHARE_FOR_WARNING * step_ns:
         lines.append(
             f"{ms(unmatched):.2f} ms per step of exposed communication match no other rank's: waiting and transfer "
-            "cannot be told apart and are in `unknown`"
+            "cannot be separated and count as `unknown`"
         )
     return lines

@@ -136,11 +136,11 @@ def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
 
 def _no_steps(rank: Rank, spanned: str) -> str:
     steps = rank.steps
-    known = "steps are unknown" + (", and what is said per step is of all of it" if steps.is_window else "")
+    known = "steps are unknown" + ("; the whole window counts as one step" if steps.is_window else "")
     if rank.trace.quality.truncated and not steps.known:
         return f"cut off before a step was complete: the window is the span of {spanned}, {known}"
     if steps.told_by and not steps.is_window:
-        known = f"{len(steps)} step{'s are' if len(steps) > 1 else ' is'} told by {steps.told_by}, counted from 0"
+        known = f"{len(steps)} step{'s are' if len(steps) > 1 else ' is'} found by {steps.told_by}, counted from 0"
     elif steps.known:
         known = f"steps are the ranges named {steps.named!r}{'' if steps.numbered else ', counted from 0'}"
     return f"no ProfilerStep# in the trace: the window is the span of {spanned}, {known}"

@@ -439,8 +439,7 @@ def waterfall(
 ) -> Waterfall:
     """Return the waterfall of a run. `budgets` and `costs` are in the order of the run's ranks."""
     if efficiency.mfu is None or step is None:
-        known = "; ".join(efficiency.notes) or "no steps were recorded"
-        return Waterfall(None, (f"waterfall unknown, the step's budget has the losses in time: {known}",))
+        return Waterfall(None, tuple(efficiency.notes) or ("no waterfall: no steps were recorded",))
     pairs = [(budget, cost) for budget, cost in zip(budgets, costs, strict=True) if budget is not None]
     kinds = [compute_kinds_ns(budget, cost).astype(float) for budget, cost in pairs]
     slower = _slower(efficiency, chip)

@@ -390,9 +390,7 @@ def _rank_chip(rank: Rank, extra: Sequence[Chip]) -> Lookup:
     if device.properties:
         return nameless(facts)
     if device.name is not None:
-        return Lookup(
-            None, f"the trace of rank {rank.rank} says no more of its device than {device.name}; give its peak"
-        )
+        return Lookup(None, f"the trace of rank {rank.rank} only names its device as {device.name}; give its peak")
     return Lookup(None, f"the trace of rank {rank.rank} does not name its device; give its peak")
 
 

@@ -183,7 +183,7 @@ def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[flo
     if pace is None:
         return None, None
     mfu = flops * pace / (peak * len(running.ranks))
-    return (mfu, None) if math.isfinite(mfu) else (None, "no MFU comes out of such FLOPs and such a peak")
+    return (mfu, None) if math.isfinite(mfu) else (None, "these FLOPs and this peak give no valid MFU")
 
 
 def _peak_flops_per_s(running: Running, given: GivenNumbers) -> float | None:

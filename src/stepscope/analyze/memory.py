@@ -221,7 +221,7 @@ def _is_users(frame: str) -> bool:
 
 # of the weights (of the gradients where those are unknown), below which what was created is not all of the state
 _MIN_STATE = 0.1
-_WHY = "created before the window, so it is part of `kept`; record with --memory to have it apart"
+_WHY = "created before the window and counted in `kept`; record with --memory to separate it"
 _WHY_ON_HOST = "there before the profiler, which counts the host's memory from its own start; record with --memory"
 
 
@@ -280,8 +280,8 @@ def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
 #
 #     temporary         freed in the same stretch of forward, backward or optimizer that allocated it
 #     activations       allocated in forward and kept beyond it: for backward, or as inputs and outputs
-#     gradients         allocated in backward and kept beyond it
-#     optimizer_state   allocated in the optimizer's step and kept beyond it
+#     gradients         allocated in backward and alive beyond it
+#     optimizer_state   allocated in the optimizer's step and alive beyond it
 #     other             kept beyond the stretch between backward and optimizer that allocated it
 #     kept              there before the window and never freed in it: parameters, optimizer state, buffers
 #
@@ -838,7 +838,7 @@ def _reasons(
     return {
         name: why
         for applies, name, why in (
-            (True, "fragmentation", "totals do not tell how free memory is cut up; a memory snapshot does"),
+            (True, "fragmentation", "totals do not show fragmentation; a memory snapshot does"),
             (events is None, "peak", "the trace holds no memory events: record with memory profiling on"),
             (no_totals, "by_category", "the memory events carry no totals, so what was there before them is unknown"),
             (no_totals, "peak_allocated_bytes", _RELATIVE),
@@ -846,7 +846,7 @@ def _reasons(
             (
                 events is not None and events.address is None,
                 "by_category",
-                "the memory events carry no addresses, so blocks cannot be told",
+                "the memory events carry no addresses to identify blocks",
             ),
             (grown is None, "growth", "it takes eight steps with samples, after the first ones, to tell a slope"),
             (log is None, "allocator_retries", "no step log: retries are counted there"),

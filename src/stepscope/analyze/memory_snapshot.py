@@ -239,12 +239,12 @@ def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -
 # that allocated it and how long it lived:
 #
 #     weights                 allocated where a module is built or moved to the device, or said so by the job
-#     gradients               allocated in backward and kept beyond it
-#     optimizer_state         allocated in the optimizer's step and kept beyond it
+#     gradients               allocated in backward and alive beyond it
+#     optimizer_state         allocated in the optimizer's step and alive beyond it
 #     activations             allocated in forward and given back before the next optimizer step ends
 #     temporaries             given back in the same stretch of forward, backward or optimizer
 #     communication_buffers   allocated by a process group, by DDP's reducer or FSDP's gathers
-#     other                   allocated in forward and kept over an optimizer step: inputs, statistics, leaks
+#     other                   allocated in forward and alive after an optimizer step: inputs, statistics, leaks
 #     unknown                 there before the history began, and nothing says what it is
 
 PURPOSES = (
@@ -715,7 +715,7 @@ def _reasons(
             if not (purposes.of_block == PURPOSES.index(name)).any():
                 reasons[name] = (
                     "it was there before the history began, as part of `unknown`; "
-                    "stepscope record --memory notes whose it is"
+                    "stepscope record --memory attributes it"
                 )
     if history.differs_bytes:
         reasons["replay"] = (

@@ -524,7 +524,7 @@ def owner_name(text: str, owned: Sequence[Ownership]) -> OwnerName:
         raise UsageError(f"{text}: no line of {name.file} ran in the recorded steps; {_files(name.file, owned)}")
     if len(files) > 1 and name.file not in files:
         listed = ", ".join(sorted(files)[:_MAX_NAMED])
-        raise UsageError(f"{text}: several files end in {name.file} ({listed}); say which")
+        raise UsageError(f"{text}: several files end in {name.file} ({listed}); be more specific")
     lines = sorted({f.line for one in owned for f in one.frames if f.file in files})
     if not any(name.first <= line <= name.last for line in lines):
         listed = ", ".join(map(str, sorted(sorted(lines, key=lambda line: abs(line - first))[:_MAX_NAMED])))

@@ -181,7 +181,7 @@ def _small(use: _Use) -> Iterator[Role]:
     everywhere = int(np.maximum(use.c.full_bytes, 0).sum())
     scalars = len(sizes) and (sizes >= 0).all() and sizes.max() <= _MAX_SCALAR_BYTES
     if use.said is None and scalars and total < _SMALL_SHARE * everywhere:
-        yield Role("small", PATTERN, "a few bytes at a time beside other groups", use.claim_free(use.free))
+        yield Role("small", PATTERN, "a few bytes at a time next to other groups", use.claim_free(use.free))
         return
     rows = []
     for op, phase in sorted({(int(o), int(p)) for o, p in zip(use.op, use.phase, strict=True)}):
@@ -239,7 +239,7 @@ def _exchanges(use: _Use) -> Iterator[Role]:
     elif use.hints.experts:
         yield Role("ep", STATED, "kernels of an expert-parallel library", rows)
     elif use.hints.routed or (use.c.in_bytes[rows] != use.c.out_bytes[rows]).any():
-        yield Role("ep", PATTERN, "all-to-all with an amount of its own for every peer: routed tokens", rows)
+        yield Role("ep", PATTERN, "all-to-all with a separate amount for every peer: routed tokens", rows)
     elif (use.c.in_bytes[rows] < 0).all():
         why = "all-to-all of unknown amounts: experts, sequence parallelism or embeddings"
         yield Role("unknown", GUESS, why, rows)
@@ -474,7 +474,7 @@ def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Hints) -> _Role
     out = []
     for group in distinct(c.group[rows]).tolist():
         mine = rows[c.group[rows] == group]
-        unnamed = "; the trace does not say which group" if c.groups[group] == UNKNOWN_GROUP else ""
+        unnamed = "; the group is not recorded" if c.groups[group] == UNKNOWN_GROUP else ""
         roles = _roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)
         out += [(group, replace(role, why=role.why + unnamed)) for role in roles]
     return out
@@ -583,7 +583,7 @@ def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
     if not main and name == UNKNOWN:
         count = sum(len(rank.collectives) for rank in run.ranks)
         lines.append(
-            f"{count:,} communication operations were recorded, but none tells the strategy: it is unknown"
+            f"{count:,} communication operations were recorded, but none identifies the strategy: it is unknown"
             if count
             else "no communication was launched in the recorded steps, so the strategy is unknown"
         )
@@ -591,7 +591,7 @@ def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
     if isinstance(said, str) and said:
         parts = name.split(" x ")
         if not all(any(part.startswith(word) for part in parts) for word in said.lower().split("+")):
-            lines.append(f"the job itself says {said}, its traffic {name}")
+            lines.append(f"the job reports {said}, its traffic shows {name}")
     return tuple(lines)
 
 

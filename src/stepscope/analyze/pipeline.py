@@ -325,7 +325,7 @@ def microbatches_and_chunks(
         chunks = max(len({x.stage for x in a}) for a in actions.values())
         return most_common[0][0] // chunks, chunks, []
     if len(forwards) != 1 or backwards.keys() != forwards.keys():
-        return None, None, ["the micro-batches could not be told apart: stages or steps differ in how many they show"]
+        return None, None, ["micro-batches not identified: their number differs between stages or steps"]
     count = most_common[0][0]
     # An end of the chain receives m v messages from its neighbour, and m (v - 1) around from the other end.
     ends = [i for i in actions if shared.run.ranks[i].rank in (chain[0], chain[-1])]

@@ -578,7 +578,7 @@ def _typical_ns(log: StepLog, region: str) -> float:
 def _cleared(s: Straggler, log: LateRank) -> str:
     interval = f"{ms(log.low_ns):.1f} to {ms(log.high_ns):.1f}"
     tells = log.num_steps >= 10 or log.high_ns < s.late_ns_per_step
-    so = "it is no straggler" if tells else "too few to call it late; a longer recording would tell"
+    so = "it is no straggler" if tells else "too few to call it late; record more steps"
     return (
         f"rank {s.rank} was {ms(s.late_ns_per_step):.1f} ms late per step in the {s.num_steps} profiled steps, but "
         f"{ms(log.late_ns):.1f} ms ({interval}) in the {log.num_steps} steps without the profiler: {so}"

@@ -495,7 +495,7 @@ def _check_together(config: BenchConfig, where: Where) -> None:
         "train.clip_norm": engine and train.clip_norm is not None
         and f"none {owner} engine owns the gradients, not {train.clip_norm:g}",
         "train.checkpoint_every": (engine or train.strategy == "zero1") and train.checkpoint_every
-        and f"none {owner} state is in pieces of its own, not {train.checkpoint_every}",
+        and f"none {owner} state is split into separate files, not {train.checkpoint_every}",
     }  # fmt: skip
     for dotted, expected in rules.items():
         if expected:

@@ -71,7 +71,7 @@ def main() -> None:
     """Train for a number of steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--slow-rank", type=int, default=1, help="rank whose host is busy with something else")
+    parser.add_argument("--slow-rank", type=int, default=1, help="rank with a busy host")
     parser.add_argument("--slow-ms", type=float, default=60.0, help="for how long, in every step")
     args = parser.parse_args()
 

@@ -96,7 +96,7 @@ def _meeting_place(env: Mapping[str, str], found: Mapping[str, str], launcher: s
     if address is None and found.get("LOCAL_WORLD_SIZE") == found["WORLD_SIZE"]:
         address = "127.0.0.1"
     if address is None:
-        raise UsageError(f"{launcher} does not tell where rank 0 is; set MASTER_ADDR to its host and MASTER_PORT")
+        raise UsageError(f"{launcher} does not provide rank 0's address; set MASTER_ADDR to its host and MASTER_PORT")
     job = "".join(env.get(name, "") for name in _JOB_IDS)  # two jobs may share a machine
     port = env.get("MASTER_PORT") or str(_FIRST_PORT + crc32(job.encode()) % _PORTS)
     if not _is_number(port):
@@ -156,7 +156,7 @@ def launch(
         try:
             message = _wait_for_ranks(ranks, follow, deadline_s=deadline_s, limit_s=limit_s)
         except KeyboardInterrupt:
-            message, interrupted = "stopped by Ctrl-C; what was measured until then is kept", True
+            message, interrupted = "stopped by Ctrl-C; results up to then are saved", True
         finally:
             _end(ranks)
         for one in follow:

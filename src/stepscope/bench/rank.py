@@ -122,7 +122,7 @@ class Bench:
                 try:
                     record = self._failure()
                 except RuntimeError:
-                    gone = {"what": "failed", "reason": "the rank that holds the store is gone"}
+                    gone = {"what": "failed", "reason": "the rank that holds the store has exited"}
                     record = None if over.wait(_GRACE_S) else gone
                 if record is not None and not over.is_set():
                     self.emit(**record)

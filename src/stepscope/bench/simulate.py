@@ -323,7 +323,7 @@ def simulate_step(job: Job) -> dict[str, Any]:
     """Return the collectives and the memory of one step of rank 0; nothing else may use the default group."""
     begin = time.monotonic()
     if dist.is_initialized():
-        raise UsageError("torch.distributed is already initialised; simulate in a process of its own")
+        raise UsageError("torch.distributed is already initialised; simulate in a separate process")
     world_size = job.data * job.tensor
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:

@@ -335,7 +335,7 @@ class _Progress:
             try:
                 self._events.scalars(done, {"loss": loss, "learning_rate": lr, **rates, "step_ms": step_s * 1e3})
             except OSError as e:  # a full disk ends the logs, not the training
-                warn(f"no more TensorBoard logs, training goes on: {e.strerror}")
+                warn(f"no more TensorBoard logs; training continues: {e.strerror}")
                 self._events = None
         if self._say is not None:
             kind = "warm-up " if done <= self._config.scheduler.warmup_steps else "training"
@@ -466,7 +466,7 @@ def main(arguments: list[str] | None = None) -> int:
     if done.summary is not None:
         _print(f"summary in {done.folder}/{_SUMMARY_TXT}")
         if done.run_folder is not None:
-            _print(f"look at it with: stepscope report {done.run_folder}")
+            _print(f"report it with: stepscope report {done.run_folder}")
     return 0
 
 

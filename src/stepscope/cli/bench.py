@@ -799,7 +799,7 @@ def _memory_limit(args: Args) -> int | None:
         return int(args.memory_limit)
     free = available_bytes()
     if free is None:
-        raise UsageError("the system does not say how much memory is free; give --memory-limit")
+        raise UsageError("free memory is unknown on this system; give --memory-limit")
     return free // 2 // args.world_size
 
 

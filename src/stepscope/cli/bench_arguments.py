@@ -239,7 +239,7 @@ def _add_sweep(parser: argparse.ArgumentParser, what: str) -> None:
         "--variant-limit-s", type=above_zero, default=300.0, metavar="S", help="give up on one measurement after (300)"
     )
     if what != "batch-size":
-        parser.add_argument("--only", metavar="NAME,NAME", help="these variants alone, besides the first")
+        parser.add_argument("--only", metavar="NAME,NAME", help="only these variants, in addition to the first")
     if what == "batch-size":
         parser.add_argument("--start", type=at_least_one, default=START, metavar="N", help=f"first size ({START})")
         parser.add_argument("--most", type=at_least_one, default=1 << 16, metavar="N", help="last size (65536)")

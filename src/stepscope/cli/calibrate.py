@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("or take what was measured")
     known.add_argument("--from-csv", nargs="+", metavar="FILE")
     known.add_argument("--from-nccl-tests", nargs="+", metavar="FILE", help="its printed table or its JSON (-J)")
-    known.add_argument("--op", help="operation of --from-nccl-tests where neither output nor name says it")
+    known.add_argument("--op", help="operation of --from-nccl-tests if neither output nor name shows it")
     known.add_argument("--from-run", metavar="RUN", help="recorded run: transfer times, waiting removed")
     known.add_argument("--from-bench", nargs="+", metavar="FILE", help="written by stepscope.bench.collectives")
     parser.add_argument("--out", default="calibration.json", metavar="PATH", help="default calibration.json")

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         *_conclusion(late, folder, slow_rank=slow_rank),
         "",
         f"Open {shown(page)} in a browser: the whole report, no network needed.",
-        f"The run is in {shown(folder)}. Look at it again with: stepscope report {shown(folder)}",
+        f"The run is in {shown(folder)}. Show it again with: stepscope report {shown(folder)}",
         "Record your own job, unchanged, with: stepscope record -- torchrun train.py",
     ):
         print_line(line)

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least_zero,
         default=MAX_SLICES,
         metavar="N",
-        help=f"thin what is not chosen until so many are left ({MAX_SLICES:,}); 0 keeps all",
+        help=f"leave out the least useful slices above this number ({MAX_SLICES:,}); 0: no limit",
     )
     add_json(parser, "what was written where as JSON")
 

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="file of another tool, or a folder of them")
     parser.add_argument("--into", metavar="RUN", type=Path, required=True, help="run folder")
-    parser.add_argument("--rank", type=at_least_zero, metavar="R", help="whose the files are, where they do not say")
+    parser.add_argument("--rank", type=at_least_zero, metavar="R", help="rank, if not in the file")
     parser.add_argument("--force", action="store_true", help="overwrite files of the run that exist")
 
 

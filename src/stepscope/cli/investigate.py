@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser, needed=False)
     fix = {
         "--fixed": ("RUN2", "the run with the fix: did it save what was predicted?"),
-        "--finding": ("ID", "the finding that was fixed (default: those that are gone)"),
+        "--finding": ("ID", "the finding that was fixed (default: the resolved ones)"),
     }
     add_options(parser, fix)
     parser.add_argument(
@@ -92,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.json, {"schema": SCHEMA, **record}, force=args.force)
     try:
         _append_record(args.run, record, steps)
-        done = f"kept in {Path(args.run[0]) / _RECORD} and {_TEXT}"
+        done = f"written to {Path(args.run[0]) / _RECORD} and {_TEXT}"
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        done = f"no record was kept: {why}; --json FILE writes one"
+        done = f"no record was written: {why}; --json FILE writes one"
     say_with_answer(f"stepscope investigate: {done}")
     codes = [warn_incomplete(account) for account in accounts]
     return 3 if failed or any(codes) else 0

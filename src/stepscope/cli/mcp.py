@@ -163,7 +163,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "steps": {"type": "string", "description": "steps to profile, FIRST:LAST, LAST exclusive (10:15)"},
     "light": {"type": "boolean", "description": "time steps and regions only, no profiler"},
     "memory": {"type": "boolean", "description": "record memory too"},
-    "only": {**_TEXTS, "description": "settings whose names begin so, e.g. loader"},
+    "only": {**_TEXTS, "description": "only settings whose name starts with this, e.g. loader"},
     "rounds": {"type": "integer", "minimum": 3, "description": "trials of each setting (5)"},
     "time_limit_s": {"type": "integer", "minimum": 1, "description": f"end the job after this ({_JOB_LIMIT_S})"},
     "max_bytes": {

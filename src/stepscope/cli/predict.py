@@ -249,7 +249,7 @@ def _chip_of(args: argparse.Namespace) -> "Chip | None":
     if found.chip is not None or len(named) == 1:
         return found.chip or named[0]
     if named:
-        raise UsageError(f"device {args.device!r} may be {', '.join(c.name for c in named)}; say which")
+        raise UsageError(f"device {args.device!r} may be {', '.join(c.name for c in named)}; be more specific")
     raise UsageError(found.reason or f"device {args.device!r} is not known")
 
 
@@ -552,13 +552,13 @@ def _print_memory(found: dict[str, Any]) -> None:
     out.print(table)
     if found["fits"] is not None:
         room = readable_bytes(found["device_bytes"])
-        out.print(f"{'fits' if found['fits'] else 'does not fit'} a device of {room} (5 % and the context kept free)")
+        out.print(f"{'fits' if found['fits'] else 'does not fit'} a device of {room} (5 % and the context reserved)")
     step = found["simulated"]
     if step:
         out.print(
             f"simulated step: peak {readable_bytes(step['peak_bytes'])} in {step['peak_when']}, without library "
             f"workspaces; {sum(c['count'] for c in step['collectives'])} collectives, "
-            f"{'as' if step['agrees'] else 'NOT as'} the formulas say; took {step['took_s']:.0f} s"
+            f"{'as' if step['agrees'] else 'NOT as'} the formulas predict; took {step['took_s']:.0f} s"
         )
 
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-alarm",
         type=at_least_one,
         metavar="N",
-        help="profile N steps by itself where a rank falls behind or steps get slower",
+        help="profile N steps automatically if a rank falls behind or steps get slower",
     )
     parser.add_argument("--nsys", action="store_true", help="run the chosen ranks under Nsight Systems instead")
     parser.add_argument("--ncu", action="store_true", help="run the chosen ranks under Nsight Compute instead")
@@ -177,7 +177,7 @@ def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
 
     lines = list(debug_environment(config.debug, environ=os.environ).remarks)
     if deaf := deaf_option(command):
-        lines.append(f"python {deaf} does not look at PYTHONPATH, so it will not be recorded; start it without {deaf}")
+        lines.append(f"python {deaf} ignores PYTHONPATH, so it will not be recorded; start it without {deaf}")
     if why_not := why_not_writable(config.out):
         lines.append(f"{why_not}, so nothing will be recorded; give another folder with --out")
     return lines
@@ -217,7 +217,7 @@ def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
         lines.append(f"next: stepscope report {shown(recorded.folder)}")
     if (alone := sum(r.is_without_rank for r in runs)) > 1:
         lines.append(
-            f"{alone} processes trained and had no rank, so each is a run of its own: "
+            f"{alone} processes trained and had no rank, so each is a separate run: "
             "to record one run set RANK and WORLD_SIZE in each, or start them with torchrun"
         )
     return lines
@@ -253,7 +253,7 @@ def _why_nothing(launched: "LaunchOutcome", config: RecordConfig) -> str:
     if why_not := why_not_writable(config.out) or launched.trouble:
         return why_not
     if not launched.python_seen:
-        return "no Python that looks at PYTHONPATH was started (-I, -E and -S keep it from looking)"
+        return "no Python that reads PYTHONPATH was started (-I, -E and -S ignore it)"
     if not launched.torch_seen:
         return "no process imported torch"
     if launched.exit_code:

@@ -597,7 +597,7 @@ if TYPE_CHECKING:
 _ACCOUNT_OPTIONS = ("flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops", "full_ranks")
 # arguments that may be the address of a run
 _RUN_ARGUMENTS = ("run", "sides", "a", "b", "dumps", "folder", "against")
-_WRITES_INTO_THE_RUN = {"investigate": "keeps its record beside the run", "import": "writes into the run"}
+_WRITES_INTO_THE_RUN = {"investigate": "writes its record into the run", "import": "writes into the run"}
 
 
 def account_from(

@@ -157,7 +157,7 @@ def ask_for_window(folder: Path, *, steps: int, by: str, answer_s: float = 30.0)
         time.sleep(_POLL_S)
     withdraw(folder, request)
     raise InputError(
-        f"{folder}: no answer from rank 0 within {answer_s:.0f} s; its host is gone, or its storage is not this one"
+        f"{folder}: no answer from rank 0 within {answer_s:.0f} s; its host is down, or it uses other storage"
     )
 
 
@@ -172,7 +172,7 @@ def put_request(folder: Path, request: WindowRequest) -> None:
         raise InputError(f"{path}: cannot ask there: {e.strerror}; the run folder has to be writable") from e
     other, plan = read_request(folder), read_plan(folder)
     if other is None or plan is None or plan.id != other.id or plan.refused is not None:
-        raise InputError(f"{folder}: another window has just been asked for; ask again once it is over")
+        raise InputError(f"{folder}: another window was just requested; retry when it is over")
     steps = f"steps {plan.first} to {plan.last - 1}"
     raise InputError(f"{folder}: another window is under way, {steps}; ask again once it is over")
 

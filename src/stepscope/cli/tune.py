@@ -1,4 +1,4 @@
-"""Try fixes that need no change of code on a job, and say which to keep.
+"""Try fixes that need no change of code on a job, and report which ones help.
 
 examples:
   stepscope tune -- torchrun --nproc-per-node=2 train.py
@@ -9,7 +9,7 @@ examples:
 A first run is recorded and its findings say what to try first. Each setting (loader workers, pinning and prefetch,
 DDP's buckets, a fused optimizer, allocator, NCCL, threads) is then put into the job from outside and timed for some
 steps, in turn with the unchanged job. Every trial is your job, started anew and ended after its last timed step. What
-is kept has the same losses and a gain whose interval lies above 0, after a correction for the number of settings tried.
+is kept has the same losses and a gain with an interval above 0, after a correction for the number of settings tried.
 """
 
 import argparse
@@ -62,12 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=at_least_one, default=5, metavar="N", help="trials of each setting (5)")
     parser.add_argument("--steps", type=at_least_one, metavar="N", help="timed steps of a trial (about 4 s, 20 to 300)")
     parser.add_argument("--warmup", type=at_least_one, default=5, metavar="N", help="steps before those (5)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="settings whose names begin so; repeatable")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only settings with this prefix; repeatable")
     parser.add_argument("--most", type=at_least_one, default=8, metavar="N", help="settings to try at most (8)")
     parser.add_argument("--allow-inexact", action="store_true", help="try settings that change results too: TF32")
     parser.add_argument("--compile", action="store_true", help="try a compiled model too")
     parser.add_argument("--time-limit", type=above_zero, metavar="S", help="of a trial, in seconds (5 times the first)")
-    parser.add_argument("--apply", metavar="FILE", help="try nothing: run the command with what FILE says to keep")
+    parser.add_argument("--apply", metavar="FILE", help="try nothing: run the command with the settings chosen in FILE")
     parser.add_argument("--json", metavar="PATH", help="write the result as JSON too; - for standard output")
     parser.add_argument("--force", action="store_true", help="use a folder that is not empty, overwrite outputs")
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         for line in lines:
             print_line(line)
-    say_with_answer(f"stepscope tune: kept in {shown(result)} and {TEXT}")
+    say_with_answer(f"stepscope tune: written to {shown(result)} and {TEXT}")
     return 3 if found.stopped else 0
 
 
@@ -141,7 +141,7 @@ def first_run(command: Sequence[str], folder: Path) -> FirstRun:
     for line in warnings_before(list(command), config):
         print_stderr(f"stepscope: {line}")
     log = folder / "first.log"
-    _say(f"first run, its output goes to {shown(log)}")
+    _say(f"first run, output in {shown(log)}")
     began_s = time.monotonic()
     launched = launch(command, config, run=BoundedRun(log, limit_s=1800.0, run_id=str(config.run_id)))
     wall_s = time.monotonic() - began_s

@@ -1,4 +1,4 @@
-"""Look at a run in the browser: its report, its tables, its timeline in Perfetto.
+"""Open a run in the browser: its report, its tables, its timeline in Perfetto.
 
 The pages are served on this machine only, behind a token that is in the printed address. Ctrl-C ends it. The timeline
 opens at ui.perfetto.dev, which reads it inside your browser and uploads nothing; where the `perfetto` extra is
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=_port, default=_DEFAULT_PORT, metavar="N", help=f"port, or the next free one ({_DEFAULT_PORT})"
     )
-    parser.add_argument("--live", action="store_true", help="how a running job goes now, without its report")
+    parser.add_argument("--live", action="store_true", help="live page of a running job")
     parser.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
 
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 raise UsageError("--live shows one run; give its folder alone")
             live = LiveSite(args.run[0], flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops)
             site: Site = live
-            name, is_partial = f"{printable(live.name)} as it goes", False
+            name, is_partial = f"{printable(live.name)} (live)", False
         else:
             ui = perfetto_folder()
             offline = _serve(open_servers, local_server(folder_site(ui))) if ui else None

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "OWNER",
             "a line (train.py:42) or modules (module:GLOB) deleted, with all that they called",
         ),
-        ("--scale", "scale", "OWNER=FACTOR", "a line or modules that take so many times their time"),
+        ("--scale", "scale", "OWNER=FACTOR", "scale the time of a line or modules"),
     ):
         parser.add_argument(name, dest=dest, metavar=metavar, nargs="+", action="extend", default=[], help=text)
     parser.add_argument(
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"give at least one --set KEY=VALUE, --without or --scale; the keys are {keys}")
     if args.ranks is not None and not (args.without or args.scale):
-        raise UsageError("--ranks says where --without and --scale apply; give one of them, or leave it out")
+        raise UsageError("--ranks needs --without or --scale")
     account = account_from(args)
     answer = what_if(account, args.settings, without=args.without, scale=args.scale, ranks=args.ranks)
     write_json(args.json, whatif_json(account.run.name, answer), force=args.force)

@@ -17,7 +17,7 @@ from stepscope.results.folder import BenchResults, BenchSeries, joined_series
 from stepscope.stats.robust import CONFIDENCE, Difference, difference, difference_of_numbers, same, slow_start
 from stepscope.units import NS_PER_MS, ms
 
-ONE_VALUE = "no interval: one value on a side"
+ONE_VALUE = "no interval: one value per side"
 _UNKNOWN = "not known of both sides"
 ONE_SIDE = "only one side has it"
 # no measurements, or the same ones again
@@ -237,7 +237,7 @@ class LineChange:
     @property
     def reason(self) -> str:
         """Return why there is no interval, an empty text where there is one."""
-        return interval_or_reason(self.difference)[1] and "no interval: one run on a side"
+        return interval_or_reason(self.difference)[1] and "no interval: one run per side"
 
 
 def lines_by_key(lines: Iterable[OwnedLine]) -> Lines:
@@ -368,9 +368,9 @@ def compare_bench_json(a: Sequence[BenchResults], b: Sequence[BenchResults], *, 
 
 
 def verdict_of(step: Difference) -> str:
-    """Return `slower`, `faster`, or that no difference was found or can be told."""
+    """Return `slower`, `faster`, or that no difference was found or there are too few steps."""
     if step.p_value is None:
-        return "cannot be told: too few steps"
+        return "too few steps to compare"
     if not step.significant:
         return NO_DIFFERENCE
     return "slower" if step.change > 0 else "faster"

@@ -188,7 +188,8 @@ def _hosts(description: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _slowdowns(logs: Sequence[StepLog]) -> dict[int, float]:
-    return {late.rank: late.slowdown for late in lateness(logs, window_steps=_WINDOW_STEPS)}
+    # own time of each rank, not its ratio to the others: hosts are compared with each other later
+    return _relative({late.rank: late.others_ns + late.late_ns for late in lateness(logs, window_steps=_WINDOW_STEPS)})
 
 
 def _own_ms(rank: Mapping[str, Any]) -> float | None:
@@ -196,7 +197,7 @@ def _own_ms(rank: Mapping[str, Any]) -> float | None:
     return (window - wait) / steps if window is not None and wait is not None and steps else None
 
 
-def _relative(own: Mapping[int, float | None]) -> dict[int, float]:
+def _relative(own: Mapping[int, float | int | None]) -> dict[int, float]:
     known = {rank: value for rank, value in own.items() if value is not None and value > 0}
     middle = float(np.median(list(known.values()))) if known else 0.0
     return {rank: value / middle for rank, value in known.items()} if middle else {}
@@ -237,7 +238,7 @@ def run_folders(folder: Path) -> list[Path]:
     try:
         found = list(_runs_below(folder, _LEVELS))
     except OSError as error:
-        raise InputError(f"cannot look for runs in {folder}: {error.strerror}; check the path") from error
+        raise InputError(f"cannot list runs in {folder}: {error.strerror}; check the path") from error
     if len(found) > _MAX_RUNS:
         raise InputError(f"more than {_MAX_RUNS:,} runs below {folder}; give one of the folders in it")
     if not found:

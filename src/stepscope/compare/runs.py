@@ -297,7 +297,7 @@ def _notes(a: Sequence[StepSamples], b: Sequence[StepSamples], step: StepDiffere
     if step.basis == PROFILED:
         without = list(dict.fromkeys(r.name for r in runs if r.unprofiled_ns is None))
         yield (
-            f"profiled steps are compared: the step without the profiler is not known of {', '.join(without[:3])}"
+            f"profiled steps are compared: the step without the profiler is unknown for {', '.join(without[:3])}"
             f"{' and others' if len(without) > 3 else ''}"
         )
         if any(r.unprofiled_ns is not None for r in runs):
@@ -305,6 +305,6 @@ def _notes(a: Sequence[StepSamples], b: Sequence[StepSamples], step: StepDiffere
     times = [r.logged if step.logged else r.periods for r in runs]
     few = min(0 if t is None else len(t.dur_ns) for t in times)
     if MIN_SAMPLES <= few < _FEW:
-        yield f"only {few} steps of a run: whether a slow moment lasts several steps cannot be told from so few"
+        yield f"only {few} steps per run: too few to estimate autocorrelation"
     if min(len(a), len(b)) == 1:
-        yield "one run on a side: how much runs differ is not in the intervals; give several with --a and --b"
+        yield "one run per side: the intervals do not include run-to-run variation; give several runs with --a and --b"

@@ -92,7 +92,7 @@ def _least(metric: Metric) -> str:
     found = metric.difference
     if found is None or found.detectable is None or not metric.a:
         return ""
-    return f", less than {100 * found.detectable / abs(metric.a):.1f} % cannot be told from these samples"
+    return f", less than {100 * found.detectable / abs(metric.a):.1f} % is not detectable with these samples"
 
 
 def _named(name: str, by_name: Mapping[str, Metric]) -> list[Metric]:

@@ -230,7 +230,7 @@ def look_up(device_name: str, *, memory_bytes: int | None = None, extra: Sequenc
         family = _family(name, spelt, memory_bytes)
         if family is not None:
             return family
-    return Lookup(None, f"device {name!r} is not in the hardware table; add a row of your own or give its peak")
+    return Lookup(None, f"device {name!r} is not in the hardware table; add it with --hardware FILE or give its peak")
 
 
 def nameless(facts: DeviceFacts) -> Lookup:
@@ -301,7 +301,7 @@ def _by_memory(name: str, rows: Sequence[Chip], memory_bytes: int | None) -> Loo
     if not fitting:
         found = f"{(memory_bytes or 0) / GIB:.0f} GiB"
         return Lookup(None, f"device {name!r} with {found} of memory is none of the known variants: {known}")
-    return Lookup(None, f"device {name!r} may be any of {known}; its memory size would tell")
+    return Lookup(None, f"device {name!r} may be any of {known}; give its memory size")
 
 
 def _fits(row: Chip, memory_bytes: int) -> bool:

@@ -136,4 +136,4 @@ def _program(name: str, path: str | Path) -> str:
     for text in (Path(name.strip()).name, Path(path).name):
         if op_name(text) in OPERATIONS or op_name(text) in ("send", "recv"):
             return op_name(text)
-    raise InputError(f"{path}: the output does not say which operation it measured; give it with --op")
+    raise InputError(f"{path}: the operation is not in the output; give it with --op")

@@ -18,6 +18,7 @@ from stepscope.analyze.host_time import data_loading as loading_spans
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE, element_bytes
+from stepscope.contract.names import PARTS
 from stepscope.intervals import covered_ns, union
 from stepscope.records import dataclass
 from stepscope.run.aligned import UNMATCHED
@@ -183,7 +184,7 @@ def _phase_share(part: str, account: Account) -> Measurement:
     found, step = _step_share((part,), account), _require(account.step, _NO_STEP)
     phases = ("data_loading", "forward", "backward", "optimizer")
     other = max((p for p in step.parts if p.part not in phases), key=lambda p: p.ns_per_step)
-    rest = f"; of what is no phase of training, {other.part} takes most: {ms(other.ns_per_step):.2f} ms"
+    rest = f"; the largest other part is {PARTS[other.part]}: {ms(other.ns_per_step):.2f} ms"
     return Measurement(found.value, found.how + (rest if other.ns_per_step > 0 else ""))
 
 
@@ -322,12 +323,12 @@ def _matmul_rate(account: Account) -> Measurement:
 
 
 def _tensor_cores(account: Account) -> Measurement:
-    how, why_not = "of the time of matrix products, by kernel names", "no kernel name tells of a matrix product"
+    how, why_not = "of the time of matrix products, by kernel names", "no kernel name indicates a matrix product"
     return _percent(account.kernels.tensor_core_share, 1, how, why_not)
 
 
 def _recomputed(account: Account) -> Measurement:
-    used, why_not = account.efficiency, "FLOPs per step, or how many are repeated, are not known"
+    used, why_not = account.efficiency, "FLOPs per step, or the recomputed part of them, are not known"
     return _percent(used.recomputed_flops_per_step, used.flops_per_step, "of the model's FLOPs", why_not)
 
 
@@ -359,7 +360,7 @@ def _scalar_reads(account: Account) -> Measurement:
 
 def _memory_of_limit(account: Account) -> Measurement:
     known = [r for r in _require(account.memory, _NO_MEMORY).ranks if r.peak_pct_of_total is not None]
-    _require(known, "the trace does not say how much memory the device has")
+    _require(known, "the device's memory size is not in the trace")
     fullest = max(known, key=lambda r: r.peak_pct_of_total or 0.0)
     peak = fullest.peak_reserved_bytes or fullest.peak_allocated_bytes or 0
     total = readable_bytes(fullest.device_total_bytes or 0)
@@ -450,7 +451,7 @@ _GUIDES: dict[str, tuple[_Triggers, *tuple[tuple[str, _Measure, str, str], ...]]
         ("cache_pct", _cache, "< 20", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         ("growth_mb_per_step", _device_growth, "<= 0", "loss.item() in logs, no lists of tensors with graphs"),
         ("host_growth_mb_per_step", _host_growth, "<= 0", "loader workers that keep Python objects"),
-        ("fragmentation_pct", _fragmentation, "< 10", "record with --memory and look at the snapshot"),
+        ("fragmentation_pct", _fragmentation, "< 10", "record with --memory and open the snapshot"),
     ),
     "Low device utilisation": (
         {"the device is busy {0.value:.0f} % of the {account.whole}": ((_device_utilisation, "<= 80"),)},

@@ -96,7 +96,7 @@ FAULTS = {fault.id: fault for fault in (
           shows={**_TRANSFER, "section": "strategy"}),
     Fault("redundant-communication", "gradients synchronised in every micro-batch, repeated gathers",
           "repeated gradient synchronisation", "communication-bound", "accumulation=no_sync", shows=_TRANSFER),
-    Fault("straggler", "one rank is late; `ranks` names it, `cause` says host, device or data", "", "straggler-bound",
+    Fault("straggler", "one rank is late; `ranks` names it, `cause` is host, device or data", "", "straggler-bound",
           "straggler=off", shows=_shows("own")),
     Fault("load-imbalance", "ranks have different amounts of work", "load imbalance", "straggler-bound", "load=even",
           shows=_shows("compute")),
@@ -107,7 +107,7 @@ FAULTS = {fault.id: fault for fault in (
     Fault("slow-link", "a collective far below what the link or the other groups reach", "a slow link",
           "communication-bound", "links=even", shows=_TRANSFER),
     Fault("memory-pressure", "near the limit, fragmented, or growing", "memory", None, shows=_shows(section="memory")),
-    Fault("profiler-overhead", "the trace itself is distorted; says how far to trust it", "the profiler", None,
+    Fault("profiler-overhead", "the trace itself is distorted; shows how far to trust it", "the profiler", None,
           shows=_shows(section="trust")),
 )}
 # fmt: on

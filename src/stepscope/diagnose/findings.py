@@ -519,7 +519,7 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
         return Conclusion(UNCLEAR, "no step was recorded", None)
     unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
     if unseen:
-        return Conclusion(UNCLEAR, f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace", None)
+        return Conclusion(UNCLEAR, f"the trace has no device activity of rank {rank_ranges(unseen)}", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
     share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"

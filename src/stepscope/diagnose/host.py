@@ -95,7 +95,7 @@ RECURRING = {
     COMPILATION: (
         "The model is compiled again during training",
         "torch.compile meets new shapes or values and compiles again",
-        "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why each one happened.",
+        "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles shows the reason for each.",
     ),
 }
 _OFTEN_EVALUATED = (
@@ -693,7 +693,7 @@ def _copies(account: Account) -> Iterator[Match]:
             if pageable
             else "the host waits for each until all that was launched before it is done"
             if waits
-            else "copies run alone, not beside compute",
+            else "copies run alone, not overlapped with compute",
             "how": f"{pin}tensor.to(device, non_blocking=True), one batch ahead on a separate stream; send smaller "
             f"types{together}{'; make what does not change once, on the device' if waits else ''}",
         },
@@ -824,7 +824,7 @@ KINDS = (
          scope=Scope.DEVICE, needs=_ON_HOST, training_only=True, sureness=0.7, subject="extra work in some steps"),
     Kind("host-stall", _no_core, "Training waits for a CPU core",
          "the training thread is ready to run, and other threads or programs have the cores{cores}",
-         "Give it cores of its own: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
+         "Give it dedicated cores: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
          "programs on these cores, ranks pinned to separate cores (taskset, numactl, --cpus-per-task). Assumes a core whenever "
          "it is ready.",
          needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),
@@ -845,7 +845,7 @@ KINDS = (
          needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="steps that grow"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
-         "Look at what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
+         "Find out what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
          "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
          "Assumes none of these stretches is left.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),

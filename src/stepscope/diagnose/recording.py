@@ -122,7 +122,7 @@ def _ranks_missing(account: Account) -> str | None:
     missing, step = ranks_missing(account), account.step
     if not missing:
         return None
-    recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks were not recorded"
+    recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks not recorded"
     if step is None or not account.collectives:
         return recorded
     spent = sum(step.ns(part) for part in ("exposed_transfer", "wait", "pipeline_bubble")) + step.unmatched_ns
@@ -416,7 +416,7 @@ class Need(Enum):
     SHAPES = "shapes"
     SIZES = "message sizes"
     PEAK = "device peak"
-    PASSES = "forward and backward told apart"
+    PASSES = "forward and backward separated"
     MEMORY = "memory"
     UNPROFILED = "unprofiled step time"
     LINES = "lines of the user's code"
@@ -499,7 +499,7 @@ _HOW: dict[Need, Callable[[Account], str]] = {
     Need.SHAPES: lambda a: "shapes: record_shapes=True, or stepscope record --shapes",
     Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
     Need.PEAK: lambda a: "the device's peak: --hardware FILE",
-    Need.PASSES: lambda a: "a backward pass that the trace tells from the forward one",
+    Need.PASSES: lambda a: "a backward pass that is separate from forward",
     Need.MEMORY: lambda a: "memory data: record with --memory",
     Need.UNPROFILED: lambda a: "the step without the profiler: --unprofiled-step-ms, or stepscope record",
     Need.LINES: lambda a: "lines of the code: stepscope record without --light and --no-owners, or with_stack=True",

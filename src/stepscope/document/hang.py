@@ -119,7 +119,7 @@ def _of_stuck(state: GroupState) -> str:
     return (
         f"all ranks of group {state.desc} issued {call.named} number {state.waiting_at} at {place(call)}, and rank "
         f"{rank_ranges(sorted(state.waiting))} did not finish it: its state is {call.state}; "
-        "look at the device and the network of these ranks"
+        "check the device and the network of these ranks"
     )
 
 
@@ -135,7 +135,7 @@ def _of_mismatch(state: GroupState) -> list[str]:
         return [f"rank {odd} {what}, from {where} on: {calls}"]
     said = {ORDER: "calls something else than the others", SHAPE: "gives another size", DTYPE: "gives another type"}
     sides = "; ".join(_side(ranks, call, found.kind) for ranks, call in _alike(found))
-    unsure = "" if 2 * len(found.odd_ranks) < len(found.calls) else " (which of them is right cannot be told)"
+    unsure = "" if 2 * len(found.odd_ranks) < len(found.calls) else " (the correct one is unknown)"
     return [f"at {where} rank {odd} {said[found.kind]}{unsure}: {sides}"]
 
 

@@ -71,4 +71,4 @@ def _subject(finding: Mapping[str, Any], num_ranks: int) -> str:
 
 def _missing_ranks(run: Mapping[str, Any]) -> str:
     read, world = run["num_ranks"], run["world_size"]
-    return f" Only {read} of {world} ranks were recorded." if world and read < world else ""
+    return f" Only {read} of {world} ranks {'was' if read == 1 else 'were'} recorded." if world and read < world else ""

@@ -1,6 +1,6 @@
 """The five-step investigation: baseline, category, detail, root cause, and whether a fix gave what was predicted.
 
-Each step asks one question, answers it in a sentence and keeps the numbers it rests on.
+Each step answers one question in a sentence, with the numbers that support it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,15 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.compare.runs import CAME, FIXED, Key, fate, savings_by_key, step_difference
 from stepscope.compare.samples import step_samples
+from stepscope.contract.names import CAUSES, LOSSES, PARTS, words
 from stepscope.diagnose.checks import FAIL, checks_of, guides_of, step_time_spread
 from stepscope.diagnose.finding import Evidence, Finding
 from stepscope.diagnose.findings import Diagnosis, by_need, conclude
+from stepscope.document.sentence import three_digits, two_digits
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.units import NS_PER_MS, printable, readable_bytes
 
-# What lies behind the category of a run: the numbers to look at first, by what bounds it.
+# Details of a run by its verdict.
 
 _TOP = 5
 
@@ -33,9 +35,9 @@ def _compute(account: Account) -> list[Evidence]:
     ):
         if share is not None:
             facts.append(Evidence(what, round(100 * share, 1), "%"))
-    losses = [row for row in account.waterfall.rows or () if row.loss != "achieved" and row.pct_of_peak is not None]
+    losses = [row for row in account.waterfall.rows or () if row.loss != "achieved" and row.pct_of_peak]
     worst = sorted(losses, key=lambda r: -(r.pct_of_peak or 0.0))[:_TOP]
-    facts += [Evidence(f"lost to {row.loss}", round(row.pct_of_peak or 0.0, 1), "% of peak") for row in worst]
+    facts += [Evidence(f"lost to {LOSSES[row.loss]}", round(row.pct_of_peak or 0.0, 1), "% of peak") for row in worst]
     return facts
 
 
@@ -62,7 +64,7 @@ def _communication(account: Account) -> list[Evidence]:
 def _stragglers(account: Account) -> list[Evidence]:
     facts = [
         Evidence(
-            f"rank {s.rank} late because of its {s.cause}",
+            f"rank {s.rank} late (cause: {s.cause})",
             round(s.late_ns_per_step / NS_PER_MS, 2),
             "ms per step",
             f"{s.steps_late} of {s.num_steps} steps",
@@ -89,11 +91,14 @@ def _host(account: Account) -> list[Evidence]:
     step, kernels = account.step, account.kernels
     causes = sorted((step.idle_ns if step else {}).items(), key=lambda pair: -pair[1])[:_TOP]
     facts = [
-        Evidence(f"device idle: {cause}", round(ns / NS_PER_MS, 2), f"ms per {account.whole}") for cause, ns in causes
+        Evidence(f"device idle: {CAUSES[cause]}", round(ns / NS_PER_MS, 2), f"ms per {account.whole}")
+        for cause, ns in causes
     ]
     if kernels.launches_per_step is not None:
         facts.append(Evidence("launches", round(kernels.launches_per_step), f"per {account.whole}"))
-    facts.append(Evidence("kernels shorter than a launch", round(100 * kernels.short_count_share, 1), "% of kernels"))
+    facts.append(
+        Evidence("kernels shorter than launch latency", round(100 * kernels.short_count_share, 1), "% of kernels")
+    )
     return facts
 
 
@@ -135,7 +140,7 @@ _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
-WITHIN_CHANCE = "the change is within what chance gives: record more steps, or several runs, to tell"
+WITHIN_CHANCE = "the change is within the noise: record more steps or several runs"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -256,14 +261,14 @@ def _notes(before: Account, after: Account, both_unprofiled: bool, *, told: bool
     if not told:
         notes.append(WITHIN_CHANCE)
     if not both_unprofiled:
-        notes.append("profiled steps are compared: the time without the profiler is not known of both runs")
+        notes.append("profiled steps are compared: the unprofiled step time is not known for both runs")
     for what, one, other in (
         ("ranks", len(before.run.ranks), len(after.run.ranks)),
         ("strategies", before.strategy.name, after.strategy.name),
         ("devices", before.device_name, after.device_name),
     ):
         if one != other:
-            notes.append(f"the runs differ in their {what} ({one} and {other}): the fix is not all that changed")
+            notes.append(f"the runs also differ in their {what} ({one} and {other})")
     return notes
 
 
@@ -295,15 +300,15 @@ def _baseline(run: Measurement) -> Step:
     account = run.account
     step, used = account.step, account.efficiency
     if step is None:
-        return Step(1, "Baseline", "How long is a step?", "No step was recorded, so nothing can be held against it.")
+        return Step(1, "Baseline", "How long is a step?", "Unknown: no step was recorded.")
     known = "without the profiler" if step.unprofiled_ns else "while profiled"
     if not account.num_steps:
-        said = f"No step was recorded: the whole window of {_ms(step.step_ns):g} ms is examined instead."
+        said = f"No step was recorded. The whole window ({_ms_text(step.step_ns)} ms) is examined instead."
         return Step(1, "Baseline", "How long is a step?", said, (Evidence("window", _ms(step.step_ns), "ms", known),))
     spread = step_time_spread(account)
     facts = [
         Evidence("step", _ms(step.step_ns), "ms", known),
-        Evidence("step while profiled", _ms(step.profiled_ns), "ms"),
+        *([Evidence("step while profiled", _ms(step.profiled_ns), "ms")] if step.unprofiled_ns else []),
         Evidence("ranks", len(account.run.ranks)),
         Evidence("recorded steps", account.num_steps),
     ]
@@ -315,52 +320,50 @@ def _baseline(run: Measurement) -> Step:
         ("MFU", None if used.mfu is None else 100 * used.mfu, "%"),
     ):
         facts.append(Evidence(what, "unknown" if value is None else round(value, 2), "" if value is None else unit))
-    return Step(1, "Baseline", "How long is a step?", f"A step takes {_ms(step.step_ns):g} ms {known}.", tuple(facts))
+    return Step(
+        1, "Baseline", "How long is a step?", f"A step takes {_ms_text(step.step_ns)} ms {known}.", tuple(facts)
+    )
 
 
 def _category(run: Measurement) -> Step:
     question = "What is the step spent on?"
-    step = run.account.step
+    step, whole = run.account.step, run.account.whole
     if step is None:
         return Step(2, "Category", question, "Unknown: no step was recorded.")
     parts = sorted((p for p in step.parts if p.pct >= 1.0), key=lambda p: -p.ns_per_step)
     facts = tuple(
-        Evidence(p.part, round(p.pct, 1), f"% of the {run.account.whole}", f"{_ms(p.ns_per_step):g} ms") for p in parts
+        Evidence(PARTS[p.part], round(p.pct, 1), f"% of the {whole}", f"{_ms_text(p.ns_per_step)} ms") for p in parts
     )
     said = f"The run is {conclude(run.account, run.diagnosis).headline}."
-    largest = f" The largest part of the {run.account.whole} is {parts[0].part}: {parts[0].pct:.0f} %." if parts else ""
+    largest = f" The largest part of the {whole} is {PARTS[parts[0].part]}: {parts[0].pct:.0f} %." if parts else ""
     return Step(2, "Category", question, said + largest, facts)
 
 
 def _detail(run: Measurement) -> Step:
     bound = conclude(run.account, run.diagnosis).verdict
     facts = _FACTS[bound](run.account) if bound in _FACTS else []
-    failed = [c for c in checks_of(run.account) if c.status == FAIL]
-    facts += [
-        Evidence(f"check {c.id}", "fail" if c.value is None else round(c.value, 1), "", f"good {c.good}")
-        for c in failed
-    ]
     guides = guides_of(run.account)
-    open_items = [(g, item) for g in guides for item in g.items if item.check.status == FAIL]
+    checks = [*checks_of(run.account), *(item.check for guide in guides for item in guide.items)]
+    failed = {c.id: c for c in reversed(checks) if c.status == FAIL}  # a general check before that of a guide
     facts += [
-        Evidence(f"{g.id}: {i.check.id}", round(i.check.value or 0.0, 2), "", f"good {i.check.good}")
-        for g, i in open_items
+        Evidence(words(c.id), "fail" if c.value is None else round(c.value, 1), "", f"good: {c.good}")
+        for c in reversed(failed.values())
     ]
-    said = f"{len(failed)} checks fail" if failed else "No check fails"
-    shown = f"; guides that apply: {', '.join(g.id for g in guides)}" if guides else ""
-    return Step(3, "Detail", "What exactly takes the time there?", f"{said}{shown}.", tuple(facts))
+    said = f"{len(failed)} check{'s' * (len(failed) != 1)} failed" if failed else "All checks passed"
+    shown = f"; guides that apply: {', '.join(g.title for g in guides)}" if guides else ""
+    return Step(3, "Detail", "Which numbers explain it?", f"{said}{shown}.", tuple(facts))
 
 
 def _root_cause(run: Measurement) -> Step:
     question = "What causes it, and what would fixing it save?"
     worth = run.diagnosis.worth[:5]
     if not worth:
-        none = "No fault was found whose repair saves anything worth the name."
+        none = "No fault worth fixing was found."
         return Step(4, "Root cause", question, f"{none}{_unseen(run)}")
     first = worth[0]
-    saves = f"Fixing it saves {_ms(first.alone_ns):g} ms per {run.account.whole} ({first.saving_pct:.0f} %)."
+    saves = f"Fixing it saves {_ms_text(first.alone_ns)} ms per {run.account.whole} ({first.saving_pct:.0f} %)."
     said = f"{first.title}. Cause: {first.cause}. {saves}"
-    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", f"{_ms(f.low_ns):g} to {_ms(f.high_ns):g}") for f in worth]
+    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", _range_text(f.low_ns, f.high_ns)) for f in worth]
     return Step(4, "Root cause", question, said, (*facts, *first.evidence), (first.remedy,))
 
 
@@ -373,9 +376,9 @@ def _unseen(run: Measurement) -> str:
 def _to_validate(run: Measurement, name: str) -> Step:
     worth = run.diagnosis.worth
     if not worth:
-        return Step(5, "Validation", "Did the fix help?", "There is nothing to fix that was found.")
+        return Step(5, "Validation", "Did the fix help?", "There is nothing to fix.")
     next_words = f"stepscope investigate {name} --fixed RUN2"
-    said = f"Not done yet: fix {worth[0].id}, record again, and run `{next_words}`."
+    said = f"Not done yet. Fix {worth[0].id}, record again, and run `{next_words}`."
     return Step(5, "Validation", "Did the fix help?", said)
 
 
@@ -388,12 +391,12 @@ def _validation(run: Measurement, fixed: Measurement, finding: str | None) -> St
 
 
 def _told(found: Validation) -> str:
-    change = f"The step went from {_ms(found.before_ns):g} to {_ms(found.after_ns):g} ms ({found.basis})"
+    change = f"The step went from {_ms_text(found.before_ns)} to {_ms_text(found.after_ns)} ms ({found.basis})"
     if found.outcome == NO_PREDICTION:
-        return f"{change}, but no finding of the first run is gone: name the one you fixed with --finding."
+        return f"{change}, but the second run has the same findings: name the fixed one with --finding."
     assert found.predicted_ns is not None and found.low_ns is not None and found.high_ns is not None
-    saved = f"{_ms(found.measured_ns):g} +- {_ms(found.doubt_ns):g} ms saved"
-    said = f"{_ms(found.predicted_ns):g} ({_ms(found.low_ns):g} to {_ms(found.high_ns):g}) predicted"
+    saved = f"{_ms_text(found.measured_ns)} ± {_ms_text(found.doubt_ns)} ms saved"
+    said = f"{_ms_text(found.predicted_ns)} ({_range_text(found.low_ns, found.high_ns)}) predicted"
     return f"{change}: {saved}, {said} for {', '.join(found.fixed)}. The prediction {_verb(found.outcome)}."
 
 
@@ -405,16 +408,24 @@ def _validation_facts(found: Validation) -> tuple[Evidence, ...]:
     facts = [
         Evidence("step before", _ms(found.before_ns), "ms", found.basis),
         Evidence("step after", _ms(found.after_ns), "ms", found.basis),
-        Evidence("measured saving", _ms(found.measured_ns), "ms", f"+- {_ms(found.doubt_ns):g}"),
+        Evidence("measured saving", _ms(found.measured_ns), "ms", f"± {_ms_text(found.doubt_ns)}"),
     ]
     if found.predicted_ns is not None:
-        interval = f"{_ms(found.low_ns or 0):g} to {_ms(found.high_ns or 0):g}"
+        interval = _range_text(found.low_ns or 0, found.high_ns or 0)
         facts.append(Evidence("predicted saving", _ms(found.predicted_ns), "ms", interval))
     facts += [Evidence("fixed", id_) for id_ in found.fixed]
-    facts += [Evidence("still there", id_) for id_ in found.remaining]
+    facts += [Evidence("not fixed", id_) for id_ in found.remaining]
     facts += [Evidence("new", id_) for id_ in found.fresh]
     return tuple(facts)
 
 
 def _ms(time_ns: float) -> float:
     return round(time_ns / NS_PER_MS, 2)
+
+
+def _ms_text(time_ns: float) -> str:
+    return three_digits(time_ns / NS_PER_MS)
+
+
+def _range_text(low_ns: float, high_ns: float) -> str:
+    return f"{two_digits(low_ns / NS_PER_MS)}–{two_digits(high_ns / NS_PER_MS)}"  # noqa: RUF001

@@ -278,7 +278,7 @@ def _checkpointing(value: str, moments: Moments, job: MemoryJob) -> _Change:
     if job.recomputes:
         raise _Unknown("the run computes forward again in backward already")
     if layers is None:
-        raise _Unknown("how many layers the model has was not recorded; give it, as in checkpointing=24")
+        raise _Unknown("the number of layers was not recorded; give it, as in checkpointing=24")
     _known(moments, "activations")
     inputs = block_input_shares()
     one_layer = (moments.most("activations") or 0) / layers
@@ -304,7 +304,7 @@ def _zero(value: str, moments: Moments, job: MemoryJob) -> _Change:
     if job.sharded_as is not None:
         raise _Unknown(f"the run splits its model already ({job.sharded_as})")
     if job.replicas is None:
-        raise _Unknown("no data parallelism was seen, so nobody to split it among is known")
+        raise _Unknown("no data parallelism was seen, so the number of shards is unknown")
     _known(moments, *_STATES[:stage])
     adds = _gathered(moments, job) if stage == 3 else (0.0, 0.0)
     share = 1 / job.replicas
@@ -336,7 +336,7 @@ def _offload(value: str, moments: Moments, job: MemoryJob) -> _Change:
     rate = job.host_link_bytes_per_s
     at_least = NS_PER_S * moved / rate if rate else None
     update = "how long the host takes to update the weights is not known, so there is no upper bound"
-    why = update if rate else f"no copy of 1 MB or more from or to pinned memory tells the link's speed, and {update}"
+    why = update if rate else f"no copy of 1 MB or more from or to pinned memory shows the link's speed, and {update}"
     notes = ("gradients go to the host and weights come back once per step",)
     return _Change({"optimizer_state": (0.0, 0.0)}, time_ns=(at_least, None), notes=notes, reasons={"time": why})
 
@@ -359,7 +359,7 @@ def _batch_factor(value: str, job: MemoryJob) -> float:
         factor = float(found[1])
     elif value.isdecimal() and len(value) < 10 and int(value):
         if job.samples is None:
-            raise _Unknown("how many samples a step takes was not recorded; give a factor, as in batch=2x")
+            raise _Unknown("the number of samples per step was not recorded; give a factor, as in batch=2x")
         factor = int(value) / job.samples
     else:
         raise UsageError(f"--what-if batch={value}: give samples per rank and step, or a factor as in batch=2x")
@@ -371,7 +371,7 @@ def _batch_factor(value: str, job: MemoryJob) -> float:
 def _known(moments: Moments, *categories: str) -> None:
     missing = [name for name in categories if moments.by_category.get(name) is None]
     if missing:
-        raise _Unknown(f"{' and '.join(missing)} cannot be told apart: record with --memory")
+        raise _Unknown(f"{' and '.join(missing)} cannot be separated: record with --memory")
 
 
 _MAKERS: dict[str, Callable[[str, Moments, MemoryJob], _Change]] = {

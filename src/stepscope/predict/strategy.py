@@ -190,7 +190,7 @@ def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, f
     chosen = min((c for c, (low, _) in zip(same, bands, strict=True) if low <= bands[0][1]), key=_effort)
     reason = _reason(best, rule, fitting, failing, chosen=chosen)
     if chosen is not best:
-        reason = f"no difference to {best.layout}, whose time overlaps, and simpler; {reason}"
+        reason = f"as fast as {best.layout} within the error, and simpler; {reason}"
     return Advice(best, close, chosen, rule, tuple(fitting), tuple(failing), reason)
 
 

@@ -251,7 +251,7 @@ class CollectiveTap:
 
     def _give_up(self, error: Exception) -> None:
         self.on = False
-        say(f"live collective statistics are off, training goes on: {explain(error)}")
+        say(f"live collective statistics are off; training continues: {explain(error)}")
 
 
 def _sequence_number(group: Any) -> int:

@@ -312,7 +312,7 @@ class MemoryHistory:
         if not torch.cuda.is_initialized():
             self._stay_out("CUDA is not in use in this process")
         elif getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
-            self._stay_out("the job records a memory history of its own")
+            self._stay_out("the job records its own memory history")
         else:
             self._guarded(self._switch_on)
 
@@ -448,7 +448,7 @@ class MemoryTimeline:
         counted = [row for row in self._lines if row["allocated_bytes"] is not None]
         edges = [row for row in counted if row["label"] in self._peak_between]
         if not edges:
-            unseen = f"the peak lies between '{' and '.join(self._peak_between)}', which was not looked at closely"
+            unseen = f"the peak is between '{' and '.join(self._peak_between)}', which was not examined closely"
             return {"kind": "peak", "peak_bytes": None, "reason": unseen if counted else NO_DEVICE}
         fullest = max(edges, key=lambda row: int(row["allocated_bytes"]))
         known = {category: fullest[f"{category}_bytes"] for category in _CATEGORIES}

@@ -53,7 +53,7 @@ def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) ->
             if name not in environ:
                 variables[name] = value
             elif environ[name] != value:
-                remarks.append(f"{name}={environ[name]} is set and kept; {switch} would set {value}")
+                remarks.append(f"{name}={environ[name]} is already set and not changed; {switch} would set {value}")
     return Additions(variables, tuple(remarks))
 
 
@@ -79,9 +79,7 @@ class NcclLog:
         level = self._environ["NCCL_DEBUG"]
         self.why_not: str | None = None
         if level.upper() not in ("INFO", "ABORT", "TRACE"):
-            self.why_not = (
-                f"NCCL_DEBUG={level} is set and kept: NCCL's log will hold little; unset it or set NCCL_DEBUG=INFO"
-            )
+            self.why_not = f"NCCL_DEBUG={level} is already set, which logs little; unset it or set NCCL_DEBUG=INFO"
 
     def after_window(self, folder: str | Path, rank: int) -> None:
         """Copy the log as far as it goes to `rank00000.nccl.log`."""
@@ -98,7 +96,7 @@ class NcclLog:
         if not log.is_file():
             say(
                 (
-                    "no NCCL log: NCCL looks at its settings once, and was up before the recording began; "
+                    "no NCCL log: NCCL reads its settings once, and started before the recording; "
                     "start the job with `stepscope record --nccl-log`, or begin the recording before init_process_group"
                 )
                 if self._was_up

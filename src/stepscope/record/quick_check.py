@@ -132,9 +132,7 @@ class QuickCheck:
             rows.append(f"{p.name:<16}{p.ms:>10.3f}{p.share_pct:>8.1f}%   {low:.0f}-{high:.0f} %{mark}")
         rows.append(f"{'step':<16}{self.step_ms:>10.3f}{100:>8.1f}%   {self.steps} steps on {self.device}")
         rows += [
-            f"{p.name} takes more than its share; look at: {_ADVICE[p.name]}"
-            for p in self.phases
-            if p.verdict == "above"
+            f"{p.name} takes more than its share; check: {_ADVICE[p.name]}" for p in self.phases if p.verdict == "above"
         ]
         return "\n".join(rows)
 

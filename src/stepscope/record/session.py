@@ -240,7 +240,7 @@ class Recorder:
         try:
             act(*args, **kwargs)
         except Exception as e:  # noqa: BLE001 - training comes first
-            say(f"recording stopped, training goes on: {explain(e)}")
+            say(f"recording stopped; training continues: {explain(e)}")
             with contextlib.suppress(Exception):
                 self._stand_down()
 

@@ -275,7 +275,7 @@ class PerformanceTracker:
             if total_s > 0 and all(count is not None for count in counts):
                 found[f"throughput/{name}_per_s"] = self._world_size * sum(c or 0 for c in counts) / total_s
             else:
-                self.why_not[f"{name}_per_s"] = f"the batches do not tell; give step({name}=...)"
+                self.why_not[f"{name}_per_s"] = f"not found in the batches; give step({name}=...)"
         if (mfu := self._mfu(total_s)) is not None:
             found["efficiency/mfu"] = mfu
         found |= self._memory

@@ -138,7 +138,7 @@ class WatchedSteps:
             self._asked = (*self._asked, plan)
             self.busy_step = min(self.busy_step, plan.first - plan.warmup)
         if self.is_open and self._run.place.rank == 0 and plan.by:
-            say(f"steps {plan.first} to {plan.last - 1} will be profiled, asked for by {plan.by}")
+            say(f"steps {plan.first} to {plan.last - 1} will be profiled, requested by {plan.by}")
 
     def evaluation_began(self) -> None:
         """End what watches training steps: evaluation is none."""

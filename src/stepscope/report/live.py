@@ -39,7 +39,7 @@ _MAX_SPARK, _MIN_SPARK = 46, 24
 def screen(
     name: str, picture: Picture, out: Console, *, alarms: Sequence[str], stalls: Sequence[str]
 ) -> RenderableType:
-    """Return the whole screen: pace, ranks (late and silent ones first), alarms, ranks that stand still."""
+    """Return the whole screen: pace, ranks (late and silent ones first), alarms, hung ranks."""
     parts: list[RenderableType] = [
         name_text(name, style="bold").append(f"  {_ranks(len(picture.ranks))}, {_pace_text(picture)}")
     ]

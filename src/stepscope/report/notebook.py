@@ -3,12 +3,14 @@
 No script and no style sheet: notebooks drop them, and names in a trace are untrusted, so all of them are escaped.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, Protocol
 
 from stepscope.analyze.account import Account
+from stepscope.contract.names import PARTS
 from stepscope.diagnose.findings import Diagnosis, conclude
+from stepscope.document.sentence import headline_sentence, three_digits
 from stepscope.errors import InputError, UsageError
 from stepscope.report import pictures
 from stepscope.report.drawing import PALETTE, Drawing
@@ -18,11 +20,16 @@ from stepscope.report.step_pictures import rank_times, step_times, timeline_draw
 from stepscope.units import NS_PER_MS, printable
 
 _MAX_FINDINGS = 5
+#: smaller parts of the step are not named in the legend
+_LEGEND_PCT = 1.0
 
 
 def summary_line(account: Account, diagnosis: Diagnosis) -> str:
     """Return the run in one line: name, size, verdict, step, the first finding."""
-    words = [printable(account.run.name, width=40) + ":", _size(account) + ","]
+    words = [
+        printable(account.run.name, width=40) + ":",
+        f"{_count(len(account.run.ranks), 'rank')}, {_count(account.num_steps, 'step')},",
+    ]
     if account.step:
         words += [conclude(account, diagnosis).verdict + ",", f"step {account.step.step_ns / NS_PER_MS:.2f} ms,"]
     first = next(iter(diagnosis.worth), None)
@@ -30,22 +37,23 @@ def summary_line(account: Account, diagnosis: Diagnosis) -> str:
     return " ".join(words)
 
 
-def summary_page(account: Account, diagnosis: Diagnosis) -> str:
-    """Return the run as a small page."""
-    parts = [f"<b>{_safe(account.run.name)}</b> {_safe(_size(account))}"]
-    if account.step:
-        step_ms = account.step.step_ns / NS_PER_MS
-        mfu = f", MFU {100 * account.efficiency.mfu:.1f} %" if account.efficiency.mfu is not None else ""
-        parts.append(f"<b>{_safe(conclude(account, diagnosis).headline)}</b>; {account.whole} {step_ms:.2f} ms{mfu}")
-        parts.append(_bar([(p.part, p.pct, p.ns_per_step / NS_PER_MS) for p in account.step.parts]))
-    worth = diagnosis.worth[:_MAX_FINDINGS]
-    rows = [(f.title, f"{f.alone_ns / NS_PER_MS:.1f} ms", f"{f.saving_pct:.0f} %") for f in worth]
-    parts.append(
-        _table(("what to fix", f"saves per {account.whole}", f"of the {account.whole}"), rows)
-        if rows
-        else "No findings."
-    )
-    parts += [f'<span style="opacity:.75">! {_safe(line)}</span>' for line in account.warnings[:3]]
+def summary_page(document: dict[str, Any], warnings: Sequence[str]) -> str:
+    """Return the run (the document of `stepscope report`) as a small page."""
+    run, step, mfu = document["run"], document["step"], document["efficiency"]["mfu"]
+    whole, step_ms = "step" if run["num_steps"] else "window", step["unprofiled_ms"] or step["profiled_ms"]
+    facts = [_count(run["num_ranks"], "rank"), _count(run["num_steps"], "step")]
+    facts += [f"{three_digits(step_ms)} ms per {whole}"] if step_ms else []
+    facts += [f"MFU {three_digits(100 * mfu)} %"] if mfu is not None else []
+    facts.append(document["verdict"])
+    parts = [f"<b>{_safe(run['name'])}</b> {_safe(', '.join(facts))}", f"<b>{_safe(headline_sentence(document))}</b>"]
+    parts += _bar([p for p in step["budget"] or () if p["ms_per_step"] > 0])
+    rows = [
+        (f["title"], f"{three_digits(f['saving_alone_ms'])} ms", f"{f['saving_pct']:.0f} %")
+        for f in document["findings"]
+        if f["saving_alone_ms"] > 0
+    ]
+    parts += [_table(("what to fix", f"saves per {whole}", f"of the {whole}"), rows[:_MAX_FINDINGS])] if rows else []
+    parts += [f'<span style="opacity:.75">! {_safe(line)}</span>' for line in warnings[:3]]
     return "".join(f'<div style="margin:4px 0">{part}</div>' for part in parts)
 
 
@@ -53,7 +61,7 @@ def comparison_page(document: dict[str, Any]) -> str:
     """Return a comparison (the document of `stepscope compare`) as a small page."""
     step = document["step_ms"]
     rows = [
-        (row["part"], _number(row["a"]), _number(row["b"]), _number(row["change"], signed=True))
+        (PARTS[row["part"]], _number(row["a"]), _number(row["b"]), _number(row["change"], signed=True))
         for row in document["budget"]
     ]
     head = (
@@ -65,18 +73,26 @@ def comparison_page(document: dict[str, Any]) -> str:
     return "".join(f'<div style="margin:4px 0">{part}</div>' for part in (head, line, table))
 
 
-def _size(account: Account) -> str:
-    ranks, steps = len(account.run.ranks), account.num_steps
-    return f"{ranks} rank{'s' * (ranks != 1)}, {steps} step{'s' * (steps != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _bar(parts: Iterable[tuple[str, float, float]]) -> str:
+def _bar(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the step as one bar and its legend."""
+    times = [f"{PARTS[p['part']]} {three_digits(p['ms_per_step'])} ms, {p['pct']:.0f} %" for p in parts]
     cells = "".join(
-        f'<span title="{_safe(name)}: {time_ms:.2f} ms, {pct:.1f} %" style="display:inline-block;height:14px;'
-        f'width:{max(pct, 0):.2f}%;background:{_colour(name)}"></span>'
-        for name, pct, time_ms in parts
+        f'<span title="{_safe(text)}" style="display:inline-block;height:14px;'
+        f'width:{max(p["pct"], 0):.2f}%;background:{_colour(p["part"])}"></span>'
+        for p, text in zip(parts, times, strict=True)
     )
-    return f'<div style="width:100%;max-width:640px;white-space:nowrap;font-size:0;overflow:hidden">{cells}</div>'
+    legend = "".join(
+        f'<span style="display:inline-block;margin-right:1em"><span style="color:{_colour(p["part"])}">■</span> '
+        f"{_safe(text)}</span>"
+        for p, text in zip(parts, times, strict=True)
+        if p["pct"] >= _LEGEND_PCT
+    )
+    bar = f'<div style="width:100%;max-width:640px;white-space:nowrap;font-size:0;overflow:hidden">{cells}</div>'
+    return [bar, legend] if parts else []
 
 
 def _colour(part: str) -> str:

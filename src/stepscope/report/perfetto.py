@@ -1,7 +1,7 @@
 """The timeline in Perfetto's own format: TrackEvent packets, names written once, exact to the nanosecond.
 
     ClockSnapshot       our clock against the time of day
-    TrackDescriptor     a process per rank, a track per stream, thread or other lane below it
+    TrackDescriptor     a track per rank that shows its steps, below it one per stream, thread or other lane
     InternedData        names and categories by number
     TrackEvent          two packets per slice: it begins, it ends
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline, Values
+from stepscope.report.timeline import STEPS, RankTimeline, Timeline, Track, Values
 from stepscope.run.formats import Progress
 
 # Protobuf's wire format: single fields as bytes, and many messages of one shape at once as columns.
@@ -107,6 +107,8 @@ _PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 6, 8, 10, 11, 12, 13, 60
 _CATEGORY, _ANNOTATION, _TYPE, _NAME, _TRACK, _FLOW = 3, 4, 9, 10, 11, 47
 _CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
+_CHILD_ORDERING, _ORDER, _DESCRIPTION = 11, 12, 14
+_EXPLICIT = 3
 _BEGIN, _END = 1, 2
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _BOOT_TIME, _REAL_TIME = 6, 1
@@ -122,8 +124,9 @@ def perfetto_trace(timeline: Timeline, *, progress: Progress | None = None) -> I
     yield _interned(timeline)
     uuid, done = 1 + len(timeline.ranks), 0
     for i, rank in enumerate(timeline.ranks):
-        labels = timeline.left_out if i == 0 else ()
-        yield b"".join(_descriptors(rank, process_uuid=1 + i, first_uuid=uuid, labels=labels))
+        notes = timeline.left_out if i == 0 else ()
+        rank_uuid = uuid if rank.tracks[:1] == (Track(STEPS, 0),) else 1 + i
+        yield b"".join(_descriptors(rank, rank_uuid=rank_uuid, first_uuid=uuid, notes=notes))
         yield from _events(rank, first_uuid=uuid)
         uuid, done = uuid + len(rank.tracks), done + len(rank)
         if progress:
@@ -146,14 +149,15 @@ def _interned(timeline: Timeline) -> bytes:
     return _packet(_ONE_SEQUENCE, number(_FLAGS, _STATE_CLEARED | _NEEDS_STATE), message(_INTERNED, *entries))
 
 
-def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
-    sort_index = number(3, rank.rank)  # viewers show ranks in order, not by their activity
-    named = (_text(6, rank.label), *(_text(8, said) for said in labels))
-    process = message(3, number(1, FIRST_PID + rank.rank), sort_index, *named)
-    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, 3)))
+def _descriptors(rank: RankTimeline, *, rank_uuid: int, first_uuid: int, notes: tuple[str, ...]) -> Iterator[bytes]:
+    # Not a process: Perfetto sorts processes by their activity, and the tracks of a process by their names.
+    parts = (number(1, rank_uuid), _text(2, rank.label), number(_CHILD_ORDERING, _EXPLICIT), number(_ORDER, rank.rank))
+    said = (_text(_DESCRIPTION, "; ".join(notes)),) if notes else ()
+    yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts, *said))
     for i, track in enumerate(rank.tracks):
-        parts = (number(1, first_uuid + i), _text(2, track.name), number(5, process_uuid), number(12, i))
-        yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts))
+        if first_uuid + i != rank_uuid:
+            parts = (number(1, first_uuid + i), _text(2, track.name), number(5, rank_uuid), number(_ORDER, i))
+            yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, *parts))
 
 
 def _events(rank: RankTimeline, *, first_uuid: int) -> Iterator[bytes]:

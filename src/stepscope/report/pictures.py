@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.contract.collectives import bus_factor
+from stepscope.contract.names import LOSSES, PARTS, PATH
 from stepscope.cost.calibration import Calibration
 from stepscope.errors import UsageError
 from stepscope.report.charts import (
@@ -27,7 +28,6 @@ from stepscope.report.charts import (
     share_text,
 )
 from stepscope.report.drawing import Drawing, Scale, Shape, digits, dot, polyline, rect, table_of, unit_text, words
-from stepscope.report.names import LOSSES, PARTS, PATH
 from stepscope.run.side_files import Telemetry
 from stepscope.units import NS_PER_MS
 
@@ -513,24 +513,38 @@ _DEVICE_SERIES = (
 
 def device_pictures(telemetry: Sequence[Telemetry]) -> dict[str, Drawing]:
     """Return clocks, power, utilisation and temperature of the ranks' devices over the job, those that were sampled."""
-    known = [one for one in telemetry if len(one) > 1]
-    first_ns = min((float(np.nanmin(one.columns["time_ns"])) for one in known), default=0.0)
+    sampled = [one for one in telemetry if len(one) > 1]
+    first_ns = min((float(np.nanmin(one.columns["time_ns"])) for one in sampled), default=0.0)
     found = {}
     for name, title, column, unit in _DEVICE_SERIES:
-        lines = []
-        for k, one in enumerate(known[: len(COLOURS)]):
-            values, times = one.columns[column], (one.columns["time_ns"] - first_ns) / NS_PER_MS
-            rows = np.flatnonzero(~np.isnan(values) & ~np.isnan(times))
-            rows = rows[:: max(1, len(rows) // _MAX_POINTS)]
+        curves = []
+        for one in sampled:
+            values, times_ms = one.columns[column], (one.columns["time_ns"] - first_ns) / NS_PER_MS
+            rows = np.flatnonzero(~np.isnan(values) & ~np.isnan(times_ms))
             if len(rows) > 1:
-                points = [(float(times[i]), float(values[i])) for i in rows.tolist()]
-                lines.append(Line(f"rank {one.rank}", points, COLOURS[k], "steps", width=1))
-        if lines:
-            legend = [(line.colour, line.name) for line in lines]
-            found[name] = line_chart(
-                f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False), Axis(unit, "number", zero=False),
-                legend=legend, label=f"{title} of the devices of {len(lines)} ranks over the job",
-            )  # fmt: skip
+                curves.append((one.rank, times_ms[rows], values[rows]))
+        if not curves:
+            continue
+        means = [float(values.mean()) for _, _, values in curves]
+        by_difference = sorted(
+            range(len(curves)), key=lambda i: -abs(means[i] - float(np.sort(means)[len(means) // 2]))
+        )
+        lines = []
+        for k, i in enumerate(sorted(by_difference[: len(COLOURS) - 1])):
+            rank, times_ms, values = curves[i]
+            kept = sorted(
+                {*_largest(values.tolist()), *_largest((-values).tolist())}
+            )  # a short dip of the clock stays visible
+            points = [(float(times_ms[j]), float(values[j])) for j in kept]
+            lines.append(Line(f"rank {rank}", points, COLOURS[k], "steps", width=1))
+        left_out = len(curves) - len(lines)
+        found[name] = line_chart(
+            f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False),
+            Axis(unit, "number", zero=unit == "%"),
+            legend=[(line.colour, line.name) for line in lines],
+            notes=[f"The {len(lines)} of {len(curves)} ranks that differ most from the median."] if left_out else (),
+            label=f"{title} of the devices of {len(lines)} ranks over the job",
+        )  # fmt: skip
     return found
 
 
@@ -707,7 +721,7 @@ _STACKED = {
     ),
     "buckets": _Stacked(
         "buckets", "Time of each bucket", lambda view: view["buckets"],
-        lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes')}",
+        lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes') if b['size_bytes'] else 'size unknown'}",
         [("wait", "waiting for other ranks", _key("wait_ms")),
          ("transfer", "transfer", lambda b: max(0.0, b["time_ms"] - (b["wait_ms"] or 0)))],
         lambda b: f"ready {unit_text(b['ready_ms'], 'ms')} into backward, {unit_text(b['exposed_ms'], 'ms')} exposed",

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.report import names
+from stepscope.contract import names
 from stepscope.report.charts import (
     WIDE,
     Axis,

@@ -121,7 +121,7 @@ def _why_not(rank: Rank) -> str | None:
     if is_nsight(rank.trace):
         return "it is an export of Nsight Systems, which the plugin cannot read"
     if (rank.trace["offset"] < 0).any():
-        return "it lies in several files, which the plugin would take for several ranks"
+        return "it is in several files, which the plugin would take for several ranks"
     return None
 
 

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from stepscope.units import escaped, printable
+from stepscope.units import ASCII_SIGNS, escaped, printable
 
 
 class PlainConsole(Console):
@@ -33,10 +33,14 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield what is printed, with everything that would steer the terminal as escapes."""
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
+            if segment.control:
                 yield segment
+                continue
+            text = segment.text if speaks_unicode(self) else segment.text.translate(ASCII_SIGNS)
+            if text.isprintable():
+                yield Segment(text, segment.style)
             else:
-                yield Segment(escaped(segment.text, keep="\n"), segment.style)
+                yield Segment(escaped(text, keep="\n"), segment.style)
 
 
 def console(file: IO[str] | None = None) -> Console:

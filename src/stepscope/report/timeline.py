@@ -247,7 +247,7 @@ def _track_name(
     rank: Rank, role: _Role, pid: int, tid: int, labels: dict[tuple[int, int], str], several_devices: bool
 ) -> str:
     if role is _Role.STEPS:
-        return "steps"
+        return STEPS
     if role is _Role.THREAD:
         own = rank.trace.id_text(tid)
         return labels.get((pid, tid)) or (f"thread {own}" if own.lstrip("-").isdigit() else own)
@@ -268,6 +268,7 @@ def _thread_labels(rank: Rank) -> dict[tuple[int, int], str]:
     return found
 
 
+STEPS = "steps"
 # process of rank 0: viewers take 0 and 1 for the system's own
 FIRST_PID = 1000
 

@@ -257,7 +257,7 @@ def agreement(
         return Agreement(*apart, True, tolerance["why"])
     if len(repeats) < 2:
         if reordered and _within(apart, reordered):
-            once = f"one run cannot tell whether {name} would differ from itself as much; take --runs 2"
+            once = f"one run does not show the variation of {name} itself; take --runs 2"
             return Agreement(*apart, None, once)
         return Agreement(*apart, False, tolerance["why"])
     own, widest = _worst(repeats[1:], repeats[0]), reordered or tolerance
@@ -511,7 +511,7 @@ def _why_out(v: VariantResult, limit_gb: float | None) -> str | None:
 def strategy_sentences(found: Recommendation | None, variants: Sequence[VariantResult]) -> list[str]:
     """Return the recommendation in words: what to use and why, its margin, its memory, and what is out."""
     if found is None:
-        return ["no strategy fits and computes the same; `stepscope predict strategy` says what other devices would do"]
+        return ["no strategy fits and computes the same; `stepscope predict strategy` covers other devices"]
     lines = [f"use {found.series}: {found.reason}"]
     if found.against is not None and found.time_over is not None:
         interval = f"[{found.time_over_low:.2f}, {found.time_over_high:.2f}]"

@@ -151,7 +151,7 @@ def _doubts(
         (
             slowest > _OUTLIER,
             f"the slowest step took {slowest:.1f} times the median",
-            "look at that step: garbage collection, checkpointing, another job",
+            "check that step: garbage collection, checkpointing, another job",
         ),
     )
     return [Doubt(evidence, remedy) for doubtful, evidence, remedy in known if doubtful]

@@ -393,7 +393,7 @@ def _jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: 
     if len(ranks) == 2 and found:  # two clocks: nobody can tell which of them was set
         first, second = (rank.rank for rank in ranks)
         apart_ms = 2 * max(map(abs, found.values())) / NS_PER_MS
-        return [f"clocks of ranks {first} and {second} jump apart by {apart_ms:.1f} ms inside the window"]
+        return [f"clocks of ranks {first} and {second} diverge by {apart_ms:.1f} ms inside the window"]
     return [f"clock of rank {rank} jumps by {ns / NS_PER_MS:.1f} ms inside the window" for rank, ns in found.items()]
 
 

@@ -83,9 +83,7 @@ def _by_rank(dumps: list[FlightDump]) -> tuple[dict[int, FlightDump], list[str]]
     unnamed = [dump for dump in dumps if dump.rank is None]
     free = (n for n in range(len(dumps) + len(by_rank) + 1) if n not in by_rank)
     taken = {next(free): dump for dump in unnamed}
-    notes = [
-        f"{Path(d.path).name} is taken as rank {r}: neither the file nor its name says it" for r, d in taken.items()
-    ]
+    notes = [f"{Path(d.path).name} is taken as rank {r}: not in the file nor in its name" for r, d in taken.items()]
     return dict(sorted({**by_rank, **taken}.items())), notes
 
 

@@ -104,7 +104,7 @@ def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: B
     contents = known.look(path, told)
     number, notes = _rank_of(path, contents, given=rank)
     if number is None and (known.needs_rank or contents.needs_rank) and not contents.whole_job:
-        raise UsageError(f"{printable(str(path))}: neither it nor its name says which rank it is of; give --rank")
+        raise UsageError(f"{printable(str(path))}: rank unknown; give --rank")
     world = believable_world(json_object_in(folder / RUN_JSON).get("world_size"))
     if number is not None and world is not None and number >= world:
         notes.append(f"rank {number} is none of the {world} ranks of this run")

@@ -504,7 +504,7 @@ def _second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
         return f"{names} both record it, and one of them has no kernels; the latter is used"
     begin, end = max(ours[:, 0].min(), theirs[:, 0].min()), min(ours[:, 1].max(), theirs[:, 1].max())
     if begin >= end:
-        return f"{names} record other times ({(begin - end) / 1e9:,.1f} s apart by the wall clock); the latter is used"
+        return f"{names} cover different times ({(begin - end) / 1e9:,.1f} s between them); the latter is used"
     both = [of[(of[:, 0] >= begin) & (of[:, 1] <= end)] for of in (ours, theirs)]
     count, busy = [len(of) for of in both], [int((of[:, 1] - of[:, 0]).sum()) for of in both]
     told = f"{count[1]:,} and {count[0]:,} kernels, {busy[1] / NS_PER_MS:,.1f} and {busy[0] / NS_PER_MS:,.1f} ms"
@@ -603,7 +603,7 @@ def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> N
         if rank in owner:
             raise InputError(
                 f"two traces are of rank {rank} (by {source}): {owner[rank]} and {trace.path}; "
-                "two runs or two windows lie together: pass one of them, by folder or by glob"
+                "the folder holds several runs or windows: pass one of them, as a folder or a glob"
             )
         owner[rank] = trace.path
 
@@ -621,7 +621,7 @@ def _refuse_several_runs(traces: list[Trace], known: list[tuple[int, str]]) -> N
         return
     more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
     raise InputError(
-        f"several runs lie together ({why}): {', '.join(listed[:_MAX_LISTED])}{more}; "
+        f"several runs in one folder ({why}): {', '.join(listed[:_MAX_LISTED])}{more}; "
         "pass one of them, by file or by glob"
     )
 
@@ -802,13 +802,11 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
             f"read {'it' if len(others) == 1 else 'each'} with stepscope report {others[0]}"
         )
     if run.beside.lost_lines:
-        lines.append(
-            f"{run.beside.lost_lines} damaged lines beside the traces (telemetry, collectives, memory) left out"
-        )
+        lines.append(f"{run.beside.lost_lines} damaged lines of telemetry, collectives or memory skipped")
     unread = run.beside.unread
     if unread:
         more = f"; and {len(unread) - _LOAD_MAX_NAMED} more" if len(unread) > _LOAD_MAX_NAMED else ""
-        lines.append(f"not all beside the traces was read: {'; '.join(unread[:_LOAD_MAX_NAMED])}{more}")
+        lines.append(f"some files next to the traces were not read: {'; '.join(unread[:_LOAD_MAX_NAMED])}{more}")
     return lines
 
 
@@ -840,7 +838,7 @@ def run_description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
         why = f"unreadable ({error.strerror})"
     except ValueError:
         pass
-    return {}, [f"{RUN_JSON} is {why}: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
+    return {}, [f"{RUN_JSON} is {why}: FLOPs, unprofiled steps and configuration are unknown"]
 
 
 def incomplete(run: Run) -> list[str]:
@@ -854,7 +852,7 @@ def _missing(run: Run) -> list[str]:
     missing = [n for n in range(run.world_size or 0) if n not in present]
     if not missing or len(present) >= (run.world_size or 0):  # the files are numbered otherwise than the job's ranks
         return []
-    doubt = "what they did is unknown, and waiting for them looks like transfer"
+    doubt = "their work is unknown, and waiting for them appears as transfer"
     return [f"ranks missing: {rank_ranges(missing)} of {run.world_size}; {doubt}"]
 
 
@@ -866,7 +864,7 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
     lines = [*filter(None, [run.sampling]), *warnings, *lost, *_missing(run)]
     guessed = [r.rank for r in run.ranks_read if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
-        lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
+        lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: not in the files nor in their names")
     lines += [*quality_warnings(run.ranks_read), *unread_lines(run.ranks), *_unseen_devices(run)]
     return replace(run, warnings=tuple(lines))
 
@@ -878,7 +876,7 @@ def _unseen_devices(run: Run) -> list[str]:
     launches, which = sum(r.joins.launches_without_work for r in unseen), rank_ranges([r.rank for r in unseen])
     return [
         f"the device of rank {which} was not recorded ({launches:,} launches, no kernel): "
-        "what is said is of the host alone, what the device did is unknown; record with ProfilerActivity.CUDA"
+        "results cover the host only; record with ProfilerActivity.CUDA"
     ]
 
 

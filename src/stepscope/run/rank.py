@@ -1496,7 +1496,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
     (lambda r: r.trace.quality.negative_duration, "events dropped for a negative duration"),
     (
         lambda r: r.trace.quality.far_times,
-        "events left out for a time that overflows or lies far outside the window of all others",
+        "events skipped: time overflows or is far outside the window",
     ),
     (lambda r: r.trace.quality.repaired, "events with bad JSON were repaired"),
     (lambda r: r.trace.quality.bad_text, "names with invalid characters, replaced"),
@@ -1507,7 +1507,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
         "device operations were launched before recording began: they are in the window but in no recorded step",
     ),
     (lambda r: r.joins.launches_without_work, "launches without device work in the trace"),
-    (lambda r: r.collectives.unanswered, "collectives asked for whose execution is not in the trace"),
+    (lambda r: r.collectives.unanswered, "collectives called but not executed within the trace"),
     (lambda r: r.joins.reused_correlation, "launches that share a correlation id with another"),
     (
         lambda r: r.collectives.unjoined,

@@ -1,4 +1,4 @@
-"""What the folder of a running job says now: the newest steps of each rank, and ranks that stand still.
+"""What the folder of a running job says now: the newest steps of each rank, and hung ranks.
 
 Step logs are read where they have grown, so a look costs what was written since the last one; the first look begins
 near their end. Of each rank the newest steps are kept, and of one rank the first ones, which are what later ones are

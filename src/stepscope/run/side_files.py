@@ -850,7 +850,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _owners(said: dict[str, Any], rank: int) -> RankOwners:
     is_named = said.get("schema") == OWNERS_SCHEMA and said.get("rank") == rank
-    _require(is_named, "schema or rank is not what its name says")
+    _require(is_named, "schema or rank does not match its name")
     _require(said.get("lines") in (EXECUTING, FUNCTIONS), "lines")
     files = _texts(said, "files")
     frames = tuple(_frame(entry, files) for entry in _list(said, "frames"))

@@ -67,7 +67,7 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
+        raise InputError(f"cannot list traces in {_shown(many)}: {reason}; check the path") from error
     if not found:
         instead = _steps_only(many) or _below(many)
         raise InputError(f"no traces ({', '.join(_TRACE_ENDINGS)}) in {_shown(many)}{instead}")
@@ -99,7 +99,7 @@ def runs_in(given: str) -> list[Path]:
     except (OSError, ValueError) as error:
         # A run that cannot be looked into would be missing from its set without a word.
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot look for runs in {_shown([given])}: {printable(reason)}; check the path") from error
+        raise InputError(f"cannot list runs in {_shown([given])}: {printable(reason)}; check the path") from error
 
 
 def folder_of_runs(given: str) -> list[Path]:

@@ -60,7 +60,7 @@ _OWNER_COSTS = (
     _real("own_device_ns", "ns per step", "of `device_ns`: not in a row inside it"),
     _real("own_host_ns", "ns per step", "of `host_ns`: not in a row inside it"),
     _real("step_pct", "%", "the longer of host and device time (with communication), of the recorded step", null=True),
-    _real("saving_ns", "ns per step", "of the step without it, of the first ten lines", null=True),
+    _real("saving_ns", "ns per step", "saving if removed, for the first ten lines", null=True),
     _real("flops", "FLOP per step", "of operators whose shapes were recorded", null=True),
     _real("mfu", "1", "FLOPs over device time, against the chip's peak", null=True),
     _real("memory_bytes", "bytes per step", "allocated, where memory was recorded", null=True),
@@ -114,7 +114,7 @@ _TABLES = (
             _int("group_size", "ranks", "ranks in the group", null=True),
             _START,
             _DUR,
-            _int("issue_ns", "ns", "when the host asked for it, on the shared clock", null=True),
+            _int("issue_ns", "ns", "time of the call on the host, on the shared clock", null=True),
             _int("size_bytes", "bytes", "full buffer: what a gather receives, what a scatter sends", null=True),
             _int("sent_bytes", "bytes", "given by this rank", null=True),
             _int("received_bytes", "bytes", "received by this rank", null=True),
@@ -223,12 +223,12 @@ _TABLES = (
     ),
     TableSchema(
         "step_budget",
-        "the step of the run: mean over ranks, the profiler's cost taken out where the unprofiled step is known",
+        "the step of the run: mean over ranks, profiler overhead subtracted where the unprofiled step is known",
         (
             _text("part", "part of the step"),
             _real("ns_per_step", "ns", "time of the part"),
             _real("pct", "%", "share of the step"),
-            _real("profiled_ns", "ns", "before the profiler's cost was taken out"),
+            _real("profiled_ns", "ns", "before subtracting profiler overhead"),
         ),
     ),
     TableSchema(
@@ -384,12 +384,12 @@ _TABLES = (
         (
             _text("file", "source file, relative to the project"),
             _int("line", "number", "the line"),
-            _int("line_to", "number", "the same; else it lies between the two (0: after `line`)"),
+            _int("line_to", "number", "the same; else it is between the two (0: after `line`)"),
             _text("function", "function around it"),
             _bool("is_user", "the user's own; else a library's with no line of the user's above it"),
             _text("module", "module that holds most of its time", null=True),
             *_OWNER_COSTS,
-            _text("source", "the line's text, where it was kept", null=True),
+            _text("source", "the line's text, if recorded", null=True),
         ),
     ),
     TableSchema(

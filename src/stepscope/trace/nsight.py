@@ -707,7 +707,7 @@ def _rank_header(
         {"world_size": world} if world else {}
     )
     if by_nccl and said and said[0] != by_nccl[0]:
-        return header, f"NCCL says rank {by_nccl[0]}, the command's RANK says {said[0]}; NCCL's is taken"
+        return header, f"NCCL reports rank {by_nccl[0]}, the command's RANK {said[0]}; NCCL's is used"
     return header, None
 
 

@@ -64,7 +64,7 @@ def export_nsys(path: Path, target: Path) -> None:
         options = ["export", "--type=sqlite", "--include-blobs=true", "--force-overwrite=true"]
         _run("nsys", [*options, f"--output={out}", str(path.absolute())], path, Path(made))
         if not out.is_file():
-            raise TraceError(f"{printable(str(path))}: nsys said it was done and wrote nothing; run it by hand")
+            raise TraceError(f"{printable(str(path))}: nsys succeeded but wrote nothing; run it by hand")
         out.replace(target)
 
 

@@ -80,7 +80,7 @@ DENSE = (
         "offset",
         "int64",
         "bytes",
-        "where its brace lies in the uncompressed file; in 32 bits where all fit",
+        "offset of its brace in the uncompressed file; in 32 bits where all fit",
     ),
 )
 

@@ -537,7 +537,7 @@ def _pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, 
 # and that is what counts: it takes the place of the single ones only where its own interval lies above 0 and it saves
 # more than the best of them.
 
-_UNDECIDED = "may help, but within chance: more --rounds or a quieter machine would tell"
+_UNDECIDED = "may help, but within the noise: use more --rounds or a quieter machine"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ SETTINGS = (
     Setting("network", "2x", "every transfer that many times as fast"),
     Setting("bytes", "0.5x", "every collective moves that share of its bytes"),
     Setting("bucket_mb", "25", "gradients in buckets of that many MB"),
-    Setting("data", "instant", "every batch ready when it is asked for"),
+    Setting("data", "instant", "every batch ready when requested"),
     Setting("sync", "off", "the host never waits for the device"),
     Setting("launch", "graph", "each step launched as one graph"),
     Setting("stalls", "off", "no host stalls"),

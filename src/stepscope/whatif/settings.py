@@ -353,7 +353,7 @@ def _limit_ns(account: Account, name: OwnerName, ranks: set[int]) -> float:
 
 def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_ranks: bool) -> str:
     said = "deleted, not replaced by something better" if not change.factor else "taking another time"
-    lines = [f"{change.owner}: the step with it {said}; what else that brings about is not in it"]
+    lines = [f"{change.owner}: the step with it {said}; side effects are not included"]
     if not all_ranks and any(part.collectives.any() for part in parts if part is not NO_PART):
         lines.append("its collectives stay: the other ranks take part in them")
     missing = [r.rank for r, one in zip(account.run.ranks, account.ownership, strict=True) if one is None]

@@ -1,4 +1,4 @@
-"""A running job from its logs: pace, lateness, alarms that rise and fall late, and ranks that stand still."""
+"""A running job from its logs: pace, lateness, alarms that rise and fall late, and hung ranks."""
 
 from pathlib import Path
 from typing import Any

@@ -105,7 +105,7 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
         "temporary": 5 * MB, "activations": 40 * MB, "gradients": 15 * MB, "other": 0, "kept": KEPT,
         "weights": None, "optimizer_state": None,
     }  # fmt: skip
-    assert "part of `kept`" in m.reasons["optimizer_state"] and "part of `kept`" in m.reasons["weights"]
+    assert "counted in `kept`" in m.reasons["optimizer_state"] and "counted in `kept`" in m.reasons["weights"]
     assert [(h.name, h.size_bytes, h.blocks) for h in m.peak.by_operator] == [
         ("aten::mm", 40 * MB, 2),
         ("MmBackward0", 20 * MB, 2),

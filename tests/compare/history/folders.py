@@ -10,6 +10,23 @@ MS = 1_000_000
 COMMAND = ["torchrun", "train.py"]
 
 
+def nine_jobs(folder: Path) -> Path:
+    """Write the jobs of the docs: `node05` is 2.5 ms late, and the last commit costs 3 ms more."""
+    random = np.random.default_rng(7)
+    for n in range(1, 10):
+        others = random.permutation([f"node{i:02d}" for i in (1, 2, 3, 4, 6, 7, 8)])[:3].tolist()
+        light_run(
+            folder / f"job-{n}",
+            created=f"2026-11-{n:02d}T08:00:00+00:00",
+            step_ms=20.0 + 3.0 * (n == 9) + random.normal(0, 0.15),
+            hosts=[others[0], "node05", *others[1:]],
+            late_ms=(0.0, 2.5),
+            commit="4e1b8cc24e" * 4 if n == 9 else "91d07ab391" * 4,
+            seed=n,
+        )
+    return folder
+
+
 def light_run(
     folder: Path,
     *,

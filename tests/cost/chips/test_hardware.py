@@ -70,7 +70,7 @@ def test_devices_are_found_by_the_names_traces_write(device, memory_bytes, name,
     ("device", "memory_bytes", "reason"),
     [
         ("AMD Radeon Graphics", 68702699520, "several AMD devices"),
-        ("NVIDIA A100-PG509-200", None, "memory size would tell"),
+        ("NVIDIA A100-PG509-200", None, "give its memory size"),
         ("NVIDIA H200", 40 * 2**30, "none of the known variants"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, "MIG slice"),
         ("GRID A100-10C", None, "virtual GPU"),

@@ -58,7 +58,7 @@ def test_processes_without_ranks_are_runs_and_that_is_said(tmp_path: Path) -> No
         watched = subprocess.run(watch, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=HANG_S)
         said = job.communicate(timeout=HANG_S)[1]
     assert watched.returncode == 0, watched.stderr
-    assert "2 processes trained and had no rank, so each is a run of its own" in said, said
+    assert "2 processes trained and had no rank, so each is a separate run" in said, said
 
 
 def test_a_folder_that_nothing_is_recorded_in_is_said_at_once(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from stepscope.contract.run_folder import RUN_JSON, json_object_in
 from stepscope.record.config import RecordConfig
 
 pytestmark = [pytest.mark.job, pytest.mark.slow]
+PAGE = Path(__file__).parents[3] / "docs" / "commands" / "trigger.md"
 JOB = Path(__file__).parent / "live_job.py"
 
 
@@ -57,6 +58,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             os.killpg(process.pid, 9)
 
 
+def _shape(printed: str) -> list[str]:
+    """Return the lines without their numbers and the window's folder."""
+    return [re.sub(r"[\d.]+", "N", line.strip()).partition("/window")[0] for line in printed.strip().splitlines()]
+
+
 def asked_window(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, list[int]]:
     """Return folder and steps of a window that all ranks recorded; on a busy machine a request may be refused."""
 
@@ -64,6 +70,8 @@ def asked_window(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, l
         return capsys.readouterr().out if main(["trigger", str(run), "--steps", "2"]) == 0 else ""
 
     said = until(ask)
+    documented = PAGE.read_text().partition("    $ stepscope trigger run --steps 3\n")[2].partition("\n\n")[0]
+    assert _shape(said.replace(str(run), "run")) == _shape(documented)
     first, last, where = re.search(r"steps (\d+) to (\d+) will[^$]*stepscope report (\S+)", said).groups()  # type: ignore[union-attr]
     return Path(where), list(range(int(first), int(last) + 1))
 
@@ -91,7 +99,7 @@ def test_two_windows_that_were_asked_for_are_read(job: Path, capsys: pytest.Capt
         return [w["ranks"]["1"].get("asked_by") for w in windows if "1" in w["ranks"]] == ["stepscope trigger"] * 2
 
     until(asked_by)
-    assert "will be profiled, asked for by stepscope trigger" in (job / "job.log").read_text()
+    assert "will be profiled, requested by stepscope trigger" in (job / "job.log").read_text()
 
 
 def scraped(job: Path) -> dict[str, float]:

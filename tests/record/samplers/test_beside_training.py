@@ -63,7 +63,7 @@ def test_a_core_that_other_programs_use_is_no_stall_of_the_host(tmp_path: Path) 
 def finding(found: dict[str, Any], title: str) -> dict[str, Any]:
     titles, step = [f["title"] for f in found["findings"]], found["step"]
     if title not in titles and (step["core_wait_ms"] or 0.0) > 0.2 * step["profiled_ms"]:
-        pytest.skip("other programs have the cores: what the job does itself cannot be told")
+        pytest.skip("other programs have the cores: what the job does itself is unknown")
     assert title in titles, titles
     one: dict[str, Any] = found["findings"][titles.index(title)]
     assert one["id"] == "host-stall"

@@ -35,7 +35,7 @@ def test_what_the_user_set_is_kept_and_said(tmp_path, capsys):
     log.on_close(run, 0)
     assert (run / "rank00000.nccl.log").read_text() == "NCCL WARN\n"
     assert theirs.exists()
-    assert "NCCL_DEBUG=WARN is set and kept" in capsys.readouterr().err
+    assert "NCCL_DEBUG=WARN is already set" in capsys.readouterr().err
 
 
 class FakeLibrary:

@@ -62,7 +62,7 @@ def decoded(
     """Return slices by rank, the names of slices by flow, and other facts, from the bytes of a Perfetto file."""
     names: dict[int, str] = {}
     parent: dict[int, int] = {}
-    pid: dict[int, int] = {}
+    rank_of: dict[int, int] = {}
     tracks: dict[int, list[list[Any]]] = {}
     open_on: dict[int, list[list[Any]]] = {}
     flows: dict[int, list[str]] = {}
@@ -78,10 +78,10 @@ def decoded(
                 names[dict(fields(entry))[1]] = dict(fields(entry))[2].decode()
         if 60 in got:
             track = dict(fields(got[60]))
-            if 3 in track:
-                pid[track[1]] = dict(fields(track[3]))[1]
-            else:
+            if 5 in track:
                 parent[track[1]] = track[5]
+            else:
+                rank_of[track[1]] = track[12]
         if 11 in got:
             event = list(fields(got[11]))
             one = dict(event)
@@ -97,9 +97,9 @@ def decoded(
     assert not any(open_on.values())
     slices: dict[int, list[tuple[int, int, str]]] = {}
     for track_id, listed in tracks.items():
-        rank = pid[parent[track_id]] - FIRST_PID
+        rank = rank_of[parent.get(track_id, track_id)]
         slices.setdefault(rank, []).extend((base + start, dur, name) for start, dur, name in listed)
-    return {r: sorted(s) for r, s in slices.items()}, flows, {"pids": set(pid.values())}
+    return {r: sorted(s) for r, s in slices.items()}, flows, {"ranks": set(rank_of.values())}
 
 
 def from_json(pieces: Iterable[bytes]) -> tuple[dict[int, list[tuple[int, int, str]]], list[dict[str, Any]]]:
@@ -196,8 +196,13 @@ class TestFilter:
         assert whole.num_slices == sum(map(len, source(shared).values()))
 
 
-SUMS = """select p.pid, count(*), sum(s.dur) from slice s join process_track t on s.track_id = t.id
-          join process p using (upid) group by 1 order by 1"""
+SUMS = """select extract_arg(coalesce(p.source_arg_set_id, t.source_arg_set_id), 'sibling_order_rank') + 1000,
+          count(*), sum(s.dur) from slice s join track t on s.track_id = t.id left join track p on t.parent_id = p.id
+          group by 1 order by 1"""
+# what the viewer lists below each other, and the order it takes
+ROWS = """include perfetto module viz.summary.track_event;
+          select p.name, g.name, g.order_id from _track_event_tracks_ordered_groups g left join track p
+          on g.parent_id = p.id order by p.name, g.order_id"""
 THREAD_SUMS = """select p.pid, count(*), sum(s.dur) from slice s join thread_track t on s.track_id = t.id
           join thread using (utid) join process p using (upid) group by 1 order by 1"""
 PROBLEMS = "select name, value from stats where value > 0 and severity != 'info'"
@@ -212,13 +217,17 @@ def test_a_real_trace_processor_reads_the_same(form: str, tmp_path: Path) -> Non
     shared = aligned(load(DATA / "h200-pipeline-interleaved", cache=False))
     timeline = timeline_of(shared)
     trace = b"".join((perfetto_trace if form == "perfetto" else chrome_trace)(timeline))
-    sums, problems, members, arrows = queried(
-        trace, SUMS if form == "perfetto" else THREAD_SUMS, PROBLEMS, IN_FLOWS, ARROWS
+    sums, problems, members, arrows, rows = queried(
+        trace, SUMS if form == "perfetto" else THREAD_SUMS, PROBLEMS, IN_FLOWS, ARROWS, ROWS
     )
     expected = [(FIRST_PID + r, len(s), sum(dur for _, dur, _ in s)) for r, s in source(shared).items()]
     assert problems == []
     assert sums == expected
     assert members == [(in_flows(timeline),)]
+    if form == "perfetto":
+        ranks = [(None, rank.label, i) for i, rank in enumerate(timeline.ranks, start=1)]
+        below = [(r.label, t.name, i) for r in timeline.ranks for i, t in enumerate(r.tracks) if i]
+        assert rows == ranks + below
     assert arrows == [(timeline.num_flows - len({f for r in timeline.ranks for v in r.flows.values() for f in v}),)]
 
 

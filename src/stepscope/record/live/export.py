@@ -61,8 +61,8 @@ _METRICS = {
         ("memory.allocator_retries", SUM, "{retry}", "Allocations that had to empty the cache."),
         ("collectives", SUM, "{collective}", "Collectives that were issued."),
         ("collective.size", SUM, "By", "Bytes of collectives, where they are known."),
-        ("samples", SUM, "{sample}", "Samples of this rank, where its loop tells."),
-        ("tokens", SUM, "{token}", "Tokens of this rank, where its loop tells."),
+        ("samples", SUM, "{sample}", "Samples of this rank, if its loop reports them."),
+        ("tokens", SUM, "{token}", "Tokens of this rank, if its loop reports them."),
         ("flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted."),
         ("stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise."),
     )

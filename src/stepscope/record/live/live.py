@@ -91,12 +91,12 @@ def _refusal(answers: Mapping[int, RankStatus], rules: Rules, waited_s: float) -
         return f"the last window was over {rules.since_last_s:.0f} s ago; ask again in {left_s} s"
     for rank, status in sorted(answers.items()):
         if status.stall is not None:
-            return f"rank {rank} has taken no step for {status.stall.for_s:.0f} s; stepscope watch says where it is"
+            return f"rank {rank} has taken no step for {status.stall.for_s:.0f} s; stepscope watch shows where it is"
     silent = [rank for rank in range(rules.world_size) if rank not in answers]
     if silent and waited_s > ASKED_WINDOW_ANSWER_S + _LOOKS * rules.look_s:
         named = ", ".join(map(str, silent[:_MAX_NAMED])) + (", ..." if len(silent) > _MAX_NAMED else "")
         many = "rank" if len(silent) == 1 else "ranks"
-        return f"{many} {named} did not answer within {waited_s:.0f} s: dead, or on a host that is gone"
+        return f"{many} {named} did not answer within {waited_s:.0f} s: dead, or on a host that is down"
     return None
 
 

@@ -17,7 +17,7 @@ from stepscope.record.loop.loop import Loop
 # tokens the median of those steps, since padding and packing make them differ.
 
 _SOURCE = "guess: leading dimensions of the first integer tensor of the loader's batches"
-_NO_LOADER = "no DataLoader was seen; say it with --tokens-per-step"
+_NO_LOADER = "no DataLoader was seen; give --tokens-per-step"
 _NO_TOKENS = "the loader's batches hold no integer tensor of batch x sequence"
 
 

@@ -66,7 +66,7 @@ def _training_first(method: Any) -> Any:
             return method(self, *args, **kwargs)
         except Exception as e:  # noqa: BLE001 - training comes first
             self.stop()
-            say(f"steps are no longer followed, training goes on: {explain(e)}")
+            say(f"steps are no longer followed; training continues: {explain(e)}")
             return False
 
     return guarded

@@ -65,9 +65,7 @@ class CallCount:
         if self._is_over:
             sys.setprofile(None)
         elif self._count > self._limit:
-            self.why_not = (
-                f"a step makes over {self._limit} Python calls; watched with frames, all of them would have to be kept"
-            )
+            self.why_not = f"a step makes over {self._limit} Python calls; too many to record frames"
             self.end()
 
 
@@ -326,12 +324,15 @@ def _buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
         told = str(dict(ddp._get_ddp_logging_data()).get("rebuilt_per_bucket_param_indices", ""))
         indices = [[int(i) for i in bucket.split()] for bucket in told.split(",") if bucket.strip()]
     except (AttributeError, RuntimeError, ValueError, TypeError) as e:
-        return None, f"this torch does not tell its buckets ({type(e).__name__})"
+        return None, f"this torch does not report its buckets ({type(e).__name__})"
     ignored = set(getattr(ddp, "parameters_to_ignore", ()))
     named = ddp.module.named_parameters()
     names = [_plain_path(ddp.module, name) for name, p in named if p.requires_grad and name not in ignored]
     if not indices:
-        return None, "DDP has not rebuilt its buckets, and tells only rebuilt ones (static order, or unused parameters)"
+        return (
+            None,
+            "DDP reports only rebuilt buckets, and has not rebuilt them (static order, or unused parameters)",
+        )
     if max(map(max, indices)) >= len(names):
         return None, "DDP's buckets and the model's parameters do not fit together"
     return [[names[i] for i in bucket] for bucket in indices], None
@@ -434,7 +435,7 @@ def _owners(
     table = stacks.table(used.values())
     buckets, why_no_buckets = _buckets_of(_ddp_in(model))
     shares, ambiguous = loader_shares(loader, table.root), sorted(stacks.places.ambiguous)[:20]
-    too_few = "no forked loader worker ran a line of the user's while it was sampled, or for too short a time to tell"
+    too_few = "no forked loader worker ran a line of the user's while it was sampled, or ran too briefly"
     reasons = {
         "loader": too_few if shares is None else None,
         "buckets": why_no_buckets,

@@ -237,7 +237,7 @@ class Window:
         if self.state == RECORDING and self._on_its_thread():
             self._close("training ended inside the window")
         elif self.state == RECORDING:
-            self._lose("the thread that trained is gone, and only it could stop the profiler")
+            self._lose("the training thread has exited, and only it could stop the profiler")
         elif self.state == PREPARED:
             self._guarded(lambda: self._profiler.cancel(prepared=True))
             self._drop("training ended before the window")

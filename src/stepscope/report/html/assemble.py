@@ -12,8 +12,8 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
+from stepscope.contract.names import FOR_PAGES
 from stepscope.records import dataclass
-from stepscope.report.names import FOR_PAGES
 from stepscope.units import json_text, printable
 
 _COMMON = ("unpack", "numbers", "elements", "theme", "state", "tables", "drawing")

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.contract.names import FINDING_STATUS, LOSSES, PARTS
+from stepscope.contract.names import KINDS as NAMES
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.report.charts import WIDE, Axis, Bar, Lane, Line, Span, bar_chart, lane_chart, line_chart
 from stepscope.report.drawing import Column, Drawing, table_of, unit_text
@@ -90,7 +92,8 @@ def _run_sections(document: Document, lanes: Document | None) -> list[Section]:
     slower = f"{sum(r['change'] > 0 for r in code)} of {len(code)} got slower"
     found = [
         _budget(document),
-        _section("findings", "New and resolved findings", "", document["findings"], ("became", "verdict", "what"),
+        _section("findings", "New and resolved findings", "", document["findings"],
+            ("status", "verdict", lambda f: FINDING_STATUS[f["what"]]),
             ("finding", "text", "id"), ("title", "text", "title"),
             ("ranks", "text", lambda f: ", ".join(map(str, f["ranks"])) or None),
             ("A: to save", "ms", lambda f: f["a_saving_ms"] if f["a_runs"] else None),
@@ -103,7 +106,7 @@ def _run_sections(document: Document, lanes: Document | None) -> list[Section]:
             ("source", "text", lambda r: r["source"] or r["function"]), *_CHANGE, ("verdict", "verdict", "what")),
         _steps(document),
         _section("waterfall", "Where the FLOPs go, in % of peak", "", losses,
-            ("loss", "text", lambda r: _words(r["loss"])), ("A", "pct", "a_pct_of_peak"),
+            ("loss", "text", lambda r: LOSSES[r["loss"]]), ("A", "pct", "a_pct_of_peak"),
             ("B", "pct", "b_pct_of_peak"), ("change", "signed_pct", "change_pct_of_peak"),
             ("A per step", "ms", "a_ms"), ("B per step", "ms", "b_ms")),
         *(_section(what, what.capitalize(), f"Per step, mean over ranks; {document[f'{what}_changed']} differ.",
@@ -121,11 +124,11 @@ def _budget(document: Document) -> Section | None:
     ordered = [r for r in document["budget"] if r["a"] or r["b"]]
     rows = sorted(ordered, key=lambda r: -abs(r["change"]))
     bars = [
-        Bar(side.upper(), [(PART_COLOUR.get(r["part"], r["part"]), _words(r["part"]), r[side]) for r in ordered])
+        Bar(side.upper(), [(PART_COLOUR.get(r["part"], r["part"]), PARTS[r["part"]], r[side]) for r in ordered])
         for side in _SIDES
     ]
     said = f"Per step, mean over ranks; all parts together: {_signed(sum(r['change'] for r in rows))}."
-    table = table_of(rows, ("part", "text", lambda r: _words(r["part"])), *_CHANGE, ("verdict", "verdict", "what"))
+    table = table_of(rows, ("part", "text", lambda r: PARTS[r["part"]]), *_CHANGE, ("verdict", "verdict", "what"))
     both = rows and bar_chart("Both steps by their parts", bars, "ms", width=WIDE, left=40)
     return (both and Section("budget", "Where the difference went", (said,), both, table, (_changes(rows),))) or None
 
@@ -138,7 +141,7 @@ def _changes(rows: Sequence[Document]) -> Drawing:
         chance = r["low"] is None or r["low"] <= 0 <= r["high"]
         kind = ("unknown", "may be chance") if chance else ("high", "longer") if r["change"] > 0 else ("low", "shorter")
         low, high = (None if v is None else reach + v for v in (r["low"], r["high"]))
-        bars.append(Bar(_words(r["part"]), [(*kind, abs(r["change"]))], _signed(r["change"]),
+        bars.append(Bar(PARTS.get(r["part"]) or str(r["part"]), [(*kind, abs(r["change"]))], _signed(r["change"]),
                         start=reach + min(0.0, r["change"]), low=low, high=high))  # fmt: skip
     label = "Changes with their intervals; the table below holds the numbers"
     return bar_chart("Changes", bars, "ms", width=760, axis=False, limit=reach, label=label)
@@ -198,23 +201,19 @@ def _timelines(lanes: Document | None) -> Section | None:
                 if spans:
                     rows.append(Lane(title, spans, height=15))
         kinds = sorted({slice_[0] for side in rank["sides"] for slice_ in side["slices"]})
-        legend = [(_KIND[k], _words(_KIND[k])) for k in kinds]
+        legend = [(_KIND[k], NAMES[_KIND[k]]) for k in kinds]
         drawn.append(lane_chart(f"Rank {rank['rank']}, {rank['why']}", rows, end, legend=legend, left=70))
     said = "The step nearest to the median of the first run of each side."
     return Section("timelines", "One step of each side, on one scale", (said,), None, None, tuple(drawn))
 
 
 def _span(side: Document, kind: int, start_us: float, dur_us: float, name: int) -> Span:
-    tip = (side["names"][name], _words(_KIND[kind]), unit_text(dur_us / 1000, "ms"))
+    tip = (side["names"][name], NAMES[_KIND[kind]], unit_text(dur_us / 1000, "ms"))
     return Span(start_us / 1000, (start_us + dur_us) / 1000, _KIND[kind], tip, pale=_KIND[kind] in ("wait", "idle"))
 
 
 def _signed(value: float | None) -> str:
     return f"{'+' if value and value > 0 else ''}{unit_text(value, 'ms')}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 # One step of two runs, to be drawn below each other: rank 0, and the rank that is worst.

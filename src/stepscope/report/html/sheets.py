@@ -481,9 +481,7 @@ def _memory(document: Document, asked: str) -> Sheet:
             ("when", "text", "when"),
         )
         sections.append(Section("traffic", "What is sent", (), None, traffic))
-    context = (
-        "Outside of the allocator the context takes more; 5 % and the context are kept free where it is said to fit."
-    )
+    context = "Outside of the allocator the context takes more; a fit leaves 5 % and the context free."
     return Sheet("Prediction of memory", (asked,), cards, tuple(sections), (context,))
 
 

@@ -16,6 +16,7 @@ from stepscope.analyze.budget import CAUSE_NAMES, Cause
 from stepscope.analyze.ownership import NOBODY, Ownership
 from stepscope.analyze.phases import NO_STEP, Phase, marks_of
 from stepscope.contract.collectives import OPS
+from stepscope.contract.names import CAUSES
 from stepscope.contract.step_line import Region
 from stepscope.intervals import complement, union
 from stepscope.records import ArrayRecord, dataclass
@@ -33,7 +34,6 @@ from stepscope.report.html.page_data import (
     launches,
     user_line,
 )
-from stepscope.report.names import CAUSES
 from stepscope.run.aligned import UNMATCHED
 from stepscope.run.rank import PROFILER_STEP, Rank
 from stepscope.trace.table import EventKind, Int64s, rows_named

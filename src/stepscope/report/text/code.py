@@ -96,7 +96,7 @@ _MIN_PCT = 0.1
 MIN_SOURCE_WIDTH = 40
 _MAX_SHOWN = 60
 _MAX_WIDTH = 400
-_NO_SOURCE = "(source not kept)"
+_NO_SOURCE = "(source not recorded)"
 _KEYS = {
     "device": lambda row: row.device_ns + row.comm_ns,
     "host": lambda row: row.host_ns,
@@ -236,9 +236,9 @@ def _notes(view: CodeView, rows: Sequence[CodeRow], shown: Sequence[CodeRow], ou
     said = " and ".join(f"{100 * share:.1f} % of {what}" for share, what in shares if share is not None)
     lines = [f"{said or 'nothing'} has no line; a line's times include what it called, so they do not add up"]
     if any(row.saving_ns is not None for row in rows):
-        lines.append("saves: the step without it, by replay (stepscope whatif RUN --without OWNER)")
+        lines.append("saves: by replay of the step with the line removed (stepscope whatif RUN --without OWNER)")
     if not view.costs.exact_lines:
-        lines.append("lines are those where functions begin: this recording does not tell the executing line")
+        lines.append("lines are those where functions begin: this recording lacks the executing lines")
     if len(shown) < len(rows):
         lines.append(f"{len(rows) - len(shown)} with less than {_MIN_PCT} % of the step are left out; --all shows them")
     for line in lines:

@@ -1,4 +1,4 @@
-"""A comparison on one screen of a terminal, from its JSON: the step, where the difference went, what came and went."""
+"""A comparison on the terminal, from its JSON: the step, its parts, kernels, operators, lines and findings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +6,21 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from stepscope.contract.names import FINDING_STATUS, PARTS
 from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, print_table, row_name
 
 _MAX_PARTS = 8
 _MAX_ROWS = 6
 _MAX_FINDINGS = 6
-_SHOWN = ("step.tokens_per_s", "step.samples_per_s", "efficiency.mfu", "step.overlap_efficiency")
-_STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "grew": "red",
-          "went": "green", "mostly gone": "green"}  # fmt: skip
+#: metric -> its title and the factor to the title's unit
+_SHOWN = {
+    "step.tokens_per_s": ("tokens/s", 1),
+    "step.samples_per_s": ("samples/s", 1),
+    "efficiency.mfu": ("MFU, %", 100),
+    "step.overlap_efficiency": ("overlap efficiency", 1),
+}
+_STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "new": "red", "grew": "red",
+          "resolved": "green", "mostly resolved": "green"}  # fmt: skip
 
 Document = Mapping[str, Any]
 
@@ -24,10 +31,11 @@ def print_comparison(document: Document, out: Console) -> None:
     _step(document, out)
     _budget(document["budget"], out)
     metrics = document["metrics"]
-    for m in [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None][:8]:
-        doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
-        change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
-        out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
+    for name, (title, scale) in _SHOWN.items():
+        for m in (m for m in metrics if m["name"] == name and m["change"] is not None):
+            interval = m["reason"] or f"95 % interval {_pct_interval(m)} %"
+            change = "from 0" if m["change_pct"] is None else f"{_signed(m['change_pct'], 1)} %"
+            out.print(f"{title}  {scale * m['a']:,.3g} → {scale * m['b']:,.3g}  {change}  ({interval})")
     for what in ("kernels", "operators"):
         _rows(what, document[what], document[f"{what}_changed"], out)
     _code(document["code"], out)
@@ -35,12 +43,12 @@ def print_comparison(document: Document, out: Console) -> None:
     if not findings:
         out.print("findings: none on either side")
     for f in findings[:_MAX_FINDINGS]:
-        line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
-        line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
-        line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)")
-        print_indented(out, line, indent="  ")
+        status = FINDING_STATUS[f["what"]]
+        line = Text(status, style=_STYLE.get(status, "")).append(": ", style="not bold")
+        line.append_text(name_text(f"{f['title']} [{f['id']}]", width=100))
+        print_indented(out, line.append(_saving(f)), indent="  ")
     if len(findings) > _MAX_FINDINGS:
-        out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
+        out.print(f"… {len(findings) - _MAX_FINDINGS} more findings (--json)")
     _end(document, out)
 
 
@@ -75,28 +83,29 @@ def _heading(document: Document, out: Console) -> None:
 
 def _step(document: Document, out: Console) -> None:
     step, verdict = document["step_ms"], document["verdict"]
-    line = Text(verdict, style=f"bold {_STYLE.get(verdict, '')}".strip())
-    line.append(f"  step {_number(step['a'])} -> {_number(step['b'])} ms {document['basis']}, ")
-    line.append(f"{_signed(step['change'])} ms ({_signed(step['change_pct'], 1)} %)")
+    opening = f"B is {verdict}" if verdict in ("slower", "faster") else f"{verdict[:1].upper()}{verdict[1:]}"
+    line = Text(opening, style=f"bold {_STYLE.get(verdict, '')}".strip())
+    if step["a"] is not None and step["b"] is not None:
+        times = f": {_number(step['a'])} → {_number(step['b'])} ms per step ({document['basis']})"
+        line.append(f"{times}, {_signed(step['change_pct'], 1)} %", style="not bold")
     if step["p_value"] is not None:
-        line.append(f", 95 % interval {_pct_interval(step)} %, p {_p(step['p_value'])}")
+        line.append(f"; 95 % interval {_pct_interval(step)} %, p {_p(step['p_value'])}", style="not bold")
     print_indented(out, line, indent="  ")
     steps = " and ".join(str(sum(r["num_steps"] for r in document[s]["runs"])) for s in ("a", "b"))
     if step["smallest_detectable"] is not None:
         least = f"{_number(step['smallest_detectable'])} ms ({step['smallest_detectable_pct']:.1f} %)"
-        said = f"from {steps} steps; a difference of {least} would be found in four of five such comparisons"
-        print_indented(out, Text(said), indent="  ")
+        print_indented(out, Text(f"{steps} steps; smallest detectable change {least}, at 80 % power"), indent="  ")
     out.print()
 
 
 def _budget(parts: Sequence[Document], out: Console) -> None:
     if not parts:
         return
-    table = plain_table(out, "where the difference went", "A ms", "B ms", "change ms", "95 % interval", "")
+    table = plain_table(out, "part of the step", "A ms", "B ms", "change ms", "95 % interval", "")
     shown = sorted(parts, key=lambda p: -abs(p["change"]))
     for p in shown[:_MAX_PARTS]:
         table.add_row(
-            p["part"],
+            PARTS[p["part"]],
             _number(p["a"]),
             _number(p["b"]),
             _signed(p["change"]),
@@ -115,7 +124,7 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
 def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None:
     marked = [r for r in rows if r["what"] != "no difference found"]
     if not marked:
-        out.print(f"{what}: none appeared, vanished, or changed by more than chance")
+        out.print(f"{what}: no significant change")
         return
     print_table(
         out,
@@ -130,14 +139,14 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
         least_needed=("A calls", "B calls"),
     )
     if count > _MAX_ROWS:
-        out.print(f"... {count} {what} differ at all; --json and --html have more")
+        out.print(f"… of {count} {what} that differ (--json, --html list more)")
 
 
 def _code(lines: Sequence[Document], out: Console) -> None:
     slower = [line for line in lines if line["change"] > 0][:_MAX_ROWS]
     if not slower:
         return
-    table = plain_table(out, "lines of code that got slower", "A ms", "B ms", "change ms", "")
+    table = plain_table(out, "slower lines of code", "A ms", "B ms", "change ms", "")
     for line in slower:
         place = f"{line['file']}:{line['line']}  {(line['source'] or '').strip()}"
         cells = [_number(line["a"]), _number(line["b"]), _signed(line["change"])]
@@ -157,6 +166,11 @@ def _end(document: Document, out: Console) -> None:
 
 def _marked(what: str) -> Text:
     return Text("" if what == "no difference found" else what, style=_STYLE.get(what, ""))
+
+
+def _saving(finding: Document) -> str:
+    a, b = finding["a_saving_ms"], finding["b_saving_ms"]
+    return f": possible saving {_number(a)} → {_number(b)} ms per step" if a or b else ""
 
 
 def _number(value: float | None) -> str:

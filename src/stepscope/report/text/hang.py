@@ -25,7 +25,7 @@ def print_hang(hang: Hang, out: Console) -> None:
     for line in conclusions(hang):
         print_indented(out, Text(printable(line, width=_MAX_WIDTH)), first="- ", indent="  ")
     if hang.suspects:
-        out.print(Text(f"look at rank {rank_ranges(list(hang.suspects))}", style="bold"))
+        out.print(Text(f"check rank {rank_ranges(list(hang.suspects))}", style="bold"))
     out.print()
     stuck_first = sorted(hang.groups, key=lambda g: (g.waiting_at is None and g.mismatch is None, -len(g.ranks)))
     for state in stuck_first[:_MAX_GROUPS]:

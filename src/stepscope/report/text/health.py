@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.compare.conditions import GateResult
+from stepscope.contract.names import words
 from stepscope.document.sentence import headline_sentence
 from stepscope.report.terminal import name_text, number_text, plain_table, print_fitting, print_indented, print_table
 
@@ -17,7 +18,7 @@ _STYLE = {"pass": "green", "borderline": "yellow", "fail": "bold red", "not meas
 #: parts of the step by column; together they are the step
 _COLUMNS = {
     "compute": ("forward", "backward", "optimizer", "other_compute"),
-    "transfer": ("exposed_transfer",),
+    "exposed comm": ("exposed_transfer",),
     "wait": ("wait", "pipeline_bubble"),
     "data": ("data_loading",),
     "copies": ("copy",),
@@ -48,7 +49,7 @@ def print_health(document: Json, gates: Sequence[GateResult], out: Console) -> N
     print_table(
         out,
         checks,
-        ("check", lambda c: c["id"]),
+        ("check", lambda c: words(c["id"])),
         ("value", lambda c: number_text(c["value"], ".1f")),
         ("good", lambda c: c["good"]),
         ("bad", lambda c: c["bad"] or "-"),
@@ -57,10 +58,10 @@ def print_health(document: Json, gates: Sequence[GateResult], out: Console) -> N
     )
     for c in checks:
         if c["status"] == "fail":
-            print_indented(out, Text(f"{c['id']}: {c['reason']}"), indent="  ")
+            print_indented(out, Text(f"{words(c['id'])}: {c['reason']}"), indent="  ")
     unmeasured = [c for c in checks if c["status"] == "not measured"]
     for reason in dict.fromkeys(c["reason"] for c in unmeasured):
-        same = ", ".join(c["id"] for c in unmeasured if c["reason"] == reason)
+        same = ", ".join(words(c["id"]) for c in unmeasured if c["reason"] == reason)
         print_indented(out, Text(f"{same}: not measured, {reason}", style="bright_black"), indent="  ")
     for result in gates:
         held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
@@ -111,5 +112,5 @@ def print_guides(guides: Sequence[Json], out: Console) -> None:
             value = "" if check["value"] is None else f"{check['value']:.4g} (good {check['good']})"
             status = _status_text(check)
             line = Text("  ").append(f"{status.plain:<13}", style=status.style)
-            line.append(f"{check['id']:<24} {value:<24} ").append(check["reason"], style="bright_black")
+            line.append(f"{words(check['id']):<24} {value:<24} ").append(check["reason"], style="bright_black")
             out.print(line.append(f"\n{'':<15}-> {item['remedy']}") if check["status"] == "fail" else line)

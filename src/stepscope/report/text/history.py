@@ -83,7 +83,7 @@ def _newest(found: Sequence[Document], out: Console) -> None:
 def _hosts(document: Document, out: Console) -> None:
     hosts = document["hosts"]
     if not hosts:
-        _line(out, "hosts: no run on several hosts tells them apart")
+        _line(out, "hosts: no run on several hosts to compare")
         return
     slow = [one for one in hosts if one["is_slow"]]
     for one in slow[:_MAX_LINES]:
@@ -94,7 +94,7 @@ def _hosts(document: Document, out: Console) -> None:
             f"p {_p(one['p_value'])} for {len(hosts)} hosts",
         )
     for one in [h for h in hosts if h["why_not"]][:_MAX_LINES]:
-        _line(out, f"host {one['host']} stands out (p {_p(one['p_value'])}) but is not named: {one['why_not']}")
+        _line(out, f"host {one['host']} is an outlier (p {_p(one['p_value'])}) but is not named: {one['why_not']}")
     if not slow:
         _line(out, f"hosts: none of {len(hosts)} is slow beyond chance")
 

@@ -11,18 +11,25 @@ from stepscope.diagnose.finding import Evidence
 from stepscope.document.report import plain
 from stepscope.investigate.investigation import Step
 from stepscope.report.terminal import PlainConsole, name_text, print_indented
+from stepscope.units import printable
 
 _WIDTH = 120
+_MAX_TITLE = 44
 
 
 def print_step(step: Step, out: Console) -> None:
     """Print one step: its question, its answer, and the numbers it rests on."""
     out.print(Text(f"{step.number}. {step.name}", style="bold").append(f"  {step.question}", style="bright_black"))
     print_indented(out, name_text(step.answer, width=600), first="   ", indent="   ")
+    width = max((min(len(fact.what), _MAX_TITLE) for fact in step.facts), default=0)
+    unknown = [fact.what for fact in step.facts if fact.value == "unknown"]
     for fact in step.facts:
-        print_indented(out, _fact(fact), indent="      ")
+        if fact.value != "unknown":
+            print_indented(out, _fact(fact, width), indent="      ")
+    if unknown:
+        print_indented(out, Text(f"   unknown: {', '.join(unknown)}", style="bright_black"), indent="      ")
     for line in step.todo:
-        print_indented(out, name_text(line, width=600), first="   -> ", indent="      ")
+        print_indented(out, name_text(line, width=600), first="   → ", indent="      ")
     out.print()
 
 
@@ -44,7 +51,9 @@ def investigation_text(steps: Sequence[Step], *, run: str, fixed: str | None, da
     return buffer.getvalue()
 
 
-def _fact(fact: Evidence) -> Text:
-    value = f"{fact.value:,g}" if isinstance(fact.value, float) else str(fact.value)
-    line = name_text(f"   {fact.what:<44} {value} {fact.unit}".rstrip(), width=140)
+def _fact(fact: Evidence, width: int) -> Text:
+    value = str(fact.value)
+    if isinstance(fact.value, float):
+        value = f"{fact.value:.3g}" if abs(fact.value) < 1000 else f"{fact.value:,.0f}"
+    line = name_text(f"   {printable(fact.what, width=_MAX_TITLE):<{width}}  {value} {fact.unit}".rstrip(), width=140)
     return line.append_text(name_text(f"  ({fact.where})", style="bright_black")) if fact.where else line

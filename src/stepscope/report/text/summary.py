@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from stepscope.contract.names import PARTS
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
 from stepscope.document.sentence import headline_sentence, three_digits, two_digits
-from stepscope.report.names import PARTS
-from stepscope.units import printable, readable_bytes
+from stepscope.units import ASCII_SIGNS, printable, readable_bytes
 
 Json = Mapping[str, Any]
 #: pieces of text, each with its style
@@ -36,20 +36,6 @@ _MIN_AWAITED = 0.1
 _OF_LINES = ("straggler", "host-stall", "host-device-sync", "data-loading")
 
 _ANSI = {"bold": "1", "dim": "2", "green": "32", "red": "31", "yellow": "33", "magenta": "35", "cyan": "36"}
-_ASCII = str.maketrans(
-    {
-        "−": "-",
-        **dict(zip("▁▂▃▄▅▆▇", "..--==#", strict=True)),
-        "–": "-",
-        "→": "->",
-        "×": "x",
-        "·": "-",
-        "█": "#",
-        "◀": "<",
-        "…": "...",
-        **dict.fromkeys("▏▎▍▌▋▊▉", "#"),
-    }
-)
 
 _TRACE_ENDING = re.compile(r"(\.pt\.trace)?\.json(\.gz|\.zst)?$")
 _UNIT = re.compile(r"(\d) (ms|%)")
@@ -100,7 +86,7 @@ def summary_text(
         rows += _details(view)
     lines = ("".join(_painted(text, style, colour=colour) for text, style in _trimmed(row)) for row in rows)
     text = "".join(f"{line}\n" for line in lines)
-    return text if unicode else text.translate(_ASCII)
+    return text if unicode else text.translate(ASCII_SIGNS)
 
 
 def _trimmed(row: Row) -> Row:
@@ -233,7 +219,7 @@ def _caveats(view: _View) -> list[str]:
         lines.append("Only 1 step: maybe a cold start.")
     if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
         lines.append("Source lines not recorded.")
-    if view.is_profiled:
+    if view.is_profiled and run["num_steps"]:
         lines.append("Profiled times (--unprofiled-step-ms corrects).")
     return lines
 

@@ -49,7 +49,7 @@ def _name_lines(name: str) -> list[str]:
 
 def _reasons(found: Mapping[str, Any]) -> Iterator[str]:
     if any(row["kept"] for row in found["settings"]):
-        yield "  * the interval lies above 0, and the results agree"
+        yield "  * the interval is above 0, and the results agree"
     for row in found["settings"]:
         if not row["kept"]:
             yield from _wrapped(f"  {row['name']}: {row['why_not']}")

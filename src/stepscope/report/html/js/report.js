@@ -91,7 +91,8 @@ function rankTables(report) {
 
 function kernelTables(report) {
   const inSteps = report.kernels.some((r) => r.step_ms > 0);
-  const rows = inSteps ? report.kernels.map((r) => ({ ...r, count: r.count_per_step, total_ms: r.step_ms })) : report.kernels;
+  const sum = (key) => report.kernels.reduce((total, r) => total + r[key], 0), perMs = inSteps ? sum("share") / sum("step_ms") : 0;
+  const rows = inSteps ? report.kernels.map((r) => ({ ...r, count: r.count_per_step, total_ms: r.step_ms, mean_ms: r.count_per_step ? r.step_ms / r.count_per_step : null, share: perMs * r.step_ms })) : report.kernels;
   const measured = report.kernels.some((r) => r.measured_share > 0);
   const operators = perStep(report, report.operators, ["calls", "host_self_ms", "host_total_ms", "device_self_ms", "device_total_ms"]);
   const onDevice = operators.some((r) => r.device_self_ms > 0);

@@ -8,7 +8,7 @@ function strategyView(report, shown) {
   const view = report.by_strategy;
   const views = Object.entries(view ?? {}).filter(([name, value]) => !["name", "sure"].includes(name) && !isEmpty(value));
   if (!view?.name || !views.length) return null;
-  return panel("strategy", `Strategy: ${view.name}`,
+  return panel("strategy", `Strategy: ${strategyText(view.name)}`,
     view.sure ? el("p", { class: "quiet" }, KNOWN_FROM[view.sure] ?? words(view.sure)) : null,
     ["pipeline", "stages", "buckets", "sharding", "layers", "experts"].map((name) => shown[name] && drawn(shown[name])),
     views.map(([name, value]) => foldedLater(`${words(name)} in numbers`, () => anyValue(name, value))));

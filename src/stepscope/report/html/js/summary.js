@@ -4,7 +4,7 @@ function header(report) {
   const run = report.run;
   const world = known(run.world_size) && run.world_size !== run.num_ranks ? `${run.num_ranks} of ${run.world_size}` : run.num_ranks;
   const facts = [
-    devicesText(run, world), run.strategy === "single" ? null : run.strategy, numberOf(run.num_steps, "recorded step"), run.backend,
+    devicesText(run, world), run.strategy === "single" ? null : strategyText(run.strategy), numberOf(run.num_steps, "recorded step"), run.backend,
     known(run.torch) ? `torch ${run.torch}` : null,
   ];
   return [
@@ -100,7 +100,7 @@ function findingBody(f, grid, report) {
   return el("div", { class: "body" },
     el("p", { class: "remedy" }, el("b", {}, "→ "), f.remedy),
     el("p", {}, sentenceOf(f.cause)),
-    (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost): "), placeText(f.where)),
+    (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost, including the lines it calls): "), placeText(f.where)),
     f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map((e) => evidenceRow(e, report.run.num_ranks === 1)))),
     el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
     el("p", { class: "quiet" }, `${rangeText(f)}${after} · ${pctText(100 * f.confidence, 0)} sure of the cause`));

@@ -51,7 +51,7 @@ function barRange(values) {
   return [values.length > 1 && low > 0.7 * high ? low - (high - low) / 2 : 0, high];
 }
 
-const TONE = { slower: "high", appeared: "high", came: "high", grew: "high", fail: "high", faster: "low", vanished: "low", went: "low", "mostly gone": "low", pass: "low" };
+const TONE = { slower: "high", appeared: "high", new: "high", grew: "high", fail: "high", faster: "low", vanished: "low", resolved: "low", "mostly resolved": "low", pass: "low" };
 
 /** @type {(column: Column, row: any, range: number[] | null, isText: boolean) => HTMLElement} */
 function cell(column, row, range, isText) {

@@ -1,7 +1,4 @@
-"""The one name of each part of a step, on the terminal, in pages, notebooks and pictures.
-
-Keys are those of the report's JSON. Standard library only: a cached report imports nothing heavy.
-"""
+"""The names that people read for the ids of the report's JSON, on the terminal, in pages, notebooks and pictures."""
 
 PARTS = {
     "forward": "forward",
@@ -81,5 +78,24 @@ PATH = {
     "launch": "launch latency and gaps",
     "other": "other",
 }
+#: what became of a finding from one run to the next
+FINDING_STATUS = {
+    "came": "new",
+    "grew": "grew",
+    "went": "resolved",
+    "mostly gone": "mostly resolved",
+    "stayed": "remains",
+}
+
+
+def words(id_: str) -> str:
+    """Return an id as words.
+
+    >>> words("device_utilisation_pct"), words("all_reduce_pct_of_backward")
+    ('device utilisation, %', 'all reduce, % of backward')
+    """
+    return id_.replace("_pct", ", %").replace("_", " ")
+
+
 #: as the scripts of the pages read them
 FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH}
