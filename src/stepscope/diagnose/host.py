@@ -17,6 +17,7 @@ from stepscope.analyze.phases import loop_in, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
     at_any_factor,
+    faster_work,
     hidden_copies,
     save_ns,
     without_allocator,
@@ -66,7 +67,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope, made_already
+from stepscope.diagnose.recording import Need, Scope, made_already, uses_torch
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -670,13 +671,32 @@ def _dataset_lines(account: Account) -> tuple[Where, ...]:
     return tuple(Where(file, int(line), share=min(1.0, share)) for file, line, share in found if line.isdigit())
 
 
+# of its time, a copy takes from or to pinned memory instead of pageable one, about
+_PINNED_SHARE = 0.5
+
+
 def _copies(account: Account) -> Iterator[Match]:
-    """Yield the copies to the device as a cost, with the host's waiting for them."""
-    chosen = transfers_to_device(account)
+    """Yield the copies to the device as a cost, with the host's waiting for them, and slow copies to the host."""
+    chosen, torch = transfers_to_device(account), uses_torch(account)
     spent, step = device_ns(account, chosen), account.step
-    if not spent or step is None or (trains(account.strategy.passes) and _offloads(account)):
+    if step is None or (trains(account.strategy.passes) and _offloads(account)):
         return
-    pageable = _mostly_pageable(account, chosen)
+    pageable = _pageable(account, chosen)
+    down = _pageable(account, [host_device_copies(r) & ~to for r, to in zip(account.run.ranks, chosen, strict=True)])
+    if (slow := device_ns(account, down)) >= NOTABLE * step.step_ns:
+        yield Match(
+            lambda replay: faster_work(replay, down, _PINNED_SHARE),
+            cost_ns=slow,
+            evidence=(evidence_ms("copies to pageable memory of the host {per_step}", slow, "mean rank"),),
+            title="The {waiter} waits for copies to the host",
+            cause="their destination is pageable memory, so the copy blocks the host and goes through a buffer",
+            remedy=f"Copy into pinned memory ({'torch.empty(..., pin_memory=True)' if torch else 'cudaMallocHost'}); copy less, "
+            "less often or in smaller types. Assumes copies at twice the rate.",
+            what_if=(),
+        )
+    if not spent:
+        return
+    is_pageable = device_ns(account, pageable) > MOSTLY * spent
     waits = median(host_waits(account)[0]) / max(len(account.replay.steps), 1) if account.replay else 0.0
     asked = host_ns(account, chosen)
     evidence = [evidence_ms("host-to-device copies {per_step}", spent, "mean rank")]
@@ -685,35 +705,40 @@ def _copies(account: Account) -> Iterator[Match]:
     if waits:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
     together = "; bring what belongs together in one copy" if waits >= 4 else ""
-    pin = "pin_memory=True in the DataLoader and " if pageable or waits else ""
+    pin, call = ("pin_memory=True in the DataLoader", "tensor.to(device, non_blocking=True)")
+    if not torch:
+        pin, call = ("pinned memory (cudaMallocHost)", "cudaMemcpyAsync")
+    ahead = ", one batch ahead on a separate stream" if account.num_steps else ""
+    # Without a step there is no batch before this one whose work could hide the copies.
+    share = 0.0 if account.num_steps else _PINNED_SHARE if is_pageable else 1.0
     yield Match(
-        at_any_factor(lambda replay: hidden_copies(replay, chosen)),
+        at_any_factor(lambda replay: hidden_copies(replay, chosen, share)),
         facts={
             "why": "the source is pageable memory, so the copy blocks the host"
-            if pageable
+            if is_pageable
             else "the host waits for each until all that was launched before it is done"
             if waits
             else "copies run alone, not beside compute",
-            "how": f"{pin}tensor.to(device, non_blocking=True), one batch ahead on a separate stream; send smaller "
+            "how": f"{f'{pin} and ' if is_pageable or waits else ''}{call}{ahead}; send smaller "
             f"types{together}{'; make what does not change once, on the device' if waits else ''}",
         },
         cost_ns=max(spent, asked),
-        # Hidden copies still take their time, next to whatever else the step does; from pinned memory about half of it.
+        # Hidden copies still take their time, next to whatever else the step does; from pinned memory less of it.
         limit_ns=step.step_ns
         - max(
             sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
-            max(spent, step.ns("copy")) - (spent / 2 if pageable else 0.0),
+            max(spent, step.ns("copy")) - (spent * (1 - _PINNED_SHARE) if is_pageable else 0.0),
         ),
         evidence=tuple(evidence),
+        what_if=None if not share else (),
     )
 
 
-def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
-    pageable = [
+def _pageable(account: Account, chosen: Sequence[Mask]) -> list[Mask]:
+    return [
         mask & by_string(rank.trace, rank.work.name, lambda s: "Pageable" in s).astype(bool)
         for rank, mask in zip(account.run.ranks, chosen, strict=True)
     ]
-    return device_ns(account, pageable) > MOSTLY * device_ns(account, chosen)
 
 
 def _offloads(account: Account) -> list[Mask]:

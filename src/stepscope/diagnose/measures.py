@@ -96,7 +96,7 @@ def host_waits(account: Account) -> tuple[list[int], list[int]]:
 
 
 def _waits(program: Program) -> int:
-    return int((program.released_by != NOTHING).sum())
+    return int((program.released_by != NOTHING).sum()) + (program.tail_released_by != NOTHING)
 
 
 # The time that a kind of fix can remove at most, per step: what its kind claims, by the budget.

@@ -7,6 +7,7 @@ fault is absent; the report lists what was not examined.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
@@ -62,7 +63,7 @@ class Limit:
     #: verdicts that cannot be proved
     unprovable: frozenset[str]
     cannot_show: str
-    #: how to record what is missing
+    #: how to record what is missing; `{host}` and `{whole}` are what records the host, or whole steps
     again: str
 
 
@@ -104,10 +105,36 @@ class Recording(ArrayRecord):
 @once_per_record
 def recording_of(account: Account) -> Recording:
     """Return the kind of a recording and what it cannot prove, the most limiting reason first."""
-    held = [(limit, reason) for limit in LIMITS if (reason := limit.reason(account)) is not None]
+    tools = {"host": _host_tool(account), "whole": _whole_tool(account)}
+    held = [
+        (replace(limit, again=limit.again.format(**tools)), reason)
+        for limit in LIMITS
+        if (reason := limit.reason(account)) is not None
+    ]
     named = [limit.kind for limit, _ in held if limit.kind]
     job = "serving" if account.serving else "training" if trains(account.strategy.passes) else "inference"
     return Recording(named[0] if named else job, ranks_missing(account), tuple(held))
+
+
+@once_per_record
+def uses_torch(account: Account) -> bool:
+    """Return whether the program is a PyTorch job: every trace of its profiler is, one of Nsight Systems may be."""
+    return any(
+        "nsight" not in rank.trace.header or any("at::native" in s or "torch" in s.lower() for s in rank.trace.strings)
+        for rank in account.run.ranks
+    )
+
+
+def _host_tool(account: Account) -> str:
+    return (
+        "ProfilerActivity.CPU" if uses_torch(account) else "NVTX ranges in the program, nsys profile --trace=cuda,nvtx"
+    )
+
+
+def _whole_tool(account: Account) -> str:
+    if uses_torch(account):
+        return "record whole steps with CPU and device activities (stepscope record)"
+    return "record whole iterations: nsys profile --trace=cuda,nvtx"
 
 
 def ranks_missing(account: Account) -> tuple[int, ...]:
@@ -348,7 +375,7 @@ def _ms(time_ns: float) -> str:
 
 
 _WARM = "record again after a few warm-up steps"
-_WHOLE = "record whole steps with CPU and device activities (stepscope record)"
+_WHOLE = "{whole}"
 
 # the most limiting first
 LIMITS = (
@@ -366,10 +393,10 @@ LIMITS = (
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
     Limit("device-only", _device_only, _HOST, "why the device idled",
-          "record with ProfilerActivity.CPU and ProfilerActivity.CUDA"),
+          "record with {host} and device activity"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
     Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
-          "record host activity as well (ProfilerActivity.CPU)"),
+          "record host activity as well ({host})"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip
@@ -494,8 +521,8 @@ _HOW: dict[Need, Callable[[Account], str]] = {
     Need.STEPS: lambda a: "steps: profiler.step() in the loop, or stepscope record",
     Need.ALL_RANKS: _ranks_said,
     Need.DEVICE: lambda a: "device activity: ProfilerActivity.CUDA",
-    Need.HOST: lambda a: "operators of the host: ProfilerActivity.CPU",
-    Need.LAUNCHES: lambda a: "the launches of device work: ProfilerActivity.CPU",
+    Need.HOST: lambda a: f"operators of the host: {_host_tool(a)}",
+    Need.LAUNCHES: lambda a: f"the launches of device work: {_host_tool(a)}",
     Need.SHAPES: lambda a: "shapes: record_shapes=True, or stepscope record --shapes",
     Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
     Need.PEAK: lambda a: "the device's peak: --hardware FILE",
