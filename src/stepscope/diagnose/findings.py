@@ -523,7 +523,8 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
     share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
-    best = "" if first is None else f"; no single fix saves {WORTH_NAMING_PCT:.0f} %"
+    surely = "" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "surely "
+    best = "" if first is None else f"; no single fix {surely}saves {WORTH_NAMING_PCT:.0f} %"
     if largest == UNCLEAR:
         return Conclusion(UNCLEAR, f"{share}{why_unknown(account)}", None)
     doubt = _doubt(account, largest, times[largest])

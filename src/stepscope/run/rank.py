@@ -244,8 +244,13 @@ class Steps(ArrayRecord):
 
     @property
     def by_profiler(self) -> bool:
-        """Return whether the profiler marked them; only then they bound the window."""
+        """Return whether the profiler marked them."""
         return self.named == PROFILER_STEP
+
+    @property
+    def bound_window(self) -> bool:
+        """Return whether they bound the window: the profiler marked them, or a range around all launches is the window."""
+        return self.by_profiler or (self.is_window and bool(self.named))
 
     @property
     def recorded(self) -> "Steps":
