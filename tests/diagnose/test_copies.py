@@ -14,7 +14,7 @@ UP, DOWN = "HtoD (Pageable -> Device)", "DtoH (Device -> Pageable)"
 
 
 def copying(r: RankTrace, at: float) -> None:
-    """Add a copy to the device whose call returns before the data has arrived, and one to the host on another stream."""
+    """Add a copy to the device whose call returns before the data has arrived, and one to the host elsewhere."""
     with r.op("aten::copy_", at + 10, at + 10_100):
         r.copy(UP, at=at + 20, call_us=10_000, start=at + 100, end=at + 10_200, stream=7)
     with r.op("aten::copy_", at + 10_300, at + 20_500):

@@ -375,3 +375,27 @@ def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path:
         for f in found:
             times = [e["value"] for e in f["evidence"] if e["unit"] == "ms"]
             assert max(times) >= 0.5 * f["saving_alone_ms"], (name, f["id"], times)
+
+
+def test_a_tensor_whose_memory_took_long_is_on_a_device_that_was_not_recorded(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(3):
+        r.ran("aten::randn", k * 1_000_000, k * 1_000_000 + 400_000)
+    r.ran("aten::to", 400_000, 990_000)
+    r.ran("aten::empty_strided", 400_010, 900_000)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "host-only"
+    assert "nothing that the device" in found["verdict_reason"] and found["verdict"] == "unclear"
+
+
+def test_waits_for_a_device_that_was_not_recorded_are_no_stalls_and_no_initialisation(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(10):
+        with r.op("aten::mm", 100 * k, 100 * k + 50):
+            r.call("cudaLaunchKernel", 100 * k + 5, 100 * k + 15)
+    r.call("cudaMalloc", 1_200, 6_200)
+    r.call("cudaFree", 6_300, 40_000)
+    r.ran("aten::add", 40_100, 40_200)
+    found = document(tmp_path, r)
+    assert "nothing that the device" in found["verdict_reason"]
+    assert {row["part"] for row in found["step"]["budget"] if row["ms_per_step"] > 1} == {"unknown"}

@@ -699,7 +699,9 @@ def _own_layers(rank: Rank) -> Layers:
     copies = copies[rank.trace["dur_ns"][copies] >= _BLOCKING_COPY_NS]
     # without any recorded call, operators that launch look like those that compute
     computed = spans(rank, operators_without_calls(rank)) if len(runtime_rows(rank)) else EMPTY
-    return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies))]
+    # a call waits for the device or does the host's own work: nobody knows which
+    calls = (PART_CODE["unknown"], spans(rank, runtime_rows(rank)))
+    return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies)), calls]
 
 
 def _unknown_compute(layers: Layers) -> Layers:

@@ -41,7 +41,6 @@ from stepscope.diagnose.recording import (
     why_unknown,
 )
 from stepscope.records import dataclass, once_per_record
-from stepscope.run.rank import CPU, rank_ranges
 from stepscope.units import ms
 
 KINDS: tuple[Kind, ...] = (*ranks.KINDS, *host.KINDS, *communication.KINDS, *device.KINDS, *lines.KINDS)
@@ -517,14 +516,11 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     step = account.step
     if step is None or not step.step_ns:
         return Conclusion(UNCLEAR, "no step was recorded", None)
-    unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
-    if unseen:
-        return Conclusion(UNCLEAR, f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
     share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
-    surely = "" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "surely "
-    best = "" if first is None else f"; no single fix {surely}saves {WORTH_NAMING_PCT:.0f} %"
+    surely = "saves" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "is sure to save"
+    best = "" if first is None else f"; no single fix {surely} {WORTH_NAMING_PCT:.0f} %"
     if largest == UNCLEAR:
         return Conclusion(UNCLEAR, f"{share}{why_unknown(account)}", None)
     doubt = _doubt(account, largest, times[largest])

@@ -20,7 +20,7 @@ from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
 from stepscope.intervals import Intervals, clip, covered_ns, union
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup
+from stepscope.run.rank import CPU, DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 from stepscope.units import NS_PER_MS
@@ -267,6 +267,11 @@ def _removed_events(account: Account) -> str | None:
     )
 
 
+def _device_unseen(account: Account) -> str | None:
+    unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
+    return f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace" if unseen else None
+
+
 def _device_only(account: Account) -> str | None:
     with_device = [r for r in account.run.ranks if r.has_device]
     if not with_device or any((r.work.launch_row >= 0).any() for r in with_device):
@@ -383,6 +388,7 @@ LIMITS = (
           "record again once the graphs are replayed"),
     Limit("graph-capture", _idle_capture, _HOST, "why the device idles in a run",
           "record again once the graphs are replayed"),
+    Limit("host-only", _device_unseen, EVERYTHING - _HOST, "what the device did", "record with ProfilerActivity.CUDA"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _lost_records, EVERYTHING, "what the device did",
           "record fewer steps, so that the profiler's buffers hold them"),

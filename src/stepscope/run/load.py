@@ -895,8 +895,9 @@ def _unseen_devices(run: Run) -> list[str]:
     if not unseen:
         return []
     launches, which = sum(r.joins.launches_without_work for r in unseen), rank_ranges([r.rank for r in unseen])
+    seen = f" ({launches:,} launches, no kernel)" if launches else ""
     return [
-        f"the device of rank {which} was not recorded ({launches:,} launches, no kernel): "
+        f"the device of rank {which} was not recorded{seen}: "
         "what is said is of the host alone, what the device did is unknown; record with ProfilerActivity.CUDA"
     ]
 

@@ -249,7 +249,7 @@ class Steps(ArrayRecord):
 
     @property
     def bound_window(self) -> bool:
-        """Return whether they bound the window: the profiler marked them, or a range around all launches is the window."""
+        """Return whether they bound the window: the profiler marked them, or it is a range around all launches."""
         return self.by_profiler or (self.is_window and bool(self.named))
 
     @property
@@ -1346,6 +1346,8 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 
 
 CPU = "CPU"
+# an allocation that takes longer creates a device's context
+_CONTEXT_NS = 100_000_000
 # labels of processes that say nothing of the chip
 _NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 
@@ -1503,9 +1505,13 @@ class Rank(ArrayRecord):
 
     @cached_property
     def _unseen_launches(self) -> int:
-        """Return launches without device work; where no call was recorded, operators of libraries for devices."""
+        """Return launches without device work; where no call was recorded, operators of libraries for devices, or new
+        tensors that took long: memory of the host is reserved at once, the first one of a device creates its context.
+        """
         of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
-        return self.joins.launches_without_work or len(of_library)
+        new = self.rows_named(lambda name: name in ("aten::empty", "aten::empty_strided"), EventKind.HOST_OP)
+        on_device = int((self.trace["dur_ns"][new] >= _CONTEXT_NS).sum())
+        return self.joins.launches_without_work or len(of_library) or on_device
 
     @property
     def device_name(self) -> str | None:
