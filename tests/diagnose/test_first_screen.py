@@ -7,6 +7,8 @@ import pytest
 from tests.analyze.build import RankTrace
 from tests.diagnose.test_recording import busy, document, ids, launching, steps
 
+from stepscope.document.sentence import headline_sentence
+
 
 def budget(found: dict[str, Any]) -> dict[str, float]:
     return {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
@@ -158,6 +160,7 @@ def test_gaps_between_graph_launches_are_not_ruled_out(tmp_path: Path) -> None:
     assert "launch-overhead" not in found["examined"]
     needs = {one["rule"]: one["needs"] for one in found["not_examined"]}
     assert "graphs launch" in needs["launch-overhead"]
+    assert "Not examined: launch-overhead, up to 3" in headline_sentence(found)
 
 
 @pytest.mark.parametrize(("us", "ruled_out"), [(2_500, False), (200, True)])

@@ -67,7 +67,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope, made_already, uses_torch
+from stepscope.diagnose.recording import Need, Scope, made_already, missing, uses_torch
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -826,7 +826,8 @@ def _between_graphs(account: Account) -> str | None:
     step, graphs = account.step, made_already(account, "launch-overhead")
     if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
         return None
-    return f"lines of the host between graph launches: {graphs}, and the device idles before them"
+    code = "lines of the host" if missing(account, Need.LINES) else "a check of the host's code (stepscope code)"
+    return f"{code} between graph launches: {graphs}, and the device idles before them"
 
 
 _ON_HOST = (Need.HOST,)
