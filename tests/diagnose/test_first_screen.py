@@ -130,6 +130,27 @@ def test_allocator_advice_follows_where_memory_is_freed(
     assert advice in remedy and (advice == "empty_cache()") == ("empty_cache()" in remedy)
 
 
+def test_external_ids_link_kernels_where_the_profiler_wrote_no_correlation(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        with r.op("aten::mm", 1_000 * k, 1_000 * k + 20):
+            r.kernel("gemm", at=1_000 * k + 5, start=1_000 * k + 30, end=1_000 * k + 900)
+    for event in r.events:  # as ROCm's profiler does: the ids of calls, not of the operators around them
+        if "correlation" in event["args"]:
+            event["args"]["External id"] = event["args"].pop("correlation")
+    found = document(tmp_path, r)
+    assert found["recording"]["line"] is None and found["recording"]["kind"] == "inference"
+    assert budget(found)["forward"] > 0.8 and "launch-overhead" in [*found["examined"], *ids(found)]
+
+
+def test_operators_inside_one_another_are_no_fragment(tmp_path: Path) -> None:
+    r = RankTrace()
+    with r.op("forward", 0, 100_000):
+        for k in range(100):
+            r.ran("aten::mm", 1_000 * k + 10, 1_000 * k + 990)
+    assert document(tmp_path, r)["recording"]["line"] is None
+
+
 def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(100):

@@ -826,8 +826,10 @@ def _between_graphs(account: Account) -> str | None:
     step, graphs = account.step, made_already(account, "launch-overhead")
     if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
         return None
-    code = "lines of the host" if missing(account, Need.LINES) else "a check of the host's code (stepscope code)"
-    return f"{code} between graph launches: {graphs}, and the device idles before them"
+    code, by = (
+        ("lines of the host", "") if missing(account, Need.LINES) else ("a check of the code", " (stepscope code)")
+    )
+    return f"{code} between graph launches{by}: {graphs}, and the device idles before them"
 
 
 _ON_HOST = (Need.HOST,)

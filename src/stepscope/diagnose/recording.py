@@ -305,10 +305,13 @@ def _few_operations(account: Account) -> str | None:
 
 @once_per_record
 def _count_operations(account: Account) -> int:
-    """Return how much work the busiest rank recorded: operations of the device, else operators that no other calls."""
-    return max(
-        len(rank.work) if rank.has_device else int((host_calls(rank).parent < 0).sum()) for rank in account.run.ranks
-    )
+    """Return how much work the busiest rank recorded: operations of the device, else operators that call no other."""
+    return max(len(rank.work) if rank.has_device else _innermost(rank) for rank in account.run.ranks)
+
+
+def _innermost(rank: Rank) -> int:
+    calls = host_calls(rank)
+    return len(calls) - len(distinct(calls.parent[calls.parent >= 0]))
 
 
 def _cold_start(account: Account) -> str | None:

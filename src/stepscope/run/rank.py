@@ -641,11 +641,21 @@ def numbered(keys: Int64s) -> Int64s:
 
 
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
-    correlation = trace.arg("correlation")
-    [calls] = _of_each_kind(correlation, kinds, EventKind.RUNTIME)
+    found, launches, reused = _calls_by(trace, kinds, "correlation", device_rows)
+    if len(found) and (found < 0).all():  # old ROCm profilers number the calls by external ids
+        by_id, calls, shared = _calls_by(trace, kinds, "external_id", device_rows)
+        if not shared:  # else they are ids of operators, each around several calls
+            return by_id, calls, shared
+    return found, launches, reused
+
+
+def _calls_by(trace: Trace, kinds: Kinds, column: str, device_rows: Rows) -> tuple[Rows, Rows, int]:
+    """Return the call whose number each device operation has, all launching calls, and how many share a number."""
+    numbers = trace.arg(column)
+    [calls] = _of_each_kind(numbers, kinds, EventKind.RUNTIME)
     has = np.flatnonzero(calls.values > 0)
     runtime, key = calls.rows[has].astype(np.int64), calls.values[has]
-    found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
+    found = lookup(key, runtime, numbers.at(device_rows, missing=-1))
     launching = np.flatnonzero(by_string(trace, trace["name"][runtime], lambda s: bool(_LAUNCHES.search(s))))
     reused = len(launching) - len(distinct(key[launching]))
     return found, runtime[launching], reused
