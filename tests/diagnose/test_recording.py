@@ -10,6 +10,7 @@ from tests.analyze.build import RankTrace
 
 import stepscope
 from stepscope.errors import InputError
+from stepscope.report.names import shown_parts
 
 Job = Callable[[RankTrace], None]
 
@@ -64,6 +65,8 @@ def test_one_of_four_ranks_does_not_tell_a_late_rank_from_a_slow_network(tmp_pat
     assert "late rank" in found["verdict_reason"] and "3 of 4 ranks" in found["verdict_reason"]
     assert "all-reduce" in found["verdict_reason"] and "56.5 of 70 ms" in found["verdict_reason"]
     assert "--ranks all" in found["recording"]["line"]
+    shown = shown_parts(found["step"])
+    assert shown["unmatched"] == pytest.approx(56.5, abs=0.5) and shown["unknown"] < 0.5, "it is no idle time"
 
 
 def test_all_ranks_name_the_late_one(tmp_path: Path) -> None:
