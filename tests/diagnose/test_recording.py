@@ -350,15 +350,19 @@ def test_copies_with_nothing_to_hide_them_behind_save_nothing(tmp_path: Path) ->
     assert all(f["saving_alone_ms"] < 0.5 for f in found["findings"])
 
 
-def test_a_tensor_made_on_the_host_is_no_stall_between_operators(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operator", "inner"), [("aten::randn", "aten::normal_"), ("aten::reshape", "aten::view")])
+def test_an_operator_that_computes_on_the_host_is_told_from_a_pause_in_a_view(
+    tmp_path: Path, operator: str, inner: str
+) -> None:
     def step(r: RankTrace, at: float) -> None:
-        with r.op("aten::randn", at, at + 20_000), r.op("aten::normal_", at + 10, at + 19_990):
+        with r.op(operator, at, at + 20_000), r.op(inner, at + 10, at + 19_990):
             pass
         busy(r, at + 20_100, us=3_000)
         r.call("cudaDeviceSynchronize", at + 21_000, at + 23_700)
 
     first = document(tmp_path, steps(RankTrace(), 4, 25_000, step))["findings"][0]
-    assert first["title"].startswith("Operators compute on the host (aten::")
+    assert first["id"] == "host-stall"
+    assert ("Operators compute on the host (aten::randn)" in first["title"]) is (operator == "aten::randn")
 
 
 def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path: Path) -> None:

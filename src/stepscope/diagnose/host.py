@@ -454,12 +454,30 @@ def _unexplained_ns(known: RankLines) -> float:
     return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
 
 
+# operators that only describe a tensor or reserve its memory: where one takes long, the host paused
+_COMPUTE_NOTHING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "expand_as",
+        "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
+        "unflatten", "unfold", "unsqueeze", "view", "view_as",
+    )
+)  # fmt: skip
+
+
 def _computed(account: Account) -> list[Evidence]:
     found: dict[str, int] = {}
     for rank in account.run.ranks:
-        for row in computing_operators(rank).tolist():
-            name = rank.trace.strings[rank.trace["name"][row]]
-            found[name] = found.get(name, 0) + int(rank.trace["dur_ns"][row])
+        calls = host_calls(rank)
+        strings, dur = rank.trace.strings, calls.end_ns - calls.start_ns
+        long = calls.at_rows(computing_operators(rank))
+        for call in long[~np.isin(long, calls.parent[long])].tolist():  # the innermost: others wait for what they call
+            took = int(dur[call])
+            if strings[calls.name[call]] in _COMPUTE_NOTHING:
+                continue
+            while (above := int(calls.parent[call])) >= 0 and above in long and took >= MOSTLY * dur[above]:
+                call = above
+            found[strings[calls.name[call]]] = found.get(strings[calls.name[call]], 0) + took
     steps = max(account.num_steps, 1) * max(len(account.run.ranks), 1)
     longest = sorted(found.items(), key=lambda item: -item[1])[:2]
     return [evidence_ms("computed on the host {per_step}", ns / steps, name) for name, ns in longest]
@@ -702,6 +720,9 @@ def _copies(account: Account) -> Iterator[Match]:
     evidence = [evidence_ms("host-to-device copies {per_step}", spent, "mean rank")]
     if asked > spent:
         evidence.append(evidence_ms("host time for them {per_step}", asked, "mean rank"))
+    small = waits > 0 and spent < NEGLIGIBLE * step.step_ns  # it is the waiting that costs, not the bytes
+    if small:
+        evidence.insert(0, evidence_ms("device idle after synchronisations {per_step}", step.ns("host_sync")))
     if waits:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
     together = "; bring what belongs together in one copy" if waits >= 4 else ""
@@ -724,11 +745,15 @@ def _copies(account: Account) -> Iterator[Match]:
         },
         cost_ns=max(spent, asked),
         # Hidden copies still take their time, next to whatever else the step does; from pinned memory less of it.
-        limit_ns=step.step_ns
-        - max(
-            sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
-            max(spent, step.ns("copy")) - (spent * (1 - _PINNED_SHARE) if is_pageable else 0.0),
+        limit_ns=min(
+            spent if not account.num_steps else step.step_ns,
+            step.step_ns
+            - max(
+                sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
+                max(spent, step.ns("copy")) - (spent * (1 - _PINNED_SHARE) if is_pageable else 0.0),
+            ),
         ),
+        title="The host waits in small copies to the device" if small else "",
         evidence=tuple(evidence),
         what_if=None if not share else (),
     )
@@ -813,7 +838,8 @@ def _launches(account: Account) -> Iterator[Match]:
     idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
     evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
-        evidence.append(evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle))
+        later = evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle)
+        evidence.insert(int(claimed - idle <= idle), later)  # the larger first
     yield Match(
         as_graph,
         facts={"how": f"{how}; {more}"},
