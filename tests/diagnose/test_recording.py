@@ -69,6 +69,11 @@ def test_one_of_four_ranks_does_not_tell_a_late_rank_from_a_slow_network(tmp_pat
     assert shown["unmatched"] == pytest.approx(56.5, abs=0.5) and shown["unknown"] < 0.5, "it is no idle time"
 
 
+def test_waits_between_recorded_ranks_are_known_although_others_are_missing(tmp_path: Path) -> None:
+    reason = document(tmp_path, late_rank_job(0), late_rank_job(2))["recording"]["line"]
+    assert "2 of 4 ranks were not recorded; 26 ms more are waits for ranks that were" in reason
+
+
 def test_all_ranks_name_the_late_one(tmp_path: Path) -> None:
     found = document(tmp_path, *(late_rank_job(rank) for rank in range(4)))
     assert found["recording"] == {"kind": "training", "ranks_missing": [], "cannot_show": [], "line": None}

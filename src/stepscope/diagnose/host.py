@@ -747,6 +747,7 @@ def _copies(account: Account) -> Iterator[Match]:
         # Hidden copies still take their time, next to whatever else the step does; from pinned memory less of it.
         limit_ns=min(
             spent if not account.num_steps else step.step_ns,
+            step.step_ns if (idle := not_busy_or_copying_ns(account)) is None else idle,
             step.step_ns
             - max(
                 sum(step.ns(part) for part in (*COMPUTE, "data_loading")),

@@ -152,13 +152,14 @@ def _ranks_missing(account: Account) -> str | None:
     recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks were not recorded"
     if step is None or not account.collectives:
         return recorded
-    spent = sum(step.ns(part) for part in ("exposed_transfer", "wait", "pipeline_bubble")) + step.unmatched_ns
+    waited, spent = step.ns("wait"), step.ns("exposed_transfer") + step.ns("pipeline_bubble") + step.unmatched_ns
     exposed = sorted(account.collectives, key=lambda row: -row.exposed_ns)
     ops = list(dict.fromkeys(row.op.replace("_", "-") for row in exposed if row.exposed_ns or row is exposed[0]))
     most = ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
+    known = f"; {_ms(waited)} ms more are waits for ranks that were" if waited >= _COLD_SHARE * step.step_ns else ""
     if spent < _COLD_SHARE * step.step_ns:
-        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others"
-    return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}"
+        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others{known}"
+    return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}{known}"
 
 
 def _graph_capture(account: Account) -> str | None:
