@@ -195,6 +195,17 @@ def test_32_bit_products_are_ruled_out_only_where_they_take_little(tmp_path: Pat
     assert "precision" not in ids(found) and ("precision" in found["examined"]) is ruled_out
 
 
+def test_32_bit_products_of_a_cold_step_are_not_ruled_out(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(80):
+        with r.op("aten::mm", 1_000 + 100 * k, 1_060 + 100 * k):
+            r.kernel("ampere_sgemm_128x64_tn", at=1_005 + 100 * k, start=1_010 + 100 * k, end=1_080 + 100 * k)
+    with r.op("aten::mm", 10_000, 210_000):  # its module is loaded
+        r.kernel("ampere_sgemm_32x32_nn", at=10_010, start=209_990, end=210_100, call_us=199_900)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "cold-start" and "precision" not in found["examined"]
+
+
 def test_host_work_next_to_an_unrecorded_device_is_known(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(10):

@@ -30,6 +30,7 @@ from stepscope.analyze.replay.removal import Fix, Saving, bounded, saving_of, sa
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose import communication, device, host, lines, ranks
 from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
+from stepscope.diagnose.measures import COMPUTE, HOST
 from stepscope.diagnose.ranks import ranks_text
 from stepscope.diagnose.recording import (
     EVERYTHING,
@@ -353,13 +354,13 @@ MEMORY = "memory-bound"
 
 # every part of the budget is in one category
 PARTS_OF = {
-    "compute-bound": ("forward", "backward", "optimizer", "other_compute"),
+    "compute-bound": COMPUTE,
     "communication-bound": ("exposed_transfer",),
     "straggler-bound": ("wait",),
     "pipeline-bound": ("pipeline_bubble",),
     "copy-bound": ("copy",),
     "data-bound": ("data_loading",),
-    "host-bound": ("launch_gap", "host_sync", "allocator", "host_stall"),
+    "host-bound": HOST,
     UNCLEAR: ("unknown",),
 }
 

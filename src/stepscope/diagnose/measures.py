@@ -23,6 +23,7 @@ from stepscope.units import NS_PER_MS
 
 Mask = npt.NDArray[np.bool_]
 COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+HOST = ("launch_gap", "host_sync", "allocator", "host_stall")
 
 
 def typical_host_ns(account: Account, part: str) -> float:
