@@ -34,6 +34,7 @@ from stepscope.diagnose.measures import COMPUTE, HOST
 from stepscope.diagnose.ranks import ranks_text
 from stepscope.diagnose.recording import (
     EVERYTHING,
+    HOST_ONLY,
     Scope,
     applied,
     applies,
@@ -517,6 +518,9 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     step = account.step
     if step is None or not step.step_ns:
         return Conclusion(UNCLEAR, "no step was recorded", None)
+    for limit, reason in recording_of(account).limits:
+        if limit.kind == HOST_ONLY:  # the largest part of the host's time bounds nothing next to an unseen device
+            return Conclusion(UNCLEAR, f"{reason}; {limit.again}", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
     share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"

@@ -32,6 +32,7 @@ _HOST = _HOST_ONLY | {"data-bound"}
 _OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
 _IDLE = _HOST | _OTHER_RANKS | {"copy-bound", "unclear"}
 EVERYTHING = _IDLE | {"compute-bound"}
+HOST_ONLY = "host-only"
 
 _WHY_UNKNOWN = {
     "queued": "work was queued and the device did not start it",
@@ -392,7 +393,7 @@ LIMITS = (
           "record again once the graphs are replayed"),
     Limit("graph-capture", _idle_capture, _HOST, "why the device idles in a run",
           "record again once the graphs are replayed"),
-    Limit("host-only", _device_unseen, EVERYTHING - _HOST, "what the device did", "record with ProfilerActivity.CUDA"),
+    Limit(HOST_ONLY, _device_unseen, EVERYTHING - _HOST, "what the device did", "record with ProfilerActivity.CUDA"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _lost_records, EVERYTHING, "what the device did",
           "record fewer steps, so that the profiler's buffers hold them"),
