@@ -7,6 +7,8 @@ import pytest
 from tests.analyze.build import RankTrace
 from tests.diagnose.test_recording import busy, document, ids, launching, steps
 
+from stepscope.document.sentence import headline_sentence
+
 
 def budget(found: dict[str, Any]) -> dict[str, float]:
     return {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
@@ -128,6 +130,27 @@ def test_allocator_advice_follows_where_memory_is_freed(
     assert advice in remedy and (advice == "empty_cache()") == ("empty_cache()" in remedy)
 
 
+def test_external_ids_link_kernels_where_the_profiler_wrote_no_correlation(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        with r.op("aten::mm", 1_000 * k, 1_000 * k + 20):
+            r.kernel("gemm", at=1_000 * k + 5, start=1_000 * k + 30, end=1_000 * k + 900)
+    for event in r.events:  # as ROCm's profiler does: the ids of calls, not of the operators around them
+        if "correlation" in event["args"]:
+            event["args"]["External id"] = event["args"].pop("correlation")
+    found = document(tmp_path, r)
+    assert found["recording"]["line"] is None and found["recording"]["kind"] == "inference"
+    assert budget(found)["forward"] > 0.8 and "launch-overhead" in [*found["examined"], *ids(found)]
+
+
+def test_operators_inside_one_another_are_no_fragment(tmp_path: Path) -> None:
+    r = RankTrace()
+    with r.op("forward", 0, 100_000):
+        for k in range(100):
+            r.ran("aten::mm", 1_000 * k + 10, 1_000 * k + 990)
+    assert document(tmp_path, r)["recording"]["line"] is None
+
+
 def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(100):
@@ -158,6 +181,7 @@ def test_gaps_between_graph_launches_are_not_ruled_out(tmp_path: Path) -> None:
     assert "launch-overhead" not in found["examined"]
     needs = {one["rule"]: one["needs"] for one in found["not_examined"]}
     assert "graphs launch" in needs["launch-overhead"]
+    assert "Not examined: launch-overhead, up to 3" in headline_sentence(found)
 
 
 @pytest.mark.parametrize(("us", "ruled_out"), [(2_500, False), (200, True)])
@@ -169,6 +193,17 @@ def test_32_bit_products_are_ruled_out_only_where_they_take_little(tmp_path: Pat
 
     found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
     assert "precision" not in ids(found) and ("precision" in found["examined"]) is ruled_out
+
+
+def test_32_bit_products_of_a_cold_step_are_not_ruled_out(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(80):
+        with r.op("aten::mm", 1_000 + 100 * k, 1_060 + 100 * k):
+            r.kernel("ampere_sgemm_128x64_tn", at=1_005 + 100 * k, start=1_010 + 100 * k, end=1_080 + 100 * k)
+    with r.op("aten::mm", 10_000, 210_000):  # its module is loaded
+        r.kernel("ampere_sgemm_32x32_nn", at=10_010, start=209_990, end=210_100, call_us=199_900)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "cold-start" and "precision" not in found["examined"]
 
 
 def test_host_work_next_to_an_unrecorded_device_is_known(tmp_path: Path) -> None:

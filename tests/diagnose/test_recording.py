@@ -9,6 +9,7 @@ import pytest
 from tests.analyze.build import RankTrace
 
 import stepscope
+from stepscope.contract.names import shown_parts
 from stepscope.errors import InputError
 
 Job = Callable[[RankTrace], None]
@@ -64,6 +65,13 @@ def test_one_of_four_ranks_does_not_tell_a_late_rank_from_a_slow_network(tmp_pat
     assert "late rank" in found["verdict_reason"] and "3 of 4 ranks" in found["verdict_reason"]
     assert "all-reduce" in found["verdict_reason"] and "56.5 of 70 ms" in found["verdict_reason"]
     assert "--ranks all" in found["recording"]["line"]
+    shown = shown_parts(found["step"])
+    assert shown["unmatched"] == pytest.approx(56.5, abs=0.5) and shown["unknown"] < 0.5, "it is no idle time"
+
+
+def test_waits_between_recorded_ranks_are_known_although_others_are_missing(tmp_path: Path) -> None:
+    reason = document(tmp_path, late_rank_job(0), late_rank_job(2))["recording"]["line"]
+    assert "2 of 4 ranks were not recorded; 26 ms more are waits for ranks that were" in reason
 
 
 def test_all_ranks_name_the_late_one(tmp_path: Path) -> None:
@@ -347,15 +355,19 @@ def test_copies_with_nothing_to_hide_them_behind_save_nothing(tmp_path: Path) ->
     assert all(f["saving_alone_ms"] < 0.5 for f in found["findings"])
 
 
-def test_a_tensor_made_on_the_host_is_no_stall_between_operators(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operator", "inner"), [("aten::randn", "aten::normal_"), ("aten::reshape", "aten::view")])
+def test_an_operator_that_computes_on_the_host_is_told_from_a_pause_in_a_view(
+    tmp_path: Path, operator: str, inner: str
+) -> None:
     def step(r: RankTrace, at: float) -> None:
-        with r.op("aten::randn", at, at + 20_000), r.op("aten::normal_", at + 10, at + 19_990):
+        with r.op(operator, at, at + 20_000), r.op(inner, at + 10, at + 19_990):
             pass
         busy(r, at + 20_100, us=3_000)
         r.call("cudaDeviceSynchronize", at + 21_000, at + 23_700)
 
     first = document(tmp_path, steps(RankTrace(), 4, 25_000, step))["findings"][0]
-    assert first["title"].startswith("Operators compute on the host (aten::")
+    assert first["id"] == "host-stall"
+    assert ("Operators compute on the host (aten::randn)" in first["title"]) is (operator == "aten::randn")
 
 
 def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path: Path) -> None:
@@ -375,3 +387,27 @@ def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path:
         for f in found:
             times = [e["value"] for e in f["evidence"] if e["unit"] == "ms"]
             assert max(times) >= 0.5 * f["saving_alone_ms"], (name, f["id"], times)
+
+
+def test_a_tensor_whose_memory_took_long_is_on_a_device_that_was_not_recorded(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(3):
+        r.ran("aten::randn", k * 1_000_000, k * 1_000_000 + 400_000)
+    r.ran("aten::to", 400_000, 990_000)
+    r.ran("aten::empty_strided", 400_010, 900_000)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "host-only"
+    assert "nothing that the device" in found["verdict_reason"] and found["verdict"] == "unclear"
+
+
+def test_waits_for_a_device_that_was_not_recorded_are_no_stalls_and_no_initialisation(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(10):
+        with r.op("aten::mm", 100 * k, 100 * k + 50):
+            r.call("cudaLaunchKernel", 100 * k + 5, 100 * k + 15)
+    r.call("cudaMalloc", 1_200, 6_200)
+    r.call("cudaFree", 6_300, 40_000)
+    r.ran("aten::add", 40_100, 40_200)
+    found = document(tmp_path, r)
+    assert "nothing that the device" in found["verdict_reason"]
+    assert {row["part"] for row in found["step"]["budget"] if row["ms_per_step"] > 1} == {"unknown"}

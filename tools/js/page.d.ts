@@ -167,5 +167,5 @@ interface DocumentEventMap {
   "show-cell": CustomEvent<{ metric: string; rank: number; step: number }>;
 }
 
-/** Names of parts, losses, slices and causes, from `report/names.py`. */
+/** Names of parts, losses, slices and causes, from `contract/names.py`. */
 declare const NAMES: Record<"parts" | "groups" | "kinds" | "causes" | "path", Record<string, string>>;

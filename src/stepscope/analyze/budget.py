@@ -354,6 +354,10 @@ def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s)
     cause = np.full(len(idle), NOTHING, np.uint8)
     cause[queued] = np.where(long, np.where(elsewhere, Cause.OTHER_STREAM, Cause.QUEUED), Cause.TURNAROUND)[queued]
     cause[launched == np.iinfo(np.int64).max] = Cause.UNKNOWN
+    for last in np.flatnonzero((next_work < 0) & (idle.end - idle.start >= STALL_NS)).tolist():
+        frames = _spans(rank, np.flatnonzero(of_kinds(rank.kinds, (EventKind.PYTHON,))), None)
+        if 2 * clip(frames, int(idle.start[last]), int(idle.end[last])).total_ns > idle.end[last] - idle.start[last]:
+            cause[last] = Cause.STALL  # the host runs Python to the end of the step and launches nothing
     return cause
 
 
@@ -695,7 +699,9 @@ def _own_layers(rank: Rank) -> Layers:
     copies = copies[rank.trace["dur_ns"][copies] >= _BLOCKING_COPY_NS]
     # without any recorded call, operators that launch look like those that compute
     computed = spans(rank, operators_without_calls(rank)) if len(runtime_rows(rank)) else EMPTY
-    return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies))]
+    # a call waits for the device or does the host's own work: nobody knows which
+    calls = (PART_CODE["unknown"], spans(rank, runtime_rows(rank)))
+    return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies)), calls]
 
 
 def _unknown_compute(layers: Layers) -> Layers:

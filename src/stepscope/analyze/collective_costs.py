@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepscope.analyze.budget import RankBudget
 from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, recorded_events, running_operators, spans
 from stepscope.analyze.kernels import KernelCosts
-from stepscope.analyze.phases import StepPeriods, step_periods
+from stepscope.analyze.phases import StepPeriods, device_window, step_periods
 from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.intervals import (
     EMPTY,
@@ -127,7 +127,8 @@ def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
         end = max(int(steps.end_ns.max()), int(work.end_ns.max()) if len(work) else 0)
         return int(steps.start_ns.min()), end, ()
     if len(work):
-        return int(work.start_ns.min()), int(work.end_ns.max()), (_no_steps(rank, "the device operations"),)
+        spanned = f"the range {steps.named!r}" if steps.bound_window else "the device operations"
+        return *device_window(rank), (_no_steps(rank, spanned),)
     busy = union_of(host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns))
     if not len(busy):
         return None

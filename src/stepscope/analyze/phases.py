@@ -565,7 +565,7 @@ def step_periods(rank: Rank) -> StepPeriods | None:
     if rank.has_device:
         work = rank.work
         in_steps = rank.steps.known > 0 and bool((work.step >= 0).any())
-        return _device_periods(rank) if in_steps else _one(work.start_ns.min(), work.end_ns.max())
+        return _device_periods(rank) if in_steps else _one(*device_window(rank))
     if rank.steps.known:
         start, end = rank.steps.start_ns, _host_ends(rank)
         return _periods(np.arange(len(start)), start, end, np.ones(len(start), bool))
@@ -574,6 +574,14 @@ def step_periods(rank: Rank) -> StepPeriods | None:
         return None
     start = rank.trace["ts_ns"][rows]
     return _one(start.min(), (start + rank.trace["dur_ns"][rows]).max())
+
+
+def device_window(rank: Rank) -> tuple[int, int]:
+    """Return the span of a device's work, or that of the range around all launches where one bounds the window."""
+    start, end = int(rank.work.start_ns.min()), int(rank.work.end_ns.max())
+    if rank.steps.bound_window and len(rank.steps):
+        start, end = min(start, int(rank.steps.start_ns.min())), max(end, int(rank.steps.end_ns.max()))
+    return start, end
 
 
 def profiled_step_ns(periods: Sequence[StepPeriods | None]) -> float | None:
@@ -590,6 +598,10 @@ def _device_periods(rank: Rank) -> StepPeriods | None:
     step = np.flatnonzero(ends > np.iinfo(np.int64).min)
     end = np.maximum.accumulate(ends[step])
     begin, known = _beginning(rank, int(end[0]))
+    if (
+        len(step) == 1 and not known and rank.steps.bound_window
+    ):  # no next step holds the host's time after the last work
+        end = np.maximum(end, rank.steps.end_ns[step])
     start = np.concatenate(([begin], end[:-1]))
     return _periods(step, start, end, np.concatenate(([known], np.diff(rank.steps.number[step]) == 1)))
 
@@ -600,7 +612,7 @@ def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:
     before = (work.step < 0) & (work.start_ns < first_start_ns)
     if before.any():
         return min(int(work.end_ns[before].max()), first_end_ns), True
-    if not rank.steps.by_profiler:  # the window is the span of the device's operations, and the trace may be cut to it
+    if not rank.steps.bound_window:  # the window is the span of the device's operations, and the trace may be cut to it
         return int(first_start_ns), False
     return min(int(rank.steps.start_ns[0]), int(first_start_ns)), False
 

@@ -1,5 +1,8 @@
 """The names that people read for the ids of the report's JSON, on the terminal, in pages, notebooks and pictures."""
 
+from collections.abc import Mapping
+from typing import Any
+
 PARTS = {
     "forward": "forward",
     "backward": "backward",
@@ -15,6 +18,7 @@ PARTS = {
     "host_sync": "host synchronisation",
     "allocator": "memory allocation",
     "host_stall": "host stalled",
+    "unmatched": "unmatched communication",
     "unknown": "cause unknown",
     "other": "other",
 }
@@ -47,7 +51,7 @@ KINDS = {
     "optimizer": "optimizer",
     "other": PARTS["other_compute"],
     "transfer": "communication",
-    "unmatched": "unmatched communication",
+    "unmatched": PARTS["unmatched"],
     "copy": PARTS["copy"],
     "range": "host range",
     "idle": "idle, with its cause",
@@ -99,3 +103,16 @@ def words(id_: str) -> str:
 
 #: as the scripts of the pages read them
 FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH}
+
+
+def shown_parts(step: Mapping[str, Any]) -> dict[str, float]:
+    """Return the milliseconds of each part of the budget, communication without a counterpart on its own.
+
+    The budget counts it as unknown: whether it waited for a rank or for the network is not.
+
+    >>> shown_parts({"budget": [{"part": "unknown", "ms_per_step": 5.0}], "unmatched_comm_ms": 4.0})
+    {'unknown': 1.0, 'unmatched': 4.0}
+    """
+    times: dict[str, float] = {row["part"]: row["ms_per_step"] for row in step["budget"]}
+    unmatched = min(step.get("unmatched_comm_ms") or 0.0, times.get("unknown", 0.0))
+    return {**times, "unknown": times["unknown"] - unmatched, "unmatched": unmatched} if unmatched else times

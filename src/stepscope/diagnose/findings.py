@@ -30,9 +30,11 @@ from stepscope.analyze.replay.removal import Fix, Saving, bounded, saving_of, sa
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose import communication, device, host, lines, ranks
 from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
+from stepscope.diagnose.measures import COMPUTE, HOST
 from stepscope.diagnose.ranks import ranks_text
 from stepscope.diagnose.recording import (
     EVERYTHING,
+    HOST_ONLY,
     Scope,
     applied,
     applies,
@@ -41,7 +43,6 @@ from stepscope.diagnose.recording import (
     why_unknown,
 )
 from stepscope.records import dataclass, once_per_record
-from stepscope.run.rank import CPU, rank_ranges
 from stepscope.units import ms
 
 KINDS: tuple[Kind, ...] = (*ranks.KINDS, *host.KINDS, *communication.KINDS, *device.KINDS, *lines.KINDS)
@@ -354,13 +355,13 @@ MEMORY = "memory-bound"
 
 # every part of the budget is in one category
 PARTS_OF = {
-    "compute-bound": ("forward", "backward", "optimizer", "other_compute"),
+    "compute-bound": COMPUTE,
     "communication-bound": ("exposed_transfer",),
     "straggler-bound": ("wait",),
     "pipeline-bound": ("pipeline_bubble",),
     "copy-bound": ("copy",),
     "data-bound": ("data_loading",),
-    "host-bound": ("launch_gap", "host_sync", "allocator", "host_stall"),
+    "host-bound": HOST,
     UNCLEAR: ("unknown",),
 }
 
@@ -517,13 +518,14 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     step = account.step
     if step is None or not step.step_ns:
         return Conclusion(UNCLEAR, "no step was recorded", None)
-    unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
-    if unseen:
-        return Conclusion(UNCLEAR, f"the trace has no device activity of rank {rank_ranges(unseen)}", None)
+    for limit, reason in recording_of(account).limits:
+        if limit.kind == HOST_ONLY:  # the largest part of the host's time bounds nothing next to an unseen device
+            return Conclusion(UNCLEAR, f"{reason}; {limit.again}", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
     share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
-    best = "" if first is None else f"; no single fix saves {WORTH_NAMING_PCT:.0f} %"
+    surely = "saves" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "is sure to save"
+    best = "" if first is None else f"; no single fix {surely} {WORTH_NAMING_PCT:.0f} %"
     if largest == UNCLEAR:
         return Conclusion(UNCLEAR, f"{share}{why_unknown(account)}", None)
     doubt = _doubt(account, largest, times[largest])

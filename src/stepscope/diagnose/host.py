@@ -17,6 +17,7 @@ from stepscope.analyze.phases import loop_in, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
     at_any_factor,
+    faster_work,
     hidden_copies,
     save_ns,
     without_allocator,
@@ -66,7 +67,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope, made_already
+from stepscope.diagnose.recording import Need, Scope, made_already, missing, uses_torch
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -453,12 +454,30 @@ def _unexplained_ns(known: RankLines) -> float:
     return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
 
 
+# operators that only describe a tensor or reserve its memory: where one takes long, the host paused
+_COMPUTE_NOTHING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "expand_as",
+        "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
+        "unflatten", "unfold", "unsqueeze", "view", "view_as",
+    )
+)  # fmt: skip
+
+
 def _computed(account: Account) -> list[Evidence]:
     found: dict[str, int] = {}
     for rank in account.run.ranks:
-        for row in computing_operators(rank).tolist():
-            name = rank.trace.strings[rank.trace["name"][row]]
-            found[name] = found.get(name, 0) + int(rank.trace["dur_ns"][row])
+        calls = host_calls(rank)
+        strings, dur = rank.trace.strings, calls.end_ns - calls.start_ns
+        long = calls.at_rows(computing_operators(rank))
+        for call in long[~np.isin(long, calls.parent[long])].tolist():  # the innermost: others wait for what they call
+            took = int(dur[call])
+            if strings[calls.name[call]] in _COMPUTE_NOTHING:
+                continue
+            while (above := int(calls.parent[call])) >= 0 and above in long and took >= MOSTLY * dur[above]:
+                call = above
+            found[strings[calls.name[call]]] = found.get(strings[calls.name[call]], 0) + took
     steps = max(account.num_steps, 1) * max(len(account.run.ranks), 1)
     longest = sorted(found.items(), key=lambda item: -item[1])[:2]
     return [evidence_ms("computed on the host {per_step}", ns / steps, name) for name, ns in longest]
@@ -670,50 +689,82 @@ def _dataset_lines(account: Account) -> tuple[Where, ...]:
     return tuple(Where(file, int(line), share=min(1.0, share)) for file, line, share in found if line.isdigit())
 
 
+# of its time, a copy takes from or to pinned memory instead of pageable one, about
+_PINNED_SHARE = 0.5
+
+
 def _copies(account: Account) -> Iterator[Match]:
-    """Yield the copies to the device as a cost, with the host's waiting for them."""
-    chosen = transfers_to_device(account)
+    """Yield the copies to the device as a cost, with the host's waiting for them, and slow copies to the host."""
+    chosen, torch = transfers_to_device(account), uses_torch(account)
     spent, step = device_ns(account, chosen), account.step
-    if not spent or step is None or (trains(account.strategy.passes) and _offloads(account)):
+    if step is None or (trains(account.strategy.passes) and _offloads(account)):
         return
-    pageable = _mostly_pageable(account, chosen)
+    pageable = _pageable(account, chosen)
+    down = _pageable(account, [host_device_copies(r) & ~to for r, to in zip(account.run.ranks, chosen, strict=True)])
+    if (slow := device_ns(account, down)) >= NOTABLE * step.step_ns:
+        yield Match(
+            lambda replay: faster_work(replay, down, _PINNED_SHARE),
+            cost_ns=slow,
+            evidence=(evidence_ms("copies to pageable memory of the host {per_step}", slow, "mean rank"),),
+            title="The {waiter} waits for copies to the host",
+            cause="their destination is pageable memory, so the copy blocks the host and goes through a buffer",
+            remedy=f"Copy into pinned memory ({'torch.empty(..., pin_memory=True)' if torch else 'cudaMallocHost'}); copy less, "
+            "less often or in smaller types. Assumes copies at twice the rate.",
+            what_if=(),
+        )
+    if not spent:
+        return
+    is_pageable = device_ns(account, pageable) > MOSTLY * spent
     waits = median(host_waits(account)[0]) / max(len(account.replay.steps), 1) if account.replay else 0.0
     asked = host_ns(account, chosen)
     evidence = [evidence_ms("host-to-device copies {per_step}", spent, "mean rank")]
     if asked > spent:
         evidence.append(evidence_ms("host time for them {per_step}", asked, "mean rank"))
+    small = waits > 0 and spent < NEGLIGIBLE * step.step_ns  # it is the waiting that costs, not the bytes
+    if small:
+        evidence.insert(0, evidence_ms("device idle after synchronisations {per_step}", step.ns("host_sync")))
     if waits:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
     together = "; bring what belongs together in one copy" if waits >= 4 else ""
-    pin = "pin_memory=True in the DataLoader and " if pageable or waits else ""
+    pin, call = ("pin_memory=True in the DataLoader", "tensor.to(device, non_blocking=True)")
+    if not torch:
+        pin, call = ("pinned memory (cudaMallocHost)", "cudaMemcpyAsync")
+    ahead = ", one batch ahead on a separate stream" if account.num_steps else ""
+    # Without a step there is no batch before this one whose work could hide the copies.
+    share = 0.0 if account.num_steps else _PINNED_SHARE if is_pageable else 1.0
     yield Match(
-        at_any_factor(lambda replay: hidden_copies(replay, chosen)),
+        at_any_factor(lambda replay: hidden_copies(replay, chosen, share)),
         facts={
             "why": "the source is pageable memory, so the copy blocks the host"
-            if pageable
+            if is_pageable
             else "the host waits for each until all that was launched before it is done"
             if waits
             else "copies run alone, not overlapped with compute",
-            "how": f"{pin}tensor.to(device, non_blocking=True), one batch ahead on a separate stream; send smaller "
+            "how": f"{f'{pin} and ' if is_pageable or waits else ''}{call}{ahead}; send smaller "
             f"types{together}{'; make what does not change once, on the device' if waits else ''}",
         },
         cost_ns=max(spent, asked),
-        # Hidden copies still take their time, next to whatever else the step does; from pinned memory about half of it.
-        limit_ns=step.step_ns
-        - max(
-            sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
-            max(spent, step.ns("copy")) - (spent / 2 if pageable else 0.0),
+        # Hidden copies still take their time, next to whatever else the step does; from pinned memory less of it.
+        limit_ns=min(
+            spent if not account.num_steps else step.step_ns,
+            step.step_ns if (idle := not_busy_or_copying_ns(account)) is None else idle,
+            step.step_ns
+            - max(
+                sum(step.ns(part) for part in (*COMPUTE, "data_loading")),
+                max(spent, step.ns("copy")) - (spent * (1 - _PINNED_SHARE) if is_pageable else 0.0),
+            ),
         ),
+        title="The host waits in small copies to the device" if small else "",
         evidence=tuple(evidence),
+        what_if=None if not share else (),
     )
 
 
-def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
-    pageable = [
+def _pageable(account: Account, chosen: Sequence[Mask]) -> list[Mask]:
+    return [
         mask & by_string(rank.trace, rank.work.name, lambda s: "Pageable" in s).astype(bool)
         for rank, mask in zip(account.run.ranks, chosen, strict=True)
     ]
-    return device_ns(account, pageable) > MOSTLY * device_ns(account, chosen)
 
 
 def _offloads(account: Account) -> list[Mask]:
@@ -788,7 +839,8 @@ def _launches(account: Account) -> Iterator[Match]:
     idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
     evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
-        evidence.append(evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle))
+        later = evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle)
+        evidence.insert(int(claimed - idle <= idle), later)  # the larger first
     yield Match(
         as_graph,
         facts={"how": f"{how}; {more}"},
@@ -801,7 +853,10 @@ def _between_graphs(account: Account) -> str | None:
     step, graphs = account.step, made_already(account, "launch-overhead")
     if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
         return None
-    return f"lines of the host between graph launches: {graphs}, and the device idles before them"
+    code, by = (
+        ("lines of the host", "") if missing(account, Need.LINES) else ("a check of the code", " (stepscope code)")
+    )
+    return f"{code} between graph launches{by}: {graphs}, and the device idles before them"
 
 
 _ON_HOST = (Need.HOST,)

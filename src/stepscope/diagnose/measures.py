@@ -23,6 +23,7 @@ from stepscope.units import NS_PER_MS
 
 Mask = npt.NDArray[np.bool_]
 COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+HOST = ("launch_gap", "host_sync", "allocator", "host_stall")
 
 
 def typical_host_ns(account: Account, part: str) -> float:
@@ -96,7 +97,7 @@ def host_waits(account: Account) -> tuple[list[int], list[int]]:
 
 
 def _waits(program: Program) -> int:
-    return int((program.released_by != NOTHING).sum())
+    return int((program.released_by != NOTHING).sum()) + (program.tail_released_by != NOTHING)
 
 
 # The time that a kind of fix can remove at most, per step: what its kind claims, by the budget.

@@ -7,6 +7,7 @@ fault is absent; the report lists what was not examined.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
 from stepscope.intervals import Intervals, clip, covered_ns, union
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup
+from stepscope.run.rank import CPU, DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 from stepscope.units import NS_PER_MS
@@ -31,6 +32,7 @@ _HOST = _HOST_ONLY | {"data-bound"}
 _OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
 _IDLE = _HOST | _OTHER_RANKS | {"copy-bound", "unclear"}
 EVERYTHING = _IDLE | {"compute-bound"}
+HOST_ONLY = "host-only"
 
 _WHY_UNKNOWN = {
     "queued": "work was queued and the device did not start it",
@@ -62,7 +64,7 @@ class Limit:
     #: verdicts that cannot be proved
     unprovable: frozenset[str]
     cannot_show: str
-    #: how to record what is missing
+    #: how to record what is missing; `{host}` and `{whole}` are what records the host, or whole steps
     again: str
 
 
@@ -104,10 +106,36 @@ class Recording(ArrayRecord):
 @once_per_record
 def recording_of(account: Account) -> Recording:
     """Return the kind of a recording and what it cannot prove, the most limiting reason first."""
-    held = [(limit, reason) for limit in LIMITS if (reason := limit.reason(account)) is not None]
+    tools = {"host": _host_tool(account), "whole": _whole_tool(account)}
+    held = [
+        (replace(limit, again=limit.again.format(**tools)), reason)
+        for limit in LIMITS
+        if (reason := limit.reason(account)) is not None
+    ]
     named = [limit.kind for limit, _ in held if limit.kind]
     job = "serving" if account.serving else "training" if trains(account.strategy.passes) else "inference"
     return Recording(named[0] if named else job, ranks_missing(account), tuple(held))
+
+
+@once_per_record
+def uses_torch(account: Account) -> bool:
+    """Return whether the program is a PyTorch job: every trace of its profiler is, one of Nsight Systems may be."""
+    return any(
+        "nsight" not in rank.trace.header or any("at::native" in s or "torch" in s.lower() for s in rank.trace.strings)
+        for rank in account.run.ranks
+    )
+
+
+def _host_tool(account: Account) -> str:
+    return (
+        "ProfilerActivity.CPU" if uses_torch(account) else "NVTX ranges in the program, nsys profile --trace=cuda,nvtx"
+    )
+
+
+def _whole_tool(account: Account) -> str:
+    if uses_torch(account):
+        return "record whole steps with CPU and device activities (stepscope record)"
+    return "record whole iterations: nsys profile --trace=cuda,nvtx"
 
 
 def ranks_missing(account: Account) -> tuple[int, ...]:
@@ -125,13 +153,14 @@ def _ranks_missing(account: Account) -> str | None:
     recorded = f"{len(missing)} of {len(missing) + len(account.run.ranks_read)} ranks not recorded"
     if step is None or not account.collectives:
         return recorded
-    spent = sum(step.ns(part) for part in ("exposed_transfer", "wait", "pipeline_bubble")) + step.unmatched_ns
+    waited, spent = step.ns("wait"), step.ns("exposed_transfer") + step.ns("pipeline_bubble") + step.unmatched_ns
     exposed = sorted(account.collectives, key=lambda row: -row.exposed_ns)
     ops = list(dict.fromkeys(row.op.replace("_", "-") for row in exposed if row.exposed_ns or row is exposed[0]))
     most = ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
+    known = f"; {_ms(waited)} ms more are waits for ranks that were" if waited >= _COLD_SHARE * step.step_ns else ""
     if spent < _COLD_SHARE * step.step_ns:
-        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others"
-    return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}"
+        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others{known}"
+    return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}{known}"
 
 
 def _graph_capture(account: Account) -> str | None:
@@ -240,6 +269,11 @@ def _removed_events(account: Account) -> str | None:
     )
 
 
+def _device_unseen(account: Account) -> str | None:
+    unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
+    return f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace" if unseen else None
+
+
 def _device_only(account: Account) -> str | None:
     with_device = [r for r in account.run.ranks if r.has_device]
     if not with_device or any((r.work.launch_row >= 0).any() for r in with_device):
@@ -273,10 +307,13 @@ def _few_operations(account: Account) -> str | None:
 
 @once_per_record
 def _count_operations(account: Account) -> int:
-    """Return how much work the busiest rank recorded: operations of the device, else operators that no other calls."""
-    return max(
-        len(rank.work) if rank.has_device else int((host_calls(rank).parent < 0).sum()) for rank in account.run.ranks
-    )
+    """Return how much work the busiest rank recorded: operations of the device, else operators that call no other."""
+    return max(len(rank.work) if rank.has_device else _innermost(rank) for rank in account.run.ranks)
+
+
+def _innermost(rank: Rank) -> int:
+    calls = host_calls(rank)
+    return len(calls) - len(distinct(calls.parent[calls.parent >= 0]))
 
 
 def _cold_start(account: Account) -> str | None:
@@ -348,7 +385,7 @@ def _ms(time_ns: float) -> str:
 
 
 _WARM = "record again after a few warm-up steps"
-_WHOLE = "record whole steps with CPU and device activities (stepscope record)"
+_WHOLE = "{whole}"
 
 # the most limiting first
 LIMITS = (
@@ -356,6 +393,7 @@ LIMITS = (
           "record again once the graphs are replayed"),
     Limit("graph-capture", _idle_capture, _HOST, "why the device idles in a run",
           "record again once the graphs are replayed"),
+    Limit(HOST_ONLY, _device_unseen, EVERYTHING - _HOST, "what the device did", "record with ProfilerActivity.CUDA"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _lost_records, EVERYTHING, "what the device did",
           "record fewer steps, so that the profiler's buffers hold them"),
@@ -366,10 +404,10 @@ LIMITS = (
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
     Limit("device-only", _device_only, _HOST, "why the device idled",
-          "record with ProfilerActivity.CPU and ProfilerActivity.CUDA"),
+          "record with {host} and device activity"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
     Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
-          "record host activity as well (ProfilerActivity.CPU)"),
+          "record host activity as well ({host})"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip
@@ -494,8 +532,8 @@ _HOW: dict[Need, Callable[[Account], str]] = {
     Need.STEPS: lambda a: "steps: profiler.step() in the loop, or stepscope record",
     Need.ALL_RANKS: _ranks_said,
     Need.DEVICE: lambda a: "device activity: ProfilerActivity.CUDA",
-    Need.HOST: lambda a: "operators of the host: ProfilerActivity.CPU",
-    Need.LAUNCHES: lambda a: "the launches of device work: ProfilerActivity.CPU",
+    Need.HOST: lambda a: f"operators of the host: {_host_tool(a)}",
+    Need.LAUNCHES: lambda a: f"the launches of device work: {_host_tool(a)}",
     Need.SHAPES: lambda a: "shapes: record_shapes=True, or stepscope record --shapes",
     Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
     Need.PEAK: lambda a: "the device's peak: --hardware FILE",

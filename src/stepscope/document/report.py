@@ -591,6 +591,8 @@ def _step(account: Account) -> dict[str, Any]:
         "overlap_efficiency": account.overlap_efficiency,
         "late_rank": account.late_rank,
         "core_wait_ms": None if step is None or waited is None else ms(waited * step.step_ns),
+        # of the part `unknown`
+        "unmatched_comm_ms": None if step is None else ms(step.unmatched_ns),
         "budget": [
             {
                 "part": p.part,

@@ -5,6 +5,17 @@ from typing import Any
 
 #: share of a saving that its range must reach for one number to stand for it
 _CLEAR = 0.5
+# of the step, in percent: "nothing" is not said of a part as large that was not examined
+_LARGE_PCT = 10.0
+# the part of the budget that a fault explains
+_PART_OF = {
+    "data-loading": "data_loading",
+    "launch-overhead": "launch_gap",
+    "host-device-sync": "host_sync",
+    "host-to-device-copy": "copy",
+    "host-stall": "host_stall",
+    "allocator": "allocator",
+}
 
 
 def headline_sentence(document: Mapping[str, Any]) -> str:
@@ -22,9 +33,11 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     if first is None:
         limits = "; ".join(recording.get("cannot_show") or ())
         shown = f" Not shown: {limits}." if limits else ""
-        return f"Nothing worth fixing was found ({document['verdict']}).{missing}{shown}"
+        unexamined = _large_unexamined(document)
+        among = " in what was examined" if unexamined else ""
+        return f"Nothing worth fixing was found{among} ({document['verdict']}).{missing}{unexamined}{shown}"
     step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"]
-    saving_ms, whole = first["saving_alone_ms"], "step" if document["run"]["num_steps"] else "window"
+    saving_ms, whole = first["saving_alone_ms"], _whole(document)
     low, high = first["saving_low_ms"], min(first["saving_high_ms"], step_ms or first["saving_high_ms"])
     if low < _CLEAR * saving_ms:  # one number would claim too much
         span = f"{two_digits(low)}–{two_digits(high)}" if low > 0.05 * saving_ms else f"up to {two_digits(high)}"  # noqa: RUF001
@@ -67,6 +80,20 @@ def _subject(finding: Mapping[str, Any], num_ranks: int) -> str:
         return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} hold up {others}"
     title = finding["title"].rstrip(".")
     return title if "." in title.split(" ")[0] else title[:1].upper() + title[1:]  # file names keep their case
+
+
+def _large_unexamined(document: Mapping[str, Any]) -> str:
+    """Return the faults that were not examined although what they would explain is a large part of the step."""
+    pct = {row["part"]: row["pct"] for row in (document["step"] or {}).get("budget") or ()}
+    rules = [
+        one["rule"] for one in document["not_examined"] if (pct.get(_PART_OF.get(one["rule"], "")) or 0) >= _LARGE_PCT
+    ]
+    named = (f"{rule}, up to {pct[_PART_OF[rule]]:.0f} % of the {_whole(document)}" for rule in rules)
+    return f" Not examined: {'; '.join(named)}." if rules else ""
+
+
+def _whole(document: Mapping[str, Any]) -> str:
+    return "step" if document["run"]["num_steps"] else "window"
 
 
 def _missing_ranks(run: Mapping[str, Any]) -> str:

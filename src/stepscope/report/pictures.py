@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.contract.collectives import bus_factor
-from stepscope.contract.names import LOSSES, PARTS, PATH
+from stepscope.contract.names import LOSSES, PARTS, PATH, shown_parts
 from stepscope.cost.calibration import Calibration
 from stepscope.errors import UsageError
 from stepscope.report.charts import (
@@ -48,14 +48,15 @@ _PATH_COLOUR = {
 
 def budget(document: Document) -> Drawing | None:
     """Return the step as one bar per part, the longest first."""
-    parts = sorted((p for p in document["step"]["budget"] if p["pct"] > 0), key=lambda p: -p["ms_per_step"])
+    parts = sorted(((p, t) for p, t in shown_parts(document["step"]).items() if t > 0), key=lambda one: -one[1])
     whole = "step" if document["run"]["num_steps"] else "window"
-    total = unit_text(sum(p["ms_per_step"] for p in parts), "ms")
+    all_ms = sum(time_ms for _, time_ms in parts)
+    total = unit_text(all_ms, "ms")
     bars = [
-        Bar(PARTS.get(p["part"]) or _words(p["part"]),
-            [(PART_COLOUR.get(p["part"], p["part"]), f"per {whole}", p["ms_per_step"])],
-            f"{unit_text(p['ms_per_step'], 'ms')}, {p['pct']:.0f} %")
-        for p in parts
+        Bar(PARTS.get(part) or _words(part),
+            [(PART_COLOUR.get(part, part), f"per {whole}", time_ms)],
+            f"{unit_text(time_ms, 'ms')}, {100 * time_ms / all_ms:.0f} %")
+        for part, time_ms in parts
     ]  # fmt: skip
     title = f"{whole.capitalize()} time by category{', mean rank' * (document['run']['num_ranks'] > 1)}"
     return (bars and bar_chart(

@@ -273,8 +273,22 @@ def _whole(rank: Rank) -> Steps | None:
     if rank.has_device and len(host):
         # The device may be busy with earlier work: what the host does meanwhile is part of the window.
         first_ns = min(first_ns, max(rank.work.start_ns.min(), rank.trace["ts_ns"][host].min()))
-    bounds = np.array([first_ns], np.int64), np.array([end.max() + 1], np.int64)
-    return unnamed_steps(*bounds, "the whole window", is_window=True)
+    last_ns, around = end.max() + 1, _range_around(rank, first_ns, end.max()) if rank.has_device else None
+    if around is not None:
+        first_ns, last_ns = rank.trace["ts_ns"][around], rank.trace["ts_ns"][around] + rank.trace["dur_ns"][around]
+    whole = unnamed_steps(
+        np.array([first_ns], np.int64), np.array([last_ns], np.int64), "the whole window", is_window=True
+    )
+    return whole if around is None else replace(whole, named=rank.trace.strings[rank.trace["name"][around]])
+
+
+def _range_around(rank: Rank, first_ns: int, last_ns: int) -> int | None:
+    """Return the row of the shortest range that holds all launches, and mostly work of the device; None without one."""
+    rows = np.flatnonzero(rank.kinds == int(EventKind.ANNOTATION))
+    start, dur = rank.trace["ts_ns"][rows], rank.trace["dur_ns"][rows]
+    worked_ns = int(rank.work.end_ns.max() - rank.work.start_ns.min())
+    fits = np.flatnonzero((start <= first_ns) & (start + dur >= last_ns) & (dur <= 2 * worked_ns))
+    return int(rows[fits[np.argmin(dur[fits])]]) if len(fits) else None
 
 
 def _with_steps(rank: Rank, steps: Steps) -> Rank:
@@ -874,9 +888,10 @@ def _unseen_devices(run: Run) -> list[str]:
     if not unseen:
         return []
     launches, which = sum(r.joins.launches_without_work for r in unseen), rank_ranges([r.rank for r in unseen])
+    seen = f" ({launches:,} launches, no kernel)" if launches else ""
     return [
-        f"the device of rank {which} was not recorded ({launches:,} launches, no kernel): "
-        "results cover the host only; record with ProfilerActivity.CUDA"
+        f"the device of rank {which} was not recorded{seen}: "
+        "results cover the host only, what the device did is unknown; record with ProfilerActivity.CUDA"
     ]
 
 

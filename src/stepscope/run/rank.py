@@ -243,8 +243,13 @@ class Steps(ArrayRecord):
 
     @property
     def by_profiler(self) -> bool:
-        """Return whether the profiler marked them; only then they bound the window."""
+        """Return whether the profiler marked them."""
         return self.named == PROFILER_STEP
+
+    @property
+    def bound_window(self) -> bool:
+        """Return whether they bound the window: the profiler marked them, or it is a range around all launches."""
+        return self.by_profiler or (self.is_window and bool(self.named))
 
     @property
     def recorded(self) -> "Steps":
@@ -614,11 +619,21 @@ def lookup(keys: Numbers, values: Numbers, wanted: Int64s) -> Rows:
 
 
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
-    correlation = trace.arg("correlation")
-    [calls] = _of_each_kind(correlation, kinds, EventKind.RUNTIME)
+    found, launches, reused = _calls_by(trace, kinds, "correlation", device_rows)
+    if len(found) and (found < 0).all():  # old ROCm profilers number the calls by external ids
+        by_id, calls, shared = _calls_by(trace, kinds, "external_id", device_rows)
+        if not shared:  # else they are ids of operators, each around several calls
+            return by_id, calls, shared
+    return found, launches, reused
+
+
+def _calls_by(trace: Trace, kinds: Kinds, column: str, device_rows: Rows) -> tuple[Rows, Rows, int]:
+    """Return the call whose number each device operation has, all launching calls, and how many share a number."""
+    numbers = trace.arg(column)
+    [calls] = _of_each_kind(numbers, kinds, EventKind.RUNTIME)
     has = np.flatnonzero(calls.values > 0)
     runtime, key = calls.rows[has].astype(np.int64), calls.values[has]
-    found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
+    found = lookup(key, runtime, numbers.at(device_rows, missing=-1))
     launching = np.flatnonzero(by_string(trace, trace["name"][runtime], lambda s: bool(_LAUNCHES.search(s))))
     reused = len(launching) - len(distinct(key[launching]))
     return found, runtime[launching], reused
@@ -1270,6 +1285,8 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 
 
 CPU = "CPU"
+# an allocation that takes longer creates a device's context
+_CONTEXT_NS = 100_000_000
 # labels of processes that say nothing of the chip
 _NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 
@@ -1423,9 +1440,13 @@ class Rank(ArrayRecord):
 
     @cached_property
     def _unseen_launches(self) -> int:
-        """Return launches without device work; where no call was recorded, operators of libraries for devices."""
+        """Return launches without device work; where no call was recorded, operators of libraries for devices, or new
+        tensors that took long: memory of the host is reserved at once, the first one of a device creates its context.
+        """
         of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
-        return self.joins.launches_without_work or len(of_library)
+        new = self.rows_named(lambda name: name in ("aten::empty", "aten::empty_strided"), EventKind.HOST_OP)
+        on_device = int((self.trace["dur_ns"][new] >= _CONTEXT_NS).sum())
+        return self.joins.launches_without_work or len(of_library) or on_device
 
     @property
     def device_name(self) -> str | None:

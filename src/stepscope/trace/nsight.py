@@ -20,6 +20,7 @@ from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import ARGS, DENSE, Int64s, Quality, SparseColumn, Trace, drop_implausible
+from stepscope.units import printable
 
 # The columns of the event table as chunks of rows fill them, process by process.
 #
@@ -789,7 +790,6 @@ def _environment_rank(db: Database) -> tuple[int, int | None] | None:
 
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
-_NO_DEVICE = "no process in it used a device; record with nsys profile --trace=cuda,nvtx"
 
 
 def read_nsys(
@@ -845,8 +845,21 @@ def _read(
     session = _session_of(db)
     traces = _traces(db, named, size, texts, events, communicators, session)
     if not traces:
-        raise TraceError(f"{db.path}: {_NO_DEVICE}")
+        raise TraceError(f"{db.path}: {_no_device(db)}")
     return traces
+
+
+def _no_device(db: Database) -> str:
+    """Return why an export holds no device activity: it was not traced, not collected, or there was none."""
+    captured = _names_and_values(db, "META_DATA_CAPTURE")
+    traced = any(name.endswith(":COLLECT_CUDA_TRACE") and db.text(value) == "true" for name, value in captured)
+    if not traced:
+        return "no device activity was recorded; record with nsys profile --trace=cuda,nvtx"
+    said = (db.text(raw) or "" for chunk in db.chunks("DIAGNOSTIC_EVENT", ("text",)) for raw in chunk["text"])
+    if failed := next((text for text in said if "CUPTI_ERROR" in text), None):
+        why = printable(failed, width=100)
+        return f"Nsight Systems could not collect device activity ({why}); update it or the driver"
+    return "CUDA was traced and no device activity recorded: either the program used no device, or it was not collected"
 
 
 def _all_rows(db: Database, texts: Texts, events: Events, communicators: Communicators) -> Iterator[Rows]:
@@ -957,7 +970,7 @@ def overview(path: str | Path, *, progress: Callable[[int], None] | None = None)
                 kernels += int(sound.sum()) if table in (KERNELS, GRAPHS) else 0
                 add(len(rows.process))
         if not used:
-            raise TraceError(f"{db.path}: {_NO_DEVICE}")
+            raise TraceError(f"{db.path}: {_no_device(db)}")
         session = _session_of(db)
     made = communicators.made
     headers = [_rank_header(session, process, made, is_only=len(used) == 1)[0] for process in sorted(used)]

@@ -14,7 +14,7 @@ from stepscope.run.rank import Rank
 
 def one_gap(r: RankTrace, *, start: float, end: float, at: float, stream: int = 7, thread: int = 100) -> None:
     """A step whose device is idle from `start` to `end`, when work launched at `at` begins."""
-    r.step(0, 0, end + 500)
+    r.step(0, 0, end + 200)
     r.kernel("before", at=5, start=10, end=start)
     r.kernel("after", at=at, start=end, end=end + 100, stream=stream, thread=thread)
     r.kernel("last", at=at + 5, start=end + 100, end=end + 200)
@@ -68,7 +68,7 @@ def test_block_on_the_main_thread_delays_the_autograd_thread(tmp_path: Path) -> 
 
 def test_later_gaps_belong_to_a_block_until_the_lost_lead_is_used_up(tmp_path: Path) -> None:
     r = RankTrace()
-    r.step(0, 0, 5000)
+    r.step(0, 0, 1500)
     r.kernel("long", at=5, start=10, end=1000)
     r.kernel("queued", at=8, start=1000, end=1100)  # the device never runs dry during the synchronisation
     r.call("cudaStreamSynchronize", 100, 250, thread=100)

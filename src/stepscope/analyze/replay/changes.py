@@ -407,15 +407,22 @@ def copies_to_device(rank: Rank) -> Mask:
     return named & (rank.work.kind == EventKind.COPY)
 
 
-def hidden_copies(replay: Replay, copies: Chosen) -> Replay:
-    """Return the run in which these copies take nothing, and the host waits for none that goes to the device."""
+def hidden_copies(replay: Replay, copies: Chosen, share: float = 0.0) -> Replay:
+    """Return the run in which these copies take a share of their time, none by default, and the host waits for none
+    that goes to the device.
+    """
     ranks = replay.shared.run.ranks
     programs = []
     for rank, program, mask in zip(ranks, without_waits(replay), copies, strict=True):
         items = mask[program.device_index] if rank.has_device else np.zeros(len(program), bool)
         further = items & np.append(False, items[:-1])[: len(items)]
         shorter = program.with_own_ns(np.where(further, 0, program.host.own_ns))
-        programs.append(replace(shorter, duration_ns=np.where(items, 0, program.duration_ns)))
+        programs.append(
+            replace(
+                shorter,
+                duration_ns=np.where(items, np.rint(share * program.duration_ns), program.duration_ns).astype(np.int64),
+            )
+        )
     return rebuilt(replay, programs)
 
 

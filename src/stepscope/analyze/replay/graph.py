@@ -228,19 +228,22 @@ def _releases(
     """Return for each item the operation that the host waited for just before it, and what it took to return; one
     more for waiting between the last item and the end of the last step. Calls of the rows `without_calls` are left out.
 
-    Which operation that was is read off the clock: the last one to end before the call returned.
+    Which operation that was is read off the clock: the last one to end before the call returned. The call of a pageable
+    copy returns once the data is staged: where that is shortly before the copy ends, it waited for the copy.
     """
-    launched, end_ns = rank.trace["ts_ns"][rank.work.launch_row[rows]], rank.work.end_ns[rows]
+    launch_row, start_ns, end_ns = rank.work.launch_row[rows], rank.work.start_ns[rows], rank.work.end_ns[rows]
+    launched = rank.trace["ts_ns"][launch_row]
     last_ns = int(rank.steps.end_ns[among(rank.steps.number, numbers)].max())
     released_by = np.full(len(launched) + 1, NOTHING, np.int64)
     lag = np.zeros(len(launched) + 1, np.int64)
     starts, ends_, calls = blocking_calls(rank, synchronisations_only=True)
     kept = np.ones(len(calls), bool) if without_calls is None else ~among(calls, without_calls)
     kept &= starts < last_ns
-    starts, ends_ = starts[kept], ends_[kept]
+    starts, ends_, calls = starts[kept], ends_[kept], calls[kept]
     before = np.searchsorted(launched, starts, side="right").tolist()
     after = np.searchsorted(launched, ends_, side="left").tolist()
-    for start, end, asked, following in zip(starts.tolist(), ends_.tolist(), before, after, strict=True):
+    each = zip(starts.tolist(), ends_.tolist(), calls.tolist(), before, after, strict=True)
+    for start, end, call, asked, following in each:
         if not asked:
             continue
         low = max(0, asked - _MAX_IN_FLIGHT)
@@ -250,6 +253,8 @@ def _releases(
             release = low + int(fits[np.argmax(ends[fits])])
             released_by[following] = release
             lag[following] += max(0, end - int(end_ns[release]))
+        elif launch_row[asked - 1] == call and 2 * end > start_ns[asked - 1] + end_ns[asked - 1]:
+            released_by[following] = asked - 1
     return released_by, lag
 
 

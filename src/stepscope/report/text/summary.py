@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from stepscope.contract.names import PARTS
+from stepscope.contract.names import PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
 from stepscope.document.sentence import headline_sentence, three_digits, two_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
@@ -43,7 +43,7 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _COMPUTE = ("forward", "backward", "optimizer", "other_compute")
 _STYLES = {
     **dict.fromkeys((*_COMPUTE, "compute"), "green"),
-    "exposed_transfer": "red",
+    **dict.fromkeys(("exposed_transfer", "unmatched"), "red"),
     **dict.fromkeys(("wait", "pipeline_bubble"), "magenta"),
     **dict.fromkeys(("copy", "data_loading"), "yellow"),
     **dict.fromkeys(("launch_gap", "host_sync", "allocator", "host_stall"), "cyan"),
@@ -392,8 +392,7 @@ def _by_need(document: Json) -> dict[str, list[str]]:
 
 
 def _where(view: _View, most: int) -> list[Row]:
-    budget, step_ms = view.document["step"]["budget"], view.step_ms
-    times: dict[str, float] = {row["part"]: row["ms_per_step"] for row in budget}
+    times, step_ms = shown_parts(view.document["step"]), view.step_ms
     label: Callable[[_View, str], tuple[str, str]] = _part_label
     if view.is_light and step_ms:
         times, label = _regions(view, step_ms), lambda _, part: (printable(part, width=24), "green")
@@ -685,7 +684,7 @@ def _unexamined(view: _View) -> list[Row]:
 
 
 def _all_parts(view: _View) -> list[Row]:
-    parts = [(*_part_label(view, row["part"]), row["ms_per_step"]) for row in view.document["step"]["budget"]]
+    parts = [(*_part_label(view, part), time_ms) for part, time_ms in shown_parts(view.document["step"]).items()]
     known = [part for part in parts if part[2] >= 0.005 * (view.step_ms or 0.0) and part[2] > 0]
     return _bars(view, known) if known else []
 
