@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from stepscope.record.failsafe import explain, say
 from stepscope.record.groups import whereabouts
 from stepscope.record.helper.handover import JobFacts, hand_over_files, introduce
 from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.lifetime import LIFETIME
 from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers import Samplers, standard_samplers
 from stepscope.record.step_statistics import FIRST_STEPS
@@ -317,14 +319,25 @@ class Recorder:
             self._stand_down()
             self._run.finish()
             return
+        self._note_end()
         self._watched.finish()
         self._log.flush()
         self._known.send(self._run)
         hand_over_files(self._run, self.samplers, "on_close")
         self._run.finish()
 
+    def _note_end(self) -> None:
+        """Note what passed since the last step, and the error that ends the process, if any."""
+        end_ns = time.time_ns()
+        dur_ns, regions = self._times.end(perf_counter_ns(), None)
+        self.note(after_steps={"end_ns": end_ns, "dur_ns": dur_ns, "regions": regions})
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.note(failure=type(error).__name__)
+
     def _forget(self) -> None:
         global _current
+        LIFETIME.in_forked_child()
         if self._run is not None:
             self.on = False
             self._run.forget()

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
-from stepscope.errors import UsageError
+from stepscope.contract.run_folder import LAUNCH, RUN_JSON, SCHEMA, atomic_write, json_object_in, rank_of
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.config import KINETO_SETTINGS, RecordConfig
 from stepscope.record.failsafe import DONE, ERRNO, FOLDERS, HELPER, SAID, SEEN_VARIABLE
 from stepscope.record.helper.claim import folders_of_launch
@@ -347,7 +347,11 @@ def launch(
 ) -> LaunchOutcome:
     """Return how the command ended, after running it under the recorder; `run` runs it in another way."""
     config = replace(
-        config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
+        config,
+        command=tuple(command),
+        out=str(Path(config.out).absolute()),
+        run_id=config.run_id or uuid.uuid4().hex,
+        launched_ns=time.time_ns(),
     )
     seen = _seen_folder()
     try:
@@ -356,10 +360,12 @@ def launch(
         if config.outside_tool is not None and is_one_process(command, env):
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
         exit_code = (run or _run)(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
+        ended_ns = time.time_ns()
         trouble = trouble_of_helpers(seen) if seen is not None else None
         files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
         told = [Path(line) for file in files for line in file.read_text().splitlines()]
         folders = tuple(sorted({*told, *folders_of_launch(config.out, str(config.run_id))}))
+        _note_end(folders, config, ended_ns=ended_ns, exit_code=exit_code)
         outputs = keep_outputs(config, folders) if config.outside_tool is not None else []
         return LaunchOutcome(
             exit_code,
@@ -373,6 +379,15 @@ def launch(
     finally:
         if seen is not None:
             remove_scratch(seen)
+
+
+def _note_end(folders: Sequence[Path], config: RecordConfig, *, ended_ns: int, exit_code: int) -> None:
+    """Note in the newest folder when the job ended and how, where that can be written."""
+    newest = max(folders, key=lambda folder: (len(folder.name), folder.name), default=None)
+    if newest is not None:
+        about = {"launch_id": config.run_id, "launched_ns": config.launched_ns, "ended_ns": ended_ns}
+        with suppress(OSError, StepscopeError), atomic_write(newest / LAUNCH, synced=False) as f:
+            f.write(json.dumps({"schema": SCHEMA, **about, "exit_code": exit_code}).encode() + b"\n")
 
 
 def _seen_folder() -> Path | None:
