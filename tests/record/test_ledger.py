@@ -4,7 +4,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torchrun = f"{sys.executable} -W ignore -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2"
     # `date` by hand: what the launcher itself takes is part of the job
     script = f"date +%s.%N > began; {torchrun} --monitor-interval 0.1 {JOB}; code=$?; date +%s.%N > ended; exit $code"
-    command = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", "run", "--", "sh", "-c", script]
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.cli.main",
+        "record",
+        "--light",
+        "--out",
+        "run",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
     done = subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return where
@@ -60,16 +72,16 @@ def by_hand(where: Path) -> tuple[float, dict[str, float]]:
     return ended - began, parts
 
 
-def _of_rank(
-    stamps: list[Stamp], began: float, ended: float, killed: dict[int, float]
-) -> Iterator[tuple[str, float]]:
+def _of_rank(stamps: list[Stamp], began: float, ended: float, killed: dict[int, float]) -> Iterator[tuple[str, float]]:
     usual = statistics.median(end - begin for _, what, begin, end, _ in stamps if what == "step")
     for attempt in range(3):
         own = [one for one in stamps if one[0] == attempt]
         steps = [one for one in own if one[1] == "step"]
-        took = {what: sum(e - b for _, w, b, e, _ in own if w == what) for what in ("save", "load", "evaluation")}
-        yield from (("checkpoint_save", took["save"]), ("checkpoint_load", took["load"]), ("evaluation", took["evaluation"]))
-        yield "compile", sum(max(0.0, end - begin - usual) for _, _, begin, end, _ in steps[:2])
+        calls = ("save", "load", "evaluation", "evaluated")
+        took = {what: sum(end - begin for _, name, begin, end, _ in own if name == what) for what in calls}
+        yield from (("checkpoint_save", took["save"]), ("checkpoint_load", took["load"]))
+        yield "evaluation", took["evaluation"] - took["evaluated"]
+        yield "compile", sum(max(0.0, end - begin - usual) for _, _, begin, end, _ in steps[:2]) + took["evaluated"]
         start = began if attempt == 0 else killed[attempt - 1]
         yield "startup" if attempt == 0 else "restart", steps[0][2] - start - took["load"]
         over = killed.get(attempt)
@@ -78,7 +90,7 @@ def _of_rank(
             yield "shutdown", ended - max(end for _, what, _, end, _ in own if what == "trained")
         else:
             saved = max((end for _, what, _, end, _ in own if what == "save"), default=0.0)
-            done = max(end for _, _, _, end, _ in own if end <= over)
+            done = max(end for _, what, _, end, _ in own if end <= over and what != "killed")
             yield "lost_work", over - done + sum(end - begin for _, _, begin, end, _ in steps if begin > saved)
 
 

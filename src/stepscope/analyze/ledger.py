@@ -18,7 +18,7 @@ or the one that the restart read. Where neither a save nor a load was seen it is
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +31,11 @@ from stepscope.contract.step_line import (
     COMPILATION,
     DATA_LOADING,
     EVALUATION,
+    FIRST_STEPS,
     GARBAGE_COLLECTION,
     GRADIENT_SYNC,
     LOADER_START,
+    LONG_STEP,
 )
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.attempts import CLOSED, KILLED, LOAD, RUNNING, SAVE, Attempt, CheckpointFile, RankLife
@@ -48,15 +50,18 @@ PARTS = (
 EVAL, COMPILE, DATA, PRODUCTIVE = "evaluation", "compile", "slowed/data", "productive"
 STRAGGLER, HOST, PROFILER, HANG = "slowed/straggler", "slowed/host", "slowed/profiler", "hang"
 SAVED, LOADED, LOST, UNKNOWN = "checkpoint_save", "checkpoint_load", "lost_work", "unknown"
-LAUNCHER, IMPORTS, GROUP, MODEL = "startup/launcher", "startup/imports", "startup/process_group", "startup/model_and_data"
+LAUNCHER, IMPORTS, GROUP, MODEL = (
+    "startup/launcher",
+    "startup/imports",
+    "startup/process_group",
+    "startup/model_and_data",
+)
 RESTART, SHUTDOWN = "restart", "shutdown"
 _IN_A_STEP = (EVAL, COMPILE, DATA, PRODUCTIVE, STRAGGLER, HOST, PROFILER, HANG, SAVED)
 _OF_STEPS = (DATA, PRODUCTIVE, STRAGGLER, HOST, PROFILER)
 _LABELS = (*_IN_A_STEP, LAUNCHER, IMPORTS, GROUP, MODEL, LOADED, LOST, RESTART, SHUTDOWN, UNKNOWN)
 _CODE = {label: code for code, label in enumerate(_LABELS)}
 
-_FIRST_STEPS = 2
-_LONG = 1.5
 _STALL, _STALL_NS = 10.0, 30e9
 # without a step at the end of an attempt that failed: below this the step under way was lost, else it was a hang
 _MIN_STALL_NS = 1e9
@@ -118,7 +123,7 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
     """Return the ledger of a job."""
     warnings = [f"{one.name}: {line}" for one in attempts for line in one.warnings]
     warnings += [
-        f"{one.name}: no steps of {one.world_size - len(one.ranks)} of {one.world_size} ranks; the others stand for them"
+        f"{one.name}: no steps of {one.world_size - len(one.ranks)} of {one.world_size} ranks; they are left out"
         for one in attempts
         if len(one.ranks) < one.world_size
     ]
@@ -134,7 +139,8 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
     for k, (begin_ns, end_ns) in enumerate(windows):
         after = k > 0 and failed[k - 1] and _is_same_launch(attempts[k - 1], attempts[k])
         context = _Context(attempts[k], windows[k], attempts[k - 1].end_ns if after else None, failed[k])
-        untils = [point[0] for point in kept[k:] if point is not None]
+        chain = takewhile(lambda m: failed[m], range(k, len(attempts)))  # later ones build on what finished
+        untils = [point[0] for m in chain if (point := kept[m]) is not None]
         ranks = [_of_rank(context, row, tables[k], untils) for row in range(len(attempts[k].ranks))]
         for segments, _ in ranks:
             spent = segments.end - segments.start
@@ -204,8 +210,8 @@ def _usual_ns(attempts: Sequence[Attempt]) -> dict[int, float]:
     for one in attempts:
         for rank in one.ranks:
             log = rank.log
-            own = log.dur_ns - sum(_known(rank, name) for name in _KNOWN)
-            settled = own[_FIRST_STEPS:][log.unprofiled[_FIRST_STEPS:]]
+            own: Floats = log.dur_ns - np.sum([_known(rank, name) for name in _KNOWN], axis=0)
+            settled = own[FIRST_STEPS:][log.unprofiled[FIRST_STEPS:]]
             times.setdefault(rank.rank, []).append(settled if len(settled) else own[-1:])
     enough = {rank: np.concatenate(several) for rank, several in times.items()}
     return {rank: max(float(np.median(own)), 1.0) for rank, own in enough.items() if len(own)}
@@ -246,7 +252,7 @@ class _StepTable:
         return found
 
     def _column(self, *names: str) -> Floats:
-        return self._matrix([sum(_known(rank, name) for name in names) for rank in self._ranks])
+        return self._matrix([np.sum([_known(rank, name) for name in names], axis=0) for rank in self._ranks])
 
     def _split(self, one: Attempt) -> dict[str, Floats]:
         dur = self._matrix([rank.log.dur_ns for rank in one.ranks])
@@ -261,10 +267,10 @@ class _StepTable:
         excess = np.maximum(train - self.usual, 0.0)
         for label in (SAVED, EVAL, COMPILE):
             excess = _with_others(parts[label], excess)
-        parts[COMPILE][:, :_FIRST_STEPS] += excess[:, :_FIRST_STEPS]
-        excess[:, :_FIRST_STEPS] = 0.0
+        parts[COMPILE][:, :FIRST_STEPS] += excess[:, :FIRST_STEPS]
+        excess[:, :FIRST_STEPS] = 0.0
         profiled = self._matrix([~rank.log.unprofiled for rank in one.ranks]) > 0
-        long = ~profiled & (excess > (_LONG - 1) * self.usual)
+        long = ~profiled & (excess > (LONG_STEP - 1) * self.usual)
         stalled = long & (excess > np.maximum(_STALL * self.usual, _STALL_NS))
         waited = self._waited(excess, long)
         parts[PROFILER] = np.where(profiled, excess, 0.0)
@@ -273,7 +279,7 @@ class _StepTable:
         parts[HOST] += np.where(long & ~stalled & ~waited, excess, 0.0)
         rest = np.maximum(dur - sum(parts.values()), 0.0)
         always = np.minimum(self._late_ns, 0.9 * rest)
-        always[:, :_FIRST_STEPS] = 0.0
+        always[:, :FIRST_STEPS] = 0.0
         parts[STRAGGLER] += always
         parts[PRODUCTIVE] = rest - always
         return parts
@@ -307,7 +313,9 @@ def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> Kep
     """Return until when the work of attempts up to `k`, which failed, was kept; None where that is all of it."""
     one, is_last = attempts[k], k + 1 == len(attempts)
     over_ns = _end_ns(one, failed=True)
-    saves = [(rank, save) for earlier in attempts[: k + 1] for rank, save in earlier.files(SAVE) if save.end_ns is not None]
+    saves = [
+        (rank, save) for earlier in attempts[: k + 1] for rank, save in earlier.files(SAVE) if save.end_ns is not None
+    ]
     saves = [(rank, save) for rank, save in saves if (save.end_ns or 0) <= max(over_ns, one.end_ns)]
     if is_last:
         if saves:
@@ -316,7 +324,7 @@ def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> Kep
         return None
     again = attempts[k + 1]
     at_first = {load.path for _, load in attempts[0].files(LOAD)} - {save.path for _, save in saves}
-    loads = [load for _, load in again.files(LOAD) if k + 1 == 0 or load.path is None or load.path not in at_first]
+    loads = [load for _, load in again.files(LOAD) if load.path is None or load.path not in at_first]
     if not loads and not saves:
         warnings.append(
             f"{again.name}: neither a checkpoint save before the restart nor a load after it was seen; whether the "
@@ -324,17 +332,24 @@ def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> Kep
         )
         return (None,)
     if not saves:
-        warnings.append(f"{again.name} read a checkpoint whose save was not seen; steps repeated from {one.name} are unknown")
+        warnings.append(
+            f"{again.name} read a checkpoint whose save was not seen; steps repeated from {one.name} are unknown"
+        )
         return (None,)
     if not loads:
-        warnings.append(f"{again.name} read no checkpoint (torch.load, distributed checkpoint, safetensors): all steps of {one.name} count as lost")
+        warnings.append(
+            f"{again.name} read no checkpoint (torch.load, distributed checkpoint, safetensors): the steps before it "
+            "count as lost"
+        )
         return (0.0,)
     paths = {load.path for load in loads if load.path}
     folders = {path.rpartition("/")[0] for path in paths}
     exact = [(rank, save) for rank, save in saves if save.path in paths]
     near = [(rank, save) for rank, save in saves if save.path and save.path.rpartition("/")[0] in folders]
     if not exact and not near:
-        warnings.append(f"{again.name} read a checkpoint from another place than it was saved to; the last save is assumed")
+        warnings.append(
+            f"{again.name} read a checkpoint from another place than it was saved to; the last save is assumed"
+        )
     return (_complete_ns(exact or near or saves),)
 
 
@@ -369,7 +384,11 @@ def _of_rank(
         untils,
         loader=MODEL if context.previous_ns is None else RESTART,
     )
-    whole = [_segments(_before_steps(rank, begin_ns, context.previous_ns)), steps, _segments(_after_steps(rank, context))]
+    whole = [
+        _segments(_before_steps(rank, begin_ns, context.previous_ns)),
+        steps,
+        _segments(_after_steps(rank, context)),
+    ]
     rest = SHUTDOWN if rank.ended == CLOSED or context.failed else UNKNOWN
     return _filled(_Segments(*map(np.concatenate, zip(*whole, strict=True))), begin_ns, end_ns, rest), lost
 
@@ -380,13 +399,13 @@ def _segments(found: Iterable[Segment]) -> _Segments:
 
 
 def _filled(given: _Segments, begin_ns: float, end_ns: float, rest: str) -> _Segments:
-    """Return segments that fill the window: the later of two that overlap is cut, gaps are the recorder's own."""
+    """Return segments that fill the window: pauses between steps are the profiler's."""
     end = np.minimum(given.end, end_ns)
     start = np.maximum(given.start, np.append(begin_ns, np.maximum.accumulate(end)[:-1]))
     whole = end > start
     start, end, code = start[whole], end[whole], given.code[whole]
     before = np.append(begin_ns, end[:-1]) if len(end) else end
-    gaps = np.where(code < len(_IN_A_STEP), _CODE[PROFILER], _CODE[UNKNOWN])
+    gaps = np.where(code < len(_IN_A_STEP), _CODE[PROFILER], code)
     last = float(end[-1]) if len(end) else begin_ns
     return _Segments(
         np.append(np.stack([before, start], 1).ravel(), last) - begin_ns,
@@ -450,7 +469,7 @@ def _after_steps(rank: RankLife, context: _Context) -> list[Segment]:
             found.append((at, at + took, label))
             at += took
         return found
-    over_ns, settled = float(_end_ns(context.attempt, failed=True)), rank.log.dur_ns[_FIRST_STEPS:]
+    over_ns, settled = float(_end_ns(context.attempt, failed=True)), rank.log.dur_ns[FIRST_STEPS:]
     is_hang = len(settled) >= 3 and over_ns - at > max(2.0 * float(settled.max()), _MIN_STALL_NS)
     label = HANG if is_hang else LOST
     for save in rank.checkpoints:

@@ -78,7 +78,9 @@ def _savings(ledger: Ledger) -> list[dict[str, Any]]:
     found = [_fewer_saves(ledger, failures), _fewer_evaluations(ledger)]
     failed = {part: ledger.part_ns(part) for part in ("lost_work", "restart", "hang")}
     if failures:
-        found.append(("restart", f"without {'the failure' if failures == 1 else f'{failures} failures'}", sum(failed.values())))
+        found.append(
+            ("restart", f"without {'the failure' if failures == 1 else f'{failures} failures'}", sum(failed.values()))
+        )
     elif failed["hang"]:
         found.append(("hang", "without hangs", failed["hang"]))
     ranks = " and ".join(f"rank {rank}" for rank in ledger.late_ranks[:3])

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.step_line import BEFORE
+from stepscope.contract.step_line import BEFORE, FIRST_STEPS
 from stepscope.record.config import RecordConfig, set_kineto_settings
 from stepscope.record.failsafe import explain, say
 from stepscope.record.groups import whereabouts
@@ -32,7 +32,6 @@ from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.lifetime import LIFETIME
 from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers import Samplers, standard_samplers
-from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import SENT_AT_ONCE, PastStep, Regions, StepLog, StepTimes, device_timer, nvtx_functions
 from stepscope.record.trial_end import end_trial
 from stepscope.record.watched_steps import WatchedSteps

@@ -96,7 +96,7 @@ def attempts_of(folder: str | Path) -> tuple[Attempt, ...]:
     own = _attempt(path)
     if own is None:
         raise InputError(f"{path}: no step log (rank00000.steps.jsonl); give a folder of `stepscope record`")
-    found = [own if one.name == path.name else _attempt(one) for one in _siblings(path)]
+    found = [own if one.name == path.name else _attempt(one) for one in sibling_folders(path)]
     jobs: list[list[Attempt]] = []
     for one in sorted((a for a in found if a is not None), key=lambda a: a.start_ns):
         if jobs and _continues(one, jobs[-1]):
@@ -106,7 +106,8 @@ def attempts_of(folder: str | Path) -> tuple[Attempt, ...]:
     return tuple(next((job for job in jobs if own in job), [own]))
 
 
-def _siblings(folder: Path) -> list[Path]:
+def sibling_folders(folder: Path) -> list[Path]:
+    """Return the folders that recordings with the same `--out` have, in the order of their numbers."""
     config = json_object_in(folder / RUN_JSON).get("config")
     out = config.get("out") if isinstance(config, dict) else None
     base = Path(out).name if isinstance(out, str) else folder.name
@@ -140,7 +141,9 @@ def _attempt(folder: Path) -> Attempt | None:
     if not ranks:
         return None
     said, launch = json_object_in(folder / RUN_JSON), json_object_in(folder / LAUNCH)
-    config, environment = (value if isinstance(value, dict) else {} for value in map(said.get, ("config", "environment")))
+    config, environment = (
+        value if isinstance(value, dict) else {} for value in map(said.get, ("config", "environment"))
+    )
     restarts, exit_code = str(environment.get("TORCHELASTIC_RESTART_COUNT", "")), launch.get("exit_code")
     world = said.get("world_size")
     return Attempt(

@@ -278,8 +278,8 @@ def introduce(run: OpenRun, *, created_ns: int) -> None:
     place = run.place
     run.outbox.put({"do": "facts", **facts_at_start(run.config, place, created_ns=created_ns)})
     header = {"schema": SCHEMA, "rank": place.rank, "world_size": place.world_size, "created_ns": created_ns}
-    header["lifetime"] = {"launched_ns": run.config.launched_ns, **LIFETIME.leave_to(run.outbox.put)}
-    run.outbox.put_step(json.dumps(header))
+    lifetime = {"launched_ns": run.config.launched_ns, **LIFETIME.leave_to(run.outbox.put)}
+    run.outbox.put_step(json.dumps({**header, "lifetime": lifetime}))
 
 
 def hand_over_window(run: OpenRun, outcome: dict[str, Any]) -> dict[str, Any]:

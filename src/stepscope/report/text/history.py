@@ -28,12 +28,13 @@ def print_history(document: Document, out: Console) -> None:
         ("ranks", lambda run: number_text(run["world_size"], ",.0f")),
         ("step ms", lambda run: number_text(run["step_ms"], ",.2f")),
         ("MFU %", lambda run: number_text(run["mfu"] and 100 * run["mfu"], ",.1f")),
+        ("goodput %", lambda run: number_text(run["goodput_pct"], ",.1f")),
         ("memory GB", lambda run: number_text(run["peak_memory_bytes"] and run["peak_memory_bytes"] / 1e9, ",.2f")),
         (
             "largest finding",
             lambda run: row_name("".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1]), width=34),
         ),
-        least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"),
+        least_needed=("created", "memory GB", "goodput %", "MFU %", "ranks", "largest finding"),
     )
     if len(runs) > _MAX_RUNS:
         out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")

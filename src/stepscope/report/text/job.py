@@ -6,39 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from stepscope.report.names import JOB_PARTS, duration_text
 from stepscope.report.terminal import name_text, print_indented, speaks_unicode
 
 _MAX_ATTEMPTS = 3
 _MAX_SAVINGS = 3
 _BAR = 30
 Document = Mapping[str, Any]
-
-PART_NAMES = {
-    "startup": "start-up",
-    "compile": "compilation, first calls",
-    "productive": "productive steps",
-    "slowed": "slowed steps",
-    "evaluation": "evaluation",
-    "checkpoint_save": "checkpoint save",
-    "checkpoint_load": "checkpoint load",
-    "hang": "hangs and timeouts",
-    "lost_work": "lost work",
-    "restart": "restart",
-    "shutdown": "shutdown",
-    "unknown": "unknown",
-}
-
-
-def duration_text(seconds: float) -> str:
-    """Return a time with three digits.
-
-    >>> duration_text(7.25), duration_text(754), duration_text(9000)
-    ('7.25 s', '12.6 min', '2.5 h')
-    """
-    for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def print_job(document: Document, out: Console) -> None:
@@ -49,10 +23,10 @@ def print_job(document: Document, out: Console) -> None:
     out.print(head.append(f": {duration_text(document['total_s'])}, {of}, goodput {document['goodput_pct']:.1f} %"))
     out.print()
     block = "█" if speaks_unicode(out) else "#"
-    parts = [part for part in document["parts"] if part["s"] > 0]
+    parts = [part for part in document["parts"] if part["pct"] >= 0.05]
     for part in sorted(parts, key=lambda one: (one["part"] != "productive", -one["s"])):
         bar = block * max(1, round(_BAR * part["pct"] / 100)) if part["pct"] >= 1 else ""
-        name, time = PART_NAMES[part["part"]], duration_text(part["s"])
+        name, time = JOB_PARTS[part["part"]], duration_text(part["s"])
         out.print(Text(f"{name:<25}{time:>9}{part['pct']:>7.1f} %  {bar}".rstrip()))
     out.print()
     for number, one in enumerate(attempts[:_MAX_ATTEMPTS], 1):
