@@ -104,9 +104,11 @@ JOB_PARTS = {
 def duration_text(seconds: float) -> str:
     """Return a time with three digits.
 
-    >>> duration_text(7.25), duration_text(754), duration_text(9000)
-    ('7.25 s', '12.6 min', '2.5 h')
+    >>> duration_text(0.25), duration_text(7.25), duration_text(754), duration_text(9000)
+    ('250 ms', '7.25 s', '12.6 min', '2.5 h')
     """
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
     for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

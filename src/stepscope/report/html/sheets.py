@@ -1090,4 +1090,5 @@ def job_sheet(document: Document) -> Sheet:
 
 
 def _details(part: Document) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {duration_text(s)}" for name, s in part["detail"].items())
+    known = [(name.replace("_", " "), s) for name, s in part["detail"].items() if s >= 0.001 * part["s"]]
+    return ", ".join(f"{name} {duration_text(s)}" for name, s in known)
