@@ -127,6 +127,11 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
         for one in attempts
         if len(one.ranks) < one.world_size
     ]
+    warnings += [
+        f"{one.name}: when its processes started was not recorded; their start-up is missing"
+        for one in attempts
+        if not one.has_start
+    ]
     failed = [_failed(attempts, k) for k in range(len(attempts))]
     usual = _usual_ns(attempts)
     tables = [_StepTable(one, usual) for one in attempts]
@@ -401,7 +406,7 @@ def _segments(found: Iterable[Segment]) -> _Segments:
 def _filled(given: _Segments, begin_ns: float, end_ns: float, rest: str) -> _Segments:
     """Return segments that fill the window: pauses between steps are the profiler's."""
     end = np.minimum(given.end, end_ns)
-    start = np.maximum(given.start, np.append(begin_ns, np.maximum.accumulate(end)[:-1]))
+    start = np.maximum(given.start, np.maximum.accumulate(np.append(begin_ns, end))[:-1])
     whole = end > start
     start, end, code = start[whole], end[whole], given.code[whole]
     before = np.append(begin_ns, end[:-1]) if len(end) else end
@@ -428,7 +433,7 @@ def _before_steps(rank: RankLife, begin_ns: float, previous_ns: int | None) -> I
         if load.what == LOAD and load.end_ns is not None:
             marks += [(float(load.begin_ns), LOADED), (float(load.end_ns), around)]
     marks = sorted((mark for mark in marks if mark[0] < rank.first_ns), key=lambda mark: mark[0])
-    for (start, label), (end, _) in zip(marks, [*marks[1:], (float(rank.first_ns), "")], strict=True):
+    for (start, label), (end, _) in pairwise([*marks, (float(rank.first_ns), "")]):
         yield start, end, label
     # the forward before the backward that started the recorder
     yield float(rank.first_ns), float(rank.log.start_ns.min()), COMPILE

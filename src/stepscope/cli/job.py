@@ -1,9 +1,9 @@
 """Goodput of a whole job: each second from launch to end by part, across restarts and resumed runs.
 
 examples:
-  stepscope job stepscope-run/
-  stepscope job stepscope-run/ --html job.html
-  stepscope job stepscope-run/ --json -
+  stepscope job run-folder/
+  stepscope job run-folder/ --html job.html
+  stepscope job run-folder/ --json -
 
 Any run folder of the job will do: those of its restarts (run-2, run-3, ...) and of later launches that read its
 checkpoints are found next to it. Traces are not needed.

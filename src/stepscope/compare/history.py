@@ -299,7 +299,7 @@ def _goodput_pct(run: Path, known: dict[str, float]) -> float | None:
             ledger = ledger_of(attempts)
         except (StepscopeError, OSError):  # without step logs
             return None
-        if ledger.total_ns > 0:
+        if ledger.total_ns > 0 and all(one.has_start for one in attempts):
             share = 100 * ledger.part_ns(PRODUCTIVE) / ledger.total_ns
             known |= {str(here.with_name(one.name)): share for one in attempts}
     return known.get(str(here))

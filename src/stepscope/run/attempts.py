@@ -22,8 +22,8 @@ from stepscope.run.side_files import StepLog, is_count, readable_step_logs
 LOAD, SAVE = "load", "save"
 CLOSED, KILLED, RUNNING = "closed", "killed", "running"
 _MAX_ATTEMPTS = 1_000
-# further from its first step than this a time is no start of the process
-_MAX_STARTUP_NS = 30 * 86_400 * 10**9
+# further from the steps than this a time is no start or end of the process
+_MAX_AWAY_NS = 30 * 86_400 * 10**9
 _OVERLAP_NS = 10**9
 
 
@@ -44,7 +44,9 @@ class RankLife(ArrayRecord):
     log: StepLog
     #: the launcher's own start
     launched_ns: int | None
+    #: where it was not recorded, when recording began
     process_ns: int
+    has_start: bool
     torch_ns: int | None
     group_ns: tuple[int, int] | None
     #: when the first step began
@@ -82,6 +84,10 @@ class Attempt(ArrayRecord):
         return min(rank.process_ns for rank in self.ranks)
 
     @property
+    def has_start(self) -> bool:
+        return all(rank.has_start for rank in self.ranks)
+
+    @property
     def end_ns(self) -> int:
         return max(rank.end_ns for rank in self.ranks)
 
@@ -93,6 +99,8 @@ class Attempt(ArrayRecord):
 def attempts_of(folder: str | Path) -> tuple[Attempt, ...]:
     """Return the attempts of the job that a run folder belongs to, the oldest first."""
     path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}; give a run folder")
     own = _attempt(path)
     if own is None:
         raise InputError(f"{path}: no step log (rank00000.steps.jsonl); give a folder of `stepscope record`")
@@ -145,7 +153,9 @@ def _attempt(folder: Path) -> Attempt | None:
         value if isinstance(value, dict) else {} for value in map(said.get, ("config", "environment"))
     )
     restarts, exit_code = str(environment.get("TORCHELASTIC_RESTART_COUNT", "")), launch.get("exit_code")
-    world = said.get("world_size")
+    world, launch_end_ns = said.get("world_size"), _time(launch.get("ended_ns"))
+    if launch_end_ns is not None and launch_end_ns - max(rank.end_ns for rank in ranks) > _MAX_AWAY_NS:
+        launch_end_ns = None
     return Attempt(
         name=folder.absolute().name,
         launch_id=_text(config.get("run_id")) or _text(launch.get("launch_id")),
@@ -153,7 +163,7 @@ def _attempt(folder: Path) -> Attempt | None:
         restarts=int(restarts) if restarts.isascii() and restarts.isdigit() and len(restarts) < 6 else 0,
         world_size=world if isinstance(world, int) and is_count(world) and world > 0 else len(ranks),
         ranks=ranks,
-        launch_end_ns=_time(launch.get("ended_ns")),
+        launch_end_ns=launch_end_ns,
         exit_code=exit_code if isinstance(exit_code, int) and not isinstance(exit_code, bool) else None,
         warnings=tuple(warnings),
     )
@@ -165,16 +175,16 @@ def _rank(folder: Path, log: StepLog) -> RankLife:
     marks: dict[str, Any] = life if isinstance(life, dict) else {}
     first_ns = int(log.start_ns.min())
     work_ns = _time(marks.get("work_ns"))
-    if work_ns is not None and first_ns - _MAX_STARTUP_NS < work_ns < first_ns:
+    if work_ns is not None and first_ns - _MAX_AWAY_NS < work_ns < first_ns:
         first_ns = work_ns
 
     def before_steps(value: object) -> int | None:
         found = _time(value)
-        return found if found is not None and first_ns - _MAX_STARTUP_NS < found <= first_ns else None
+        return found if found is not None and first_ns - _MAX_AWAY_NS < found <= first_ns else None
 
     group = marks.get("group_ns")
     times = [before_steps(one) for one in group] if isinstance(group, list) and len(group) == 2 else [None, None]
-    process_ns = before_steps(marks.get("process_ns")) or before_steps(log.header.get("created_ns")) or first_ns
+    started_ns = before_steps(marks.get("process_ns"))
     ended, last_ns = facts.get("ended"), int(log.end_ns.max())
     end_ns = _time(facts.get("ended_ns"))
     files = [*_files(marks.get("checkpoints")), *_files(facts.get("checkpoints"))]
@@ -182,11 +192,12 @@ def _rank(folder: Path, log: StepLog) -> RankLife:
         rank=log.rank,
         log=log,
         launched_ns=before_steps(marks.get("launched_ns")),
-        process_ns=process_ns,
+        process_ns=started_ns or before_steps(log.header.get("created_ns")) or first_ns,
+        has_start=started_ns is not None,
         torch_ns=before_steps(marks.get("torch_ns")),
         group_ns=None if times[0] is None or times[1] is None or times[1] < times[0] else (times[0], times[1]),
         first_ns=first_ns,
-        end_ns=last_ns if end_ns is None or end_ns < last_ns else end_ns,
+        end_ns=end_ns if end_ns is not None and 0 <= end_ns - last_ns < _MAX_AWAY_NS else last_ns,
         ended=ended if ended in (CLOSED, KILLED) else RUNNING,
         failure=_text(facts.get("failure")),
         checkpoints=tuple(sorted(files, key=lambda one: one.begin_ns)),
