@@ -19,6 +19,7 @@ or the one that the restart read. Where neither a save nor a load was seen it is
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,7 +136,7 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
     failed = [_failed(attempts, k) for k in range(len(attempts))]
     usual = _usual_ns(attempts)
     tables = [_StepTable(one, usual) for one in attempts]
-    kept = [_kept_until(attempts, k, warnings) if failed[k] else None for k in range(len(attempts))]
+    kept = [_kept_until(attempts, k, warnings) if failed[k] else inf for k in range(len(attempts))]
     windows = _windows(attempts, failed, warnings)
     totals = np.zeros(len(_LABELS))
     drawn: list[list[_Segments]] = []
@@ -145,8 +146,8 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
         after = k > 0 and failed[k - 1] and _is_same_launch(attempts[k - 1], attempts[k])
         context = _Context(attempts[k], windows[k], attempts[k - 1].end_ns if after else None, failed[k])
         chain = takewhile(lambda m: failed[m], range(k, len(attempts)))  # later ones build on what finished
-        untils = [point[0] for m in chain if (point := kept[m]) is not None]
-        ranks = [_of_rank(context, row, tables[k], untils) for row in range(len(attempts[k].ranks))]
+        until = [kept[m] for m in chain]
+        ranks = [_of_rank(context, row, tables[k], until) for row in range(len(attempts[k].ranks))]
         for segments, _ in ranks:
             spent = segments.end - segments.start
             totals += np.bincount(segments.code, spent, len(_LABELS)) / len(ranks)
@@ -310,23 +311,18 @@ def _with_others(part: Floats, excess: Floats) -> Floats:
 
 # Lost work: how far the next attempt went back.
 
-# until when work is kept, by the clock; None inside: unknown
-KeptUntil = tuple[float | None]
 
-
-def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> KeptUntil | None:
-    """Return until when the work of attempts up to `k`, which failed, was kept; None where that is all of it."""
+def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> float | None:
+    """Return until when the work of attempts up to `k`, which failed, was kept: infinity for all, None for unknown."""
     one, is_last = attempts[k], k + 1 == len(attempts)
-    over_ns = _end_ns(one, failed=True)
     saves = [
         (rank, save) for earlier in attempts[: k + 1] for rank, save in earlier.files(SAVE) if save.end_ns is not None
     ]
-    saves = [(rank, save) for rank, save in saves if (save.end_ns or 0) <= max(over_ns, one.end_ns)]
     if is_last:
         if saves:
-            return (_complete_ns(saves),)
+            return _complete_ns(saves)
         warnings.append(f"{one.name} failed; no checkpoint save was seen, so its steps count as productive")
-        return None
+        return inf
     again = attempts[k + 1]
     at_first = {load.path for _, load in attempts[0].files(LOAD)} - {save.path for _, save in saves}
     loads = [load for _, load in again.files(LOAD) if load.path is None or load.path not in at_first]
@@ -335,18 +331,18 @@ def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> Kep
             f"{again.name}: neither a checkpoint save before the restart nor a load after it was seen; whether the "
             f"steps of {one.name} were repeated is unknown"
         )
-        return (None,)
+        return None
     if not saves:
         warnings.append(
             f"{again.name} read a checkpoint whose save was not seen; steps repeated from {one.name} are unknown"
         )
-        return (None,)
+        return None
     if not loads:
         warnings.append(
             f"{again.name} read no checkpoint (torch.load, distributed checkpoint, safetensors): the steps before it "
             "count as lost"
         )
-        return (0.0,)
+        return 0.0
     paths = {load.path for load in loads if load.path}
     folders = {path.rpartition("/")[0] for path in paths}
     exact = [(rank, save) for rank, save in saves if save.path in paths]
@@ -355,7 +351,7 @@ def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> Kep
         warnings.append(
             f"{again.name} read a checkpoint from another place than it was saved to; the last save is assumed"
         )
-    return (_complete_ns(exact or near or saves),)
+    return _complete_ns(exact or near or saves)
 
 
 def _complete_ns(saves: Sequence[tuple[int, CheckpointFile]]) -> float:
@@ -424,7 +420,7 @@ def _before_steps(rank: RankLife, begin_ns: float, previous_ns: int | None) -> I
         lingers = previous_ns - begin_ns > _OUTLIVES_NS
         marks = [(begin_ns, HANG), (float(previous_ns), RESTART)] if lingers else [(begin_ns, RESTART)]
     else:
-        loaded_ns = rank.torch_ns if rank.torch_ns is not None else rank.process_ns
+        loaded_ns = max(rank.torch_ns or 0, rank.process_ns)  # forked processes have it from their parent
         marks = [(begin_ns, LAUNCHER), (float(rank.process_ns), IMPORTS), (float(loaded_ns), MODEL)]
         if rank.group_ns is not None:
             marks += [(float(rank.group_ns[0]), GROUP), (float(rank.group_ns[1]), MODEL)]

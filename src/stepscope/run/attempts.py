@@ -145,10 +145,10 @@ def _continues(one: Attempt, job: list[Attempt]) -> bool:
 
 def _attempt(folder: Path) -> Attempt | None:
     logs, warnings = readable_step_logs(folder)
-    ranks = tuple(_rank(folder, log) for log in logs if len(log))
+    said, launch = json_object_in(folder / RUN_JSON), json_object_in(folder / LAUNCH)
+    ranks = tuple(_rank(folder, log, said.get("ranks")) for log in logs if len(log))
     if not ranks:
         return None
-    said, launch = json_object_in(folder / RUN_JSON), json_object_in(folder / LAUNCH)
     config, environment = (
         value if isinstance(value, dict) else {} for value in map(said.get, ("config", "environment"))
     )
@@ -169,8 +169,10 @@ def _attempt(folder: Path) -> Attempt | None:
     )
 
 
-def _rank(folder: Path, log: StepLog) -> RankLife:
+def _rank(folder: Path, log: StepLog, described: object) -> RankLife:
     facts = json_object_in(folder / facts_file(log.rank))
+    known = described.get(str(log.rank)) if isinstance(described, dict) else None
+    facts = facts or (known if isinstance(known, dict) else {})  # of a folder with run.json alone
     life = log.header.get("lifetime")
     marks: dict[str, Any] = life if isinstance(life, dict) else {}
     first_ns = int(log.start_ns.min())
