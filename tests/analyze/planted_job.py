@@ -63,7 +63,7 @@ def plant(
         }
         if rank not in killed:
             own = {name: {"ns": round(s * NS), "n": 1} for name, s in (after or {}).items()}
-            facts["after_steps"] = {"end_ns": at(end), "dur_ns": 0, "regions": own}
+            facts["after_steps"] = own
         (folder / f"rank{rank:05d}.facts.jsonl").write_text(json.dumps(facts) + "\n")
     if launch_end is not None:
         launch = {"launch_id": launch_id, "ended_ns": at(launch_end), "exit_code": exit_code}

@@ -326,11 +326,11 @@ class Recorder:
         self._run.finish()
 
     def _note_end(self) -> None:
-        """Note what passed since the last step, and the error that ends the process, if any."""
-        end_ns = time.time_ns()
-        dur_ns, regions = self._times.end(perf_counter_ns(), None)
-        self.note(after_steps={"end_ns": end_ns, "dur_ns": dur_ns, "regions": regions})
-        error = getattr(sys, "last_value", None)
+        """Note what passed since the last step, and the error that ends training, if any."""
+        self.note(after_steps=self._times.end(perf_counter_ns(), None)[1])
+        error = sys.exc_info()[1]
+        if error is None and not hasattr(sys, "ps1"):  # else of an earlier line of an interactive session
+            error = getattr(sys, "last_value", None)
         if error is not None:
             self.note(failure=type(error).__name__)
 

@@ -207,8 +207,7 @@ def _rank(folder: Path, log: StepLog, described: object) -> RankLife:
     )
 
 
-def _after(value: object) -> dict[str, int] | None:
-    regions = value.get("regions") if isinstance(value, dict) else None
+def _after(regions: object) -> dict[str, int] | None:
     if not isinstance(regions, dict):
         return None
     times = {str(name): one.get("ns") for name, one in regions.items() if isinstance(one, dict)}
