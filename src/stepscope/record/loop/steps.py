@@ -136,7 +136,6 @@ class StepFinder:
             self._after_evaluation = self._idle = False
             self._batches += 1
         elif self._only_evaluated(self._batches > 0):
-            self._leave_out()  # its end, where nothing follows
             self._after_evaluation = True
 
     def forward_begins(self, *, grad: bool, own: bool) -> None:
