@@ -156,7 +156,7 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
         lost.append(None if any(count is None for _, count in ranks) else max(count or 0 for _, count in ranks))
     return Ledger(
         name=attempts[0].name,
-        total_ns=offset,
+        total_ns=float(totals.sum()),
         parts_ns={label: ns for label, ns in zip(_LABELS, totals.tolist(), strict=True) if ns > 0},
         attempts=tuple(_summary(one, failed[k], tables[k], lost[k]) for k, one in enumerate(attempts)),
         timeline=tuple(_timeline(drawn, offset)),
