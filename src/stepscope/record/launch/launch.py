@@ -25,15 +25,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.contract.run_folder import LAUNCH, RUN_JSON, SCHEMA, atomic_write, json_object_in, rank_of
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.contract.run_folder import LAUNCH, RUN_JSON, SCHEMA, json_object_in, rank_of
+from stepscope.errors import UsageError
 from stepscope.record.config import KINETO_SETTINGS, RecordConfig
 from stepscope.record.failsafe import DONE, ERRNO, FOLDERS, HELPER, SAID, SEEN_VARIABLE
 from stepscope.record.helper.claim import folders_of_launch
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
 from stepscope.record.launch.outside_tool import UNDER_TOOL, exported, is_one_process, keep_outputs, under_tool
 from stepscope.record.nccl_log import debug_environment
-from stepscope.record.window.trace_file import is_alive
+from stepscope.record.window.trace_file import is_alive, place_whole
 from stepscope.side_file import open_private, refuse_output, why_no_folder
 
 
@@ -386,8 +386,9 @@ def _note_end(folders: Sequence[Path], config: RecordConfig, *, ended_ns: int, e
     newest = max(folders, key=lambda folder: (len(folder.name), folder.name), default=None)
     if newest is not None:
         about = {"launch_id": config.run_id, "launched_ns": config.launched_ns, "ended_ns": ended_ns}
-        with suppress(OSError, StepscopeError), atomic_write(newest / LAUNCH, synced=False) as f:
-            f.write(json.dumps({"schema": SCHEMA, **about, "exit_code": exit_code}).encode() + b"\n")
+        with suppress(OSError):
+            text = json.dumps({"schema": SCHEMA, **about, "exit_code": exit_code}) + "\n"
+            place_whole(text.encode(), newest / LAUNCH)
 
 
 def _seen_folder() -> Path | None:
