@@ -133,6 +133,14 @@ def test_what_fewer_saves_and_evaluations_give_back(tmp_path: Path, capsys: pyte
     assert saves["s"] == pytest.approx(0.8 * 5.0)
 
 
+def test_saving_more_often_saves_no_more_than_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant_two_attempts(tmp_path)
+    _, document = ledger(tmp_path / "run", capsys)
+    saves = next(one for one in document["savings"] if one["part"] == "checkpoint_save")
+    assert saves["change"] == "saving every 5 instead of every 15 steps (1 failure)"  # sqrt(2 x 0.5 s x 25 s)
+    assert saves["s"] == pytest.approx(3.4 * 2 / 3 - 2 * 0.5)
+
+
 def test_one_screen_a_page_and_a_column_of_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant_two_attempts(tmp_path)
     page = tmp_path / "job.html"

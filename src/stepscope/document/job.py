@@ -114,7 +114,9 @@ def _fewer_saves(ledger: Ledger, failures: int) -> tuple[str, str, float] | None
         gain_ns = cost_ns * (1 - 1 / _LESS_OFTEN)
     else:
         better = sqrt(2 * each_ns * ledger.total_ns / failures) / ledger.step_ns
-        repeated_ns = failures * ledger.step_ns * (better - interval) / 2
+        lost_ns = ledger.part_ns("lost_work")
+        longer_ns = failures * ledger.step_ns * (better - interval) / 2  # no more can be saved than was lost
+        repeated_ns = longer_ns if better > interval else -lost_ns * (1 - better / interval)
         gain_ns = cost_ns * (1 - interval / better) - repeated_ns
     every, instead = _rounded(better), _rounded(interval)
     if every == instead:
