@@ -30,6 +30,7 @@ COMMANDS = {
     "no such owners": ["code", "RUN"],
     "investigate": ["investigate", "RUN"],
     "history": ["history", "RUN", "--by", "config"],
+    "no such step log": ["job", "RUN"],
     "export": ["export", "RUN", "--perfetto", "OUT", "--csv", "FOLDER", "--tables", "steps"],
     "sql": ["sql", "RUN", "select name, 'a\x1b[31m[red]' from events limit 3"],
     "predict scale": ["predict", "scale", "PARALLEL", "--world-size", "8", "--link", "50"],

@@ -147,6 +147,7 @@ COMMANDS = {
     "compare": ["no-such-run", "no-other-run"],
     "health": ["no-such-run"],
     "history": ["no-such-folder"],
+    "job": ["no-such-run"],
     "investigate": ["no-such-run"],
     "calibrate": ["--from-csv", "no-such-file.csv"],
     "sql": ["no-such-run", "select 1"],

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.analyze.live.runs import claim, line, write_log
 from tests.analyze.owners.owned_folder import owned_folder
+from tests.analyze.planted_job import plant_two_attempts
 from tests.report.constructed import constructed_page
 
 from stepscope.analysis import load
@@ -59,11 +60,13 @@ def all_pages(folder: Path) -> dict[str, str]:
 
 
 def command_pages(folder: Path) -> dict[str, str]:
-    """Return the pages that `memory`, `hang` and `history` write."""
+    """Return the pages that `memory`, `hang`, `history` and `job` write."""
+    plant_two_attempts(folder / "job")
     given: dict[str, list[Any]] = {
         "memory": [DATA / "memory_snapshot" / "snapshot.pickle.gz"],
         "hang": sorted((DATA / "flight_recorder").glob("*rank*")),
         "history": [folder, "--no-cache"],
+        "job": [folder / "job" / "run"],
     }
     for command, arguments in given.items():
         assert main([command, *map(str, arguments), "--html", str(folder / f"of-{command}.html"), "-q"]) == 0

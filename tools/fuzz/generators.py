@@ -469,6 +469,7 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("health",): (_RUN,),
     ("compare",): (_RUN, _RUN),
     ("history",): (_RUN, "--no-cache"),
+    ("job",): (_RUN,),
     ("investigate",): (_RUN,),
     ("whatif",): (_RUN, "--set", "network=2x"),
     ("code",): (_RUN,),

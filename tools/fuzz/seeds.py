@@ -63,6 +63,7 @@ _COMMANDS = (
     (6, ("health", "RUN", "--guides")),
     (3, ("history", "RUN", "--no-cache", "--json", "-")),
     (2, ("history", "RUN", "--no-cache", "--by", "host")),
+    (3, ("job", "RUN", "--json", "-")),
     (3, ("health", "RUN", "--fail-on", "data_loading_pct>30", "--json", "-")),
     (4, ("investigate", "RUN")),
     (2, ("investigate", "RUN", "--fixed", "RUN", "--json", "-")),

@@ -135,6 +135,7 @@ GROUPS = {
         "investigate": "write the analysis down in five steps; validate a fix",
         "hang": "find hung ranks in flight recorder dumps",
         "history": "show runs over time by commit and host",
+        "job": "show goodput of a whole job, across restarts",
         "sql": "query the tables of a run with SQL",
         "export": "write a merged timeline, tables or TensorBoard files",
         "import": "add Nsight, NCCL or PyTorch files to a run",
@@ -167,7 +168,7 @@ _EXAMPLES = """examples:
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 
 # commands that start no job
-_DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "view", "history"}
+_DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "view", "history", "job"}
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _QUIET = {"-q", "--quiet"}
 _VERBOSE = {"-v", "--verbose"}

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.account import account_of
+from stepscope.analyze.ledger import PRODUCTIVE, ledger_of
 from stepscope.analyze.log_stragglers import lateness
 from stepscope.analyze.sampled import load_run
 from stepscope.contract.redaction import redacted
@@ -29,6 +30,7 @@ from stepscope.document.cache import code_key
 from stepscope.document.report import report_json
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import dataclass
+from stepscope.run.attempts import attempts_of, sibling_folders
 from stepscope.run.side_files import StepLog, readable_step_logs, unprofiled_step
 from stepscope.run.sources import holds_traces
 from stepscope.side_file import is_number
@@ -82,6 +84,8 @@ class HistoryRow:
     mfu: float | None = None
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None
+    #: productive share of the job that the run belongs to, restarts included
+    goodput_pct: float | None = None
     verdict: str | None = None
     #: (id, what it would save in % of the step), the largest first
     findings: tuple[tuple[str, float], ...] = ()
@@ -254,12 +258,16 @@ def history_rows(
     kept = _kept(folder) if cache else {}
     rows: list[HistoryRow] = []
     keys: list[str | None] = []
+    goodput_pct: dict[str, float] = {}
     for number, run in enumerate(runs):
         if progress:
             progress(number, len(runs))
         key = _key(run, traces=traces)
-        found = kept.get(key) if key else None
-        rows.append(found or row_of_run(run, name=_name(run, folder), traces=traces, jobs=jobs, cache=cache))
+        row = kept.get(key) if key else None
+        if row is None:
+            row = row_of_run(run, name=_name(run, folder), traces=traces, jobs=jobs, cache=cache)
+            row = replace(row, goodput_pct=_goodput_pct(run, goodput_pct))
+        rows.append(row)
         keys.append(key)
     if cache and any(key and key not in kept for key in keys):
         _keep(folder, rows, keys)
@@ -281,6 +289,21 @@ def row_of_run(
         return HistoryRow(run=name, problem="neither traces nor step logs")
     except (StepscopeError, OSError) as error:
         return HistoryRow(run=name, problem=str(error)[:300])
+
+
+def _goodput_pct(run: Path, known: dict[str, float]) -> float | None:
+    """Return the goodput of the run's job; one ledger stands for all of its attempts."""
+    here = run.absolute()
+    if str(here) not in known:
+        try:
+            attempts = attempts_of(here)
+            ledger = ledger_of(attempts)
+        except (StepscopeError, OSError):  # without step logs
+            return None
+        if ledger.total_ns > 0 and all(one.has_start for one in attempts):
+            share = 100 * ledger.part_ns(PRODUCTIVE) / ledger.total_ns
+            known |= {str(here.with_name(one.name)): share for one in attempts}
+    return known.get(str(here))
 
 
 def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
@@ -308,6 +331,10 @@ def _key(run: Path, *, traces: bool) -> str | None:
     if len(files) > _MAX_FILES:
         return None
     content = {str(p.relative_to(run)): content_key(p) for p in files}
+    attempts = [
+        p for one in sibling_folders(run) if one.name != run.name for p in sorted(one.glob("rank*.facts.jsonl"))
+    ]
+    content |= {f"../{p.parent.name}/{p.name}": content_key(p) for p in attempts}
     if None in content.values():
         return None
     followed = {"files": content, "code": code_key(), "traces": traces, "run": str(run)}

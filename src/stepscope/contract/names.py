@@ -104,6 +104,36 @@ def words(id_: str) -> str:
 #: as the scripts of the pages read them
 FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH}
 
+#: where the time of a job went
+JOB_PARTS = {
+    "startup": "start-up",
+    "compile": "compilation, first calls",
+    "productive": "productive steps",
+    "slowed": "slowed steps",
+    "evaluation": "evaluation",
+    "checkpoint_save": "checkpoint save",
+    "checkpoint_load": "checkpoint load",
+    "hang": "hangs and timeouts",
+    "lost_work": "lost work",
+    "restart": "restart",
+    "shutdown": "shutdown",
+    "unknown": "unknown",
+}
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time with three digits.
+
+    >>> duration_text(0.25), duration_text(7.25), duration_text(754), duration_text(9000)
+    ('250 ms', '7.25 s', '12.6 min', '2.5 h')
+    """
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
 
 def shown_parts(step: Mapping[str, Any]) -> dict[str, float]:
     """Return the milliseconds of each part of the budget, communication without a counterpart on its own.

@@ -8,6 +8,7 @@
     source/                     the text of the user's files in those frames
     rank00000.<what>            memory snapshot, flight recorder dump, NCCL log, Nsight export, when captured
     rank00000.facts.jsonl       what one rank knows of itself and its job, one line
+    launch.jsonl                when `stepscope record` started the job, when that ended, and its exit code
     window1/                    a second profiled window, and so on
     live/                       while the job runs: a request for a window, its plan, ranks that stand still
 
@@ -28,6 +29,8 @@ from stepscope.side_file import parsed_json, read_side_file, refuse_output
 SCHEMA = 1
 RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
+# in the newest run folder of a launch; not `.json`, which trace viewers take for a trace
+LAUNCH = "launch.jsonl"
 SOURCE_FOLDER = "source"
 
 

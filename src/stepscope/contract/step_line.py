@@ -36,6 +36,11 @@ COMPILATION = "compilation"
 # in every step of a job that has autograd's anomaly detection on: stacks kept for its messages
 ANOMALY_DETECTION = "anomaly_detection"
 
+# steps at the start of a process that cannot stand for the others: compilation, first calls
+FIRST_STEPS = 2
+# a step that takes more than this times the median was slowed down
+LONG_STEP = 1.5
+
 # `{name: {"ns": own time, "n": how often}}`
 RegionTimes = dict[str, dict[str, int]]
 

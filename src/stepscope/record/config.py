@@ -28,6 +28,7 @@ class RecordConfig:
     out: str = _DEFAULT_OUT
     command: tuple[str, ...] = ()
     run_id: str | None = None  # set by a launcher; a fallback where ranks share no store
+    launched_ns: int | None = None  # when `stepscope record` started the job, epoch time
 
     # The window: (wait + warmup + active) * repeat steps. wait steps are timed without the profiler.
     wait: int = WAIT_STEPS

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,15 +23,15 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.step_line import BEFORE
+from stepscope.contract.step_line import BEFORE, FIRST_STEPS
 from stepscope.record.config import WARMUP_STEPS, RecordConfig, set_kineto_settings
 from stepscope.record.failsafe import explain, say
 from stepscope.record.groups import whereabouts
 from stepscope.record.helper.handover import JobFacts, hand_over_files, introduce
 from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.lifetime import LIFETIME
 from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers import Samplers, standard_samplers
-from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import SENT_AT_ONCE, PastStep, Regions, StepLog, StepTimes, device_timer, nvtx_functions
 from stepscope.record.trial_end import end_trial
 from stepscope.record.watched_steps import WatchedSteps
@@ -332,14 +333,25 @@ class Recorder:
             self._stand_down()
             self._run.finish()
             return
+        self._note_end()
         self._watched.finish()
         self._log.flush()
         self._known.send(self._run)
         hand_over_files(self._run, self.samplers, "on_close")
         self._run.finish()
 
+    def _note_end(self) -> None:
+        """Note what passed since the last step, and the error that ends training, if any."""
+        self.note(after_steps=self._times.end(perf_counter_ns(), None)[1])
+        error = sys.exc_info()[1]
+        if error is None and not hasattr(sys, "ps1"):  # else of an earlier line of an interactive session
+            error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.note(failure=type(error).__name__)
+
     def _forget(self) -> None:
         global _current
+        LIFETIME.in_forked_child()
         if self._run is not None:
             self.on = False
             self._run.forget()

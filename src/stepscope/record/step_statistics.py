@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from stepscope.contract.step_line import EVALUATION
+from stepscope.contract.step_line import EVALUATION, FIRST_STEPS
 
-FIRST_STEPS = 2
 _SETTLING_STEPS = 1
 # steps before the window that can stand for the others; with fewer, those after it do
 _MIN_BEFORE = 3

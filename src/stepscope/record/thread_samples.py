@@ -31,9 +31,9 @@ from types import FrameType
 from typing import Any
 
 from stepscope.contract.run_folder import atomic_write, rank_file
+from stepscope.contract.step_line import FIRST_STEPS
 from stepscope.record.failsafe import explain, say
 from stepscope.record.owners.event_tree import LIBRARY, USER, Places, below, main_folder, project_root
-from stepscope.record.step_statistics import FIRST_STEPS
 
 _NAME = "stepscope-samples"
 _SHORTEST_NS, _LONGEST_NS, _SAMPLES_AT_FIRST = 100_000_000, 500_000_000, 300

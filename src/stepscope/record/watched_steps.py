@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from stepscope.contract.live import WindowPlan
-from stepscope.contract.step_line import WARMUP
+from stepscope.contract.step_line import FIRST_STEPS, WARMUP
 from stepscope.record.after_window import AfterWindow
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import say
 from stepscope.record.helper.handover import JobFacts, hand_over_collectives, hand_over_files, hand_over_window
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.samplers import Samplers
-from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.steps import Regions
 from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.guards import ProfilerGuard

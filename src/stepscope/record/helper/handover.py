@@ -25,6 +25,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.groups import FLIGHT_RECORDER, backend, flight_dump, process_groups
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.helper.side_channel import boot_id
+from stepscope.record.lifetime import LIFETIME
 from stepscope.record.rank import Place, initialized_distributed
 from stepscope.record.samplers import Samplers
 from stepscope.side_file import read_side_text
@@ -277,7 +278,8 @@ def introduce(run: OpenRun, *, created_ns: int) -> None:
     place = run.place
     run.outbox.put({"do": "facts", **facts_at_start(run.config, place, created_ns=created_ns)})
     header = {"schema": SCHEMA, "rank": place.rank, "world_size": place.world_size, "created_ns": created_ns}
-    run.outbox.put_step(json.dumps(header))
+    lifetime = {"launched_ns": run.config.launched_ns, **LIFETIME.leave_to(run.outbox.put)}
+    run.outbox.put_step(json.dumps({**header, "lifetime": lifetime}))
 
 
 def hand_over_window(run: OpenRun, outcome: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Messages, one JSON object per line after the letter `m` (lines after `s` go to t
     {"do": "file", "plain", "name"}                    move one finished file as it is
     {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines
     {"do": "facts", ...}                               what run.json shall know of this rank
+    {"do": "checkpoint", "entry"}                      a checkpoint begins or ends: [what, begin, end or null, path]
     {"do": "where", "frames", "region", "collective"}  where the training thread is; asked for
     {"do": "close"}                                    training is over
 
@@ -31,6 +32,7 @@ import select
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -371,6 +373,7 @@ class Retries:
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
 _CLAIM_S = 20.0  # for a folder on storage that fails; the training process asks for 30
+_MAX_CHECKPOINTS = 1_000  # the newest: they show which steps a restart has to repeat
 _LAST_TRIES_S = 60.0  # for all that is left when training is over
 
 
@@ -410,6 +413,8 @@ class Writer:
         self.retries = Retries(settings["write_timeout_s"], on_failure=self._note_failure)
         self.facts: dict[str, Any] = {}
         self.files: list[dict[str, Any]] = []
+        self.checkpoints: deque[list[Any]] = deque(maxlen=_MAX_CHECKPOINTS)
+        self.ended_ns: int | None = None
         self.steps = StepStatistics()
         self.live = Live(
             {**settings.get("live", {}), "pid": self.parent}, rank=self.rank, world_size=self.world_size, tell=_reply
@@ -422,6 +427,8 @@ class Writer:
     def read_to_the_end(self, pipe: int) -> None:
         """Take in lines until the pipe ends or the training process is gone."""
         rest = b""
+        hang_up = select.poll()
+        hang_up.register(pipe, 0)  # wakes where the training process ends, not for lines
         while True:
             self._watch(self.live.look)
             if not select.select([pipe], [], [], min(2.0, self.live.look_s))[0]:
@@ -437,7 +444,7 @@ class Writer:
                 self.take(line)
             self._flush_log()
             if not self.closed and len(data) < _READ_BYTES:
-                time.sleep(_NAP_S)
+                hang_up.poll(1e3 * _NAP_S)
 
     def take(self, line: bytes) -> None:
         """Act on one line; one that cannot be understood is counted, not fatal."""
@@ -451,7 +458,7 @@ class Writer:
 
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
-        self.ending = True
+        self.ending, self.ended_ns = True, time.time_ns()
         self._watch(partial(self.live.ends, closed=self.closed))
         self.retries.end_within(_LAST_TRIES_S)
         self.has_folder.set()  # or will never have one
@@ -496,6 +503,10 @@ class Writer:
             self.live.facts(message)
             if message.pop("window_complete", False):
                 self.jobs.put({"do": "report"})
+        elif do == "checkpoint":
+            if self.checkpoints and self.checkpoints[-1][:2] == message["entry"][:2]:  # the same one, which has ended
+                self.checkpoints.pop()
+            self.checkpoints.append(message["entry"])
         elif do == "where":
             self.live.where(message)
         elif do == "close":
@@ -595,6 +606,8 @@ class Writer:
             "files": self.files,
             "steps": self.steps.summary(),
             "ended": ("closed" if self.closed else "killed") if over else "running",
+            "ended_ns": self.ended_ns,
+            "checkpoints": list(self.checkpoints),
             "writing": self.retries.summary(),
             "written_ns": time.time_ns(),
         }

@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from threading import get_ident
-from time import perf_counter_ns, sleep
+from time import perf_counter_ns, sleep, time_ns
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.hooks import backward, forward
 from stepscope.record.hooks.backward import GradientSync
 from stepscope.record.hooks.patches import Patches, after_import, around
+from stepscope.record.lifetime import LIFETIME, LOAD, SAVE
 from stepscope.record.loop.job_notes import JobNotes
 from stepscope.record.loop.loop import Loop
 from stepscope.record.loop.routine import (
@@ -150,11 +151,13 @@ def _groups_install(loop: Loop, patches: Patches, before_destroy: Callable[[], N
 
     def starting(original: Any) -> Any:
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            begin_ns = time_ns()
             try:
                 result = original(*args, **kwargs)
             except BaseException as e:
                 leave_out(e)
                 raise
+            LIFETIME.mark("group_ns", [begin_ns, time_ns()])
             loop.start()
             return result
 
@@ -336,29 +339,51 @@ class Recurring:
         self._loop.interruptions.ends(regions.COMPILATION)
 
 
-# Checkpoints: what writes models to storage, so that the time it takes has a region of its own.
+# Checkpoints: what writes models to storage, so that the time it takes has a region of its own, and what reads them.
 #
-# torch.save                                          and whatever ends in it
-# torch.distributed.checkpoint.save, async_save       the part on the training thread
-# safetensors.torch.save_file                         as Transformers and Accelerate save
+# torch.save, torch.load                                    and whatever ends in them
+# torch.distributed.checkpoint.save, async_save, load       the part on the training thread
+# safetensors.torch.save_file, load_file                    as Transformers and Accelerate save
 
-_LATER = {"torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"), "safetensors.torch": ("save_file",)}
+_LATER = {
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "torch.distributed.checkpoint.state_dict_loader": ("load",),
+    "safetensors.torch": ("save_file", "load_file"),
+}
+# arguments that name the file
+_PATHS = ("f", "filename", "checkpoint_id", "storage_writer", "storage_reader")
 
 
 def _saving_install(loop: Loop, patches: Patches) -> None:
-    replacement = _saving(loop, torch.save)
-    for module in (torch.serialization, torch):
-        patches.share(module, "save", replacement)
+    for name in ("save", "load"):
+        replacement = _checkpointing(loop, name, getattr(torch, name))
+        for module in (torch.serialization, torch):
+            patches.share(module, name, replacement)
 
 
 def _install_in(loop: Loop, patches: Patches, module: str) -> None:
     for name in _LATER[module]:
         if hasattr(sys.modules[module], name):
-            patches.replace(sys.modules[module], name, lambda save: _saving(loop, save))
+            patches.replace(sys.modules[module], name, partial(_checkpointing, loop, name))
 
 
-def _saving(loop: Loop, save: Any) -> Any:
-    return around(save, lambda *_, **__: loop.saving_begins(), lambda *_, **__: loop.saving_ends())
+def _checkpointing(loop: Loop, name: str, original: Any) -> Any:
+    def load_begins(*args: Any, **kwargs: Any) -> bool:
+        return bool(loop.safely(LIFETIME.file_begins, LOAD, *args[:1], *map(kwargs.get, _PATHS)))
+
+    def save_begins(*args: Any, **kwargs: Any) -> bool:
+        if not loop.saving_begins():
+            return False
+        loop.safely(LIFETIME.file_begins, SAVE, *args[1:2], *map(kwargs.get, _PATHS))
+        return True
+
+    def save_ends(*_: Any, **__: Any) -> None:
+        loop.safely(LIFETIME.file_ends)
+        loop.saving_ends()
+
+    if name.startswith("load"):
+        return around(original, load_begins, lambda *_, **__: loop.safely(LIFETIME.file_ends))
+    return around(original, save_begins, save_ends)
 
 
 @dataclass(frozen=True)

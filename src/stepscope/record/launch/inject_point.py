@@ -8,6 +8,7 @@ import torch
 
 from stepscope.record.config import RecordConfig, set_kineto_settings
 from stepscope.record.failsafe import leave_word, say
+from stepscope.record.lifetime import LIFETIME
 
 _MIN_TORCH = (2, 4)
 _has_begun = False
@@ -17,6 +18,7 @@ def begin() -> None:
     """Put the hooks in, as the environment asks."""
     global _has_begun
     _has_begun = True
+    LIFETIME.mark("torch_ns")
     config = RecordConfig.from_env()
     if config is None:
         return

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
+from stepscope.contract.run_folder import LAUNCH, RUN_JSON, SCHEMA, json_object_in, rank_of
 from stepscope.errors import UsageError
 from stepscope.record.config import KINETO_SETTINGS, RecordConfig
 from stepscope.record.failsafe import DONE, ERRNO, FOLDERS, HELPER, SAID, SEEN_VARIABLE
@@ -32,7 +32,7 @@ from stepscope.record.helper.claim import folders_of_launch
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
 from stepscope.record.launch.outside_tool import UNDER_TOOL, exported, is_one_process, keep_outputs, under_tool
 from stepscope.record.nccl_log import debug_environment
-from stepscope.record.window.trace_file import is_alive
+from stepscope.record.window.trace_file import is_alive, place_whole
 from stepscope.side_file import open_private, refuse_output, why_no_folder
 
 
@@ -352,6 +352,7 @@ def launch(
         command=tuple(command),
         out=str(Path(config.out).absolute()),
         run_id=config.run_id or os.urandom(16).hex(),
+        launched_ns=time.time_ns(),
     )
     seen = _seen_folder()
     try:
@@ -360,10 +361,12 @@ def launch(
         if config.outside_tool is not None and is_one_process(command, env):
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
         exit_code = (run or _run)(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
+        ended_ns = time.time_ns()
         trouble = trouble_of_helpers(seen) if seen is not None else None
         files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
         told = [Path(line) for file in files for line in file.read_text().splitlines()]
         folders = tuple(sorted({*told, *folders_of_launch(config.out, str(config.run_id))}))
+        _note_end(folders, config, ended_ns=ended_ns, exit_code=exit_code)
         outputs = keep_outputs(config, folders) if config.outside_tool is not None else []
         return LaunchOutcome(
             exit_code,
@@ -377,6 +380,16 @@ def launch(
     finally:
         if seen is not None:
             remove_scratch(seen)
+
+
+def _note_end(folders: Sequence[Path], config: RecordConfig, *, ended_ns: int, exit_code: int) -> None:
+    """Note in the newest folder when the job ended and how, where that can be written."""
+    newest = max(folders, key=lambda folder: (len(folder.name), folder.name), default=None)
+    if newest is not None:
+        about = {"launch_id": config.run_id, "launched_ns": config.launched_ns, "ended_ns": ended_ns}
+        with suppress(OSError):
+            text = json.dumps({"schema": SCHEMA, **about, "exit_code": exit_code}) + "\n"
+            place_whole(text.encode(), newest / LAUNCH)
 
 
 def _seen_folder() -> Path | None:

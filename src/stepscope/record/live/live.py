@@ -214,10 +214,10 @@ class Live:
 
     def step(self, line: dict[str, Any]) -> None:
         step, dur_ns = line.get("step"), line.get("dur_ns")
-        if not isinstance(step, int) or not isinstance(dur_ns, int):
-            return
         if self._export is not None:
             self._export.metrics.line(line)
+        if not isinstance(step, int) or not isinstance(dur_ns, int):
+            return
         if not line.get("profiled"):
             self._durations_s.append(dur_ns / 1e9)
         if self._stalls.step_arrived(step, dur_ns / 1e9, time.monotonic()) and self._stall is not None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from stepscope.contract import step_line as regions
 from stepscope.record.failsafe import explain, say
+from stepscope.record.lifetime import LIFETIME
 from stepscope.record.loop.routine import (
     BACKWARD,
     BACKWARD_BEGINS,
@@ -263,6 +264,8 @@ class Loop:
             self.backwards += 1
         elif part == FORWARD:
             grad, _ = _FORWARDS[token]
+            if grad and self.recorder is None:
+                LIFETIME.mark("work_ns")
             most = _MAX_IN_A_ROW if self._most_forwards_in_a_row < _LONG_ROW else 1
             if self._counts_to_row(FORWARD if grad else QUIET, most=most):
                 self._row_begins(grad, at_ns)

@@ -230,7 +230,9 @@ class StepFinder:
         if self._unit.kind == LOADER and self._trained and not self._stepped:
             self._end(None)
             return
-        if self._find_update_by_hand():
+        if not self._loads and self.only_evaluated():
+            self._leave_out()
+        elif self._find_update_by_hand():
             self._end(None)
         elif self._maybe_by_hand():  # its update is not to be seen, as where the model is gone by now
             self._end(None if self._stepped else self._maybe_ns)

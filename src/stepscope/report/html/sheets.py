@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.steadiness import Series
+from stepscope.contract.names import JOB_PARTS, duration_text
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.document.other_tools import nccl_calls, nccl_facts
 from stepscope.document.report import ms_or_none, plain
 from stepscope.records import dataclass
 from stepscope.report import pictures
-from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Line, bar_chart, line_chart
+from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Lane, Line, Span, bar_chart, lane_chart, line_chart
 from stepscope.report.drawing import Drawing, table_of
 from stepscope.report.html.assemble import sheet_html
 from stepscope.report.html.page_data import PageData, packed
@@ -933,6 +934,7 @@ def history_sheet(document: Document) -> Sheet:
         ("ranks", "count", "world_size"),
         ("step", "ms", "step_ms"),
         ("MFU", "pct", lambda run: _pct(run["mfu"])),
+        ("goodput", "pct", "goodput_pct"),
         ("memory", "bytes", "peak_memory_bytes"),
         ("largest finding", "text", lambda run: "".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1])),
     )
@@ -1017,3 +1019,74 @@ def hang_sheet(document: Document) -> Sheet:
     of = f" of {document['world_size']}" if document["world_size"] else ""
     facts = (f"flight recorder dumps of {len(ranks)}{of} ranks",)
     return Sheet("Hung ranks", facts, (found, who), sections, tuple(document["warnings"]))
+
+
+_LEDGER_COLOURS = {
+    "startup": "other", "compile": "unmatched", "productive": "compute", "slowed": "transfer",
+    "evaluation": "optimizer", "checkpoint_save": "input", "checkpoint_load": "copy", "hang": "high",
+    "lost_work": "wait", "restart": "host", "shutdown": "range", "unknown": "unknown",
+}  # fmt: skip
+
+
+def job_sheet(document: Document) -> Sheet:
+    """Return the page of a job's ledger, from the JSON of `stepscope job`."""
+    parts = {part["part"]: part for part in document["parts"] if part["s"] > 0}
+    legend = [(_LEDGER_COLOURS[name], JOB_PARTS[name]) for name in parts]
+    spans = [
+        Span(
+            1e3 * one["start_s"],
+            1e3 * one["end_s"],
+            _LEDGER_COLOURS[one["part"]],
+            (JOB_PARTS[one["part"]], f"{duration_text(one['end_s'] - one['start_s'])} from {one['start_s']:,.1f} s"),
+        )
+        for one in document["timeline"]
+    ]
+    over_time = lane_chart("The job over time", [Lane("job", spans, 40.0)], 1e3 * document["total_s"], legend=legend)
+    table = table_of(
+        sorted(parts.values(), key=lambda part: -part["s"]),
+        ("part", "text", lambda part: JOB_PARTS[part["part"]]),
+        ("time", "ms", lambda part: 1e3 * part["s"]),
+        ("share", "pct", "pct"),
+        ("of which", "text", _details),
+    )
+    attempts = table_of(
+        document["attempts"],
+        ("run", "text", "run"),
+        ("started", "text", "started"),
+        ("ended", "text", "ended"),
+        ("steps", "count", "steps"),
+        ("lost steps", "count", "steps_lost"),
+        ("saves", "count", "saves"),
+        ("evaluations", "count", "evaluations"),
+        ("end", "text", "reason"),
+    )
+    savings = table_of(
+        document["savings"],
+        ("change", "text", "change"),
+        ("saves", "ms", lambda one: 1e3 * one["s"]),
+        ("share", "pct", "pct"),
+    )
+    said = "Each stretch has the colour of the part that took most of it; the parts are means over ranks."
+    sections = (
+        Section("time", "Over time", (said,), over_time, table),
+        Section("attempts", "Attempts", (), None, attempts),
+        *(
+            [Section("savings", "How much time would each change save?", (), None, savings)]
+            if document["savings"]
+            else []
+        ),
+    )
+    lost = sum(parts[name]["s"] for name in ("lost_work", "restart", "hang") if name in parts)
+    cards = (
+        card("Goodput", document["goodput_pct"], "pct", "productive steps of the whole time"),
+        card("Time", duration_text(document["total_s"]), "text", "from launch to end"),
+        card("Attempts", len(document["attempts"]), "count", "restarts and resumed runs included"),
+        card("Failures cost", duration_text(lost), "text", "lost work, restart, hangs", "high" if lost else ""),
+    )
+    facts = (f"{document['ranks']} ranks", f"{document['steps']} steps")
+    return Sheet(f"Job {document['run']}", facts, cards, sections, tuple(document["warnings"]))
+
+
+def _details(part: Document) -> str:
+    known = [(name.replace("_", " "), s) for name, s in part["detail"].items() if s >= 0.001 * part["s"]]
+    return ", ".join(f"{name} {duration_text(s)}" for name, s in known)

@@ -18,6 +18,9 @@ Document = Mapping[str, Any]
 def print_history(document: Document, out: Console) -> None:
     """Print the history of a folder of runs."""
     runs = document["runs"]
+    goodput = [("goodput %", lambda run: number_text(run["goodput_pct"], ",.1f"))]
+    if not any(run["goodput_pct"] is not None for run in runs):
+        goodput = []
     out.print(name_text(document["folder"], style="bold").append(f": {len(runs)} runs"))
     print_table(
         out,
@@ -28,12 +31,13 @@ def print_history(document: Document, out: Console) -> None:
         ("ranks", lambda run: number_text(run["world_size"], ",.0f")),
         ("step ms", lambda run: number_text(run["step_ms"], ",.2f")),
         ("MFU %", lambda run: number_text(run["mfu"] and 100 * run["mfu"], ",.1f")),
+        *goodput,
         ("memory GB", lambda run: number_text(run["peak_memory_bytes"] and run["peak_memory_bytes"] / 1e9, ",.2f")),
         (
             "largest finding",
             lambda run: row_name("".join(f"{f} {p:.0f} %" for f, p in run["findings"][:1]), width=34),
         ),
-        least_needed=("created", "memory GB", "MFU %", "ranks", "largest finding"),
+        least_needed=("created", "memory GB", "goodput %", "MFU %", "ranks", "largest finding"),
     )
     if len(runs) > _MAX_RUNS:
         out.print(f"the last {_MAX_RUNS} of {len(runs)} runs; --json has all")

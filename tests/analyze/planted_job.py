@@ -1,0 +1,92 @@
+"""Run folders of jobs in which every second was planted: processes, steps, checkpoints, ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+NS = 1_000_000_000
+EPOCH = 1_800_000_000 * NS  # some day in 2027
+
+
+def at(seconds: float) -> int:
+    return EPOCH + round(seconds * NS)
+
+
+def plant(
+    folder: Path,
+    *,
+    start: float,
+    steps: list[list[tuple[float, dict[str, float]]]],
+    first: float,
+    end: float,
+    killed: tuple[int, ...] = (),
+    launched: float | None = None,
+    launch_id: str = "one",
+    restart: int = 0,
+    loads: tuple[tuple[float, float, str], ...] = (),
+    saves: tuple[tuple[float, float | None, str], ...] = (),
+    after: dict[str, float] | None = None,
+    launch_end: float | None = None,
+    exit_code: int = 0,
+    ends: dict[int, float] | None = None,
+) -> None:
+    """Write a run folder: per rank a process that starts, steps of so many seconds with regions in them, an end."""
+    folder.mkdir(parents=True)
+    out = str(folder.with_name(folder.name.partition("-")[0]))
+    described = {
+        "world_size": len(steps),
+        "config": {"out": out, "run_id": launch_id},
+        "environment": {"TORCHELASTIC_RESTART_COUNT": str(restart)},
+        "created": f"2027-01-01T00:00:{int(start) % 60:02d}+00:00",
+    }
+    (folder / "run.json").write_text(json.dumps(described))
+    for rank, of_rank in enumerate(steps):
+        lifetime = {
+            "launched_ns": at(start if launched is None else launched),
+            "process_ns": at(start),
+            "torch_ns": at(start + 1),
+            "group_ns": [at(start + 1), at(start + 1.5)],
+            "checkpoints": [["load", at(a), at(b), path] for a, b, path in loads],
+        }
+        lines: list[dict[str, Any]] = [{"schema": 1, "rank": rank, "world_size": len(steps), "lifetime": lifetime}]
+        now = first
+        for number, (dur, regions) in enumerate(of_rank):
+            line = {"step": number, "start_ns": at(now), "end_ns": at(now + dur), "dur_ns": round(dur * NS)}
+            own = {name: {"ns": round(s * NS), "n": 1} for name, s in regions.items()}
+            lines.append({**line, "device_ns": None, "profiled": False, "phase": "before", "regions": own})
+            now += dur
+        (folder / f"rank{rank:05d}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        facts: dict[str, Any] = {
+            "ended": "killed" if rank in killed else "closed",
+            "ended_ns": at((ends or {}).get(rank, end)),
+            "checkpoints": [["save", at(a), b and at(b), path] for a, b, path in saves if rank == 0],
+        }
+        if rank not in killed:
+            own = {name: {"ns": round(s * NS), "n": 1} for name, s in (after or {}).items()}
+            facts["after_steps"] = own
+        (folder / f"rank{rank:05d}.facts.jsonl").write_text(json.dumps(facts) + "\n")
+    if launch_end is not None:
+        launch = {"launch_id": launch_id, "ended_ns": at(launch_end), "exit_code": exit_code}
+        (folder / "launch.jsonl").write_text(json.dumps(launch))
+
+
+def plain(count: int, dur: float = 1.0) -> list[tuple[float, dict[str, float]]]:
+    return [(dur, {})] * count
+
+
+SAVE = (9.0, 9.5, "/ckpt/last.pt")
+
+
+def plant_two_attempts(
+    where: Path, *, over: float = 12.9, saved: bool = True, loaded: bool = True, **second: Any
+) -> None:
+    """Nine steps, rank 0 saves after six of them, rank 1 is killed; then a restart with six steps."""
+    steps = [[*plain(5), (1.5, {"checkpoint": 0.5} if saved and rank == 0 else {}), *plain(3)] for rank in range(2)]
+    plant(
+        where / "run", start=0, first=3, end=over, steps=steps, killed=(0, 1), saves=(SAVE,) if saved else (),
+        ends={0: over + 0.5},
+    )  # fmt: skip
+    later = over + 5.1
+    loads = ((later - 2, later - 1, SAVE[2]),) if loaded else ()
+    about = {"restart": 1, "launched": 0, "launch_end": later + 7, "loads": loads, **second}
+    plant(where / "run-2", start=over + 1.1, first=later, end=later + 6.5, steps=[plain(6)] * 2, **about)
