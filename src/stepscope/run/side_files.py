@@ -32,6 +32,7 @@ from stepscope.contract.run_folder import (
     OTHER,
     OWNERS_SCHEMA,
     SOURCE_FOLDER,
+    TELEMETRY,
     TRAINING,
     json_object,
     owners_file,
@@ -254,7 +255,7 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
     )
 
 
-_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
+_COLLECTIVES, _MEMORY, _NCCL = "collectives.jsonl", "memory.jsonl", "nccl.log"
 _SAMPLES = "samples.jsonl"
 _MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window(\d{1,6})$")
@@ -327,7 +328,7 @@ def window_number(folder: Path) -> int:
 
 def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     """Return what a run folder holds beside its traces and step logs; files named in `but` are known to be traces."""
-    kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL, _SAMPLES)
+    kinds = (TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL, _SAMPLES)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
     share = max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(len(there), 1))
@@ -349,7 +350,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             samples += _read_samples(path, rank=rank, max_bytes=share, say=unread.append)
             continue
         found: KeptLines[Any]
-        if what == _TELEMETRY:
+        if what == TELEMETRY:
             device, found = _read_telemetry(path, rank=rank, max_bytes=share)
             telemetry.append(device)
         elif what == _COLLECTIVES:

@@ -64,6 +64,14 @@ _METRICS = {
         ("samples", SUM, "{sample}", "Samples of this rank, where its loop tells."),
         ("tokens", SUM, "{token}", "Tokens of this rank, where its loop tells."),
         ("flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted."),
+        (
+            "energy",
+            SUM,
+            "J",
+            "Energy of the device since the first step; ranks that share one repeat it.",
+        ),
+        ("power", GAUGE, "W", "Power of the device at the last reading."),
+        ("host.energy", SUM, "J", "Energy of the host's processors by their counters, since the first step."),
         ("stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise."),
     )
 }
@@ -93,6 +101,8 @@ class Metrics:
         self._regions_ns: dict[str, int] = {}
         self._own_ns = 0
         self._per_step: dict[str, int] = {}
+        #: the energy so far, once it is measured
+        self.reading: Callable[[], Mapping[str, Any]] = dict
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Take in what a rank knows of its job: what one step has of samples, tokens and operations."""
@@ -142,6 +152,14 @@ class Metrics:
         if "own.steps" in self._sums:
             found.append(("own.time", (), self._own_ns / 1e9))
         found += [(name, (), value) for name, value in list(self._gauges.items())]
+        read = self.reading()
+        for name, field, labels in (
+            ("energy", "energy_j", (("device", str(read.get("device"))),)),
+            ("power", "power_w", (("device", str(read.get("device"))),)),
+            ("host.energy", "host_energy_j", ()),
+        ):
+            if field in read:
+                found.append((name, labels, read[field]))
         found.append(("stall.duration", (), stall_s()))
         return [(_METRICS[name], labels, value) for name, labels, value in found]
 
@@ -358,7 +376,7 @@ def prometheus_text(samples: Sequence[Sample], *, labels: Labels) -> str:
 
 
 def _lines(metric: Metric, found: Sequence[Sample], labels: Labels) -> Iterator[str]:
-    unit = {"s": "_seconds", "By": "_bytes"}.get(metric.unit, "")
+    unit = {"s": "_seconds", "By": "_bytes", "J": "_joules", "W": "_watts"}.get(metric.unit, "")
     name = metric.name.replace(".", "_") + unit + ("_total" if metric.kind == SUM else "")
     yield f"# HELP {name} {_escaped(metric.help)}"
     yield f"# TYPE {name} {'counter' if metric.kind == SUM else metric.kind}"
