@@ -2,13 +2,13 @@
 
 A thread of the helper process reads them, so training has no part in it. Counters and power are read ten times a
 second for ten minutes, then once a second and ever less often; the full state once a second, in the profiled window
-each time.
+each time. A `fresh` reading was taken as the counter changed: its time is exact.
 
     {"kind": "device", "name": "...", "uuid": "GPU-...", "max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
     {"kind": "counters", "device": "nvml", "host": "rapl", "host_name": "node1"}
     {"kind": "state", "time_ns": ..., "step": 12, "utilization_pct": 97, "sm_clock_mhz": 1755, "power_w": 640.2,
      "temperature_c": 61, "throttle_reasons": ["power_cap"]}
-    {"kind": "energy", "time_ns": ..., "energy_j": 81234.567, "power_w": 612.0, "host_energy_j": 1234.5}
+    {"kind": "energy", "time_ns": ..., "energy_j": 81234.567, "fresh": 1, "power_w": 612.0, "host_energy_j": 1234.5}
 
 Standard library only, no torch. A number is None where the driver or the chip does not offer it.
 """
@@ -257,7 +257,9 @@ class Rapl:
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {"cuda": Nvml, "rocm": RocmSmi}
 _DENSE = 6_000  # readings of the first ten minutes
-_MORE = 20_000
+_MORE = 8_000
+# A counter shows a new value every 10 to 100 ms; to know when, it is read until it changes, in the first minute only.
+_SHARP, _LOOK_S, _MOST_LOOKS = 600, 0.005, 25
 _STATE_S = 1.0
 
 
@@ -334,7 +336,8 @@ class Telemetry:
         """Write all readings so far; nothing where there are none."""
         energy, states = list(self._energy.rows), list(self._states.rows)
         if energy or states:
-            rows = [{**self._device, "kind": "device"}, self._about, *states, *energy]
+            device = [{**self._device, "kind": "device"}] if self._open["device"] else []
+            rows = [*device, self._about, *states, *energy]
             place_whole("".join(f"{json.dumps(row)}\n" for row in rows).encode(), path)
 
     def _watch(self) -> None:
@@ -376,12 +379,25 @@ class Telemetry:
             return
         row: dict[str, Any] = {"kind": "energy", "time_ns": self._clock()}
         if "device" in self._about:
-            row |= {"energy_j": round(device.energy_j(), 6), "power_w": device.power_w()}
+            joules, is_fresh = self._counter(device)
+            row |= {"time_ns": self._clock(), "energy_j": round(joules, 6), "fresh": int(is_fresh)}
+            row["power_w"] = device.power_w()
         if "host" in self._about:
             row["host_energy_j"] = round(host.energy_j(), 6)
         if len(row) > 2:
             self._energy.add(row)
             self._due_ns["energy"] = now_ns + int(1e9 * self._energy.every_s)
+
+    def _counter(self, device: Any) -> tuple[float, bool]:
+        """Return the counter, in the first minute at the moment it changes, and whether it is from such a moment."""
+        first = now = device.energy_j()
+        if len(self._energy.rows) >= _SHARP:
+            return now, False
+        for _ in range(_MOST_LOOKS):
+            if now != first or self._over.wait(_LOOK_S):
+                break
+            now = device.energy_j()
+        return now, now != first
 
 
 def _reason(error: Exception) -> str:
