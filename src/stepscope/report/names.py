@@ -81,5 +81,11 @@ PATH = {
     "launch": "launch latency and gaps",
     "other": "other",
 }
+#: what the energy of a step goes into
+ENERGY = {
+    **{part: PARTS[part] for part in ("compute", "exposed_transfer", "wait")},
+    "idle": "idle",
+    "recurring": "rare long steps",
+}
 #: as the scripts of the pages read them
-FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH}
+FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH, "energy": ENERGY}
