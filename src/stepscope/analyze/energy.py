@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.run.rank import rank_ranges
-from stepscope.run.side_files import StepLog, Telemetry
+from stepscope.run.side_files import StepLog, Telemetry, number
 from stepscope.stats.robust import FAR_LONGER, median, slow_start
 from stepscope.units import NS_PER_S, ms
 
@@ -451,3 +451,70 @@ def _late_rank(rank: int, cause: str, late_ms: float, devices: Sequence[Mapping[
         "own_j_per_step": own,
         "waste_j_per_step": waiting + own,
     }
+
+
+# What a clock or a power limit would change, by a sweep on the same kind of device.
+
+
+class Limited(NamedTuple):
+    """A device at a clock or power limit, against its highest."""
+
+    #: how much longer computing takes
+    slower: float
+    #: what computing, and everything else, takes of its power
+    compute_power: float
+    other_power: float
+
+
+def limited(model: Mapping[str, Any], setting: str, value: float, *, memory_share: float) -> Limited | str:
+    """Return what a setting does by the points of a power model, or why that is unknown.
+
+    `memory_share` is the share of computing that is bound by memory.
+    """
+    points = [one for one in _objects(model.get("points")) if one.get("setting") == setting]
+    columns = {
+        (load, what): [number(_object(one.get(load)).get(what)) for one in points]
+        for load, what in (
+            ("compute", "watts"),
+            ("compute", "per_s"),
+            ("memory", "watts"),
+            ("memory", "per_s"),
+            ("idle", "watts"),
+        )
+    }
+    at = [number(one.get("value")) for one in points]
+    if len(points) < 2 or None in at or any(not known or known < 0 for column in columns.values() for known in column):
+        return f"the power model has no {setting}; sweep again as root"
+    order = np.argsort(np.array(at, float))
+    known = np.array(at, float)[order]
+    if not known[0] <= value <= known[-1]:
+        return f"measured from {known[0]:.0f} to {known[-1]:.0f} only"
+    ratio = {}
+    for key, column in columns.items():
+        values = np.array(column, float)[order]
+        ratio[key] = float(np.interp(value, known, values) / values[-1])
+    share = min(max(memory_share, 0.0), 1.0)
+    slower = (1 - share) / ratio["compute", "per_s"] + share / ratio["memory", "per_s"]
+    power = (1 - share) * ratio["compute", "watts"] + share * ratio["memory", "watts"]
+    return Limited(slower, power, ratio["idle", "watts"])
+
+
+def limited_j(energy: Mapping[str, Any], change: Limited, *, step_ms: float) -> float:
+    """Return the joules of a step that takes `step_ms` with the change; `energy` has its parts."""
+    compute = [one for one in energy["parts"] if one["part"] == "compute"]
+    others = [one for one in energy["parts"] if one["part"] != "compute"]
+    devices = len(energy["devices"])
+    compute_ms = sum(one["ms_per_step"] for one in compute)
+    other_ms, other_j = (sum(one[key] or 0.0 for one in others) for key in ("ms_per_step", "j"))
+    other_w = other_j / (devices * other_ms) if other_ms else 0.0
+    rest_ms = max(0.0, step_ms - compute_ms * change.slower)
+    compute_j = sum(one["j"] for one in compute) * change.slower * change.compute_power
+    return float(compute_j + devices * rest_ms * other_w * change.other_power)
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

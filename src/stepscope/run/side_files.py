@@ -31,10 +31,12 @@ from stepscope.contract.run_folder import (
     MAX_SOURCE_FILE_BYTES,
     OTHER,
     OWNERS_SCHEMA,
+    POWER_MODEL,
     SOURCE_FOLDER,
     TELEMETRY,
     TRAINING,
     json_object,
+    json_object_in,
     owners_file,
     rank_of,
 )
@@ -332,6 +334,8 @@ class SideFiles(ArrayRecord):
     #: by rank: the peak by category, or the reason why it is unknown
     memory_peaks: dict[int, dict[str, Any]] = field(default_factory=dict)
     nccl: tuple[NcclLog, ...] = ()
+    #: as `stepscope.bench.power` wrote it, empty where there is none
+    power_model: dict[str, Any] = field(default_factory=dict)
     #: folders of the second and later profiled windows
     windows: tuple[Path, ...] = ()
     lost_lines: int = 0
@@ -405,6 +409,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         memory=tuple(edges),
         memory_peaks=peaks,
         nccl=tuple(logs),
+        power_model=json_object_in(folder / POWER_MODEL),
         windows=tuple(sorted(p for p in folder.glob("window*") if is_later_window(p) and p.is_dir())),
         lost_lines=lost,
         unread=tuple(unread),
