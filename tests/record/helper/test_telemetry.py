@@ -46,6 +46,10 @@ class FakeLibrary:
         handle._obj.value = 42
         return 0 if index.value == 0 else 2
 
+    def nvmlDeviceGetUUID(self, handle, into, size):
+        into.value = b"GPU-right"
+        return 0
+
     def nvmlDeviceGetUtilizationRates(self, handle, into):
         into._obj.gpu, into._obj.memory = 97, 40
         return 0
@@ -132,7 +136,7 @@ def test_the_device_is_found_by_uuid_and_otherwise_by_index():
 def test_readings_give_the_planted_joules(tmp_path):
     library = FakeLibrary(milliwatts=lambda now_ns: 300_000)
     telemetry = Telemetry(
-        {"kind": "cuda", "name": "H200", "uuid": "GPU-right", "index": 0},
+        {"kind": "cuda", "name": "H200", "uuid": None, "index": 0},
         reads_host=False,
         readers={"cuda": lambda device: Nvml(device, library)},
         period_s=0.002,

@@ -100,8 +100,11 @@ class Nvml:
         }
 
     def limits(self) -> dict[str, Any]:
-        """Return what does not change: highest clocks and the power limit."""
+        """Return what does not change: the uuid, highest clocks and the power limit."""
+        uuid = ctypes.create_string_buffer(96)
+        known = self._works("nvmlDeviceGetUUID", uuid, ctypes.c_uint(96))
         return {
+            **({"uuid": uuid.value.decode(errors="replace")} if known else {}),
             "max_sm_clock_mhz": self._uint("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(_CLOCK_SM)),
             "max_memory_clock_mhz": self._uint("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(_CLOCK_MEMORY)),
             "power_limit_w": _thousandth(self._uint("nvmlDeviceGetEnforcedPowerLimit")),
