@@ -212,7 +212,7 @@ class Account(ArrayRecord):
     @_isolated("energy")
     def energy(self) -> "dict[str, Any] | None":
         """Return what steps and their parts cost in joules, by the recorded counters."""
-        from stepscope.analyze.energy import energy_of
+        from stepscope.analyze.energy import TracedSteps, energy_of
 
         step_s = self.step.step_ns / NS_PER_S if self.step else 0.0
         used = self.efficiency
@@ -222,7 +222,7 @@ class Account(ArrayRecord):
             self.run.description,
             tokens_per_step=step_s * (used.tokens_per_s or 0.0),
             samples_per_step=step_s * (used.samples_per_s or 0.0),
-            account=self,
+            traced=TracedSteps(self.shared, [view.budget for view in self.ranks], self.stragglers),
         )
 
     @_isolated("samples of threads", lambda _: ())

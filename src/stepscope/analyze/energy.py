@@ -22,7 +22,9 @@ from stepscope.stats.robust import FAR_LONGER, median, slow_start
 from stepscope.units import NS_PER_S, ms
 
 if TYPE_CHECKING:
-    from stepscope.analyze.account import Account
+    from stepscope.analyze.budget import RankBudget
+    from stepscope.analyze.stragglers import Straggler
+    from stepscope.run.aligned import AlignedRun
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,6 +44,15 @@ _GRID = np.linspace(0.0, 1.0, 257)
 _LAGS = np.linspace(-0.5, 0.5, 41)
 
 
+class TracedSteps(NamedTuple):
+    """What a trace shows of the steps."""
+
+    shared: "AlignedRun"
+    #: in the order of the run's ranks
+    budgets: "Sequence[RankBudget | None]"
+    stragglers: "Sequence[Straggler]"
+
+
 def energy_of(
     telemetry: Sequence[Telemetry],
     logs: Sequence[StepLog],
@@ -49,11 +60,11 @@ def energy_of(
     *,
     tokens_per_step: float | None = None,
     samples_per_step: float | None = None,
-    account: "Account | None" = None,
+    traced: "TracedSteps | None" = None,
 ) -> dict[str, Any]:
-    """Return the energy of a run as an object of the report's JSON; `account` adds the split over the step."""
+    """Return the energy of a run as an object of the report's JSON; `traced` adds the split over the step."""
     by_rank = {log.rank: log for log in logs}
-    devices = [_device(members, by_rank, account) for members in _devices(telemetry)]
+    devices = [_device(members, by_rank, traced) for members in _devices(telemetry)]
     hosts = [_host(one, by_rank) for one in telemetry if "host" in one.counters]
     on_device = bool(devices) or any("device" in why for why in _unknown(description).values())
     missing = _missing(description, "device" if on_device else "host")
@@ -73,7 +84,7 @@ def energy_of(
         "seconds": max((one["seconds"] for one in known), default=None),
         "parts": parts,
         "wait_j_per_step": next((one["j"] for one in parts if one["part"] == "wait"), None),
-        "late_ranks": _late_ranks(account, devices) if parts and account else [],
+        "late_ranks": _late_ranks(traced.stragglers, devices) if parts and traced else [],
         "devices": devices,
         "host": _hosts(hosts) if on_device else None,
         "notes": notes,
@@ -187,7 +198,7 @@ def _hosts(hosts: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _device(members: Sequence[Telemetry], logs: Mapping[int, StepLog], account: "Account | None") -> dict[str, Any]:
+def _device(members: Sequence[Telemetry], logs: Mapping[int, StepLog], traced: TracedSteps | None) -> dict[str, Any]:
     first = max(members, key=lambda one: len(one.energy["time_ns"]) if one.energy else 0)
     ranks = [one.rank for one in members]
     curve, log = _curve(first, "energy_j"), logs.get(first.rank)
@@ -207,9 +218,9 @@ def _device(members: Sequence[Telemetry], logs: Mapping[int, StepLog], account: 
         )
     if curve is None or log is None or found["j_per_step"] is None:
         return found
-    profile = _profile(account, ranks) if account is not None else None
+    profile = _profile(traced, ranks) if traced is not None else None
     if profile is None:
-        found["notes"].append(NO_TRACE if account is None else "the split over the step needs device work in the trace")
+        found["notes"].append(NO_TRACE if traced is None else "the split over the step needs device work in the trace")
         return found
     found["parts"], unresolved = _split(curve, log, *profile, j_per_step=found["j_per_step"])
     if unresolved:
@@ -239,18 +250,18 @@ def _measured_steps(curve: _Curve, log: StepLog) -> npt.NDArray[np.intp]:
 # When does a device do what in a step? By the trace, as a share of each part up to each phase of the step.
 
 
-def _profile(account: "Account", ranks: Sequence[int]) -> tuple[Floats, float] | None:
+def _profile(traced: TracedSteps, ranks: Sequence[int]) -> tuple[Floats, float] | None:
     """Return the time of each part up to each phase of `_GRID`, the whole step being 1, and the recorded step in ns."""
     from stepscope.analyze.budget import painted
 
-    shared = account.shared
+    shared = traced.shared
     members = [i for i, rank in enumerate(shared.run.ranks) if rank.rank in ranks and rank.has_device]
-    budgets = [account.ranks[i].budget for i in members]
+    budgets = [traced.budgets[i] for i in members]
     if not members or budgets[0] is None or (len(members) > 1 and not shared.clocks.known[members].all()):
         return None
     periods = budgets[0].periods
     start, end = (shared.clocks.shared(members[0], at[periods.typical]) for at in (periods.start_ns, periods.end_ns))
-    each = [_layers(account, i) for i in members]
+    each = [_layers(shared, i) for i in members]
     layers = [(part, union_of(*(layer[part] for layer in each))) for part in (_COMPUTE, _TRANSFER, _WAIT)]
     timeline = painted(layers, np.sort(np.concatenate([start, end])))
     at = start[:, None] + _GRID * (end - start)[:, None]
@@ -266,12 +277,11 @@ def _profile(account: "Account", ranks: Sequence[int]) -> tuple[Floats, float] |
     return profile, float((end - start).mean())
 
 
-def _layers(account: "Account", index: int) -> list[Intervals]:
+def _layers(shared: "AlignedRun", index: int) -> list[Intervals]:
     """Return when a rank computes or copies, moves data between ranks, and waits for one, on the shared clock."""
     from stepscope.run.aligned import UNMATCHED
     from stepscope.trace.table import EventKind
 
-    shared = account.shared
     rank, wait_ns = shared.run.ranks[index], shared.wait_ns[index]
     work, c = rank.work, rank.collectives
     busy = work.kind != EventKind.COMM_KERNEL
@@ -427,9 +437,9 @@ def _summed(devices: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
     return out
 
 
-def _late_ranks(account: "Account", devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _late_ranks(stragglers: "Sequence[Straggler]", devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what each late rank costs: others wait for it, and its own device takes longer."""
-    return [_late_rank(one.rank, one.cause, ms(one.late_ns_per_step), devices) for one in account.stragglers]
+    return [_late_rank(one.rank, one.cause, ms(one.late_ns_per_step), devices) for one in stragglers]
 
 
 def _late_rank(rank: int, cause: str, late_ms: float, devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
