@@ -261,7 +261,7 @@ class Rapl:
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {"cuda": Nvml, "rocm": RocmSmi}
 _DENSE = 6_000  # readings of the first ten minutes
 _MORE = 8_000
-# A counter shows a new value every 10 to 100 ms; to know when, it is read until it changes, in the first minute only.
+# A counter shows a new value every 10 ms or less often; to know when, it is read until it changes, in the first minute.
 _SHARP, _LOOK_S, _MOST_LOOKS = 600, 0.005, 25
 _STATE_S = 1.0
 
