@@ -142,9 +142,12 @@ def test_memory_history_has_allocations_with_stacks_and_names_our_storages(run):
 
 
 def test_telemetry_says_what_the_device_did(run):
-    device, *states = rows(run / "rank00000.telemetry.jsonl")
+    device, counters, *more = rows(run / "rank00000.telemetry.jsonl")
     assert device["max_sm_clock_mhz"] > 0
+    states = [row for row in more if row["kind"] == "state"]
     assert states
+    joules = [row["energy_j"] for row in more if row["kind"] == "energy"]
+    assert counters["device"] == "nvml" and joules == sorted(joules) and joules[-1] > joules[0]
     assert all(state["sm_clock_mhz"] > 0 and state["power_w"] > 0 for state in states)
     assert all(0 <= state["utilization_pct"] <= 100 for state in states)
     assert all(isinstance(state["throttle_reasons"], list) for state in states)

@@ -168,4 +168,4 @@ interface DocumentEventMap {
 }
 
 /** Names of parts, losses, slices and causes, from `contract/names.py`. */
-declare const NAMES: Record<"parts" | "groups" | "kinds" | "causes" | "path", Record<string, string>>;
+declare const NAMES: Record<"parts" | "groups" | "kinds" | "causes" | "path" | "energy", Record<string, string>>;

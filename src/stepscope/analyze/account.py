@@ -62,7 +62,7 @@ from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import rank_ranges
 from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import NO_STRING, Int64s, Trace, by_string
-from stepscope.units import ns_of_ms, printable
+from stepscope.units import NS_PER_S, ns_of_ms, printable
 
 if TYPE_CHECKING:
     from stepscope.analyze.kernels import KernelTable, OperatorTable
@@ -208,6 +208,22 @@ class Account(ArrayRecord):
     def devices(self) -> tuple[DeviceState, ...]:
         """Return what held each rank's device back, by the recorder's samples; empty without any."""
         return device_states(self.run.beside.telemetry, self.run.logs)
+
+    @_isolated("energy")
+    def energy(self) -> "dict[str, Any] | None":
+        """Return what steps and their parts cost in joules, by the recorded counters."""
+        from stepscope.analyze.energy import TracedSteps, energy_of
+
+        step_s = self.step.step_ns / NS_PER_S if self.step else 0.0
+        used = self.efficiency
+        return energy_of(
+            self.run.beside.telemetry,
+            self.run.logs,
+            self.run.description,
+            tokens_per_step=step_s * (used.tokens_per_s or 0.0),
+            samples_per_step=step_s * (used.samples_per_s or 0.0),
+            traced=TracedSteps(self.shared, [view.budget for view in self.ranks], self.stragglers),
+        )
 
     @_isolated("samples of threads", lambda _: ())
     def sampled(self) -> "tuple[SampledSteps, ...]":

@@ -351,6 +351,7 @@ class DeviceState:
 
 def device_states(telemetry: Sequence[Telemetry], logs: Sequence[StepLog]) -> tuple[DeviceState, ...]:
     """Return the state of each rank's device, by rank."""
+    telemetry = [each for each in telemetry if len(each) or each.device]  # else readings of the host alone
     own = {log.rank: _reserved_bytes(log) for log in logs}
     on_device: dict[Any, list[int]] = {}
     for each in telemetry:

@@ -101,8 +101,14 @@ def words(id_: str) -> str:
     return id_.replace("_pct", ", %").replace("_", " ")
 
 
+#: what the energy of a step goes into
+ENERGY = {
+    **{part: PARTS[part] for part in ("compute", "exposed_transfer", "wait")},
+    "idle": "idle",
+    "recurring": "rare long steps",
+}
 #: as the scripts of the pages read them
-FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH}
+FOR_PAGES = {"parts": PARTS, "groups": GROUPS, "kinds": KINDS, "causes": CAUSES, "path": PATH, "energy": ENERGY}
 
 #: where the time of a job went
 JOB_PARTS = {

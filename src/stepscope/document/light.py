@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analyze.energy import energy_of
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
 from stepscope.analyze.steadiness import log_series, steadiness_of
@@ -16,7 +17,7 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.document.report import kernel_json, ms_or_none, steadiness_json
 from stepscope.run.light import LightRun
-from stepscope.run.side_files import StepLog, unprofiled_step
+from stepscope.run.side_files import StepLog, number, unprofiled_step
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, finite_document, ms
 
@@ -41,6 +42,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "efficiency": dict.fromkeys(
             ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
         ),
+        "energy": _energy(run),
         **{name: [] for name in ("waterfall", "collectives", "operators", "idle", "critical_path", "checks")},
         "kernels": [kernel_json(kernel) for kernel in measured_kernels(run.measured)],
         "stragglers": [_straggler(one) for one in late],
@@ -127,6 +129,11 @@ def _step(run: LightRun) -> dict[str, Any]:
         "core_wait_ms": None if took_ns is None or waited is None else ms(waited * took_ns),
         "budget": [],
     }
+
+
+def _energy(run: LightRun) -> dict[str, Any]:
+    tokens, samples = (number(run.description.get(f"{name}_per_step")) for name in ("tokens", "samples"))
+    return energy_of(run.telemetry, run.logs, run.description, tokens_per_step=tokens, samples_per_step=samples)
 
 
 def _straggler(late: LateRank) -> dict[str, Any]:

@@ -493,6 +493,7 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         "ranks": [_rank_json(account, i, budgets) for i in range(len(account.ranks_read))],
         "step": _step(account),
         "efficiency": _efficiency(account),
+        "energy": account.energy,
         "waterfall": _waterfall(account),
         "collectives": [_collective(row, account.run.beside) for row in account.collectives],
         **_beside_json(account),

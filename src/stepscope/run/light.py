@@ -7,7 +7,7 @@ from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.load import run_description
-from stepscope.run.side_files import StepLog, readable_step_logs, side_files, with_core_waits
+from stepscope.run.side_files import StepLog, Telemetry, readable_step_logs, side_files, with_core_waits
 from stepscope.run.sources import is_unreadable_report
 
 
@@ -23,6 +23,7 @@ class LightRun(ArrayRecord):
     #: kernels that Nsight Compute measured in this run
     measured: tuple[MeasuredLaunches, ...]
     warnings: tuple[str, ...]
+    telemetry: tuple[Telemetry, ...] = ()
 
 
 def load_light(folder: str | Path) -> LightRun:
@@ -36,5 +37,7 @@ def load_light(folder: str | Path) -> LightRun:
         raise InputError(f"none of the step logs in {path} could be read; {'; '.join(warnings)}")
     description, damaged = run_description(path)
     measured, faults = measured_launches(path)
-    logs = with_core_waits(logs, side_files(path).samples)
-    return LightRun(path.absolute().name, path, logs, description, measured, (*warnings, *damaged, *faults))
+    beside = side_files(path)
+    logs = with_core_waits(logs, beside.samples)
+    lines = (*warnings, *damaged, *faults)
+    return LightRun(path.absolute().name, path, logs, description, measured, lines, beside.telemetry)

@@ -1,6 +1,6 @@
 """What lies beside the traces of a run folder: device telemetry, live collectives, memory through a step, NCCL's log.
 
-    rank00000.telemetry.jsonl    a line for the device, then a sample of its state a second       -> `Telemetry`
+    rank00000.telemetry.jsonl    the device, its state every second, readings of energy counters  -> `Telemetry`
     rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `LiveCollective`
     rank00000.samples.jsonl      stacks of all Python threads at moments spread over the run       -> `ThreadSamples`
     rank00000.memory.jsonl       snapshots at the edges of regions, the peak, whose storages       -> `MemoryEdge`
@@ -31,9 +31,12 @@ from stepscope.contract.run_folder import (
     MAX_SOURCE_FILE_BYTES,
     OTHER,
     OWNERS_SCHEMA,
+    POWER_MODEL,
     SOURCE_FOLDER,
+    TELEMETRY,
     TRAINING,
     json_object,
+    json_object_in,
     owners_file,
     rank_of,
 )
@@ -119,6 +122,7 @@ _COLUMNS = (
     "time_ns", "step", "utilization_pct", "memory_utilization_pct", "sm_clock_mhz", "memory_clock_mhz", "power_w",
     "temperature_c", "memory_used_bytes",
 )  # fmt: skip
+_ENERGY = ("time_ns", "energy_j", "fresh", "power_w", "host_energy_j")
 _LIMITS = ("index", "max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
 
 Reasons = frozenset[str] | None
@@ -135,32 +139,55 @@ class Telemetry(ArrayRecord):
     columns: dict[str, npt.NDArray[np.float64]]
     #: why the clocks were held back at each sample, None where unknown
     reasons: tuple[Reasons, ...]
+    #: which counters there are: `device` (nvml, rocm_smi) and `host` (rapl), and the host's name
+    counters: dict[str, str] = field(default_factory=dict)
+    #: readings of the counters by time, by name as in `columns`
+    energy: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.reasons)
 
 
 def _read_telemetry(path: Path, *, rank: int, max_bytes: int) -> tuple[Telemetry, KeptLines[Any]]:
-    found = _kept_lines(path, _device_or_state, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
-    device = next((line for line in found[0] if isinstance(line, dict)), {})
-    states = [line for line in found[0] if not isinstance(line, dict)]
-    values = np.array([numbers for numbers, _ in states]).reshape(-1, len(_COLUMNS))
+    found = _kept_lines(path, _telemetry_line, max_bytes=max_bytes, max_kept=_MAX_STATES + 1)
+    by_kind: dict[str, list[Any]] = {"device": [], "counters": [], "state": [], "energy": []}
+    for kind, line in found[0]:
+        by_kind[kind].append(line)
+    states = by_kind["state"]
+    columns, order = _by_time([numbers for numbers, _ in states], _COLUMNS)
+    return Telemetry(
+        rank,
+        device=next(iter(by_kind["device"]), {}),
+        columns=columns,
+        reasons=tuple(states[i][1] for i in order),
+        counters=next(iter(by_kind["counters"]), {}),
+        energy=_by_time(by_kind["energy"], _ENERGY)[0],
+    ), found
+
+
+def _by_time(rows: list[list[float]], names: tuple[str, ...]) -> tuple[dict[str, npt.NDArray[np.float64]], list[int]]:
+    values = np.array(rows, np.float64).reshape(-1, len(names))
     order = np.argsort(np.nan_to_num(values[:, 0]), kind="stable")
-    columns = {column: values[order, i] for i, column in enumerate(_COLUMNS)}
-    return Telemetry(rank, device, columns, tuple(states[i][1] for i in order)), found
+    return {column: values[order, i] for i, column in enumerate(names)}, order.tolist()
 
 
-def _device_or_state(line: dict[str, Any]) -> dict[str, Any] | tuple[list[float], Reasons] | None:
-    if line.get("kind") == "device":
+def _telemetry_line(line: dict[str, Any]) -> tuple[str, Any] | None:
+    kind = line.get("kind")
+    if kind == "device":
         texts = {key: name(line[key]) for key in ("name", "uuid") if isinstance(line.get(key), str)}
-        return texts | {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
-    if line.get("kind") != "state":
+        return kind, texts | {key: known for key in _LIMITS if (known := number(line.get(key))) is not None}
+    if kind == "counters":
+        return kind, {key: name(line[key]) for key in ("device", "host", "host_name") if isinstance(line.get(key), str)}
+    if kind not in ("state", "energy"):
         return None
-    numbers = [np.nan if n is None else n for n in (number(line.get(column)) for column in _COLUMNS)]
+    columns = _COLUMNS if kind == "state" else _ENERGY
+    numbers = [np.nan if n is None else n for n in (number(line.get(column)) for column in columns)]
+    if kind == "energy":
+        return kind, numbers
     reasons = line.get("throttle_reasons")
     if not isinstance(reasons, list):
-        return numbers, None
-    return numbers, frozenset(name(reason) for reason in reasons[:32] if isinstance(reason, str))
+        return kind, (numbers, None)
+    return kind, (numbers, frozenset(name(reason) for reason in reasons[:32] if isinstance(reason, str)))
 
 
 # Samples of all threads, in one line: what is not as the recorder writes it is refused as a whole.
@@ -245,7 +272,7 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
     )
 
 
-_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
+_COLLECTIVES, _MEMORY, _NCCL = "collectives.jsonl", "memory.jsonl", "nccl.log"
 _SAMPLES = "samples.jsonl"
 _MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window(\d{1,6})$")
@@ -298,6 +325,8 @@ class SideFiles(ArrayRecord):
     #: by rank: the peak by category, or the reason why it is unknown
     memory_peaks: dict[int, dict[str, Any]] = field(default_factory=dict)
     nccl: tuple[NcclLog, ...] = ()
+    #: as `stepscope.bench.power` wrote it, empty where there is none
+    power_model: dict[str, Any] = field(default_factory=dict)
     #: folders of the second and later profiled windows
     windows: tuple[Path, ...] = ()
     lost_lines: int = 0
@@ -318,7 +347,7 @@ def window_number(folder: Path) -> int:
 
 def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     """Return what a run folder holds beside its traces and step logs; files named in `but` are known to be traces."""
-    kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL, _SAMPLES)
+    kinds = (TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL, _SAMPLES)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
     share = max(_MIN_SHARE_BYTES, _MAX_FOLDER_BYTES // max(len(there), 1))
@@ -340,7 +369,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             samples += _read_samples(path, rank=rank, max_bytes=share, say=unread.append)
             continue
         found: KeptLines[Any]
-        if what == _TELEMETRY:
+        if what == TELEMETRY:
             device, found = _read_telemetry(path, rank=rank, max_bytes=share)
             telemetry.append(device)
         elif what == _COLLECTIVES:
@@ -369,6 +398,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         memory=tuple(edges),
         memory_peaks=peaks,
         nccl=tuple(logs),
+        power_model=json_object_in(folder / POWER_MODEL),
         windows=tuple(sorted(p for p in folder.glob("window*") if is_later_window(p) and p.is_dir())),
         lost_lines=lost,
         unread=tuple(unread),

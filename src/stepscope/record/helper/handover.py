@@ -220,10 +220,16 @@ def facts_of_training(noted: Mapping[str, Any], *, world_size: int) -> dict[str,
 
 def _device() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(index)
+        uuid = getattr(properties, "uuid", None)
+        pci = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
         return {
             "kind": "cuda" if torch.version.cuda else "rocm",
             "name": properties.name,
+            "index": index,
+            "uuid": None if uuid is None else f"GPU-{uuid}",
+            "pci": None if None in pci else pci,
             "memory_bytes": properties.total_memory,
             "visible": torch.cuda.device_count(),
         }

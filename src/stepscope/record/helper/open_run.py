@@ -295,6 +295,7 @@ class OpenRun:
                 "scratch": str(self.scratch),
                 "other_ranks_wait_s": config.other_ranks_wait_s,
                 "write_timeout_s": config.write_timeout_s,
+                "telemetry": config.telemetry,
                 "live": live_settings(config, place, environ=os.environ),
             },
         )

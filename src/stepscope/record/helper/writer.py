@@ -39,7 +39,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.contract.redaction import redacted
-from stepscope.contract.run_folder import RUN_JSON, SCHEMA, facts_file, json_object_in, steps_file
+from stepscope.contract.run_folder import (
+    RUN_JSON,
+    SCHEMA,
+    TELEMETRY,
+    facts_file,
+    json_object_in,
+    rank_file,
+    steps_file,
+)
 from stepscope.errors import StepscopeError
 from stepscope.record.failsafe import DONE, ERRNO, HELPER, HELPER_VARIABLE, leave_word
 from stepscope.record.groups import flight_lines
@@ -87,6 +95,7 @@ _OF_A_RANK = (
     "boot_id",
     "ended",
     "clock_probes",
+    "energy_unknown",  # why the device or the host has no energy counter
     "warnings",
     "launch_ns",  # what a kernel launch takes the host before the first window and after the last profiler
     "lines_dropped",  # before they reached the helper
@@ -419,6 +428,7 @@ class Writer:
         self.live = Live(
             {**settings.get("live", {}), "pid": self.parent}, rank=self.rank, world_size=self.world_size, tell=_reply
         )
+        self.telemetry: Any = None
         self.jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         hold_scratch(Path(settings["scratch"]))  # it outlives the process that made it
         self.packer = threading.Thread(target=self._pack_all, daemon=True)
@@ -443,6 +453,8 @@ class Writer:
             for line in lines:
                 self.take(line)
             self._flush_log()
+            if self.telemetry is None and self.settings.get("telemetry") and "device" in self.facts:
+                self._watch(self._begin_telemetry)
             if not self.closed and len(data) < _READ_BYTES:
                 hang_up.poll(1e3 * _NAP_S)
 
@@ -459,6 +471,8 @@ class Writer:
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
         self.ending, self.ended_ns = True, time.time_ns()
+        if self.telemetry is not None:
+            self.telemetry.end()
         self._watch(partial(self.live.ends, closed=self.closed))
         self.retries.end_within(_LAST_TRIES_S)
         self.has_folder.set()  # or will never have one
@@ -467,6 +481,10 @@ class Writer:
         if self.folder is None:
             return
         self._close_log()
+        try:
+            self.retries.until_done(self._write_telemetry)
+        except OSError:
+            self.retries.lost_files.append(rank_file(self.rank, TELEMETRY))
         with contextlib.suppress(OSError):  # nobody is left to hear of it; run.json then lacks this rank
             self.retries.until_done(partial(self._write_facts, over=True))
         _reply({"own_files": "done"})
@@ -512,6 +530,12 @@ class Writer:
         elif do == "close":
             self.closed = True
 
+    def _begin_telemetry(self) -> None:
+        from stepscope.record.helper.telemetry import Telemetry  # not at the start: the helper has to be there soon
+
+        self.telemetry = Telemetry(self.facts["device"], reads_host=not self.facts.get("local_rank"))
+        self.live.meter(self.telemetry.reading)
+
     def _claim(self, message: dict[str, Any]) -> None:
         try:
             folder = self.retries.until_done(partial(_claim_folder, message), within_s=_CLAIM_S)
@@ -552,6 +576,8 @@ class Writer:
         found = json.loads(line)
         self.steps.add(found)
         self.live.step(found)
+        if self.telemetry is not None:
+            self.telemetry.step(found)
 
     def _flush_log(self) -> None:
         if self.log is not None:
@@ -577,6 +603,7 @@ class Writer:
                 continue
             if job["do"] == "report":
                 try:
+                    self._write_telemetry()
                     self._write_facts(over=False)
                     if self.rank == 0:
                         self._write_run_json(self._facts_of_all(over=False), over=False)
@@ -595,6 +622,11 @@ class Writer:
         finally:
             with contextlib.suppress(OSError):
                 Path(job["plain"]).unlink()
+
+    def _write_telemetry(self) -> None:
+        if self.telemetry is not None and self.folder is not None:
+            self.facts["energy_unknown"] = self.telemetry.reasons or None
+            self.telemetry.write(self.folder / rank_file(self.rank, TELEMETRY))
 
     def _write_facts(self, *, over: bool) -> None:
         assert self.folder is not None

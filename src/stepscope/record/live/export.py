@@ -77,6 +77,14 @@ _METRICS = {
         ("job.time", GAUGE, "s", "Time of this process so far by part of the job."),
         ("job.goodput", GAUGE, "1", "Productive steps of the time since this process started, 0 to 1."),
         ("job.attempt", GAUGE, "{attempt}", "Elastic restarts before this process."),
+        (
+            "energy",
+            SUM,
+            "J",
+            "Energy of the device since the first step; ranks that share one repeat it.",
+        ),
+        ("power", GAUGE, "W", "Power of the device at the last reading."),
+        ("host.energy", SUM, "J", "Energy of the host's processors by their counters, since the first step."),
         ("stall.duration", GAUGE, "s", "Time without a step, where that is long; 0 otherwise."),
     )
 }
@@ -107,6 +115,8 @@ class Metrics:
         self._own_ns = 0
         self._per_step: dict[str, int] = {}
         self._job = JobTime()
+        #: the energy so far, once it is measured
+        self.reading: Callable[[], Mapping[str, Any]] = dict
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Take in what a rank knows of its job: what one step has of samples, tokens and operations."""
@@ -161,6 +171,14 @@ class Metrics:
         found += [("job.time", (("part", part),), ns / 1e9) for part, ns in parts_ns.items()]
         if parts_ns and self._job.age_ns > 0:
             found.append(("job.goodput", (), parts_ns["productive"] / self._job.age_ns))
+        read = self.reading()
+        for name, field, labels in (
+            ("energy", "energy_j", (("device", str(read.get("device"))),)),
+            ("power", "power_w", (("device", str(read.get("device"))),)),
+            ("host.energy", "host_energy_j", ()),
+        ):
+            if field in read:
+                found.append((name, labels, read[field]))
         found.append(("stall.duration", (), stall_s()))
         return [(_METRICS[name], labels, value) for name, labels, value in found]
 
@@ -435,7 +453,7 @@ def prometheus_text(samples: Sequence[Sample], *, labels: Labels) -> str:
 
 
 def _lines(metric: Metric, found: Sequence[Sample], labels: Labels) -> Iterator[str]:
-    unit = {"s": "_seconds", "By": "_bytes"}.get(metric.unit, "")
+    unit = {"s": "_seconds", "By": "_bytes", "J": "_joules", "W": "_watts"}.get(metric.unit, "")
     name = metric.name.replace(".", "_") + unit + ("_total" if metric.kind == SUM else "")
     yield f"# HELP {name} {_escaped(metric.help)}"
     yield f"# TYPE {name} {'counter' if metric.kind == SUM else metric.kind}"

@@ -228,6 +228,11 @@ class Live:
         if self._export is not None:
             self._export.metrics.facts(facts)
 
+    def meter(self, reading: Callable[[], dict[str, Any]]) -> None:
+        """Take in what reads the energy so far."""
+        if self._export is not None:
+            self._export.metrics.reading = reading
+
     def where(self, answer: dict[str, Any]) -> None:
         """Take in where the training thread is."""
         if self._stalls.asked_s is not None:

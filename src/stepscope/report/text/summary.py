@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from stepscope.contract.names import PARTS, shown_parts
+from stepscope.contract.names import ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
 from stepscope.document.sentence import headline_sentence, three_digits, two_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
@@ -57,6 +57,7 @@ _COLUMNS = {
     "copies": ("copy",),
     "idle": ("data_loading", "launch_gap", "host_sync", "allocator", "host_stall", "unknown"),
 }
+_JOULES = {"j_per_step": "per step", "j_per_token": "per token", "j_per_sample": "per sample", "total_j": "in all"}
 #: cells of the number of a fix, its saving and range
 _NUMBERS = 34
 #: fixes, rows per fix after the first, bars, rows of ranks: the first layout that fits is taken
@@ -159,6 +160,8 @@ def _heading(view: _View) -> list[Row]:
         facts.append(f"MFU {_percent(used['mfu'])} %")
     if rate := view.document["step"].get("tokens_per_s"):
         facts.append(f"{rate:,.0f} tokens/s")
+    if joules := (view.document.get("energy") or {}).get("j_per_step"):
+        facts.append(f"{_joules(joules)}/step")
     while len(facts) > 1 and _cells("".join(facts)) + 3 * len(facts) > view.width - 16:
         facts.pop()
     rest = "".join(f" · {fact}" for fact in facts)
@@ -400,7 +403,8 @@ def _where(view: _View, most: int) -> list[Row]:
         return []
     core_ms = view.document["step"].get("core_wait_ms") or 0.0
     no_core = core_ms >= _WORTH_SHOWING * step_ms
-    most -= no_core
+    waste = _waste(view)
+    most -= no_core + bool(waste)
     compute_ms = sum(times.get(part, 0.0) for part in _COMPUTE)
     if compute_ms < 0.5 * step_ms and any(times.get(part) for part in _COMPUTE):
         times = {"compute": compute_ms} | {part: ms for part, ms in times.items() if part not in _COMPUTE}
@@ -416,7 +420,22 @@ def _where(view: _View, most: int) -> list[Row]:
     title = f" Where the {three_digits(step_ms)} ms{' of the window' * (view.whole == 'window')} go"
     title += " (average rank)" if len(view.document["ranks"]) > 1 else ""
     waits = f"   of these, {view.ms(core_ms)} ms the training thread is ready and has no CPU core"
-    return [((_cut(title, view.width), "bold"),), *_bars(view, bars), *([((waits, "dim"),)] if no_core else [])]
+    more = [*([waits] if no_core else []), *([waste] if waste else [])]
+    return [
+        ((_cut(title, view.width), "bold"),),
+        *_bars(view, bars),
+        *(((_cut(line, view.width), "dim"),) for line in more),
+    ]
+
+
+def _waste(view: _View) -> str | None:
+    """Return what late ranks cost in joules, None where that is little or unknown."""
+    energy = view.document.get("energy") or {}
+    late = max(energy.get("late_ranks") or (), key=lambda one: one["waste_j_per_step"], default=None)
+    if late is None or late["waste_j_per_step"] < _WORTH_SHOWING * energy["j_per_step"]:
+        return None
+    share = 100 * late["waste_j_per_step"] / energy["j_per_step"]
+    return f"   lateness of rank {late['rank']} costs {_joules(late['waste_j_per_step'])} per step ({share:.0f} %)"
 
 
 def _part_label(view: _View, part: str) -> tuple[str, str]:
@@ -624,6 +643,7 @@ def _details(view: _View) -> list[Row]:
         "Measured kernels": lambda: _kernels(view),
         "NCCL log": lambda: _nccl(view),
         "Memory": lambda: _memory(view),
+        "Energy": lambda: _energy(view),
         "Notes": lambda: [row for line in _notes(document) for row in _wrapped(f"- {line}", view.width, indent="   ")],
         "Commands": lambda: _commands(view),
     }
@@ -779,6 +799,37 @@ def _memory(view: _View) -> list[Row]:
             line = f"{where}, rank {rank}, steps {points[0][0]} to {points[-1][0]}: {span}"
             return _wrapped(line, view.width, indent="   ")
     return []
+
+
+def _energy(view: _View) -> list[Row]:
+    energy = view.document.get("energy")
+    if not energy:
+        return []
+    lines = []
+    if energy["j_per_step"] is None:
+        lines.append(f"unknown: {energy['reason']}")
+    else:
+        per = [f"{_joules(energy[key])} {of}" for key, of in _JOULES.items() if energy[key] is not None]
+        lines.append(f"{', '.join(per)} ({energy['source']}, {three_digits(energy['seconds'])} s measured)")
+    for one in energy["parts"]:
+        power = "" if one["power_w"] is None else f", {three_digits(one['power_w'])} W"
+        spread = f"{three_digits(one['low_j'])}–{three_digits(one['high_j'])}"
+        lines.append(f"{ENERGY[one['part']]}: {_joules(one['j'])}, {one['pct']:.0f} %, likely {spread} J{power}")
+    for one in energy["late_ranks"]:
+        waste, waiting, own = (_joules(one[f"{key}_j_per_step"]) for key in ("waste", "waiting", "own"))
+        lines.append(
+            f"lateness of rank {one['rank']}: {waste} per step (others waiting {waiting}, its own device {own})"
+        )
+    if energy["host"]:
+        lines.append(f"processors of the host: {_joules(energy['host']['j_per_step'])} per step in addition")
+    return [row for line in (*lines, *energy["notes"]) for row in _wrapped(line, view.width, indent="   ")]
+
+
+def _joules(value: float) -> str:
+    for unit, least, size in (("MJ", 1e7, 1e6), ("kJ", 1e4, 1e3), ("J", 0.1, 1.0)):
+        if value >= least:
+            return f"{three_digits(value / size)} {unit}"
+    return f"{three_digits(1e3 * value)} mJ"
 
 
 def _spark_line(values: Sequence[float], most: int = 24) -> str:

@@ -29,6 +29,9 @@ def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
         "predicted_high_ms": ms(found.high_ns),
         "saving_ms": ms(found.baseline_ns - found.step_ns),
         "saving_pct": round(answer.saving_pct, 3),
+        "energy": None
+        if answer.energy_j is None
+        else dict(zip(("j_per_step", "predicted_j_per_step"), answer.energy_j, strict=True)),
         "ranks": [{"rank": rank, "predicted_ms": ms(ns)} for rank, ns in found.rank_step_ns.items()],
         "notes": list(answer.notes),
     }
@@ -49,6 +52,9 @@ def print_whatif(name: str, answer: Answer, out: Console) -> None:
     ends = [_ms(max(0.0, ns + shift_ns)) for ns in (found.step_ns, found.low_ns, found.high_ns)]
     table.add_row("predicted", *ends, style="bold")
     out.print(table)
+    if answer.energy_j is not None:
+        before, after = answer.energy_j
+        out.print(f"energy per step: {before:.3g} J, predicted {after:.3g} J ({100 * (after / before - 1):+.0f} %)")
     if abs(shift_ns) >= _FAR * found.baseline_ns:
         out.print(
             f"replay of the recorded step: {_ms(found.baseline_ns)} ms; its difference to the measured step is added"

@@ -51,6 +51,15 @@ const DEVICE_COLUMNS = [
     show: (r, v) => [pctText(v), Object.entries(r.throttle_reasons ?? {}).map(([why, pct]) => `${words(why)} ${pctText(pct)}`).join(", ")].filter(Boolean).join(": ") },
   { title: "memory of others", key: "others_bytes", unit: "bytes" }, { title: "samples", key: "num_samples", unit: "count" },
 ];
+const joules = (value) => (value >= 1e7 ? `${digits(value / 1e6)} MJ` : value >= 1e4 ? `${digits(value / 1e3)} kJ` : value >= 0.1 || !value ? `${digits(value)} J` : `${digits(1e3 * value)} mJ`);
+const ENERGY_COLUMNS = [
+  { title: "part", key: (r) => NAMES.energy[r.part] ?? words(r.part) }, { title: "J per step", key: "j", unit: "rate", bar: true }, { title: "share", key: "pct", unit: "pct" },
+  { title: "likely", key: (r) => `${digits(r.low_j)} to ${joules(r.high_j)}` }, { title: "W", key: "power_w", unit: "rate" }, MS("time", "ms_per_step"),
+];
+const METER_COLUMNS = [
+  { title: "ranks", key: (r) => r.ranks.join(", ") }, { title: "device", key: "name" }, { title: "J per step", key: "j_per_step", unit: "rate", bar: true },
+  { title: "J in all", key: "total_j", unit: "rate" }, { title: "mean W", key: "mean_w", unit: "rate" }, { title: "seconds", key: "seconds", unit: "rate" }, { title: "unknown because", key: "reason" },
+];
 const NCCL_COLUMNS = [
   { title: "rank", key: "rank", unit: "rank" }, { title: "version", key: "version" }, { title: "channels", key: "channels", unit: "count" },
   { title: "connections", key: (r) => Object.entries(r.transports ?? {}).map(([via, count]) => `${via} ${count}`).join(", ") || null },
@@ -120,6 +129,18 @@ function devices(report, shown) {
     rows.length ? table("devices", rows, DEVICE_COLUMNS) : null, over.length ? drawings(...over) : null, logs.length ? el("h3", {}, "NCCL log") : null, logs.length ? table("NCCL log", logs, NCCL_COLUMNS) : null);
 }
 
+// Joules by the devices' counters; null where none was recorded.
+function energy(report) {
+  const all = report.energy;
+  if (!all || (!known(all.j_per_step) && !all.devices.length)) return null;
+  const per = [[all.j_per_step, "per step"], [all.j_per_token, "per token"], [all.j_per_sample, "per sample"], [all.total_j, "in all"]].filter(([value]) => known(value));
+  const late = all.late_ranks.map((r) => `Lateness of rank ${r.rank} costs ${joules(r.waste_j_per_step)} per step: ${joules(r.waiting_j_per_step)} in waiting ranks, ${joules(r.own_j_per_step)} in its own device.`);
+  const host = all.host ? [`The host's processors take ${joules(all.host.j_per_step)} per step in addition.`] : [];
+  return panel("energy", "Energy", el("p", {}, per.length ? per.map(([value, of]) => `${joules(value)} ${of}`).join(", ") : `Unknown: ${all.reason}`),
+    all.parts.length ? table("energy of the step", all.parts, ENERGY_COLUMNS) : null, all.devices.length ? table("energy of devices", all.devices, METER_COLUMNS) : null,
+    [...late, ...host, ...all.notes].map((line) => el("p", { class: "quiet" }, line)));
+}
+
 function trustTab(data) {
   const { report, slices } = data;
   const about = (s) => `timeline: step ${s.step ?? "unknown"}, ${numberOf(s.ranks.length, "rank")}, times rounded to ${s.rounded} ns`;
@@ -150,7 +171,7 @@ function tabsOf(data, timelines) {
       tableSection("critical-path", "Critical path", `What the length of a step consists of${report.run.num_ranks > 1 ? ", over all ranks" : ""}.`, report.critical_path, PATH_COLUMNS, { sort: "ms_per_step" }),
       tableSection("idle", "Why the device was idle", perText(report), report.idle.filter((r) => r.ms_per_step > 0), [{ title: "cause", key: (r) => NAMES.causes[r.cause] ?? words(r.cause) }, MS("per step", "ms_per_step", { bar: true })], { sort: "ms_per_step" })]],
     ["ranks", "Ranks", () => [pictureSection("rank-times", "Ranks compared", shown.rank_times), grid && grid.ranks.length > 1 ? heatmap(grid, report.ranks) : null, ...rankTables(report),
-      pictureSection("traffic", "Between ranks", shown.waiting, shown.sending), pictureSection("bandwidth", "Bandwidth", shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report, shown)]],
+      pictureSection("traffic", "Between ranks", shown.waiting, shown.sending), pictureSection("bandwidth", "Bandwidth", shown.bandwidth, shown.calibration), strategyView(report, shown), devices(report, shown), energy(report)]],
     ["code", "Code", () => [code(report) ?? hint("code", "Code", "Source lines were not recorded: run the job with stepscope record, or add --stacks to a profiler.")]],
     ["kernels", "Kernels", () => {
       const there = [...kernelTables(report), pictureSection("kernel-pictures", "Kernels in pictures", shown.roofline, shown.kernel_durations, shown.device_queue)];

@@ -1,0 +1,236 @@
+"""Planted power comes back as joules: of steps, parts, waiting, tokens and the whole job."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.analyze.energy.planted import EPOCH_NS, TOKENS, WATTS, Plant, planted_run
+
+from stepscope.analyze.energy import energy_of_spans
+from stepscope.cli.main import main
+from stepscope.run.side_files import side_files
+
+
+def report(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
+    planted_run(folder / "run", plant, light=light)
+    assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+def energy(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = report(folder, plant, light=light)["energy"]
+    return found
+
+
+def by_part(parts: list[dict[str, Any]]) -> dict[str, float]:
+    return {one["part"]: one["j"] for one in parts}
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        Plant(),
+        Plant(late_ms=80),
+        Plant(late_ms=80, update_ms=100),
+        Plant(late_ms=80, scale=10, steps=60),
+        Plant(late_ms=80, scale=0.2, steps=1200, lag_ms=3),
+    ],
+)
+def test_joules_of_each_part_are_those_planted_and_sum_to_the_counter(tmp_path: Path, plant: Plant) -> None:
+    found = energy(tmp_path, plant)
+    assert found["source"] == "nvml" and found["reason"] is None
+    for number, device in enumerate(found["devices"]):
+        planted = plant.joules(number)
+        assert device["ranks"] == [number]
+        assert device["j_per_step"] == pytest.approx(sum(planted.values()), rel=0.005)
+        assert sum(by_part(device["parts"]).values()) == pytest.approx(device["j_per_step"], rel=1e-6)
+        for part, joules in planted.items():
+            assert by_part(device["parts"])[part] == pytest.approx(joules, abs=0.02 * sum(planted.values())), part
+    assert found["j_per_step"] == pytest.approx(sum(d["j_per_step"] for d in found["devices"]))
+    assert found["j_per_token"] == pytest.approx(found["j_per_step"] / TOKENS)
+    assert sum(one["pct"] for one in found["parts"]) == pytest.approx(100)
+    whole_j = plant.steps * sum(sum(plant.joules(n).values()) for n in range(2))
+    assert found["total_j"] == pytest.approx(whole_j, rel=0.01)
+
+
+def test_a_late_rank_costs_what_the_run_without_it_saves(tmp_path: Path) -> None:
+    late = energy(tmp_path / "late", Plant(late_ms=80))
+    even = energy(tmp_path / "even", Plant())
+    (one,) = late["late_ranks"]
+    assert one["rank"] == 1 and even["late_ranks"] == []
+    assert one["waste_j_per_step"] == pytest.approx(late["j_per_step"] - even["j_per_step"], rel=0.02)
+    assert one["waiting_j_per_step"] == pytest.approx(0.080 * WATTS["wait"], rel=0.02)
+    assert late["wait_j_per_step"] == pytest.approx(0.080 * WATTS["wait"], rel=0.02)
+
+
+def test_ranks_that_share_a_device_have_one_energy(tmp_path: Path) -> None:
+    plant = Plant(late_ms=150, shared=True)
+    found = energy(tmp_path, plant)
+    (device,) = found["devices"]
+    assert device["ranks"] == [0, 1]
+    assert found["j_per_step"] == device["j_per_step"] == pytest.approx(sum(plant.joules(0).values()), rel=0.005)
+    assert any("cannot be divided among them" in note for note in found["notes"])
+    (late,) = found["late_ranks"]
+    assert late["waste_j_per_step"] == pytest.approx(plant.joules(0)["wait"], rel=0.05)
+
+
+def test_readings_that_cannot_tell_parts_apart_leave_the_mean_and_a_wide_range(tmp_path: Path) -> None:
+    found = energy(tmp_path, Plant(late_ms=80, scale=0.05, steps=800, fresh=False, update_ms=100))
+    assert any("power of" in note and "not resolved" in note for note in found["notes"])
+    device = found["devices"][0]
+    wait = next(one for one in device["parts"] if one["part"] == "wait")
+    assert wait["high_j"] - wait["low_j"] > 0.5 * wait["j"]
+    assert sum(by_part(device["parts"]).values()) == pytest.approx(device["j_per_step"])
+
+
+def test_a_device_without_a_counter_has_null_and_the_reason(tmp_path: Path) -> None:
+    found = energy(tmp_path, Plant(counter=False))
+    assert found["total_j"] is found["j_per_step"] is found["j_per_token"] is None
+    assert found["parts"] == [] and found["devices"] == []
+    assert found["reason"] == "rank 0-1: nvmlDeviceGetTotalEnergyConsumption: not supported by this device"
+
+
+def test_a_short_job_has_too_few_readings(tmp_path: Path) -> None:
+    found = energy(tmp_path, Plant(steps=20, scale=0.05))
+    assert found["j_per_step"] is None and "too few readings" in found["reason"]
+
+
+def test_a_run_that_was_recorded_otherwise_has_none(tmp_path: Path) -> None:
+    planted_run(tmp_path / "run", Plant())
+    for path in (tmp_path / "run").glob("*.telemetry.jsonl"):
+        path.unlink()
+    assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())["energy"]
+    assert found["total_j"] is None and found["reason"].startswith("no energy counter was recorded")
+
+
+def test_light_mode_has_joules_per_step_and_token_but_no_split(tmp_path: Path) -> None:
+    plant = Plant(late_ms=80)
+    found = energy(tmp_path, plant, light=True)
+    assert found["j_per_step"] == pytest.approx(sum(sum(plant.joules(n).values()) for n in range(2)), rel=0.005)
+    assert found["j_per_token"] == pytest.approx(found["j_per_step"] / TOKENS)
+    assert found["parts"] == [] and any("needs a trace" in note for note in found["notes"])
+
+
+def test_spans_of_the_job_have_their_joules(tmp_path: Path) -> None:
+    plant = Plant()
+    planted_run(tmp_path, plant, light=True)
+    half_ns = EPOCH_NS + int(plant.steps / 2 * plant.step_ms * 1e6)
+    end_ns = EPOCH_NS + int(plant.steps * plant.step_ms * 1e6)
+    spans = [
+        ("first", EPOCH_NS, half_ns),
+        ("second", half_ns, end_ns),
+        ("before", EPOCH_NS - 10**12, EPOCH_NS - 10**10),
+    ]
+    found, source = energy_of_spans(side_files(tmp_path).telemetry, spans)
+    whole_j = plant.steps * sum(sum(plant.joules(n).values()) for n in range(2))
+    assert source == "nvml" and found["before"] == 0
+    assert found["first"] == pytest.approx(whole_j / 2, rel=0.01) and found["second"] == pytest.approx(
+        whole_j / 2, rel=0.01
+    )
+
+
+def host_run(folder: Path, *, watts: float) -> None:
+    """A run on a host with a processor counter and no device."""
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"schema": 1, "world_size": 1, "samples_per_step": 8}))
+    steps = [
+        {"step": n, "start_ns": EPOCH_NS + n * 10**8, "end_ns": EPOCH_NS + (n + 1) * 10**8, "dur_ns": 10**8,
+         "profiled": False, "phase": "after"}
+        for n in range(100)
+    ]  # fmt: skip
+    readings = [
+        {"kind": "energy", "time_ns": EPOCH_NS + int(t * 1e9), "host_energy_j": 77.0 + watts * t}
+        for t in np.arange(0, 10.1, 0.1)
+    ]
+    lines = {
+        "steps": [{"schema": 1, "rank": 0, "world_size": 1}, *steps],
+        "telemetry": [{"kind": "counters", "host": "rapl", "host_name": "node"}, *readings],
+    }
+    for name, rows in lines.items():
+        (folder / f"rank00000.{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_a_job_on_processors_has_the_energy_of_its_host(tmp_path: Path) -> None:
+    host_run(tmp_path / "run", watts=150.0)
+    assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())["energy"]
+    assert (found["source"], found["reason"], found["devices"]) == ("rapl", None, [])
+    assert found["j_per_step"] == pytest.approx(15.0) and found["total_j"] == pytest.approx(1500.0)
+    assert found["j_per_sample"] == pytest.approx(15.0 / 8) and found["j_per_token"] is None
+
+
+MODEL = {
+    "schema": 1,
+    "device": "NVIDIA H200",
+    "points": [
+        {"setting": "clock_mhz", "value": mhz, "compute": {"watts": cw, "per_s": cs},
+         "memory": {"watts": mw, "per_s": ms}, "idle": {"watts": iw, "per_s": 0}}
+        for mhz, cw, cs, mw, ms, iw in ((1980, 600, 100, 400, 100, 110), (990, 240, 50, 300, 95, 80))
+    ],
+}  # fmt: skip
+
+
+def what_if(folder: Path, setting: str) -> dict[str, Any]:
+    assert main(["whatif", str(folder / "run"), "--set", setting, "--json", str(folder / "w.json"), "--force"]) == 0
+    found: dict[str, Any] = json.loads((folder / "w.json").read_text())
+    return found
+
+
+def test_a_lower_clock_saves_what_the_power_model_gives(tmp_path: Path) -> None:
+    plant = Plant()
+    planted_run(tmp_path / "run", plant)
+    (tmp_path / "run" / "power_model.jsonl").write_text(json.dumps(MODEL) + "\n")
+    found = what_if(tmp_path, "clock_mhz=990")
+    memory = 30 / 140  # the optimizer's kernels
+    slower = (1 - memory) * 100 / 50 + memory * 100 / 95
+    power = (1 - memory) * 240 / 600 + memory * 300 / 400
+    planted = plant.joules(0)
+    joules = planted["compute"] * slower * power + (planted["exposed_transfer"] + planted["idle"]) * 80 / 110
+    assert found["predicted_ms"] == pytest.approx(plant.step_ms + 140 * (slower - 1), rel=0.02)
+    assert found["energy"]["predicted_j_per_step"] == pytest.approx(2 * joules, rel=0.03)
+    assert found["energy"]["j_per_step"] == pytest.approx(2 * sum(planted.values()), rel=0.01)
+    same = what_if(tmp_path, "clock_mhz=1980")
+    assert same["energy"]["predicted_j_per_step"] == pytest.approx(same["energy"]["j_per_step"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("setting", "change", "why"),
+    [
+        ("clock_mhz=990", None, "no power model; measure one on the same kind of device"),
+        ("clock_mhz=500", {}, "measured from 990 to 1980 only"),
+        ("power_limit_w=400", {}, "the power model has no power_limit_w; sweep again as root"),
+        ("clock_mhz=990", {"device": "NVIDIA A100"}, "the power model is of NVIDIA A100, the run of NVIDIA H200"),
+        ("clock_mhz=990", {"points": [{"setting": "clock_mhz"}, 3]}, "the power model has no clock_mhz"),
+    ],
+)
+def test_a_limit_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, change: dict[str, Any] | None, why: str
+) -> None:
+    planted_run(tmp_path / "run", Plant())
+    if change is not None:
+        (tmp_path / "run" / "power_model.jsonl").write_text(json.dumps({**MODEL, **change}) + "\n")
+    assert main(["whatif", str(tmp_path / "run"), "--set", setting]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_limit_is_refused_without_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planted_run(tmp_path / "run", Plant(counter=False))
+    assert main(["whatif", str(tmp_path / "run"), "--set", "power_limit_w=400"]) == 2
+    assert "is unknown: rank 0-1: nvmlDeviceGetTotalEnergyConsumption: not supported" in capsys.readouterr().err
+
+
+def test_the_terminal_has_joules_on_the_first_screen_and_the_split_with_v(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_run(tmp_path / "run", Plant(late_ms=80))
+    assert main(["report", str(tmp_path / "run")]) == 0
+    screen = capsys.readouterr().out
+    assert len(screen.splitlines()) <= 25
+    assert "227 J/step" in screen and "lateness of rank 1 costs 26." in screen
+    assert main(["report", str(tmp_path / "run"), "-v"]) == 0
+    details = capsys.readouterr().out.partition(" Energy\n")[2]
+    assert "227 J per step, 55.4 mJ per token" in details and "waiting for other ranks: 17." in details
