@@ -30,7 +30,7 @@ def test_host_that_is_always_the_slowest_is_named() -> None:
 def test_the_slowdown_of_a_host_is_that_of_its_ranks(tmp_path: Path) -> None:
     nine_jobs(tmp_path)  # node05 takes 2.5 ms longer than the 20 ms of the others
     first = host_records(history_rows(tmp_path, cache=False))[0]
-    assert first.host == "node05" and first.is_slow and first.slowdown == pytest.approx(1.125, abs=0.01)
+    assert first["host"] == "node05" and first["is_slow"] and first["slowdown"] == pytest.approx(1.125, abs=0.01)
 
 
 def test_a_host_that_is_hardly_slower_is_not_named() -> None:
