@@ -86,7 +86,7 @@ def test_single_hiccup_is_left_out_of_the_replay(tmp_path: Path) -> None:
     replay = replay_of_run(run)
     assert replay.steps.tolist() == list(range(9)) and replay.hiccups == (9,)
     assert replay.period_ns == pytest.approx(50e6, rel=0.02)
-    said = "step 9 took over 1.5 times the median: savings and what-ifs are of steps 0 to 8"
+    said = "step 9 took over 1.5 times the median: savings and what-ifs use steps 0 to 8"
     assert said in account_of(run).warnings
 
 

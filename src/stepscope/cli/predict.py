@@ -585,7 +585,9 @@ def _simulated_step(args: argparse.Namespace, model: Transformer, layout: Layout
         "optimizer": args.optimizer, "checkpoint": args.recompute == "blocks", "foreach": not args.fused_optimizer,
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope.bench.simulate", json.dumps(job)], capture_output=True, text=True
+        [sys.executable, "-m", "stepscope.bench.simulate", json.dumps(job, allow_nan=False)],
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

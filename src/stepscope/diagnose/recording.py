@@ -157,7 +157,9 @@ def _ranks_missing(account: Account) -> str | None:
     exposed = sorted(account.collectives, key=lambda row: -row.exposed_ns)
     ops = list(dict.fromkeys(row.op.replace("_", "-") for row in exposed if row.exposed_ns or row is exposed[0]))
     most = ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
-    known = f"; {_ms(waited)} ms more are waits for ranks that were" if waited >= _COLD_SHARE * step.step_ns else ""
+    known = (
+        f"; {_ms(waited)} ms more are waits among the recorded ranks" if waited >= _COLD_SHARE * step.step_ns else ""
+    )
     if spent < _COLD_SHARE * step.step_ns:
         return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others{known}"
     return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}{known}"

