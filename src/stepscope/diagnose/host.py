@@ -396,7 +396,8 @@ def _stalls(account: Account) -> Iterator[Match]:
     evidence += [*computed, *_recurring_evidence(account, (OUTSIDE,))]
     title, cause, remedy = "", "", ""
     if saving:
-        evidence.insert(0, evidence_ms("copies of state and the host between them, {per_step}", saving))
+        copied = evidence_ms("copies of state and the host between them, {per_step}", saving)
+        evidence.insert(int(stalled > saving), copied)
         title = "State is saved inside the {step}"
         cause = "many tensors in a row are copied to the host, and nothing is computed meanwhile: a checkpoint"
         remedy = f"{RECURRING[CHECKPOINT][2]} Assumes none of this time is left."
