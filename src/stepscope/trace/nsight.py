@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepscope.contract.collectives import op_name
 from stepscope.errors import TraceError
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.trace.nsight_tools import GRAPH_NAME
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
@@ -347,7 +348,7 @@ def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | N
             _add_kernels(rows, chunk, db, texts)
         elif table == GRAPHS:
             graph, _ = integers(chunk["graphId"], missing=-1)
-            _add_names(rows, texts, "kernel", [f"CUDA graph {g}" for g in graph.tolist()])
+            _add_names(rows, texts, "kernel", [f"{GRAPH_NAME}{g}" for g in graph.tolist()])
         elif table == COPIES:
             _add_copies(rows, chunk, texts)
         elif table == SETS:
