@@ -145,3 +145,26 @@ def test_faults_of_other_jobs_are_not_called_examined(tmp_path: Path) -> None:
     alone, both = (one["examined"] for one in found)
     assert not {"straggler", "slow-link", "pipeline-bubble"} & set(alone) and "straggler" in both
     assert "launch-overhead" in alone
+
+
+def test_gaps_between_kernels_are_not_time_in_which_the_device_worked(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.ran("aten::randn", 0, 600_000)
+    for k in range(100):
+        with r.op("aten::add", 600_000 + 90 * k, 600_000 + 90 * k + 20):
+            r.kernel("add", at=600_000 + 90 * k, start=600_010 + 90 * k, end=600_020 + 90 * k)
+    found = document(tmp_path, r)
+    assert "the device worked for 1 of 609 recorded ms" in found["verdict_reason"]
+    assert found["examined"] == []
+
+
+def test_times_are_of_the_ranks_that_were_recorded(tmp_path: Path) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        busy(r, at)
+        r.backward("MmBackward0", at + 450, at + 480)
+        r.collective("allreduce", at=at + 460, start=at + 600, end=at + 8_600, elements=1_000_000)
+
+    found = document(tmp_path, steps(RankTrace(3, world_size=4), 4, 8_100, step))
+    assert "takes 0.1 of 8.1 ms on rank 3;" in found["recording"]["line"]
+    assert "take about as long, mostly at once;" in found["verdict_reason"]
+    assert "1 of 4 ranks was recorded" in headline_sentence(found)

@@ -543,7 +543,8 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     if doubt is not None:
         return Conclusion(UNCLEAR, f"{share}, but {doubt}", None)
     if largest in ("compute-bound", "communication-bound") and _balanced(account):
-        return Conclusion(BALANCED, f"compute and communication take about as long; {share}", None)
+        at_once = ", mostly at once" if times["communication-bound"] < MOSTLY * times["compute-bound"] else ""
+        return Conclusion(BALANCED, f"compute and communication take about as long{at_once}; {share}", None)
     decodes = memory_bound_decoding(account) if largest == "compute-bound" else None
     limit = recording_of(account).limit_on(MEMORY) if largest == "compute-bound" and decodes is None else None
     if limit is not None:

@@ -104,7 +104,8 @@ class Recording(ArrayRecord):
 
     def unshown(self, category: str | None) -> list[str]:
         """Return what a recording would have to show for findings of a category."""
-        limits = (limit for limit, _ in self.limits if category in limit.unprovable)
+        needed = EVERYTHING if category is None else {category}
+        limits = (limit for limit, _ in self.limits if limit.unprovable >= needed)
         return [f"a recording that shows {limit.cannot_show}" for limit in limits]
 
     def limit_on(self, verdict: str) -> str | None:
@@ -184,7 +185,8 @@ def _ranks_missing(account: Account) -> str | None:
         f"; {_ms(waited)} ms more are waits among the recorded ranks" if waited >= _COLD_SHARE * step.step_ns else ""
     )
     if spent < _COLD_SHARE * step.step_ns:
-        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others{known}"
+        where = f"on rank {rank_ranges([rank.rank for rank in account.run.ranks_read])}"
+        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms {where}{known}"
     return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}{known}"
 
 
@@ -247,7 +249,8 @@ def _mostly_before(account: Account) -> str | None:
     span = float(np.mean(spans))
     if account.step.profiled_ns >= _COVERED_SHARE * span:
         return None
-    return f"cannot be diagnosed: the device worked in {_ms(account.step.profiled_ns)} of {_ms(span)} recorded ms"
+    worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
+    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms"
 
 
 def _lost_records(account: Account) -> str | None:
