@@ -41,6 +41,17 @@ def test_kernels_of_unknown_work_are_bound_by_nothing_known(
     assert not {"precision", "memory-bound-kernels", "small-batch"} & set(found["examined"])
 
 
+def test_many_kernels_of_unknown_work_are_named_by_the_longest(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        with r.op("launch", 1_000 * k, 1_000 * k + 50):
+            r.kernel(
+                f"void part_{k % 10}<int>(double *)", at=1_000 * k + 5, start=1_000 * k + 10, end=1_000 * k + 1_000
+            )
+    found = headline_sentence(document(tmp_path, r))
+    assert "limits the kernels was not recorded (longest: part_0, 9.9 ms)" in found and "64-bit" not in found
+
+
 def test_kernels_of_known_families_still_bound_a_job(tmp_path: Path) -> None:
     found = document(tmp_path, filled("at::native::vectorized_elementwise_kernel<4, at::native::add>(int)"))
     assert found["verdict"] == "memory-bound" and found["recording"]["line"] is None

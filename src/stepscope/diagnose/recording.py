@@ -19,7 +19,6 @@ from stepscope.analyze.host_time import host_calls, is_synchronisation, records_
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
-from stepscope.cost.operators import Family
 from stepscope.intervals import Intervals, clip, covered_ns, union
 from stepscope.records import ArrayRecord, dataclass, once_per_record
 from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
@@ -339,10 +338,16 @@ def _unknown_kernels(account: Account) -> str | None:
     """Return the longest kernel of unknown work, where most of the time is spent in such kernels."""
     if missing(account, Need.KERNELS) is None or _graphs_as_a_whole(account) is not None:
         return None
-    longest = next(k for k in account.kernels.kernels if k.bound is None and k.family == Family.OTHER.value)
+    total_ns = account.kernels.total_ns
+    longest = next(k for k in account.kernels.kernels if k.bound is None and k.family != "communication")
     name, _, arguments = longest.name.partition("(")
-    took = f"kernel {name.partition('<')[0]} takes {_ms(longest.total_ns)} of {_ms(account.kernels.total_ns)} ms of kernels"
-    return f"{took}{_in_64_bit(account, arguments)}; whether memory or arithmetic limits it was not recorded"
+    name = name.partition("<")[0].removeprefix("void ")
+    if longest.total_ns <= MOSTLY * total_ns:
+        return f"whether memory or arithmetic limits the kernels was not recorded (longest: {name}, {_ms(longest.total_ns)} ms)"
+    took = (
+        f"kernel {name} takes {_ms(longest.total_ns)} of {_ms(total_ns)} ms of kernels{_in_64_bit(account, arguments)}"
+    )
+    return f"{took}; whether memory or arithmetic limits it was not recorded"
 
 
 def _in_64_bit(account: Account, arguments: str) -> str:
@@ -501,8 +506,8 @@ LIMITS = (
           "record host activity as well ({host})"),
     Limit("", _graphs_as_a_whole, _KIND_OF_COMPUTE, "which kernels ran in CUDA graphs",
           "record with nsys profile --cuda-graph-trace=node"),
-    Limit("", _unknown_kernels, _KIND_OF_COMPUTE, "what limits the longest kernel",
-          "measure it with ncu --set full"),
+    Limit("", _unknown_kernels, _KIND_OF_COMPUTE, "what limits the kernels",
+          "measure with ncu --set full"),
     Limit("", _calling_operators, _KIND_OF_COMPUTE, "what computing takes",
           "record on an idle machine without shapes, stacks and memory"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
