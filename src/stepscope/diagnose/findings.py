@@ -546,9 +546,9 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
         at_once = ", mostly at once" if times["communication-bound"] < MOSTLY * times["compute-bound"] else ""
         return Conclusion(BALANCED, f"compute and communication take about as long{at_once}; {share}", None)
     decodes = memory_bound_decoding(account) if largest == "compute-bound" else None
-    limit = recording_of(account).limit_on(MEMORY) if largest == "compute-bound" and decodes is None else None
-    if limit is not None:
-        return Conclusion(UNCLEAR, limit, None)
+    unproved = recording_of(account).limit_on(MEMORY) if largest == "compute-bound" and decodes is None else None
+    if unproved is not None:
+        return Conclusion(UNCLEAR, unproved, None)
     why = f"; {decodes}" if decodes is not None else ""
     return Conclusion(_refined(account, largest), f"{share}{why}{best}{_made_already(account, largest)}", None)
 
