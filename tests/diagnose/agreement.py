@@ -12,7 +12,6 @@ from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of, guides_of
 from stepscope.diagnose.findings import (
     BALANCED,
-    MEMORY,
     UNCLEAR,
     WORTH_NAMING_PCT,
     Conclusion,
@@ -22,7 +21,7 @@ from stepscope.diagnose.findings import (
     conclude,
     diagnose,
 )
-from stepscope.diagnose.recording import recording_of
+from stepscope.diagnose.recording import MEMORY, recording_of
 from stepscope.document.report import report_json
 from stepscope.investigate.investigation import WITHIN_CHANCE, Measurement, Validation, investigate, validate
 from stepscope.report.html.page import page_of_run

@@ -123,7 +123,7 @@ def _no_operators(_: "Account") -> "OperatorTable":
 def _no_kernels(_: "Account") -> "KernelTable":
     from stepscope.analyze.kernels import KernelTable
 
-    return KernelTable((), 0.0, None, None, 0.0, 0.0, None, None)
+    return KernelTable((), 0.0, None, None, 0.0, 0.0, None, None, 0.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -745,7 +745,8 @@ def _text(sizes: tuple[int, ...] | None) -> str | None:
 # two
 # names its bound. A short kernel that takes more than twice that is bound by latency. Without shapes or without a
 # known
-# chip, matrix products are taken as compute-bound and all others as memory-bound.
+# chip, matrix products are taken as compute-bound, kernels of other families as memory-bound, and what holds back a
+# kernel of no known family is unknown.
 #
 # Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
 # larger of the two, and latency where both are below 60 %, as in Nsight Compute's own rule (Speed of Light).
@@ -757,7 +758,7 @@ SHORT_NS = 10_000
 class Bound(IntEnum):
     """What holds a kernel back."""
 
-    #: no kernel, or communication: bound by the link and by other ranks
+    #: no kernel; communication, bound by the link and by other ranks; or a kernel of unknown family
     NONE = 0
     COMPUTE = 1
     MEMORY = 2
@@ -785,6 +786,7 @@ def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredR
     known = ~np.isnan(compute_ns + memory_ns)
     computes = np.where(known, compute_ns >= memory_ns, costs.is_matmul)
     bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
+    np.putmask(bound, ~known & (costs.family == FAMILY_CODE[Family.OTHER]), Bound.NONE)
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
     np.putmask(bound, (duration < SHORT_NS) & (duration > 2.0 * least_ns), Bound.LATENCY)
     metered = np.zeros(len(bound), bool)
@@ -926,7 +928,7 @@ class Kernel:
     tflops: float | None
     #: achieved: of the device's memory as measured, else counting the least that must move
     gb_per_s: float | None
-    #: what holds most of its time back: `compute-bound`, `memory-bound`, `latency`; None for communication
+    #: what holds most of its time back: `compute-bound`, `memory-bound`, `latency`; None for communication and unknown
     bound: str | None
     #: `measured` where Nsight Compute's metrics decided, `shapes` where the roofline did, `family` where the name
     bound_from: str | None
@@ -969,6 +971,8 @@ class KernelTable:
     tensor_core_share: float | None
     #: share of compute-kernel time that is memory-bound; None without compute kernels
     memory_bound_share: float | None
+    #: share of compute-kernel time in kernels of unknown family and unknown work
+    unknown_share: float
 
     def top(self, count: int) -> tuple[Kernel, ...]:
         return self.kernels[:count]
@@ -998,7 +1002,8 @@ def kernel_table(
         short_count_share=_sum(sums.values(), "short") / count if count else 0.0,
         short_time_share=_sum(sums.values(), "short_ns") / total if total else 0.0,
         tensor_core_share=_tensor_core_share(costs),
-        memory_bound_share=_memory_bound_share(sums.values()),
+        memory_bound_share=_bound_share(sums.values(), Bound.MEMORY),
+        unknown_share=_bound_share(sums.values(), Bound.NONE) or 0.0,
     )
 
 
@@ -1189,10 +1194,10 @@ def _tensor_core_share(costs: Sequence[KernelCosts]) -> float | None:
     return on / (on + off) if on + off else None
 
 
-def _memory_bound_share(sums: Iterable[_Sums]) -> float | None:
-    by_bound = {b: _sum(sums, _TIME_BOUND[b]) for b in (Bound.COMPUTE, Bound.MEMORY, Bound.LATENCY)}
-    total = sum(by_bound.values())
-    return by_bound[Bound.MEMORY] / total if total else None
+def _bound_share(sums: Iterable[_Sums], bound: Bound) -> float | None:
+    computing = [one for one in sums if one.family != _COMMUNICATION]
+    total = _sum(computing, "total_ns")
+    return _sum(computing, _TIME_BOUND[bound]) / total if total else None
 
 
 def _sum(sums: Iterable[_Sums], key: str) -> float:

@@ -643,7 +643,7 @@ KINDS = (
          "them, and the results back",
          "model.to(memory_format=torch.channels_last), and each batch too. Assumes the step without these kernels "
          "alone; normalisation often gets faster as well.",
-         scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.3, subject="converting the layout of tensors"),
+         scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), doubt=0.3, subject="converting the layout of tensors"),
     Kind("memory-bound-attention", _attention, "Unfused attention (score matrices in memory)",
          "scores, mask, softmax and dropout are separate kernels over tensors of sequence x sequence",
          "Use torch.nn.functional.scaled_dot_product_attention (or FlashAttention). Where the mask is causal, is_causal=True "
@@ -652,7 +652,7 @@ KINDS = (
     Kind("precision", _precision, "{which}",
          "products {why}",
          "{how} Assumes 16-bit products at the rate such shapes reach.",
-         scope=_DEVICE, needs=(Need.DEVICE,), doubt=0.2, unjudged=_few_wide_products),
+         scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), doubt=0.2, unjudged=_few_wide_products),
     Kind("optimizer", _optimizer, "The optimizer step is not fused",
          "{launches} device operations per optimizer step",
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
@@ -667,12 +667,12 @@ KINDS = (
          "each reads its inputs from memory and writes its result back for the next{limits}",
          "Fuse them with torch.compile(model), or use fused norms and SwiGLU. Assumes that each chain of such kernels becomes "
          "one kernel that reads and writes its largest tensor once.",
-         scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.5, sureness=0.7),
+         scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",
          "most kernels end before the host can launch the next one",
          "Raise the batch (or sequence) per device until the device is busy; the step hardly grows until then, so throughput "
          "does. No saving per step is claimed: the step has more samples.",
-         scope=_DEVICE, needs=(Need.DEVICE,), general=True, always=True, sureness=0.7),
+         scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, always=True, sureness=0.7),
     Kind("memory-pressure", _memory_pressure, "Device memory {how}",
          "{why}",
          "Free what is not needed (detach losses that are stored for logging, zero_grad(set_to_none=True)), checkpoint "

@@ -214,9 +214,13 @@ class Kind:
         title, cause, remedy, subject = (filled(text, facts) for text in texts)
         return Candidate(self, replace(match, evidence=evidence), title, cause, remedy, subject)
 
+    def applies(self, account: Account) -> bool:
+        """Return whether the job can have the fault at all."""
+        return applies(account, self.scope) and (not self.training_only or trains(account.strategy.passes))
+
     def lacks(self, account: Account) -> list[str]:
         """Return what it would need to say that the fault is not there; nothing where it has it all."""
-        if not applies(account, self.scope) or (self.training_only and not trains(account.strategy.passes)):
+        if not self.applies(account):
             return []
         unshown = recording_of(account).unshown(FAULTS[self.id].category)
         lacking = (*(missing(account, need) for need in self.needs), self.unjudged(account))

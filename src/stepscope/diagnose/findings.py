@@ -35,6 +35,7 @@ from stepscope.diagnose.ranks import ranks_text
 from stepscope.diagnose.recording import (
     EVERYTHING,
     HOST_ONLY,
+    MEMORY,
     Scope,
     applied,
     applies,
@@ -65,6 +66,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     #: `(ids of the first k, ns per step they save together)` for k = 1, 2, ...
     combined: tuple[tuple[tuple[str, ...], float], ...]
+    #: faults that such a job can have and that were found or ruled out
+    examined: tuple[str, ...] = ()
     #: faults that were not found and could not be ruled out
     not_examined: tuple[UnexaminedFault, ...] = ()
     #: known blind spots, in sentences
@@ -85,9 +88,11 @@ def diagnose(account: Account) -> Diagnosis:
     step_ns = account.step.step_ns if account.step else None
     none = Diagnosis((), ())
     found = attempt(account.failures, "findings", lambda: _found(account, step_ns), lambda: none) if step_ns else none
+    unexamined = _not_examined(account, found.findings)
     return replace(
         found,
-        not_examined=_not_examined(account, found.findings),
+        examined=_examined(account, {one.rule for one in unexamined}),
+        not_examined=unexamined,
         not_judged=_not_judged(account),
         costly_lines=_costly_lines(account, found.findings),
     )
@@ -306,6 +311,13 @@ def _not_examined(account: Account, findings: Iterable[Finding]) -> tuple[Unexam
     return tuple(UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items())
 
 
+def _examined(account: Account, unexamined: set[str]) -> tuple[str, ...]:
+    if account.step is None:
+        return ()
+    possible = {kind.id for kind in KINDS if kind.applies(account)}
+    return tuple(rule for rule in FAULTS if rule in possible and rule not in unexamined)
+
+
 def _not_judged(account: Account) -> tuple[str, ...]:
     """Return the known blind spots, however complete the recording."""
     costs = "stepscope code shows the cost of each line"
@@ -351,7 +363,6 @@ def _stopped_by_others(account: Account) -> tuple[str, ...]:
 
 UNCLEAR = "unclear"
 BALANCED = "balanced"
-MEMORY = "memory-bound"
 
 # every part of the budget is in one category
 PARTS_OF = {
@@ -484,7 +495,7 @@ def _deciding_limit(account: Account, first: Finding | None) -> str | None:
     """Return the limit of the recording whose categories take more of the step than anything that it proves."""
     times, limits = category_times_ns(account), recording_of(account).limits
     for limit, reason in limits:
-        lost = sum(times[category] for category in limit.unprovable)
+        lost = sum(times.get(category, 0.0) for category in limit.unprovable)
         if limit.unprovable >= EVERYTHING:
             return f"{reason}; {limit.again}"
         proved = [ns for category, ns in times.items() if category not in limit.unprovable]
@@ -532,8 +543,12 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     if doubt is not None:
         return Conclusion(UNCLEAR, f"{share}, but {doubt}", None)
     if largest in ("compute-bound", "communication-bound") and _balanced(account):
-        return Conclusion(BALANCED, f"compute and communication take about as long; {share}", None)
+        at_once = ", mostly at once" if times["communication-bound"] < MOSTLY * times["compute-bound"] else ""
+        return Conclusion(BALANCED, f"compute and communication take about as long{at_once}; {share}", None)
     decodes = memory_bound_decoding(account) if largest == "compute-bound" else None
+    unproved = recording_of(account).limit_on(MEMORY) if largest == "compute-bound" and decodes is None else None
+    if unproved is not None:
+        return Conclusion(UNCLEAR, unproved, None)
     why = f"; {decodes}" if decodes is not None else ""
     return Conclusion(_refined(account, largest), f"{share}{why}{best}{_made_already(account, largest)}", None)
 

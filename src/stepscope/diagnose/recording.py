@@ -6,6 +6,7 @@ such a category would have been the largest. A `Need` is what a kind of finding 
 fault is absent; the report lists what was not examined.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -20,8 +21,9 @@ from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
 from stepscope.intervals import Intervals, clip, covered_ns, union
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.rank import CPU, DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
-from stepscope.stats.robust import distinct
+from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
+from stepscope.stats.robust import distinct, median
+from stepscope.trace.nsight_tools import GRAPH_NAME
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 from stepscope.units import NS_PER_MS
 
@@ -33,6 +35,9 @@ _OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bo
 _IDLE = _HOST | _OTHER_RANKS | {"copy-bound", "unclear"}
 EVERYTHING = _IDLE | {"compute-bound"}
 HOST_ONLY = "host-only"
+# of compute as the largest part: whether memory, arithmetic or something else bounds it
+MEMORY = "memory-bound"
+_KIND_OF_COMPUTE = frozenset((MEMORY,))
 
 _WHY_UNKNOWN = {
     "queued": "work was queued and the device did not start it",
@@ -48,6 +53,17 @@ _COLD_SHARE = 0.05
 _COVERED_SHARE = 0.1
 # operators from which gaps in the profiler's numbers are no chance
 _MANY_OPERATORS = 256
+# of the operators' time: with more of it in calling them, computing does not bound the job
+_CALLING_SHARE = 0.25
+# operators that move no data: their time is that of calling an operator
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in ("view", "_unsafe_view", "as_strided", "t", "transpose", "permute", "slice", "select", "expand", "squeeze",
+                 "unsqueeze", "detach", "alias")
+)  # fmt: skip
+# how much slower than 32 bit a device computes in 64 bit, by compute capability; others take twice as long
+# (CUDA C++ Programming Guide, throughput of native arithmetic instructions)
+_SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64, (12, 0): 64}
 _NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
@@ -64,7 +80,7 @@ class Limit:
     #: verdicts that cannot be proved
     unprovable: frozenset[str]
     cannot_show: str
-    #: how to record what is missing; `{host}` and `{whole}` are what records the host, or whole steps
+    #: how to record what is missing; `{host}`, `{device}` and `{whole}` stand for what records each
     again: str
 
 
@@ -87,8 +103,14 @@ class Recording(ArrayRecord):
 
     def unshown(self, category: str | None) -> list[str]:
         """Return what a recording would have to show for findings of a category."""
-        limits = (limit for limit, _ in self.limits if category in limit.unprovable)
+        needed = EVERYTHING if category is None else {category}
+        limits = (limit for limit, _ in self.limits if limit.unprovable >= needed)
         return [f"a recording that shows {limit.cannot_show}" for limit in limits]
+
+    def limit_on(self, verdict: str) -> str | None:
+        """Return why a verdict cannot be proved and what to do, None where it can be."""
+        found = (f"{reason}; {limit.again}" for limit, reason in self.limits if verdict in limit.unprovable)
+        return next(found, None)
 
     @property
     def cannot_show(self) -> tuple[str, ...]:
@@ -106,7 +128,7 @@ class Recording(ArrayRecord):
 @once_per_record
 def recording_of(account: Account) -> Recording:
     """Return the kind of a recording and what it cannot prove, the most limiting reason first."""
-    tools = {"host": _host_tool(account), "whole": _whole_tool(account)}
+    tools = {"host": _host_tool(account), "device": _device_tool(account), "whole": _whole_tool(account)}
     held = [
         (replace(limit, again=limit.again.format(**tools)), reason)
         for limit in LIMITS
@@ -127,9 +149,10 @@ def uses_torch(account: Account) -> bool:
 
 
 def _host_tool(account: Account) -> str:
-    return (
-        "ProfilerActivity.CPU" if uses_torch(account) else "NVTX ranges in the program, nsys profile --trace=cuda,nvtx"
-    )
+    if not all("nsight" in rank.trace.header for rank in account.run.ranks):
+        return "ProfilerActivity.CPU"
+    ranges = "torch.autograd.profiler.emit_nvtx()" if uses_torch(account) else "NVTX ranges in the program"
+    return f"{ranges}, nsys profile --trace=cuda,nvtx"
 
 
 def _whole_tool(account: Account) -> str:
@@ -161,7 +184,8 @@ def _ranks_missing(account: Account) -> str | None:
         f"; {_ms(waited)} ms more are waits among the recorded ranks" if waited >= _COLD_SHARE * step.step_ns else ""
     )
     if spent < _COLD_SHARE * step.step_ns:
-        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms on the others{known}"
+        where = f"on rank {rank_ranges([rank.rank for rank in account.run.ranks_read])}"
+        return f"{recorded}; exposed communication takes {_ms(spent)} of {_ms(step.step_ns)} ms {where}{known}"
     return f"can't tell a late rank from a slow network: {_ms(spent)} of {_ms(step.step_ns)} ms in {most}, {recorded}{known}"
 
 
@@ -224,7 +248,8 @@ def _mostly_before(account: Account) -> str | None:
     span = float(np.mean(spans))
     if account.step.profiled_ns >= _COVERED_SHARE * span:
         return None
-    return f"cannot be diagnosed: the device worked in {_ms(account.step.profiled_ns)} of {_ms(span)} recorded ms"
+    worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
+    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms"
 
 
 def _lost_records(account: Account) -> str | None:
@@ -272,8 +297,12 @@ def _removed_events(account: Account) -> str | None:
 
 
 def _device_unseen(account: Account) -> str | None:
-    unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
+    unseen = [r.rank for r in account.run.ranks if r.device_unseen]
     return f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace" if unseen else None
+
+
+def _device_tool(account: Account) -> str:
+    return next((r.device_advice for r in account.run.ranks if r.device_unseen), "record with ProfilerActivity.CUDA")
 
 
 def _device_only(account: Account) -> str | None:
@@ -293,6 +322,71 @@ def _no_operators(account: Account) -> str | None:
     unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
     lost = f"{_ms(unknown)} of {_ms(step.step_ns)} ms have" if step is not None and unknown > 0 else "idle time has"
     return f"the trace has no operators of the host: {lost} no known cause"
+
+
+def _graphs_as_a_whole(account: Account) -> str | None:
+    graphs = [k for k in account.kernels.kernels if k.name.startswith(GRAPH_NAME)]
+    took, total = sum(k.total_ns for k in graphs), account.kernels.total_ns
+    if not graphs or took <= MOSTLY * total:
+        return None
+    return (
+        f"CUDA graphs recorded as a whole take {_ms(took)} of {_ms(total)} ms of kernels: what ran in them is unknown"
+    )
+
+
+def _unknown_kernels(account: Account) -> str | None:
+    """Return the longest kernel of unknown work, where most of the time is spent in such kernels."""
+    if missing(account, Need.KERNELS) is None or _graphs_as_a_whole(account) is not None:
+        return None
+    total_ns = account.kernels.total_ns
+    longest = next(k for k in account.kernels.kernels if k.bound is None and k.family != "communication")
+    name, _, arguments = longest.name.partition("(")
+    name = name.partition("<")[0].removeprefix("void ")
+    if longest.total_ns <= MOSTLY * total_ns:
+        return f"whether memory or arithmetic limits the kernels was not recorded (longest: {name}, {_ms(longest.total_ns)} ms)"
+    took = (
+        f"kernel {name} takes {_ms(longest.total_ns)} of {_ms(total_ns)} ms of kernels{_in_64_bit(account, arguments)}"
+    )
+    return f"{took}; whether memory or arithmetic limits it was not recorded"
+
+
+def _in_64_bit(account: Account, arguments: str) -> str:
+    floats = re.findall(r"\b(?:double|float|__half|__nv_bfloat16)\b", arguments)
+    if not floats or floats.count("double") <= MOSTLY * len(floats):
+        return ""
+    known = [rank.device.properties for rank in account.run.ranks if rank.has_device]
+    rates = {_SLOWER_IN_64_BIT.get((of.get("computeMajor", 0), of.get("computeMinor", 0))) for of in known}
+    slower = rates.pop() if len(rates) == 1 else None
+    return f" on 64-bit numbers{f' (32-bit ones are {slower} times faster on this device)' if slower else ''}"
+
+
+def _calling_operators(account: Account) -> str | None:
+    """Return the least time that calling operators takes, where it is much of a job that computes on the host.
+
+    Views compute nothing: the median of their own time is what any call takes, one that calls others or one that does not.
+    """
+    if not applies(account, Scope.HOST):
+        return None
+    took = total = dearest = 0.0
+    for rank in account.run.ranks:
+        calls = host_calls(rank)
+        own_ns = calls.self_ns()
+        is_view = by_string(rank.trace, calls.name, lambda name: name in _VIEWS).astype(bool)
+        is_operator = by_string(rank.trace, calls.name, lambda name: name.startswith("aten::")).astype(bool)
+        calls_others = np.isin(np.arange(len(calls)), calls.parent)
+        total += float(own_ns.sum())
+        for group in (calls_others, ~calls_others):
+            if (is_view & group).any():
+                each = median(own_ns[is_view & group])
+                took += float(np.minimum(own_ns[is_operator & group], each).sum())
+                dearest = max(dearest, each)
+    if took <= _CALLING_SHARE * total:
+        return None
+    ranks = len(account.run.ranks)
+    return (
+        f"calling operators takes at least {_ms(took / ranks)} of {_ms(total / ranks)} ms, whatever they compute "
+        f"(a view takes {_ms(dearest)} ms): a slow host, or the profiler's overhead"
+    )
 
 
 def _single_operation(account: Account) -> str | None:
@@ -395,7 +489,7 @@ LIMITS = (
           "record again once the graphs are replayed"),
     Limit("graph-capture", _idle_capture, _HOST, "why the device idles in a run",
           "record again once the graphs are replayed"),
-    Limit(HOST_ONLY, _device_unseen, EVERYTHING - _HOST, "what the device did", "record with ProfilerActivity.CUDA"),
+    Limit(HOST_ONLY, _device_unseen, EVERYTHING - _HOST, "what the device did", "{device}"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _lost_records, EVERYTHING, "what the device did",
           "record fewer steps, so that the profiler's buffers hold them"),
@@ -410,6 +504,12 @@ LIMITS = (
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
     Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
           "record host activity as well ({host})"),
+    Limit("", _graphs_as_a_whole, _KIND_OF_COMPUTE, "which kernels ran in CUDA graphs",
+          "record with nsys profile --cuda-graph-trace=node"),
+    Limit("", _unknown_kernels, _KIND_OF_COMPUTE, "what limits the kernels",
+          "measure with ncu --set full"),
+    Limit("", _calling_operators, _KIND_OF_COMPUTE, "what computing takes",
+          "record on an idle machine without shapes, stacks and memory"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip
@@ -455,6 +555,7 @@ class Need(Enum):
     LAUNCHES = "launches"
     SHAPES = "shapes"
     SIZES = "message sizes"
+    KERNELS = "work of kernels"
     PEAK = "device peak"
     PASSES = "forward and backward separated"
     MEMORY = "memory"
@@ -524,6 +625,7 @@ _IS_THERE: dict[Need, Callable[[Account], bool]] = {
     Need.LAUNCHES: _has_launches,
     Need.SHAPES: _has_shapes,
     Need.SIZES: _has_sizes,
+    Need.KERNELS: lambda a: a.kernels.unknown_share <= MOSTLY,
     Need.PEAK: lambda a: a.chip.chip is not None and mfu_peak(a.chip.chip) is not None,
     Need.PASSES: lambda a: a.step is not None and a.step.ns("backward") > 0,
     Need.MEMORY: lambda a: a.memory is not None,
@@ -533,11 +635,12 @@ _IS_THERE: dict[Need, Callable[[Account], bool]] = {
 _HOW: dict[Need, Callable[[Account], str]] = {
     Need.STEPS: lambda a: "steps: profiler.step() in the loop, or stepscope record",
     Need.ALL_RANKS: _ranks_said,
-    Need.DEVICE: lambda a: "device activity: ProfilerActivity.CUDA",
+    Need.DEVICE: lambda a: f"device activity: {_device_tool(a)}",
     Need.HOST: lambda a: f"operators of the host: {_host_tool(a)}",
     Need.LAUNCHES: lambda a: f"the launches of device work: {_host_tool(a)}",
     Need.SHAPES: lambda a: "shapes: record_shapes=True, or stepscope record --shapes",
     Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
+    Need.KERNELS: lambda a: "what most kernels compute: neither names nor shapes show it",
     Need.PEAK: lambda a: "the device's peak: --hardware FILE",
     Need.PASSES: lambda a: "a backward pass that is separate from forward",
     Need.MEMORY: lambda a: "memory data: record with --memory",

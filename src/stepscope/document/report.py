@@ -486,7 +486,6 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
     `details` adds what pictures are drawn from.
     """
     conclusion, budgets = conclude(account, diagnosis), _rank_budgets(account)
-    unexamined = {one.rule for one in diagnosis.not_examined}
     document = {
         "schema": SCHEMA,
         "run": _run(account),
@@ -516,7 +515,7 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         "verdict_reason": conclusion.reason,
         "recording": _recording(account),
         **code_json(account),
-        "examined": [rule for rule in FAULTS if rule not in unexamined],
+        "examined": list(diagnosis.examined),
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
         "budget_note": budget_note(account, conclusion),
         "not_judged": list(diagnosis.not_judged),

@@ -891,7 +891,7 @@ def _unseen_devices(run: Run) -> list[str]:
     seen = f" ({launches:,} launches, no kernel)" if launches else ""
     return [
         f"the device of rank {which} was not recorded{seen}: "
-        "results cover the host only, what the device did is unknown; record with ProfilerActivity.CUDA"
+        f"results cover the host only, what the device did is unknown; {unseen[0].device_advice}"
     ]
 
 

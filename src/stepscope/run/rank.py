@@ -1287,6 +1287,11 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 CPU = "CPU"
 # an allocation that takes longer creates a device's context
 _CONTEXT_NS = 100_000_000
+# reading a number from memory of the host never takes as long: several such reads wait for a device
+_WAITING_READ_NS = 1_000_000
+_MIN_WAITING_READS = 3
+_RANGE_PROFILER = "cuda_profiler_range"
+_APPLE = re.compile(r"^aten::(?:linear_backward$|_?mps_|\w+_mps)")
 # labels of processes that say nothing of the chip
 _NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 
@@ -1440,13 +1445,22 @@ class Rank(ArrayRecord):
 
     @cached_property
     def _unseen_launches(self) -> int:
-        """Return launches without device work; where no call was recorded, operators of libraries for devices, or new
-        tensors that took long: memory of the host is reserved at once, the first one of a device creates its context.
+        """Return launches without device work; where no call was recorded, operators of libraries for devices, reads
+        that wait, or new tensors that took long: memory of the host is reserved at once, the first one of a device
+        creates its context.
         """
         of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
+        read = self.rows_named(lambda name: name == "aten::_local_scalar_dense", EventKind.HOST_OP)
+        waits = int((self.trace["dur_ns"][read] >= _WAITING_READ_NS).sum())
         new = self.rows_named(lambda name: name in ("aten::empty", "aten::empty_strided"), EventKind.HOST_OP)
         on_device = int((self.trace["dur_ns"][new] >= _CONTEXT_NS).sum())
-        return self.joins.launches_without_work or len(of_library) or on_device
+        known = self.joins.launches_without_work or len(of_library) or len(self._apple_operators) or on_device
+        return known or (waits if waits >= _MIN_WAITING_READS else 0)
+
+    @cached_property
+    def _apple_operators(self) -> Rows:
+        """Return operators that only Apple's devices have: others run a linear layer's backward as matrix products."""
+        return self.rows_named(lambda name: bool(_APPLE.match(name)), EventKind.HOST_OP)
 
     @property
     def device_name(self) -> str | None:
@@ -1454,8 +1468,23 @@ class Rank(ArrayRecord):
 
     @property
     def device_unseen(self) -> bool:
-        """Return whether work was launched on a device of which nothing was recorded: only the host is known."""
-        return not self.has_device and self._unseen_launches > 0
+        """Return whether a device was used of which nothing was recorded: only the host is known."""
+        return not self.has_device and self.device_name != CPU
+
+    @property
+    def device_advice(self) -> str:
+        """Return what records the device, by why nothing of it was recorded."""
+        if self.trace.quality.truncated:
+            return "the file is cut off: export it again"
+        if len(self._apple_operators):
+            return "PyTorch does not record Apple devices: use torch.mps.profiler and Instruments"
+        if _RANGE_PROFILER in self.trace.strings:
+            return "record without hardware counters: range profiling replaces the times of kernels"
+        if self.joins.launches_without_work:
+            return (
+                "CUPTI lost the kernels of recorded launches: end other profilers, check driver permissions, avoid WSL"
+            )
+        return "record with ProfilerActivity.CUDA"
 
     @property
     def distributed(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepscope.contract.collectives import op_name
 from stepscope.errors import TraceError
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.trace.nsight_tools import GRAPH_NAME
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
@@ -347,7 +348,7 @@ def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | N
             _add_kernels(rows, chunk, db, texts)
         elif table == GRAPHS:
             graph, _ = integers(chunk["graphId"], missing=-1)
-            _add_names(rows, texts, "kernel", [f"CUDA graph {g}" for g in graph.tolist()])
+            _add_names(rows, texts, "kernel", [f"{GRAPH_NAME}{g}" for g in graph.tolist()])
         elif table == COPIES:
             _add_copies(rows, chunk, texts)
         elif table == SETS:
@@ -790,6 +791,13 @@ def _environment_rank(db: Database) -> tuple[int, int | None] | None:
 
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
+# tables of every export, with or without events
+_ABOUT = ("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_SESSION_START_TIME", "META_DATA_EXPORT", "EXPORT_META_DATA")
+_OF_HOST = {CALLS: "CUDA calls", RANGES: "NVTX ranges", "OSRT_API": "calls of the operating system"}
+# what Nsight Systems writes where it traced CUDA in vain
+_TRACED = "No CUDA events collected"
+# characters of the program's output that are shown
+_SHOWN = 160
 
 
 def read_nsys(
@@ -802,7 +810,7 @@ def read_nsys(
     """Return the tables of an export, by device and process; `progress` is told about how many bytes were read.
 
     `named` is the file that the user knows, where the export was made from it.
-    Raises `TraceError` where it is no export, is damaged, or holds no process that used a device.
+    Raises `TraceError` where it is no export, is damaged, or holds no device work.
     """
     size = Stream(Path(path)).size
     share = (budget or Budget(size)).share()
@@ -818,7 +826,7 @@ def read_nsys(
 def _opened_export(path: str | Path) -> Iterator[Database]:
     try:
         with Database(Path(path)) as db:
-            if not any(db.has(table) for table in _TABLES) or not db.has("StringIds"):
+            if not any(db.has(table) for table in (*_TABLES, *_ABOUT)) or not db.has("StringIds"):
                 raise TraceError(
                     f"{path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables"
                 )
@@ -845,21 +853,40 @@ def _read(
     session = _session_of(db)
     traces = _traces(db, named, size, texts, events, communicators, session)
     if not traces:
-        raise TraceError(f"{db.path}: {_no_device(db)}")
+        raise TraceError(f"{db.path}: {_why_no_device(db)}")
     return traces
 
 
-def _no_device(db: Database) -> str:
-    """Return why an export holds no device activity: it was not traced, not collected, or there was none."""
-    captured = _names_and_values(db, "META_DATA_CAPTURE")
-    traced = any(name.endswith(":COLLECT_CUDA_TRACE") and db.text(value) == "true" for name, value in captured)
-    if not traced:
-        return "no device activity was recorded; record with nsys profile --trace=cuda,nvtx"
+def _why_no_device(db: Database) -> str:
+    """Return what an export without device work holds, why it has none, and what to do."""
+    counts = {what: db.num_rows(table) for table, what in _OF_HOST.items()}
+    held = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    found = f"the export has no device activity: it holds {held or 'no events'}"
+    captured = [value for name, value in _names_and_values(db, "META_DATA_CAPTURE") if name.endswith("CUDA_TRACE")]
+    traced = any(db.text(value) == "true" for value in captured) or counts["CUDA calls"]
+    if not traced and not db.ids_between(_TRACED, f"{_TRACED}~", 1):
+        return f"{found}, and nothing shows that CUDA was traced; record with nsys profile --trace=cuda,nvtx"
     said = (db.text(raw) or "" for chunk in db.chunks("DIAGNOSTIC_EVENT", ("text",)) for raw in chunk["text"])
     if failed := next((text for text in said if "CUPTI_ERROR" in text), None):
         why = printable(failed, width=100)
-        return f"Nsight Systems could not collect device activity ({why}); update it or the driver"
-    return "CUDA was traced and no device activity recorded: either the program used no device, or it was not collected"
+        return f"{found}. Nsight Systems could not collect device activity ({why}); update it or the driver"
+    errors = _last_error(db)
+    ended = f"; the program's error output ends with: {errors}" if errors else ""
+    return (
+        f"{found}. CUDA was traced: the program ended before its first kernel, ran none, or its events were lost"
+        f"{ended}; check that it runs without nsys, then record it again"
+    )
+
+
+def _last_error(db: Database) -> str | None:
+    """Return the last line that the recorded program wrote to its error output."""
+    for chunk in db.chunks("ProcessStreams", ("filenameId", "contentId")):
+        for file, content in zip(chunk["filenameId"], chunk["contentId"], strict=True):
+            texts = db.texts([file, content])
+            lines = [line for line in texts.get(content, "").split("\n") if line.strip()]
+            if texts.get(file, "").endswith("stderr.log") and lines:
+                return printable(lines[-1].strip(), width=_SHOWN)
+    return None
 
 
 def _all_rows(db: Database, texts: Texts, events: Events, communicators: Communicators) -> Iterator[Rows]:
@@ -970,7 +997,7 @@ def overview(path: str | Path, *, progress: Callable[[int], None] | None = None)
                 kernels += int(sound.sum()) if table in (KERNELS, GRAPHS) else 0
                 add(len(rows.process))
         if not used:
-            raise TraceError(f"{db.path}: {_no_device(db)}")
+            raise TraceError(f"{db.path}: {_why_no_device(db)}")
         session = _session_of(db)
     made = communicators.made
     headers = [_rank_header(session, process, made, is_only=len(used) == 1)[0] for process in sorted(used)]

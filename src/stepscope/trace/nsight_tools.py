@@ -114,6 +114,8 @@ def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
 
 # Detection of reports and exports by name or first bytes.
 
+# name of a graph recorded as a whole, before its number
+GRAPH_NAME = "CUDA graph "
 NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 MAGIC = b"SQLite format 3\0"
 MAX_FILE_BYTES = 1 << 42

@@ -129,7 +129,7 @@ def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ("DROP TABLE StringIds", "none of its tables"),
-        ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL", "no device activity was recorded; record with"),
+        ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL", "no device activity: it holds 1 CUDA calls. CUDA was traced"),
         (
             "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; "
             "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true'); "
@@ -158,6 +158,55 @@ def test_hostile_schemas_are_refused_in_one_line(tmp_path: Path, change: str, sa
     with pytest.raises(TraceError, match=said) as error:
         read_nsys(path)
     assert "\n" not in str(error.value)
+
+
+STREAMS = "CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER);"
+ERRORS = "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, 'Traceback:\nFileNotFoundError: train.py\n');"
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "not_said"),
+    [
+        ("", "it holds 2 NVTX ranges, and nothing shows that CUDA was traced; record with nsys", "ended before"),
+        ("DELETE FROM NVTX_EVENTS", "it holds no events, and nothing shows", "ended before"),
+        (
+            "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true')",
+            "2 NVTX ranges. CUDA was traced",
+            "--trace=cuda",
+        ),
+        (
+            "INSERT INTO StringIds VALUES (9, 'No CUDA events collected. Does the process use CUDA?');"
+            f"{STREAMS}{ERRORS}INSERT INTO ProcessStreams VALUES (7, 1, 2)",
+            "error output ends with: FileNotFoundError: train.py;",
+            "--trace=cuda",
+        ),
+    ],
+)
+def test_an_export_without_device_work_shows_what_was_traced(
+    tmp_path: Path, change: str, said: str, not_said: str
+) -> None:
+    path = tmp_path / "x.sqlite"
+    export = Export(path)
+    export.clock(0)
+    for at in (0, 100):
+        export.nvtx(at, at + 50, "frame", MACHINE | 7 << 24 | 70)
+    export.db.executescript(change)
+    export.close()
+    with pytest.raises(TraceError) as error:
+        read_nsys(path)
+    assert said in str(error.value) and not_said not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_export_without_tables_of_events_is_an_empty_export(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    export = Export(path)
+    listed = [name for (name,) in export.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for table in listed:
+        if table.startswith(("CUPTI", "NVTX")):
+            export.db.execute(f"DROP TABLE {table}")
+    export.close()
+    with pytest.raises(TraceError, match="no device activity: it holds no events"):
+        read_nsys(path)
 
 
 @pytest.mark.slow
