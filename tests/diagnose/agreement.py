@@ -9,6 +9,7 @@ from stepscope.analyze.account import Account
 from stepscope.compare.document import NO_DIFFERENCE, finding_changes, verdict_of
 from stepscope.compare.runs import CAME, FIXED, GREW, STAYED, Comparison, compare
 from stepscope.compare.samples import run_samples
+from stepscope.contract.names import PARTS
 from stepscope.diagnose.checks import PASS, checks_of, guides_of
 from stepscope.diagnose.findings import (
     BALANCED,
@@ -209,7 +210,7 @@ def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) ->
     if diagnosis.worth and diagnosis.worth[0].id not in steps[4].answer:
         yield f"investigate: what to fix next is not {diagnosis.worth[0].id}"
     if account.step is not None and account.step.parts:
-        largest = max(account.step.parts, key=lambda p: p.ns_per_step).part
+        largest = PARTS[max(account.step.parts, key=lambda p: p.ns_per_step).part]
         if f"largest part of the {account.whole} is {largest}" not in steps[1].answer:
             yield f"investigate: the largest part of the {account.whole} is not {largest}"
     chip, unnamed = account.chip.chip, account.run.ranks[0].device.source != "properties"
