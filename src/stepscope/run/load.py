@@ -255,10 +255,18 @@ def _marked(rank: Rank) -> Steps | None:
 
 def _periodic(rank: Rank) -> Steps | None:
     found = kernel_period(rank.trace, rank.work)
-    if found is None:
+    if found is None or _within_one_update(rank, found):
         return None
     start, end, confidence = found
     return unnamed_steps(start, end, f"the period of the sequence of kernels (confidence {confidence:.2f})")
+
+
+def _within_one_update(rank: Rank, found: Period) -> bool:
+    """Return whether the kernels recur inside one update of the optimizer, as they do for every parameter."""
+    ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
+    updates = _spans(rank.trace, rows_named(rank.trace, ranges, lambda s: bool(_OPTIMIZER.match(s))))
+    begun = np.searchsorted(found.start_ns, updates)
+    return bool((begun[:, 1] - begun[:, 0] > 1).any())
 
 
 def _whole(rank: Rank) -> Steps | None:

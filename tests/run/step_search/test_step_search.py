@@ -97,6 +97,15 @@ def test_layers_between_the_first_and_the_last_kernels_of_one_step_are_no_steps(
     assert period_of(tmp_path, [*LAYER * 24]) is not None, "without the edges nothing tells them apart"
 
 
+def test_parameters_of_one_optimizer_step_are_no_steps(tmp_path: Path) -> None:
+    events = launched(["mul", "add", "addcmul", "sqrt", "div", "addcdiv"] * 9)
+    end = max(e["ts"] + e["dur"] for e in events)
+    (plain,) = with_derived_steps([rank_of(tmp_path, events)])
+    (update,) = with_derived_steps([rank_of(tmp_path, [*events, mark(ADAM, 0, end)])])
+    assert plain.steps.known == 8
+    assert update.steps.is_window
+
+
 def test_layers_inside_repeated_steps_do_not_shorten_the_period(tmp_path: Path) -> None:
     step = ["embed", *LAYER * 6, "final_norm", "head", "sample"]
     assert period_of(tmp_path, step * 4) == [10.0 * len(step)] * 3
