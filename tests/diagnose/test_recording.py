@@ -147,6 +147,23 @@ def test_a_fragment_of_a_few_operations_has_no_host_findings(tmp_path: Path) -> 
     assert "fragment of 5 operations" in found["verdict_reason"]
 
 
+def test_operators_that_compute_on_the_host_explain_a_window_of_few_operations(tmp_path: Path) -> None:
+    r = RankTrace()
+    for at in range(0, 500_000, 50_000):
+        r.ran("aten::randn", at, at + 44_000)
+        with r.op("aten::to", at + 44_010, at + 49_000):
+            r.copy(at=at + 44_020, start=at + 44_500, end=at + 48_990, size_bytes=4 << 24, call_us=4_980)
+        with r.op("aten::square", at + 49_100, at + 49_200):
+            r.kernel("pow", at=at + 49_150, start=at + 49_160, end=at + 49_400)
+    found = document(tmp_path, r)
+    first, *others = found["findings"]
+    assert found["recording"]["kind"] == "inference"
+    assert first["title"] == "Operators compute on the host (aten::randn)"
+    assert first["saving_alone_ms"] == pytest.approx(9 * 44, rel=0.05)
+    assert not any("DataLoader" in one["remedy"] for one in found["findings"]), "there is no loader"
+    assert any("tensor.pin_memory()" in one["remedy"] for one in others)
+
+
 def test_device_activity_alone_does_not_tell_why_the_device_idled(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(100):

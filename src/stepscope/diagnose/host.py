@@ -404,7 +404,7 @@ def _stalls(account: Account) -> Iterator[Match]:
         title = f"Operators compute on the host ({computed[0].where})"
         cause = "their tensors are in host memory, and the device waits for the result"
         remedy = (
-            "Create the tensors on the device (device=...), or compute them in the loader's workers or once before the loop. "
+            "Create the tensors on the device (device=...), or ahead of time: in worker processes or once before the loop. "
             "Assumes none of this time is left."
         )
     elif outside > stalled:
@@ -727,6 +727,8 @@ def _copies(account: Account) -> Iterator[Match]:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
     together = "; bring what belongs together in one copy" if waits >= 4 else ""
     pin, call = ("pin_memory=True in the DataLoader", "tensor.to(device, non_blocking=True)")
+    if not step.ns("data_loading") and not any("dataloader" in s.lower() for r in account.run.ranks for s in r.trace.strings):
+        pin = "tensor.pin_memory()"
     if not torch:
         pin, call = ("pinned memory (cudaMallocHost)", "cudaMemcpyAsync")
     ahead = ", one batch ahead on a separate stream" if account.num_steps else ""
@@ -746,7 +748,7 @@ def _copies(account: Account) -> Iterator[Match]:
         cost_ns=max(spent, asked),
         # Hidden copies still take their time, next to whatever else the step does; from pinned memory less of it.
         limit_ns=min(
-            spent if not account.num_steps else step.step_ns,
+            step.step_ns if account.num_steps else spent * (1 - _PINNED_SHARE) if is_pageable else spent,
             step.step_ns if (idle := not_busy_or_copying_ns(account)) is None else idle,
             step.step_ns
             - max(

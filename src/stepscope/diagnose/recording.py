@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import host_calls, is_synchronisation, records_operators
+from stepscope.analyze.host_time import computing_operators, host_calls, is_synchronisation, records_operators
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -51,6 +51,8 @@ _MANY_OPERATORS = 256
 _NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
+# times that an operator runs in a loop
+_OFTEN = 3
 
 
 @dataclass(frozen=True)
@@ -302,9 +304,24 @@ def _single_operation(account: Account) -> str | None:
 
 def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
-    if account.num_steps or count >= _FEW_OPERATIONS:
+    if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account):
         return None
     return f"a fragment of {count} operations without a step: its idle time is not that of a job"
+
+
+def _computes_on_host(account: Account) -> bool:
+    """Return whether operators that recur on the host explain the window, however little the device did in it."""
+    took, window = 0, 0
+    for view in account.ranks:
+        if view.window is None:
+            return False
+        rows, trace = computing_operators(view.rank), view.rank.trace
+        _, place, count = np.unique(trace["name"][rows], return_inverse=True, return_counts=True)
+        rows = rows[count[place] >= _OFTEN]
+        start = trace["ts_ns"][rows]
+        computed = clip(union(start, start + trace["dur_ns"][rows]), view.window.start_ns, view.window.end_ns)
+        took, window = took + computed.total_ns, window + view.window.window_ns
+    return took > MOSTLY * window
 
 
 @once_per_record
