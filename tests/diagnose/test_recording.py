@@ -124,6 +124,20 @@ def test_a_slow_launch_in_every_step_is_no_cold_start(tmp_path: Path) -> None:
     assert found["verdict"] == "host-bound"
 
 
+def test_warm_passes_after_a_cold_one_are_diagnosed(tmp_path: Path) -> None:
+    r, kernels = RankTrace(), ("norm", "gemm", "add", "gemm", "norm", "gelu", "gemm", "add")
+    for n in range(6):
+        at = 0 if n == 0 else 600_000 + 20_000 * n
+        for k in range(16):
+            here = at + k * (30_000 if n == 0 else 1_200)
+            r.kernel(kernels[k % 8] if k else "embed", at=here, start=here + 20_010 * (n == 0) + 10,
+                     end=here + 20_010 * (n == 0) + 40, call_us=20_000 if n == 0 else 5)  # fmt: skip
+    found = document(tmp_path, r)
+    assert not found["recording"]["cannot_show"]
+    assert ids(found)[0] == "launch-overhead"
+    assert found["findings"][0]["saving_alone_ms"] < 20, "of a warm pass"
+
+
 def test_a_graph_capture_is_no_run(tmp_path: Path) -> None:
     r = RankTrace()
     busy(r, 0, us=500)

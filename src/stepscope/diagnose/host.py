@@ -727,7 +727,9 @@ def _copies(account: Account) -> Iterator[Match]:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
     together = "; bring what belongs together in one copy" if waits >= 4 else ""
     pin, call = ("pin_memory=True in the DataLoader", "tensor.to(device, non_blocking=True)")
-    if not step.ns("data_loading") and not any("dataloader" in s.lower() for r in account.run.ranks for s in r.trace.strings):
+    if not step.ns("data_loading") and not any(
+        "dataloader" in s.lower() for r in account.run.ranks for s in r.trace.strings
+    ):
         pin = "tensor.pin_memory()"
     if not torch:
         pin, call = ("pinned memory (cudaMallocHost)", "cudaMemcpyAsync")

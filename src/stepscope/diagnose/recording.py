@@ -206,7 +206,8 @@ def _few_steps(account: Account) -> str | None:
     step, known = account.step, [r.steps.known for r in ranks]
     if step is None or not any(known):
         return None
-    span = float(np.mean([r.work.end_ns.max() - r.work.start_ns.min() for r in ranks]))
+    starts = [r.steps.start_ns[0] if r.steps.after_cold else r.work.start_ns.min() for r in ranks]
+    span = float(np.mean([r.work.end_ns.max() - start for r, start in zip(ranks, starts, strict=True)]))
     covered = step.profiled_ns * float(np.mean(known))
     if covered >= _COVERED_SHARE * span:
         return None
@@ -293,8 +294,11 @@ def _no_operators(account: Account) -> str | None:
         return None
     step = account.step
     unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
-    lost = f"{_ms(unknown)} of {_ms(step.step_ns)} ms have" if step is not None and unknown > 0 else "idle time has"
-    return f"the trace has no operators of the host: {lost} no known cause"
+    if step is None:
+        return "the trace has no operators of the host: idle time has no known cause"
+    if unknown < _COLD_SHARE * step.step_ns:  # launches explain the idle time
+        return None
+    return f"the trace has no operators of the host: {_ms(unknown)} of {_ms(step.step_ns)} ms have no known cause"
 
 
 def _single_operation(account: Account) -> str | None:
@@ -358,10 +362,11 @@ def _judged_span(rank: Rank) -> tuple[int, int]:
     rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, *DEVICE_KINDS)))
     start = rank.trace["ts_ns"][rows]
     whole = (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
-    if not len(rank.steps) or not (rank.steps.by_profiler or rank.steps.known > 2):
+    chosen = rank.steps.by_profiler or rank.steps.after_cold
+    if not len(rank.steps) or not (chosen or rank.steps.known > 2):
         return whole
     first, last = int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
-    return (first, last) if rank.steps.by_profiler or last - first >= _COVERED_SHARE * (whole[1] - whole[0]) else whole
+    return (first, last) if chosen or last - first >= _COVERED_SHARE * (whole[1] - whole[0]) else whole
 
 
 def _cold_calls(rank: Rank) -> Rows:

@@ -237,6 +237,8 @@ class Steps(ArrayRecord):
     told_by: str = ""
     #: whether they are one stretch of work, because nothing tells steps
     is_window: bool = False
+    #: whether far longer ones before them were left out
+    after_cold: bool = False
     #: where each is a round of several: the steps that were recorded (`step_search/rounds.py`)
     in_rounds: "Steps | None" = None
 
