@@ -37,6 +37,7 @@ from stepscope.cost.chips import Chip, Peak, mfu_peak
 from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
+    COMPUTE,
     HOST,
     Mask,
     at,
@@ -219,6 +220,8 @@ _WIDE = tuple(PRECISION_CODE[name] for name in ("fp64", "fp32", "tf32"))
 _NARROW = tuple(PRECISION_CODE[name] for name in ("fp16", "bf16"))
 # of the peak: what 16-bit products of a size worth the name reach
 _REACHED = 0.6
+# of the step: at twice the rate, fewer products save less than a tenth
+_WORTH_NARROWING = 0.25
 
 
 def _precision(account: Account) -> Iterator[Match]:
@@ -229,9 +232,9 @@ def _precision(account: Account) -> Iterator[Match]:
     costs, chosen = [view.costs for view in account.ranks], _products(account, _WIDE)
     spent = device_ns(account, chosen)
     mixed = device_ns(account, _products(account, _NARROW)) > spent / 2
-    # Another precision is no small change: proposed where such products are most of the step, or where the job computes in
-    # 16 bit already and these were forgotten.
-    if not spent or spent < (NOTABLE if mixed else MOSTLY) * account.step.step_ns:
+    # Another precision is no small change: proposed where computing limits the step and it saves more than a tenth, or where
+    # the job computes in 16 bit already and these were forgotten.
+    if not spent or (spent < NOTABLE * account.step.step_ns if mixed else not _worth_narrowing(account, spent)):
         return
     times = [_sixteen_bit_ns(c, mask, chip, peak) for c, mask in zip(costs, chosen, strict=True)]
     off = device_ns(account, [mask & (c.tensor_core == 0) for c, mask in zip(costs, chosen, strict=True)])
@@ -271,19 +274,33 @@ def _products(account: Account, precisions: Sequence[int]) -> list[Mask]:
     return [c.is_matmul & (c.rank.work.step >= 0) & among(c.precision, precisions) for c in costs]
 
 
+def _worth_narrowing(account: Account, wide_ns: float) -> bool:
+    step = account.step
+    computing = sum(step.ns(part) for part in COMPUTE) if step is not None else 0.0
+    return computing > MOSTLY * _proved_ns(account) and step is not None and wide_ns >= _WORTH_NARROWING * step.step_ns
+
+
+def _proved_ns(account: Account) -> float:
+    """Return the step less host time that is not proved: that of first calls is gone in another recording of the job."""
+    step = account.step
+    if step is None:
+        return 0.0
+    return step.step_ns - (
+        sum(step.ns(part) for part in HOST) if recording_of(account).rules_out("host-bound") else 0.0
+    )
+
+
 def _few_wide_products(account: Account) -> str | None:
     step = account.step
     wide, narrow = (device_ns(account, _products(account, precisions)) for precisions in (_WIDE, _NARROW))
     if step is None or narrow > wide / 2:
         return None
-    # host time that is not proved, as that of first calls, is gone in another recording of the job
-    proved_ns = step.step_ns - (
-        sum(step.ns(part) for part in HOST) if recording_of(account).rules_out("host-bound") else 0.0
-    )
-    if not NOTABLE * proved_ns <= wide < MOSTLY * step.step_ns:
+    if wide < NOTABLE * _proved_ns(account) or _worth_narrowing(account, wide):
         return None
     taken = f"{wide / 1e6:.3g} of {ms_text(step.step_ns)} ms"
-    return f"a recording in which 32-bit products are most of the {account.whole}: they take {taken}"
+    return (
+        f"a recording in which compute takes most of the {account.whole}, 32-bit products a quarter: they take {taken}"
+    )
 
 
 def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip | None, peak: Peak | None) -> Floats:
@@ -665,7 +682,7 @@ KINDS = (
          scope=_DEVICE, doubt=0.3, sureness=0.7),
     Kind("memory-bound-kernels", _fusible, "Consecutive elementwise kernels are not fused",
          "each reads its inputs from memory and writes its result back for the next{limits}",
-         "Fuse them with torch.compile(model), or use fused norms and SwiGLU. Assumes that each chain of such kernels becomes "
+         "Fuse them with torch.compile(model), or use fused norms and activations. Assumes that each chain of such kernels becomes "
          "one kernel that reads and writes its largest tensor once.",
          scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",
