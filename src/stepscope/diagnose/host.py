@@ -72,7 +72,7 @@ from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, distinct, median
-from stepscope.trace.table import EventKind, by_string
+from stepscope.trace.table import EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
@@ -695,12 +695,13 @@ _PINNED_SHARE = 0.5
 
 def _copies(account: Account) -> Iterator[Match]:
     """Yield the copies to the device as a cost, with the host's waiting for them, and slow copies to the host."""
-    chosen, torch = transfers_to_device(account), uses_torch(account)
+    every, torch = transfers_to_device(account), uses_torch(account)
+    chosen = [mask & ~_prefetched(rank) for rank, mask in zip(account.run.ranks, every, strict=True)]
     spent, step = device_ns(account, chosen), account.step
     if step is None or (trains(account.strategy.passes) and _offloads(account)):
         return
     pageable = _pageable(account, chosen)
-    down = _pageable(account, [host_device_copies(r) & ~to for r, to in zip(account.run.ranks, chosen, strict=True)])
+    down = _pageable(account, [host_device_copies(r) & ~to for r, to in zip(account.run.ranks, every, strict=True)])
     if (slow := device_ns(account, down)) >= NOTABLE * step.step_ns:
         yield Match(
             lambda replay: faster_work(replay, down, _PINNED_SHARE),
@@ -762,6 +763,16 @@ def _copies(account: Account) -> Iterator[Match]:
         evidence=tuple(evidence),
         what_if=None if not share else (),
     )
+
+
+def _prefetched(rank: Rank) -> Mask:
+    """Return the operations whose fix is made: from pinned memory, on a stream without kernels, the host not waiting."""
+    trace, work = rank.trace, rank.work
+    pinned = by_string(trace, work.name, lambda s: "Pinned ->" in s).astype(bool)
+    launch = np.maximum(work.launch_row, 0)
+    returns = trace["ts_ns"][launch] + trace["dur_ns"][launch]
+    computing = distinct(work.stream[of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))])
+    return pinned & (work.launch_row >= 0) & (returns < work.end_ns) & ~np.isin(work.stream, computing)
 
 
 def _pageable(account: Account, chosen: Sequence[Mask]) -> list[Mask]:
