@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import host_calls
+from stepscope.analyze.host_time import host_calls, spans
 from stepscope.analyze.kernels import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
 from stepscope.analyze.memory import RankMemory
 from stepscope.analyze.owner_places import (
@@ -387,6 +387,11 @@ def _launched_in(rank: Rank, spans: Intervals) -> Mask:
 _FUSED_LAUNCHES = 8
 
 
+# a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
+_FUSED_ADAM = 0.4
+_ADAM = re.compile(r"^Optimizer\.step#Adam")
+
+
 def _optimizer(account: Account) -> Iterator[Match]:
     """Yield optimizer work launched as many kernels: of no fused implementation, or of one called for each group."""
     calls = [_fused_calls(rank) / max(len(rank.steps), 1) for rank in account.run.ranks]
@@ -404,8 +409,7 @@ def _optimizer(account: Account) -> Iterator[Match]:
     launches, spent = per_step(account, chosen), device_ns(account, chosen)
     if launches <= _FUSED_LAUNCHES:
         return
-    # a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
-    device_share = 1.0 if by_group else 0.4
+    device_share = 1.0 if by_group else _FUSED_ADAM
     yield Match(
         lambda replay: fused_work(replay, chosen, launches=_FUSED_LAUNCHES, device_share=device_share),
         limit_ns=with_work_ns(account, spent),
@@ -425,6 +429,29 @@ def _optimizer(account: Account) -> Iterator[Match]:
         if by_group
         else "",
     )
+
+
+def _optimizer_on_host(account: Account) -> Iterator[Match]:
+    """Yield Adam on the host as one operator after another for each parameter."""
+    parts, took, count = [], 0.0, 0.0
+    for rank in account.run.ranks:
+        adam = rank.rows_named(lambda name: bool(_ADAM.match(name)), EventKind.ANNOTATION)
+        host, calls, steps = spans(rank, adam), host_calls(rank), max(len(rank.steps), 1)
+        inside = (covered_ns(host, calls.start_ns, calls.start_ns + 1) > 0) & (rank.steps.of(calls.start_ns) >= 0)
+        took += covered_ns(host, rank.steps.start_ns, rank.steps.end_ns).sum() / steps / len(account.run.ranks)
+        count += inside.sum() / steps / len(account.run.ranks)
+        parts.append(host_part(rank, host))
+    if count > _FUSED_LAUNCHES and not any(map(_fused_calls, account.run.ranks)):
+        yield Match(
+            without_parts(parts, factor=_FUSED_ADAM),
+            cost_ns=took,
+            limit_ns=(1 - _FUSED_ADAM) * took,
+            cause=f"{count:.0f} operators per optimizer step, each of which passes over memory",
+            evidence=(
+                evidence_ms("optimizer {per_step}", took, "mean rank"),
+                Evidence("operators in it, {per_step}", round(count), "calls", "mean rank"),
+            ),
+        )
 
 
 def _fused_calls(rank: Rank) -> int:
@@ -675,6 +702,10 @@ KINDS = (
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
          "Assumes a fused optimizer.",
          scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.3),
+    Kind("optimizer", _optimizer_on_host, "The optimizer step is not fused",
+         "",
+         "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)). Assumes a fused optimizer.",
+         scope=Scope.HOST, needs=(Need.HOST,), training_only=True, doubt=0.3),
     Kind("memory-bound-kernels", _layout_copies, "Copies into another memory order ({place})",
          "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
          "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
