@@ -168,18 +168,16 @@ def kernel_period(trace: Trace, work: DeviceWork) -> tuple[Int64s, Int64s, float
     if len(names) > 4_000:
         return None
     anchors = _anchors(code, len(names))
-    if not anchors:
-        begins = asked[:: _exact_period(code) or len(asked)]
-        return (
-            Period(begins[:-1], begins[1:], 1.0) if len(begins) > _MIN_STEPS and (np.diff(begins) > 0).all() else None
-        )
-    best = max(score for _, score in anchors)
-    near = [(at, score) for at, score in anchors if score >= best - 0.02]
-    most = max(len(at) for at, _ in near)
-    alike = [(at, score) for at, score in near if len(at) == most]
-    at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
-    begins = asked[at]
-    if score < _MIN_CONFIDENCE or not (np.diff(begins) > 0).all():
+    if anchors:
+        best = max(score for _, score in anchors)
+        near = [(at, score) for at, score in anchors if score >= best - 0.02]
+        most = max(len(at) for at, _ in near)
+        alike = [(at, score) for at, score in near if len(at) == most]
+        at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
+        begins = asked[at]
+    else:
+        begins, score = asked[:: _exact_period(code) or len(asked)], 1.0
+    if score < _MIN_CONFIDENCE or len(begins) <= _MIN_STEPS or not (np.diff(begins) > 0).all():
         return None
     return begins[:-1], begins[1:], round(score, 3)
 
@@ -282,17 +280,17 @@ def _marked(rank: Rank) -> Steps | None:
 
 def _periodic(rank: Rank) -> Steps | None:
     found = kernel_period(rank.trace, rank.work)
-    if found is None or _within_one_update(rank, found):
+    if found is None or _within_one_update(rank, found[0]):
         return None
     start, end, confidence = found
     return unnamed_steps(start, end, f"the period of the sequence of kernels (confidence {confidence:.2f})")
 
 
-def _within_one_update(rank: Rank, found: Period) -> bool:
+def _within_one_update(rank: Rank, starts: Int64s) -> bool:
     """Return whether the kernels recur inside one update of the optimizer, as they do for every parameter."""
     ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
     updates = _spans(rank.trace, rows_named(rank.trace, ranges, lambda s: bool(_OPTIMIZER.match(s))))
-    begun = np.searchsorted(found.start_ns, updates)
+    begun = np.searchsorted(starts, updates)
     return bool((begun[:, 1] - begun[:, 0] > 1).any())
 
 
