@@ -158,7 +158,7 @@ def _ranks_missing(account: Account) -> str | None:
     waited, spent = step.ns("wait"), step.ns("exposed_transfer") + step.ns("pipeline_bubble") + step.unmatched_ns
     exposed = sorted(account.collectives, key=lambda row: -row.exposed_ns)
     ops = list(dict.fromkeys(row.op.replace("_", "-") for row in exposed if row.exposed_ns or row is exposed[0]))
-    most = ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
+    most = "communication" if ops[0] == "unknown" else ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
     known = (
         f"; {_ms(waited)} ms more are waits among the recorded ranks" if waited >= _COLD_SHARE * step.step_ns else ""
     )
@@ -308,9 +308,14 @@ def _single_operation(account: Account) -> str | None:
 
 def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
-    if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account):
+    if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account) or _never_idles(account):
         return None
     return f"a fragment of {count} operations without a step: its idle time is not that of a job"
+
+
+def _never_idles(account: Account) -> bool:
+    windows = [view.window for view in account.ranks if view.window is not None and view.rank.has_device]
+    return bool(windows) and all(window.idle_ns < _COLD_SHARE * window.window_ns for window in windows)
 
 
 def _computes_on_host(account: Account) -> bool:
@@ -362,6 +367,8 @@ def _judged_span(rank: Rank) -> tuple[int, int]:
     rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, *DEVICE_KINDS)))
     start = rank.trace["ts_ns"][rows]
     whole = (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
+    if rank.steps.is_window:  # a range around all launches begins before the first of them
+        whole = min(whole[0], int(rank.steps.start_ns[0])), max(whole[1], int(rank.steps.end_ns[0]))
     chosen = rank.steps.by_profiler or rank.steps.after_cold
     if not len(rank.steps) or not (chosen or rank.steps.known > 2):
         return whole

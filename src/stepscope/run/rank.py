@@ -1576,7 +1576,7 @@ def cut_off(ranks: Sequence[Rank]) -> list[str]:
         return []
     return [
         f"cut off: the trace of rank{'s' if len(cut) > 1 else ''} {rank_ranges(cut)}; "
-        "what was readable is used, its last recorded step is left out"
+        "what was readable is used, without an incomplete last step"
     ]
 
 
