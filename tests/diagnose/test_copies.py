@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.analyze.build import RankTrace
+from tests.analyze.build import COMPUTE_STREAM, RankTrace
 from tests.diagnose.test_recording import document
 from tests.trace.nsight.kineto_as_nsys import write_nsys
 
@@ -38,6 +38,26 @@ def test_pageable_copies_that_fill_the_step_are_named_in_both_directions(tmp_pat
     assert "pin_memory=True" in down["remedy"]
     waits = next(f for f in report["findings"] if f["id"] == "host-device-sync")["evidence"][0]
     assert waits["value"] == 1, "each step waits for its copy to the host, the last one too"
+
+
+def test_copies_whose_fix_is_made_are_not_advised_again(tmp_path: Path) -> None:
+    def copying_ahead(folder: str, *, stream: int, memory: str) -> dict[str, dict[str, Any]]:
+        r = RankTrace()
+        for n in range(6):
+            at = n * 10_000
+            r.step(n, at, at + 10_000)
+            with r.op("aten::copy_", at + 10, at + 30):
+                r.copy(f"HtoD ({memory} -> Device)", at=at + 12, start=at + 100, end=at + 9_100, stream=stream)
+            with r.op("aten::mm", at + 40, at + 60):
+                start = at + 110 if stream != COMPUTE_STREAM else at + 9_110
+                r.kernel("gemm", at=at + 45, start=start, end=start + 800)
+            r.call("cudaDeviceSynchronize", at + 100, at + 9_990)
+        (tmp_path / folder).mkdir()
+        return copies(document(tmp_path / folder, r))
+
+    assert not copying_ahead("ahead", stream=20, memory="Pinned")
+    assert copying_ahead("same", stream=COMPUTE_STREAM, memory="Pinned")
+    assert copying_ahead("pageable", stream=20, memory="Pageable")
 
 
 def test_copies_without_a_step_are_not_hidden_by_one_before(tmp_path: Path) -> None:

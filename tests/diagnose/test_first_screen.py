@@ -195,6 +195,35 @@ def test_32_bit_products_are_ruled_out_only_where_they_take_little(tmp_path: Pat
     assert "precision" not in ids(found) and ("precision" in found["examined"]) is ruled_out
 
 
+@pytest.mark.parametrize(("other_us", "proposed"), [(5_500, True), (500, False)])
+def test_another_precision_needs_a_step_limited_by_compute(tmp_path: Path, other_us: float, proposed: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:  # a third of the step are 32-bit products
+        for k, (op, name, us) in enumerate((("mm", "ampere_sgemm_128x64_tn", 3_500), ("add", "add", other_us))):
+            start = at + 200 + 3_500 * k
+            with r.op(f"aten::{op}", at + 100 + 20 * k, at + 115 + 20 * k):
+                r.kernel(name, at=at + 105 + 20 * k, start=start, end=start + us)
+        r.call("cudaDeviceSynchronize", at + 200, at + 3_710 + other_us)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
+    assert ("precision" in ids(found)) is proposed
+    assert ("precision" in found["examined"]) is proposed
+
+
+@pytest.mark.parametrize(("operator", "proposed"), [("aten::addcdiv_", True), ("aten::_fused_adamw_", False)])
+def test_adam_in_many_operators_on_the_host_can_be_fused(tmp_path: Path, operator: str, proposed: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        r.ran("aten::mm", at + 100, at + 4_000)
+        r.ran("autograd::engine::evaluate_function: MmBackward0", at + 4_000, at + 5_900)
+        r.annotation("Optimizer.step#AdamW.step", at + 5_900, at + 9_900)
+        for k in range(80):
+            r.ran(operator, at + 5_910 + 49 * k, at + 5_950 + 49 * k)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
+    assert [f["title"] for f in found["findings"]] == ["The optimizer step is not fused"] * proposed
+    if proposed:
+        assert found["findings"][0]["saving_alone_ms"] == pytest.approx(2.4, rel=0.1)
+
+
 def test_32_bit_products_of_a_cold_step_are_not_ruled_out(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(80):

@@ -11,6 +11,7 @@ from tests.analyze.build import RankTrace
 import stepscope
 from stepscope.contract.names import shown_parts
 from stepscope.errors import InputError
+from stepscope.report.text.summary import summary_text
 
 Job = Callable[[RankTrace], None]
 
@@ -124,6 +125,23 @@ def test_a_slow_launch_in_every_step_is_no_cold_start(tmp_path: Path) -> None:
     assert found["verdict"] == "host-bound"
 
 
+def test_warm_passes_after_a_cold_one_are_diagnosed(tmp_path: Path) -> None:
+    r, kernels = RankTrace(), ("norm", "gemm", "add", "gemm", "norm", "gelu", "gemm", "add")
+    for k in range(20):  # weights are uploaded once
+        r.copy(at=-90_000 + 4_000 * k, start=-89_990 + 4_000 * k, end=-86_100 + 4_000 * k, call_us=3_900)
+        r.call("cudaStreamSynchronize", -86_090 + 4_000 * k, -86_080 + 4_000 * k)
+    for n in range(6):
+        at = 0 if n == 0 else 600_000 + 20_000 * n
+        for k in range(16):
+            here = at + k * (30_000 if n == 0 else 1_200)
+            r.kernel(kernels[k % 8] if k else "embed", at=here, start=here + 20_010 * (n == 0) + 10,
+                     end=here + 20_010 * (n == 0) + 40, call_us=20_000 if n == 0 else 5)  # fmt: skip
+    found = document(tmp_path, r)
+    assert not found["recording"]["cannot_show"]
+    assert ids(found) == ["launch-overhead"], "and no copies or waits of the upload"
+    assert found["findings"][0]["saving_alone_ms"] < 20, "of a warm pass"
+
+
 def test_a_graph_capture_is_no_run(tmp_path: Path) -> None:
     r = RankTrace()
     busy(r, 0, us=500)
@@ -145,6 +163,50 @@ def test_a_fragment_of_a_few_operations_has_no_host_findings(tmp_path: Path) -> 
     found = document(tmp_path, r)
     assert found["recording"]["kind"] == "fragment" and not ids(found)
     assert "fragment of 5 operations" in found["verdict_reason"]
+
+
+def test_a_device_that_never_idles_is_no_fragment(tmp_path: Path) -> None:
+    r = RankTrace()
+    busy(r, 0, us=80_000, kernels=5)
+    r.call("cudaDeviceSynchronize", 120, 80_510)
+    found = document(tmp_path, r)
+    assert not found["recording"]["cannot_show"] and found["verdict"] == "compute-bound"
+
+
+def test_times_below_a_microsecond_are_not_shown_as_zero(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.kernel("gemm", at=1.0, start=1.1, end=1.3, call_us=0.1)
+    assert "0.000" not in summary_text(document(tmp_path, r))
+
+
+def test_first_calls_are_part_of_the_range_around_all_launches(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.annotation("model_inference", 0, 400_000)
+    for k in range(8):
+        with r.op("aten::mm", 30_000 + 40_000 * k, 69_000 + 40_000 * k):
+            r.kernel(
+                f"gemm{k}", at=31_000 + 40_000 * k, start=68_000 + 40_000 * k, end=68_400 + 40_000 * k, call_us=36_000
+            )
+    found = document(tmp_path, r)
+    assert "first-call initialisation takes 288 of the recorded 400 ms" in found["verdict_reason"]
+    assert found["step"]["profiled_ms"] == pytest.approx(400)
+
+
+def test_operators_that_compute_on_the_host_explain_a_window_of_few_operations(tmp_path: Path) -> None:
+    r = RankTrace()
+    for at in range(0, 500_000, 50_000):
+        r.ran("aten::randn", at, at + 44_000)
+        with r.op("aten::to", at + 44_010, at + 49_000):
+            r.copy(at=at + 44_020, start=at + 44_500, end=at + 48_990, size_bytes=4 << 24, call_us=4_980)
+        with r.op("aten::square", at + 49_100, at + 49_200):
+            r.kernel("pow", at=at + 49_150, start=at + 49_160, end=at + 49_400)
+    found = document(tmp_path, r)
+    first, *others = found["findings"]
+    assert found["recording"]["kind"] == "inference"
+    assert first["title"] == "Operators compute on the host (aten::randn)"
+    assert first["saving_alone_ms"] == pytest.approx(9 * 44, rel=0.05)
+    assert not any("DataLoader" in one["remedy"] for one in found["findings"]), "there is no loader"
+    assert any("tensor.pin_memory()" in one["remedy"] for one in others)
 
 
 def test_device_activity_alone_does_not_tell_why_the_device_idled(tmp_path: Path) -> None:

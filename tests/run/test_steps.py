@@ -60,6 +60,15 @@ def test_ranges_of_the_loop_stand_in_for_steps(
     assert not steps.by_profiler
 
 
+def test_step_without_any_call_of_the_host_is_none(tmp_path: Path) -> None:
+    calls = [event("cpu_op", "aten::mm", at, 5) for at in (20, 120, 800)]
+    steps = [mark("ProfilerStep#3", 0, 90), mark("ProfilerStep#4", 100, 190), mark("ProfilerStep#5", 195, 199)]
+    assert steps_of(tmp_path, [*calls, *steps]).number.tolist() == [3, 4]
+    assert not len(steps_of(tmp_path, [*calls, steps[-1]])), "the calls are outside the only step"
+    stall = mark("ProfilerStep#5", 195, 280)
+    assert steps_of(tmp_path, [*calls, *steps[:2], stall]).number.tolist() == [3, 4, 5], "the host stalls in it"
+
+
 def test_cut_trace_loses_its_last_step(tmp_path: Path) -> None:
     events = [mark(f"ProfilerStep#{k}", 100 * k, 100 * k + 90) for k in range(3)]
     events.append(event("cpu_op", "aten::mm", 250, 5))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import host_calls
+from stepscope.analyze.host_time import host_calls, spans
 from stepscope.analyze.kernels import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
 from stepscope.analyze.memory import RankMemory
 from stepscope.analyze.owner_places import (
@@ -37,6 +37,7 @@ from stepscope.cost.chips import Chip, Peak, mfu_peak
 from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
+    COMPUTE,
     HOST,
     Mask,
     at,
@@ -219,6 +220,8 @@ _WIDE = tuple(PRECISION_CODE[name] for name in ("fp64", "fp32", "tf32"))
 _NARROW = tuple(PRECISION_CODE[name] for name in ("fp16", "bf16"))
 # of the peak: what 16-bit products of a size worth the name reach
 _REACHED = 0.6
+# of the step: at twice the rate, fewer products save less than a tenth
+_WORTH_NARROWING = 0.25
 
 
 def _precision(account: Account) -> Iterator[Match]:
@@ -229,9 +232,9 @@ def _precision(account: Account) -> Iterator[Match]:
     costs, chosen = [view.costs for view in account.ranks], _products(account, _WIDE)
     spent = device_ns(account, chosen)
     mixed = device_ns(account, _products(account, _NARROW)) > spent / 2
-    # Another precision is no small change: proposed where such products are most of the step, or where the job computes in
-    # 16 bit already and these were forgotten.
-    if not spent or spent < (NOTABLE if mixed else MOSTLY) * account.step.step_ns:
+    # Another precision is no small change: proposed where computing limits the step and it saves more than a tenth, or where
+    # the job computes in 16 bit already and these were forgotten.
+    if not spent or (spent < NOTABLE * account.step.step_ns if mixed else not _worth_narrowing(account, spent)):
         return
     times = [_sixteen_bit_ns(c, mask, chip, peak) for c, mask in zip(costs, chosen, strict=True)]
     off = device_ns(account, [mask & (c.tensor_core == 0) for c, mask in zip(costs, chosen, strict=True)])
@@ -271,19 +274,33 @@ def _products(account: Account, precisions: Sequence[int]) -> list[Mask]:
     return [c.is_matmul & (c.rank.work.step >= 0) & among(c.precision, precisions) for c in costs]
 
 
+def _worth_narrowing(account: Account, wide_ns: float) -> bool:
+    step = account.step
+    computing = sum(step.ns(part) for part in COMPUTE) if step is not None else 0.0
+    return computing > MOSTLY * _proved_ns(account) and step is not None and wide_ns >= _WORTH_NARROWING * step.step_ns
+
+
+def _proved_ns(account: Account) -> float:
+    """Return the step less host time that is not proved: that of first calls is gone in another recording of the job."""
+    step = account.step
+    if step is None:
+        return 0.0
+    return step.step_ns - (
+        sum(step.ns(part) for part in HOST) if recording_of(account).rules_out("host-bound") else 0.0
+    )
+
+
 def _few_wide_products(account: Account) -> str | None:
     step = account.step
     wide, narrow = (device_ns(account, _products(account, precisions)) for precisions in (_WIDE, _NARROW))
     if step is None or narrow > wide / 2:
         return None
-    # host time that is not proved, as that of first calls, is gone in another recording of the job
-    proved_ns = step.step_ns - (
-        sum(step.ns(part) for part in HOST) if recording_of(account).rules_out("host-bound") else 0.0
-    )
-    if not NOTABLE * proved_ns <= wide < MOSTLY * step.step_ns:
+    if wide < NOTABLE * _proved_ns(account) or _worth_narrowing(account, wide):
         return None
     taken = f"{wide / 1e6:.3g} of {ms_text(step.step_ns)} ms"
-    return f"a recording in which 32-bit products are most of the {account.whole}: they take {taken}"
+    return (
+        f"a recording in which compute takes most of the {account.whole}, 32-bit products a quarter: they take {taken}"
+    )
 
 
 def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip | None, peak: Peak | None) -> Floats:
@@ -370,6 +387,11 @@ def _launched_in(rank: Rank, spans: Intervals) -> Mask:
 _FUSED_LAUNCHES = 8
 
 
+# a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
+_FUSED_ADAM = 0.4
+_ADAM = re.compile(r"^Optimizer\.step#Adam")
+
+
 def _optimizer(account: Account) -> Iterator[Match]:
     """Yield optimizer work launched as many kernels: of no fused implementation, or of one called for each group."""
     calls = [_fused_calls(rank) / max(len(rank.steps), 1) for rank in account.run.ranks]
@@ -387,8 +409,7 @@ def _optimizer(account: Account) -> Iterator[Match]:
     launches, spent = per_step(account, chosen), device_ns(account, chosen)
     if launches <= _FUSED_LAUNCHES:
         return
-    # a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
-    device_share = 1.0 if by_group else 0.4
+    device_share = 1.0 if by_group else _FUSED_ADAM
     yield Match(
         lambda replay: fused_work(replay, chosen, launches=_FUSED_LAUNCHES, device_share=device_share),
         limit_ns=with_work_ns(account, spent),
@@ -408,6 +429,29 @@ def _optimizer(account: Account) -> Iterator[Match]:
         if by_group
         else "",
     )
+
+
+def _optimizer_on_host(account: Account) -> Iterator[Match]:
+    """Yield Adam on the host as one operator after another for each parameter."""
+    parts, took, count = [], 0.0, 0.0
+    for rank in account.run.ranks:
+        adam = rank.rows_named(lambda name: bool(_ADAM.match(name)), EventKind.ANNOTATION)
+        host, calls, steps = spans(rank, adam), host_calls(rank), max(len(rank.steps), 1)
+        inside = (covered_ns(host, calls.start_ns, calls.start_ns + 1) > 0) & (rank.steps.of(calls.start_ns) >= 0)
+        took += covered_ns(host, rank.steps.start_ns, rank.steps.end_ns).sum() / steps / len(account.run.ranks)
+        count += inside.sum() / steps / len(account.run.ranks)
+        parts.append(host_part(rank, host))
+    if count > _FUSED_LAUNCHES and not any(map(_fused_calls, account.run.ranks)):
+        yield Match(
+            without_parts(parts, factor=_FUSED_ADAM),
+            cost_ns=took,
+            limit_ns=(1 - _FUSED_ADAM) * took,
+            cause=f"{count:.0f} operators per optimizer step, each of which passes over memory",
+            evidence=(
+                evidence_ms("optimizer {per_step}", took, "mean rank"),
+                Evidence("operators in it, {per_step}", round(count), "calls", "mean rank"),
+            ),
+        )
 
 
 def _fused_calls(rank: Rank) -> int:
@@ -658,6 +702,10 @@ KINDS = (
          "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where it has no fused form. "
          "Assumes a fused optimizer.",
          scope=_DEVICE, needs=_WITH_HOST, training_only=True, doubt=0.3),
+    Kind("optimizer", _optimizer_on_host, "The optimizer step is not fused",
+         "",
+         "Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)). Assumes a fused optimizer.",
+         scope=Scope.HOST, needs=(Need.HOST,), training_only=True, doubt=0.3),
     Kind("memory-bound-kernels", _layout_copies, "Copies into another memory order ({place})",
          "contiguous() copies the whole tensor where its memory order is another; gradients follow it in backward",
          "Use one memory order through the model (channels_last for convolutions with Linear and LayerNorm between) and leave "
@@ -665,7 +713,7 @@ KINDS = (
          scope=_DEVICE, doubt=0.3, sureness=0.7),
     Kind("memory-bound-kernels", _fusible, "Consecutive elementwise kernels are not fused",
          "each reads its inputs from memory and writes its result back for the next{limits}",
-         "Fuse them with torch.compile(model), or use fused norms and SwiGLU. Assumes that each chain of such kernels becomes "
+         "Fuse them with torch.compile(model), or use fused norms and activations. Assumes that each chain of such kernels becomes "
          "one kernel that reads and writes its largest tensor once.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",

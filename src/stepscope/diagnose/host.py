@@ -72,7 +72,7 @@ from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, distinct, median
-from stepscope.trace.table import EventKind, by_string
+from stepscope.trace.table import EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
@@ -405,7 +405,7 @@ def _stalls(account: Account) -> Iterator[Match]:
         title = f"Operators compute on the host ({computed[0].where})"
         cause = "their tensors are in host memory, and the device waits for the result"
         remedy = (
-            "Create the tensors on the device (device=...), or compute them in the loader's workers or once before the loop. "
+            "Create the tensors on the device (device=...), or ahead of time: in worker processes or once before the loop. "
             "Assumes none of this time is left."
         )
     elif outside > stalled:
@@ -696,12 +696,13 @@ _PINNED_SHARE = 0.5
 
 def _copies(account: Account) -> Iterator[Match]:
     """Yield the copies to the device as a cost, with the host's waiting for them, and slow copies to the host."""
-    chosen, torch = transfers_to_device(account), uses_torch(account)
+    every, torch = transfers_to_device(account), uses_torch(account)
+    chosen = [mask & ~_prefetched(rank) for rank, mask in zip(account.run.ranks, every, strict=True)]
     spent, step = device_ns(account, chosen), account.step
     if step is None or (trains(account.strategy.passes) and _offloads(account)):
         return
     pageable = _pageable(account, chosen)
-    down = _pageable(account, [host_device_copies(r) & ~to for r, to in zip(account.run.ranks, chosen, strict=True)])
+    down = _pageable(account, [host_device_copies(r) & ~to for r, to in zip(account.run.ranks, every, strict=True)])
     if (slow := device_ns(account, down)) >= NOTABLE * step.step_ns:
         yield Match(
             lambda replay: faster_work(replay, down, _PINNED_SHARE),
@@ -728,6 +729,10 @@ def _copies(account: Account) -> Iterator[Match]:
         evidence.append(Evidence("copies that the host waits for, {per_step}", round(waits, 1), "calls", "median rank"))
     together = "; bring what belongs together in one copy" if waits >= 4 else ""
     pin, call = ("pin_memory=True in the DataLoader", "tensor.to(device, non_blocking=True)")
+    if not step.ns("data_loading") and not any(
+        "dataloader" in s.lower() for r in account.run.ranks for s in r.trace.strings
+    ):
+        pin = "tensor.pin_memory()"
     if not torch:
         pin, call = ("pinned memory (cudaMallocHost)", "cudaMemcpyAsync")
     ahead = ", one batch ahead on a separate stream" if account.num_steps else ""
@@ -747,7 +752,7 @@ def _copies(account: Account) -> Iterator[Match]:
         cost_ns=max(spent, asked),
         # Hidden copies still take their time, next to whatever else the step does; from pinned memory less of it.
         limit_ns=min(
-            spent if not account.num_steps else step.step_ns,
+            step.step_ns if account.num_steps else spent * (1 - _PINNED_SHARE) if is_pageable else spent,
             step.step_ns if (idle := not_busy_or_copying_ns(account)) is None else idle,
             step.step_ns
             - max(
@@ -759,6 +764,16 @@ def _copies(account: Account) -> Iterator[Match]:
         evidence=tuple(evidence),
         what_if=None if not share else (),
     )
+
+
+def _prefetched(rank: Rank) -> Mask:
+    """Return the operations whose fix is made: from pinned memory, on a stream without kernels, the host not waiting."""
+    trace, work = rank.trace, rank.work
+    pinned = by_string(trace, work.name, lambda s: "Pinned ->" in s).astype(bool)
+    launch = np.maximum(work.launch_row, 0)
+    returns = trace["ts_ns"][launch] + trace["dur_ns"][launch]
+    computing = distinct(work.stream[of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))])
+    return pinned & (work.launch_row >= 0) & (returns < work.end_ns) & ~np.isin(work.stream, computing)
 
 
 def _pageable(account: Account, chosen: Sequence[Mask]) -> list[Mask]:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import host_calls, is_synchronisation, records_operators
+from stepscope.analyze.host_time import computing_operators, host_calls, is_synchronisation, records_operators
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -67,6 +67,8 @@ _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64,
 _NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
+# times that an operator runs in a loop
+_OFTEN = 3
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def _ranks_missing(account: Account) -> str | None:
     waited, spent = step.ns("wait"), step.ns("exposed_transfer") + step.ns("pipeline_bubble") + step.unmatched_ns
     exposed = sorted(account.collectives, key=lambda row: -row.exposed_ns)
     ops = list(dict.fromkeys(row.op.replace("_", "-") for row in exposed if row.exposed_ns or row is exposed[0]))
-    most = ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
+    most = "communication" if ops[0] == "unknown" else ops[0] if len(ops) == 1 else f"communication (mostly {ops[0]})"
     known = (
         f"; {_ms(waited)} ms more are waits among the recorded ranks" if waited >= _COLD_SHARE * step.step_ns else ""
     )
@@ -228,7 +230,8 @@ def _few_steps(account: Account) -> str | None:
     step, known = account.step, [r.steps.known for r in ranks]
     if step is None or not any(known):
         return None
-    span = float(np.mean([r.work.end_ns.max() - r.work.start_ns.min() for r in ranks]))
+    starts = [r.steps.start_ns[0] if r.steps.after_cold else r.work.start_ns.min() for r in ranks]
+    span = float(np.mean([r.work.end_ns.max() - start for r, start in zip(ranks, starts, strict=True)]))
     covered = step.profiled_ns * float(np.mean(known))
     if covered >= _COVERED_SHARE * span:
         return None
@@ -320,8 +323,11 @@ def _no_operators(account: Account) -> str | None:
         return None
     step = account.step
     unknown = step.ns("unknown") - step.unmatched_ns if step is not None else 0.0
-    lost = f"{_ms(unknown)} of {_ms(step.step_ns)} ms have" if step is not None and unknown > 0 else "idle time has"
-    return f"the trace has no operators of the host: {lost} no known cause"
+    if step is None:
+        return "the trace has no operators of the host: idle time has no known cause"
+    if unknown < _COLD_SHARE * step.step_ns:  # launches explain the idle time
+        return None
+    return f"the trace has no operators of the host: {_ms(unknown)} of {_ms(step.step_ns)} ms have no known cause"
 
 
 def _graphs_as_a_whole(account: Account) -> str | None:
@@ -396,9 +402,29 @@ def _single_operation(account: Account) -> str | None:
 
 def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
-    if account.num_steps or count >= _FEW_OPERATIONS:
+    if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account) or _never_idles(account):
         return None
     return f"a fragment of {count} operations without a step: its idle time is not that of a job"
+
+
+def _never_idles(account: Account) -> bool:
+    windows = [view.window for view in account.ranks if view.window is not None and view.rank.has_device]
+    return bool(windows) and all(window.idle_ns < _COLD_SHARE * window.window_ns for window in windows)
+
+
+def _computes_on_host(account: Account) -> bool:
+    """Return whether operators that recur on the host explain the window, however little the device did in it."""
+    took, window = 0, 0
+    for view in account.ranks:
+        if view.window is None:
+            return False
+        rows, trace = computing_operators(view.rank), view.rank.trace
+        _, place, count = np.unique(trace["name"][rows], return_inverse=True, return_counts=True)
+        rows = rows[count[place] >= _OFTEN]
+        start = trace["ts_ns"][rows]
+        computed = clip(union(start, start + trace["dur_ns"][rows]), view.window.start_ns, view.window.end_ns)
+        took, window = took + computed.total_ns, window + view.window.window_ns
+    return took > MOSTLY * window
 
 
 @once_per_record
@@ -435,10 +461,13 @@ def _judged_span(rank: Rank) -> tuple[int, int]:
     rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, *DEVICE_KINDS)))
     start = rank.trace["ts_ns"][rows]
     whole = (int(start.min()), int((start + rank.trace["dur_ns"][rows]).max())) if len(rows) else (0, 0)
-    if not len(rank.steps) or not (rank.steps.by_profiler or rank.steps.known > 2):
+    if rank.steps.is_window:  # a range around all launches begins before the first of them
+        whole = min(whole[0], int(rank.steps.start_ns[0])), max(whole[1], int(rank.steps.end_ns[0]))
+    chosen = rank.steps.by_profiler or rank.steps.after_cold
+    if not len(rank.steps) or not (chosen or rank.steps.known > 2):
         return whole
     first, last = int(rank.steps.start_ns[0]), int(rank.steps.end_ns.max())
-    return (first, last) if rank.steps.by_profiler or last - first >= _COVERED_SHARE * (whole[1] - whole[0]) else whole
+    return (first, last) if chosen or last - first >= _COVERED_SHARE * (whole[1] - whole[0]) else whole
 
 
 def _cold_calls(rank: Rank) -> Rows:

@@ -50,7 +50,7 @@ from stepscope.run.side_files import (
 )
 from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.side_file import read_side_json, unusable_fields
-from stepscope.stats.robust import OFTEN, median
+from stepscope.stats.robust import FAR_LONGER, OFTEN, median
 from stepscope.trace.cache import WriteLater
 from stepscope.trace.read import return_freed
 from stepscope.trace.table import (
@@ -168,17 +168,26 @@ def kernel_period(trace: Trace, work: DeviceWork) -> tuple[Int64s, Int64s, float
     if len(names) > 4_000:
         return None
     anchors = _anchors(code, len(names))
-    if not anchors:
-        return None
-    best = max(score for _, score in anchors)
-    near = [(at, score) for at, score in anchors if score >= best - 0.02]
-    most = max(len(at) for at, _ in near)
-    alike = [(at, score) for at, score in near if len(at) == most]
-    at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
-    begins = asked[at]
-    if score < _MIN_CONFIDENCE or not (np.diff(begins) > 0).all():
+    if anchors:
+        best = max(score for _, score in anchors)
+        near = [(at, score) for at, score in anchors if score >= best - 0.02]
+        most = max(len(at) for at, _ in near)
+        alike = [(at, score) for at, score in near if len(at) == most]
+        at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
+        begins = asked[at]
+    else:
+        begins, score = asked[:: _exact_period(code) or len(asked)], 1.0
+    if score < _MIN_CONFIDENCE or len(begins) <= _MIN_STEPS or not (np.diff(begins) > 0).all():
         return None
     return begins[:-1], begins[1:], round(score, 3)
+
+
+def _exact_period(code: npt.NDArray[np.intp]) -> int | None:
+    """Return after how many kernels the sequence repeats itself to its end, where it does so twice or more."""
+    text, width = code.tobytes(), code.itemsize
+    shift = text.find(text[: len(code) * _MIN_STEPS // (_MIN_STEPS + 1) * width], width)
+    is_period = shift >= _MIN_KERNELS * width and shift % width == 0 and text[shift:] == text[:-shift]
+    return shift // width if is_period else None
 
 
 def _anchors(code: npt.NDArray[np.intp], names: int) -> list[tuple[npt.NDArray[np.intp], float]]:
@@ -232,8 +241,24 @@ def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
         found = [_as_far_as_known(rank, tell(rank)) for rank in ranks]
         steps = [one for one in found if one is not None]
         if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
-            return [_with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
+            cold = max(map(_cold_steps, steps)) if tell is _periodic else 0
+            return [_with_steps(rank, _from(one, cold)) for rank, one in zip(ranks, steps, strict=True)]
     return list(ranks)
+
+
+def _cold_steps(steps: Steps) -> int:
+    """Return how many steps at the start, of the first half, are far longer than those of the second."""
+    took = steps.end_ns - steps.start_ns
+    early = took[: len(took) // 2] > FAR_LONGER * median(took[len(took) // 2 :])
+    return int(np.argmin(np.append(early, False)))
+
+
+def _from(steps: Steps, first: int) -> Steps:
+    if not first:
+        return steps
+    start, end = steps.start_ns[first:], steps.end_ns[first:]
+    left_out = f"without {first} far longer at the start"
+    return replace(unnamed_steps(start, end, f"{steps.told_by}, {left_out}"), after_cold=True)
 
 
 def _as_far_as_known(rank: Rank, steps: Steps | None) -> Steps | None:
@@ -255,10 +280,18 @@ def _marked(rank: Rank) -> Steps | None:
 
 def _periodic(rank: Rank) -> Steps | None:
     found = kernel_period(rank.trace, rank.work)
-    if found is None:
+    if found is None or _within_one_update(rank, found[0]):
         return None
     start, end, confidence = found
     return unnamed_steps(start, end, f"the period of the sequence of kernels (confidence {confidence:.2f})")
+
+
+def _within_one_update(rank: Rank, starts: Int64s) -> bool:
+    """Return whether the kernels recur inside one update of the optimizer, as they do for every parameter."""
+    ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
+    updates = _spans(rank.trace, rows_named(rank.trace, ranges, lambda s: bool(_OPTIMIZER.match(s))))
+    begun = np.searchsorted(starts, updates)
+    return bool((begun[:, 1] - begun[:, 0] > 1).any())
 
 
 def _whole(rank: Rank) -> Steps | None:

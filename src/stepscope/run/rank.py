@@ -217,6 +217,8 @@ _LOOP_STEP = re.compile(
     re.IGNORECASE,
 )
 SERVING = "the ranges of a serving engine"
+# of an ordinary step: a shorter one in which the host calls nothing is none
+_EMPTY_SHARE = 0.1
 _AUTOGRAD = "autograd::engine::evaluate_function"
 
 
@@ -235,6 +237,8 @@ class Steps(ArrayRecord):
     told_by: str = ""
     #: whether they are one stretch of work, because nothing tells steps
     is_window: bool = False
+    #: whether far longer ones before them were left out
+    after_cold: bool = False
     #: where each is a round of several: the steps that were recorded (`step_search/rounds.py`)
     in_rounds: "Steps | None" = None
 
@@ -290,7 +294,12 @@ def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
 
     marked = rows_named(trace, ranges, is_whole)
     if len(marked):
-        return _steps(trace, kinds, marked, _PROFILER_STEP)
+        steps = _steps(trace, kinds, marked, _PROFILER_STEP)
+        held = _holds_work(trace, kinds, steps)
+        if held.all():
+            return steps
+        if held.any():
+            return replace(steps, number=steps.number[held], start_ns=steps.start_ns[held], end_ns=steps.end_ns[held])
     loop = _steps(trace, kinds, _longest_family(trace, ranges, _loop_name), _LOOP_STEP)
     if len(loop):
         return loop
@@ -302,6 +311,18 @@ def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
         keep = slice(None, -1) if trace.quality.truncated else slice(None)
         return unnamed_steps(start[keep], (start + trace["dur_ns"][served])[keep], SERVING)
     return loop
+
+
+def _holds_work(trace: Trace, kinds: Kinds, steps: Steps) -> npt.NDArray[np.bool_]:
+    """Return which steps are more than two calls of the profiler's `step` in a row: none that a host call falls into.
+
+    A long step without a call is a stall of the host, where other steps have calls.
+    """
+    calls = np.sort(trace["ts_ns"][of_kinds(kinds, (EventKind.HOST_OP, EventKind.RUNTIME))])
+    filled = np.searchsorted(calls, steps.end_ns) > np.searchsorted(calls, steps.start_ns)
+    took = steps.end_ns - steps.start_ns
+    usual = median(took[filled]) if filled.any() else float(calls[-1] - calls[0]) if len(calls) else 0.0
+    return np.asarray(filled | (took >= _EMPTY_SHARE * usual))
 
 
 def unnamed_steps(start: Int64s, end: Int64s, told_by: str, *, is_window: bool = False) -> Steps:
@@ -1584,7 +1605,7 @@ def cut_off(ranks: Sequence[Rank]) -> list[str]:
         return []
     return [
         f"cut off: the trace of rank{'s' if len(cut) > 1 else ''} {rank_ranges(cut)}; "
-        "what was readable is used, its last recorded step is left out"
+        "what was readable is used, without an incomplete last step"
     ]
 
 

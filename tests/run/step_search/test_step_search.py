@@ -97,6 +97,31 @@ def test_layers_between_the_first_and_the_last_kernels_of_one_step_are_no_steps(
     assert period_of(tmp_path, [*LAYER * 24]) is not None, "without the edges nothing tells them apart"
 
 
+def test_a_sequence_without_a_kernel_once_per_step_repeats_as_a_whole(tmp_path: Path) -> None:
+    layer = ["norm", "gemm", "add"]
+    assert period_of(tmp_path, ["norm", *layer * 3, "gemm"] * 4) == [110.0] * 3
+    assert period_of(tmp_path, ["norm", *layer * 3, "gemm"] * 2) is None
+
+
+def test_far_longer_steps_at_the_start_are_left_out(tmp_path: Path) -> None:
+    events = launched(STEP * 6, len(STEP))
+    cold = [{**e, "ts": e["ts"] + (0 if i < 4 else 2_000)} for i, e in enumerate(events)]
+    (even,), (settled,) = with_derived_steps([rank_of(tmp_path, events)]), with_derived_steps([rank_of(tmp_path, cold)])
+    assert even.steps.known == 5 and not even.steps.after_cold
+    assert settled.steps.known == 4 and settled.steps.after_cold
+    assert "without 1 far longer" in settled.steps.told_by
+    assert (settled.steps.end_ns - settled.steps.start_ns).max() == 130_000
+
+
+def test_parameters_of_one_optimizer_step_are_no_steps(tmp_path: Path) -> None:
+    events = launched(["mul", "add", "addcmul", "sqrt", "div", "addcdiv"] * 9)
+    end = max(e["ts"] + e["dur"] for e in events)
+    (plain,) = with_derived_steps([rank_of(tmp_path, events)])
+    (update,) = with_derived_steps([rank_of(tmp_path, [*events, mark(ADAM, 0, end)])])
+    assert plain.steps.known == 8
+    assert update.steps.is_window
+
+
 def test_layers_inside_repeated_steps_do_not_shorten_the_period(tmp_path: Path) -> None:
     step = ["embed", *LAYER * 6, "final_norm", "head", "sample"]
     assert period_of(tmp_path, step * 4) == [10.0 * len(step)] * 3

@@ -30,6 +30,8 @@ _WORTH_SHOWING = 0.03
 _MIN_SELF = 0.25
 #: a line that holds this share of a finding's cost is its place
 _MIN_MOSTLY = 0.5
+# three digits show a shorter step as 0.000
+_LEAST_SHOWN_MS = 0.0005
 #: share of a rank's lateness that others wait for
 _MIN_AWAITED = 0.1
 #: findings whose fix begins with a source line
@@ -399,7 +401,7 @@ def _where(view: _View, most: int) -> list[Row]:
     label: Callable[[_View, str], tuple[str, str]] = _part_label
     if view.is_light and step_ms:
         times, label = _regions(view, step_ms), lambda _, part: (printable(part, width=24), "green")
-    if not step_ms or not times:
+    if not step_ms or step_ms < _LEAST_SHOWN_MS or not times:
         return []
     core_ms = view.document["step"].get("core_wait_ms") or 0.0
     no_core = core_ms >= _WORTH_SHOWING * step_ms
