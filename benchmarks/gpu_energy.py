@@ -350,12 +350,12 @@ def blocks(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
         block = measured[name]
         if "error" in block:
             raise RuntimeError(f"{name}: {block['error']}")
-        ours, source = energy_of_spans(
-            side_files(out / name).telemetry, [("block", block["start_ns"], block["end_ns"])]
-        )
-        off = 100 * (ours["block"] / block["counter_j"] - 1)
+        span = {"block": (block["start_ns"], block["end_ns"])}
+        found, source = energy_of_spans([[(one, span) for one in side_files(out / name).telemetry]])
+        ours = float(found["block"][0])
+        off = 100 * (ours / block["counter_j"] - 1)
         seconds = (block["end_ns"] - block["start_ns"]) / 1e9
-        row = {"run": name, "s": seconds, "ours_j": ours["block"], "counter_j": block["counter_j"], "off_pct": off}
+        row = {"run": name, "s": seconds, "ours_j": ours, "counter_j": block["counter_j"], "off_pct": off}
         rows.append({**row, "source": source})
     worst = max(abs(row["off_pct"]) for row in rows)
     return {"blocks": rows, "worst_pct": worst, "ok": worst <= LIMITS["blocks"]}

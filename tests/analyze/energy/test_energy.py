@@ -120,17 +120,18 @@ def test_spans_of_the_job_have_their_joules(tmp_path: Path) -> None:
     planted_run(tmp_path, plant, light=True)
     half_ns = EPOCH_NS + int(plant.steps / 2 * plant.step_ms * 1e6)
     end_ns = EPOCH_NS + int(plant.steps * plant.step_ms * 1e6)
-    spans = [
-        ("first", EPOCH_NS, half_ns),
-        ("second", half_ns, end_ns),
-        ("before", EPOCH_NS - 10**12, EPOCH_NS - 10**10),
-    ]
-    found, source = energy_of_spans(side_files(tmp_path).telemetry, spans)
-    whole_j = plant.steps * sum(sum(plant.joules(n).values()) for n in range(2))
-    assert source == "nvml" and found["before"] == 0
-    assert found["first"] == pytest.approx(whole_j / 2, rel=0.01) and found["second"] == pytest.approx(
-        whole_j / 2, rel=0.01
-    )
+    spans = {
+        "first": (EPOCH_NS, half_ns),
+        "second": (half_ns, end_ns),
+        "before": (EPOCH_NS - 10**12, EPOCH_NS - 10**10),
+    }
+    found, source = energy_of_spans([[(one, spans) for one in side_files(tmp_path).telemetry]])
+    half_j = plant.steps / 2 * sum(sum(plant.joules(n).values()) for n in range(2))
+    half = 2 * (half_ns - EPOCH_NS)
+    assert source == "nvml"
+    assert found["first"].tolist() == pytest.approx([half_j, half, half], rel=0.01)
+    assert found["second"].tolist() == pytest.approx([half_j, half, half], rel=0.01)
+    assert found["before"].tolist() == pytest.approx([0, 0, 2 * 990e9])
 
 
 def host_run(folder: Path, *, watts: float) -> None:
