@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.run.rank import rank_ranges
-from stepscope.run.side_files import StepLog, Telemetry, number
+from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import FAR_LONGER, median, slow_start
 from stepscope.units import NS_PER_S, ms
 
@@ -87,7 +87,7 @@ def energy_of(
         "seconds": max((one["seconds"] for one in known), default=None),
         "parts": parts,
         "wait_j_per_step": next((one["j"] for one in parts if one["part"] == "wait"), None),
-        "late_ranks": _late_ranks(traced.stragglers, devices) if parts and traced else [],
+        "late_ranks": [_late_rank(one, devices) for one in traced.stragglers] if parts and traced else [],
         "devices": devices,
         "host": _hosts(hosts) if on_device else None,
         "notes": notes,
@@ -462,25 +462,22 @@ def _summed(devices: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
     return out
 
 
-def _late_ranks(stragglers: "Sequence[Straggler]", devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what each late rank costs: others wait for it, and its own device takes longer."""
-    return [_late_rank(one.rank, one.cause, ms(one.late_ns_per_step), devices) for one in stragglers]
-
-
-def _late_rank(rank: int, cause: str, late_ms: float, devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    waiting = own = 0.0
+def _late_rank(late: "Straggler", devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a late rank costs: others wait for it, and its own device takes longer."""
+    late_ms, waiting, own = ms(late.late_ns_per_step), 0.0, 0.0
+    nothing = {"ms_per_step": 0.0, "power_w": 0.0}
     for device in devices:
         parts = {one["part"]: one for one in device["parts"]}
-        wait = parts.get("wait", {"ms_per_step": 0.0, "power_w": 0.0})
-        if rank not in device["ranks"]:
+        wait = parts.get("wait", nothing)
+        if late.rank not in device["ranks"]:
             waiting += wait["power_w"] * min(wait["ms_per_step"], late_ms) / 1e3
-        elif cause in ("host", "data", "network"):
+        elif late.cause in ("host", "data", "network"):
             idle = wait if len(device["ranks"]) > 1 and wait["ms_per_step"] else parts.get("idle", wait)
             own += idle["power_w"] * min(idle["ms_per_step"], late_ms) / 1e3
         else:
-            own += parts.get("compute", {"power_w": 0.0})["power_w"] * late_ms / 1e3
+            own += parts.get("compute", nothing)["power_w"] * late_ms / 1e3
     return {
-        "rank": rank,
+        "rank": late.rank,
         "late_ms_per_step": late_ms,
         "waiting_j_per_step": waiting,
         "own_j_per_step": own,
@@ -489,6 +486,9 @@ def _late_rank(rank: int, cause: str, late_ms: float, devices: Sequence[Mapping[
 
 
 # What a clock or a power limit would change, by a sweep on the same kind of device.
+
+
+_MODEL = [(load, what) for load in ("compute", "memory") for what in ("watts", "per_s")] + [("idle", "watts")]
 
 
 class Limited(NamedTuple):
@@ -506,28 +506,17 @@ def limited(model: Mapping[str, Any], setting: str, value: float, *, memory_shar
 
     `memory_share` is the share of computing that is bound by memory.
     """
-    points = [one for one in _objects(model.get("points")) if one.get("setting") == setting]
-    columns = {
-        (load, what): [number(_object(one.get(load)).get(what)) for one in points]
-        for load, what in (
-            ("compute", "watts"),
-            ("compute", "per_s"),
-            ("memory", "watts"),
-            ("memory", "per_s"),
-            ("idle", "watts"),
-        )
-    }
-    at = [number(one.get("value")) for one in points]
-    if len(points) < 2 or None in at or any(not known or known < 0 for column in columns.values() for known in column):
+    try:
+        points = sorted((one for one in model["points"] if one["setting"] == setting), key=lambda one: one["value"])
+        known = np.array([one["value"] for one in points], float)
+        columns = {key: np.array([one[key[0]][key[1]] for one in points], float) for key in _MODEL}
+    except (KeyError, TypeError, ValueError):
+        points = []
+    if len(points) < 2 or not all(np.isfinite(column).all() and (column > 0).all() for column in columns.values()):
         return f"the power model has no {setting}; sweep again as root"
-    order = np.argsort(np.array(at, float))
-    known = np.array(at, float)[order]
     if not known[0] <= value <= known[-1]:
         return f"measured from {known[0]:.0f} to {known[-1]:.0f} only"
-    ratio = {}
-    for key, column in columns.items():
-        values = np.array(column, float)[order]
-        ratio[key] = float(np.interp(value, known, values) / values[-1])
+    ratio = {key: float(np.interp(value, known, values) / values[-1]) for key, values in columns.items()}
     share = min(max(memory_share, 0.0), 1.0)
     slower = (1 - share) / ratio["compute", "per_s"] + share / ratio["memory", "per_s"]
     power = (1 - share) * ratio["compute", "watts"] + share * ratio["memory", "watts"]
@@ -545,11 +534,3 @@ def limited_j(energy: Mapping[str, Any], change: Limited, *, step_ms: float) -> 
     rest_ms = max(0.0, step_ms - compute_ms * change.slower)
     compute_j = sum(one["j"] for one in compute) * change.slower * change.compute_power
     return float(compute_j + devices * rest_ms * other_w * change.other_power)
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -13,15 +13,14 @@ from stepscope.cli.main import main
 from stepscope.run.side_files import side_files
 
 
-def report(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
-    planted_run(folder / "run", plant, light=light)
-    assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
-
-
 def energy(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = report(folder, plant, light=light)["energy"]
+    planted_run(folder / "run", plant, light=light)
+    return energy_of_report(folder)
+
+
+def energy_of_report(folder: Path) -> dict[str, Any]:
+    assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())["energy"]
     return found
 
 
@@ -102,8 +101,7 @@ def test_a_run_that_was_recorded_otherwise_has_none(tmp_path: Path) -> None:
     planted_run(tmp_path / "run", Plant())
     for path in (tmp_path / "run").glob("*.telemetry.jsonl"):
         path.unlink()
-    assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
-    found = json.loads((tmp_path / "r.json").read_text())["energy"]
+    found = energy_of_report(tmp_path)
     assert found["total_j"] is None and found["reason"].startswith("no energy counter was recorded")
 
 
@@ -157,8 +155,7 @@ def host_run(folder: Path, *, watts: float) -> None:
 
 def test_a_job_on_processors_has_the_energy_of_its_host(tmp_path: Path) -> None:
     host_run(tmp_path / "run", watts=150.0)
-    assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
-    found = json.loads((tmp_path / "r.json").read_text())["energy"]
+    found = energy_of_report(tmp_path)
     assert (found["source"], found["reason"], found["devices"]) == ("rapl", None, [])
     assert found["j_per_step"] == pytest.approx(15.0) and found["total_j"] == pytest.approx(1500.0)
     assert found["j_per_sample"] == pytest.approx(15.0 / 8) and found["j_per_token"] is None
