@@ -182,7 +182,7 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
 
 def _failed(attempts: Sequence[Attempt], k: int) -> bool:
     one, later = attempts[k], attempts[k + 1] if k + 1 < len(attempts) else None
-    if any(rank.ended == KILLED or rank.failure for rank in one.ranks):
+    if any(rank.failed for rank in one.ranks):
         return True
     if later is not None and (later.restarts > one.restarts or any(rank.ended == RUNNING for rank in one.ranks)):
         return True  # a host that went down leaves no end behind
@@ -191,8 +191,9 @@ def _failed(attempts: Sequence[Attempt], k: int) -> bool:
 
 def _end_ns(one: Attempt, failed: bool) -> int:
     """Return when the attempt was over: where it failed, when the first rank did."""
-    ends = [rank.end_ns for rank in one.ranks if rank.ended == KILLED or rank.failure] if failed else []
-    return min(ends) if ends else min(rank.end_ns for rank in one.ranks) if failed else one.end_ns
+    if not failed:
+        return one.end_ns
+    return min(rank.end_ns for rank in [rank for rank in one.ranks if rank.failed] or one.ranks)
 
 
 def _windows(attempts: Sequence[Attempt], failed: Sequence[bool], warnings: list[str]) -> list[tuple[float, float]]:
@@ -422,12 +423,12 @@ def _filled(given: _Segments, begin_ns: float, end_ns: float, rest: str) -> _Seg
     start, end, code = start[whole], end[whole], given.code[whole]
     before = np.append(begin_ns, end[:-1]) if len(end) else end
     gaps = np.where(code < len(_IN_A_STEP), _CODE[PROFILER], code)
-    last = float(end[-1]) if len(end) else begin_ns
-    return _Segments(
-        np.append(np.stack([before, start], 1).ravel(), last) - begin_ns,
-        np.append(np.stack([start, end], 1).ravel(), end_ns) - begin_ns,
-        np.append(np.stack([gaps, code], 1).ravel(), _CODE[rest]),
-    )
+    last = end[-1] if len(end) else begin_ns
+    edges = np.append(np.stack([before, start], 1).ravel(), [last, end_ns]) - begin_ns
+    codes = np.append(np.stack([gaps, code], 1).ravel(), _CODE[rest])
+    there = np.flatnonzero(np.diff(edges) > 0)
+    there = there[np.diff(codes[there], prepend=-1) != 0]  # segments of one part that follow each other are one
+    return _Segments(edges[there], np.append(edges[there[1:]], edges[-1:])[: len(there)], codes[there])
 
 
 def _by_part(given: _Segments, begin_ns: float) -> dict[str, tuple[Floats, Floats]]:
@@ -508,9 +509,9 @@ def _after_steps(rank: RankLife, context: _Context) -> list[Segment]:
 
 
 def _summary(one: Attempt, launch: int, failed: bool, table: _StepTable, lost: int | None) -> AttemptSummary:
-    broken = sorted((rank for rank in one.ranks if rank.ended == KILLED or rank.failure), key=lambda rank: rank.end_ns)
-    if broken:
-        reason = f"rank {broken[0].rank} {'killed' if broken[0].ended == KILLED else f'failed: {broken[0].failure}'}"
+    first = min((rank for rank in one.ranks if rank.failed), key=lambda rank: rank.end_ns, default=None)
+    if first is not None:
+        reason = f"rank {first.rank} {'killed' if first.ended == KILLED else f'failed: {first.failure}'}"
     elif any(rank.ended == RUNNING for rank in one.ranks):
         reason = "stopped, its end was not recorded" if failed else "still running"
     elif one.exit_code not in (None, 0):

@@ -60,6 +60,10 @@ class RankLife(ArrayRecord):
     after_ns: Mapping[str, int] | None
 
     @property
+    def failed(self) -> bool:
+        return self.ended == KILLED or self.failure is not None
+
+    @property
     def last_ns(self) -> int:
         return int(self.log.end_ns.max()) if len(self.log) else self.first_ns
 
