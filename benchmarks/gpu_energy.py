@@ -166,7 +166,7 @@ def job(flags: Path, late_ms: float) -> int:
     rows, width, times = (64, 64, 2) if dry else (32768, 2048, 96 if world == 1 else 24)
     torch.manual_seed(0)
     layer = torch.nn.Linear(width, width, bias=False, device=device)
-    model: Any = repeated(layer, times)
+    model: Any = torch.nn.Sequential(*[layer, torch.nn.Tanh()] * times)
     if world > 1:
         os.environ.update(on_one_device(rank))
         torch.set_num_threads(1)
@@ -199,22 +199,6 @@ def job(flags: Path, late_ms: float) -> int:
     if world > 1:
         dist.destroy_process_group()
     return 0
-
-
-def repeated(layer: Any, times: int) -> Any:
-    import torch
-
-    class Module(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Any) -> Any:
-            for _ in range(times):
-                x = torch.tanh(self.layer(x))
-            return x
-
-    return Module()
 
 
 def light(out: Path) -> dict[str, list[float]]:
