@@ -10,7 +10,7 @@ from tests.analyze.energy.planted import EPOCH_NS, TOKENS, WATTS, Plant, planted
 
 from stepscope.analyze.energy import energy_of_spans
 from stepscope.cli.main import main
-from stepscope.run.side_files import side_files
+from stepscope.run.side_files import Telemetry, side_files
 
 
 def energy(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
@@ -130,6 +130,17 @@ def test_spans_of_the_job_have_their_joules(tmp_path: Path) -> None:
     assert found["first"].tolist() == pytest.approx([half_j, half, half], rel=0.01)
     assert found["second"].tolist() == pytest.approx([half_j, half, half], rel=0.01)
     assert found["before"].tolist() == pytest.approx([0, 0, 2 * 990e9])
+
+
+def test_a_clock_that_is_set_back_adds_no_joules() -> None:
+    true_s = np.arange(0, 20.05, 0.1)
+    shown_ns = 1e9 * np.where(true_s < 10, true_s, true_s - 1)
+    order = np.argsort(shown_ns, kind="stable")  # as the reader sorts them
+    rows = {"time_ns": shown_ns, "energy_j": 5e6 + 100 * true_s, "fresh": 0 * true_s, "power_w": np.nan * true_s}
+    energy = {name: column[order] for name, column in rows.items()}
+    one = Telemetry(0, device={}, columns={}, reasons=(), counters={"device": "nvml"}, energy=energy)
+    found, _ = energy_of_spans([[(one, {"all": (0.0, 19e9)})]])
+    assert found["all"][0] == pytest.approx(2000)
 
 
 def host_run(folder: Path, *, watts: float) -> None:

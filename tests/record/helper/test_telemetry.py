@@ -253,6 +253,7 @@ def test_a_device_of_amd_is_found_by_its_pci_address():
     device = RocmSmi({"pci": [1, 0x11, 3]}, FakeRocm())
     assert device.energy_j() == pytest.approx(61.0)
     assert device.power_w() == 450
+    assert device.limits() == {"uuid": "rocm_smi 1"}  # ranks that share it have the same
     with pytest.raises(OSError, match="none of its 2 devices"):
         RocmSmi({"pci": [0, 1, 1]}, FakeRocm())
 
