@@ -71,7 +71,7 @@ class FakeLibrary:
 
     def __getattr__(self, function):
         """Functions that return a number, by what they are asked for."""
-        numbers = {
+        numbers: Any = {
             "nvmlDeviceGetClockInfo": {1: 1755, 2: 3201},
             "nvmlDeviceGetMaxClockInfo": {1: 1980, 2: 3201},
             "nvmlDeviceGetEnforcedPowerLimit": 700_000,
