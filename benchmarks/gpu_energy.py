@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import SRC, environment, on_one_device, python, recorded, shared_device
+from common import environment, on_one_device, python, recorded, report_of, run_json, shared_device
 
 DRY = "GPU_ENERGY_DRY"
 WINDOW = "20:26"
@@ -166,7 +166,7 @@ def job(flags: Path, late_ms: float) -> int:
     rows, width, times = (64, 64, 2) if dry else (32768, 2048, 96 if world == 1 else 24)
     torch.manual_seed(0)
     layer = torch.nn.Linear(width, width, bias=False, device=device)
-    model: Any = repeated(layer, times)
+    model: Any = torch.nn.Sequential(*[layer, torch.nn.Tanh()] * times)
     if world > 1:
         os.environ.update(on_one_device(rank))
         torch.set_num_threads(1)
@@ -201,32 +201,12 @@ def job(flags: Path, late_ms: float) -> int:
     return 0
 
 
-def repeated(layer: Any, times: int) -> Any:
-    import torch
-
-    class Module(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Any) -> Any:
-            for _ in range(times):
-                x = torch.tanh(self.layer(x))
-            return x
-
-    return Module()
-
-
-def light(out: Path) -> dict[str, Any]:
+def light(out: Path) -> dict[str, list[float]]:
     """Return the CPU time of the training thread per step, alternating with and without the meter."""
-    found: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
+    found: dict[str, list[float]] = {"on": [], "off": []}
     for number in range(2 if DRY in os.environ else 4):
         name = ("on", "off")[number % 2]
-        command = python(__file__, "_light", out / f"light-{name}-{number}", name)
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=MAX_S)
-        if done.returncode:
-            raise RuntimeError(f"light mode, meter {name}: {done.stderr[-1500:]}")
-        found[name].append(json.loads(done.stdout.splitlines()[-1]))
+        found[name].append(run_json(python(__file__, "_light", out / f"light-{name}-{number}", name), limit_s=MAX_S))
     return found
 
 
@@ -242,10 +222,10 @@ def light_job(folder: Path, *, with_meter: bool) -> int:
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, device=device) for _ in range(8)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(64, 512, device=device)
-    thread_ns, wall_ns = [], []
+    thread_ns = []
     with stepscope.profile(out=folder, light=True, telemetry=with_meter) as recording:
         for _ in range(LIGHT_STEPS // (10 if dry else 1)):
-            began, began_wall = time.thread_time_ns(), time.perf_counter_ns()
+            began = time.thread_time_ns()
             with recording.region("forward_pass"):
                 loss = model(data).square().mean()
             with recording.region("backward_pass"):
@@ -256,23 +236,9 @@ def light_job(folder: Path, *, with_meter: bool) -> int:
             loss.item()
             recording.step()
             thread_ns.append(time.thread_time_ns() - began)
-            wall_ns.append(time.perf_counter_ns() - began_wall)
             time.sleep(0.02)
-        helper_s = sum(map(cpu_s, children()))
-    settled = thread_ns[len(thread_ns) // 3 :]
-    took_s = sum(wall_ns) / 1e9 + 0.02 * len(wall_ns)
-    print(json.dumps({"thread_us": statistics.median(settled) / 1e3, "helper_cpu_pct": 100 * helper_s / took_s}))
+    print(statistics.median(thread_ns[len(thread_ns) // 3 :]) / 1e3)
     return 0
-
-
-def children() -> list[int]:
-    listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # The dry run: a library that counts 300 W since it was loaded
@@ -328,20 +294,14 @@ def analysed(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
 def energy_of_run(folder: Path) -> dict[str, Any]:
     if find_spec("wasmtime") is None:
         raise RuntimeError(f"reading traces needs wasmtime; run --analyse {folder.parent} where stepscope is installed")
-    command = [sys.executable, "-m", "stepscope", "report", str(folder), "--json", "-"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    if done.returncode not in (0, 3):
-        raise RuntimeError(f"report of {folder.name}: {done.stderr[-1000:]}")
-    report = json.loads(done.stdout)
-    energy: dict[str, Any] = report["energy"]
-    if energy["j_per_step"] is None:
-        raise RuntimeError(f"{folder.name}: no joules per step: {energy['reason']}")
-    return {**energy, "step_ms": report["step"]["unprofiled_ms"], "stragglers": report["stragglers"]}
+    report = report_of(folder)
+    if report is None or report["energy"]["j_per_step"] is None:
+        why = "there is no report" if report is None else report["energy"]["reason"]
+        raise RuntimeError(f"{folder.name}: no joules per step: {why}")
+    return {**report["energy"], "step_ms": report["step"]["unprofiled_ms"], "stragglers": report["stragglers"]}
 
 
 def blocks(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
-    if str(SRC) not in sys.path:
-        sys.path.insert(0, str(SRC))
     from stepscope.analyze.energy import energy_of_spans
     from stepscope.run.side_files import side_files
 
@@ -350,12 +310,12 @@ def blocks(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
         block = measured[name]
         if "error" in block:
             raise RuntimeError(f"{name}: {block['error']}")
-        ours, source = energy_of_spans(
-            side_files(out / name).telemetry, [("block", block["start_ns"], block["end_ns"])]
-        )
-        off = 100 * (ours["block"] / block["counter_j"] - 1)
+        span = {"block": (block["start_ns"], block["end_ns"])}
+        found, source = energy_of_spans([[(one, span) for one in side_files(out / name).telemetry]])
+        ours = float(found["block"][0])
+        off = 100 * (ours / block["counter_j"] - 1)
         seconds = (block["end_ns"] - block["start_ns"]) / 1e9
-        row = {"run": name, "s": seconds, "ours_j": ours["block"], "counter_j": block["counter_j"], "off_pct": off}
+        row = {"run": name, "s": seconds, "ours_j": ours, "counter_j": block["counter_j"], "off_pct": off}
         rows.append({**row, "source": source})
     worst = max(abs(row["off_pct"]) for row in rows)
     return {"blocks": rows, "worst_pct": worst, "ok": worst <= LIMITS["blocks"]}
@@ -373,31 +333,25 @@ def split(out: Path) -> dict[str, Any]:
 
 def straggler(out: Path) -> dict[str, Any]:
     even, late = (energy_of_run(out / name) for name in ("even", "late"))
-    about = {
-        name: {key: one[key] for key in ("j_per_step", "step_ms", "parts", "late_ranks", "stragglers", "notes")}
-        for name, one in (("even", even), ("late", late))
-    }
+    keys = ("j_per_step", "step_ms", "parts", "late_ranks", "stragglers", "notes")
     difference = late["j_per_step"] - even["j_per_step"]
-    if not late["late_ranks"]:
-        return {
-            **about,
-            "difference_j": difference,
-            "error": "no late rank was found or its step not split",
-            "ok": False,
-        }
     predicted = sum(one["waste_j_per_step"] for one in late["late_ranks"])
     off = 100 * (predicted / difference - 1) if difference > 0 else None
-    ok = off is not None and abs(off) <= LIMITS["straggler"]
-    return {**about, "predicted_j": predicted, "difference_j": difference, "off_pct": off, "ok": ok}
+    return {
+        **{name: {key: one[key] for key in keys} for name, one in (("even", even), ("late", late))},
+        "predicted_j": predicted,
+        "difference_j": difference,
+        "off_pct": off,
+        "ok": off is not None and abs(off) <= LIMITS["straggler"],
+    }
 
 
 def light_result(measured: dict[str, Any]) -> dict[str, Any]:
     found = measured["light"]
     if "error" in found:
         raise RuntimeError(found["error"])
-    times = {name: [one["thread_us"] for one in found[name]] for name in ("on", "off")}
-    on, off = (statistics.median(times[name]) for name in ("on", "off"))
-    noise = max(0.03 * off, *(max(values) - min(values) for values in times.values()))
+    on, off = (statistics.median(found[name]) for name in ("on", "off"))
+    noise = max(0.03 * off, *(max(values) - min(values) for values in found.values()))
     return {"thread_us_with": on, "thread_us_without": off, "noise_us": noise, "runs": found, "ok": on - off <= noise}
 
 

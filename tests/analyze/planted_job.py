@@ -29,6 +29,7 @@ def plant(
     launch_end: float | None = None,
     exit_code: int = 0,
     ends: dict[int, float] | None = None,
+    save_ranks: tuple[int, ...] = (0,),
 ) -> None:
     """Write a run folder: per rank a process that starts, steps of so many seconds with regions in them, an end."""
     folder.mkdir(parents=True)
@@ -59,7 +60,7 @@ def plant(
         facts: dict[str, Any] = {
             "ended": "killed" if rank in killed else "closed",
             "ended_ns": at((ends or {}).get(rank, end)),
-            "checkpoints": [["save", at(a), b and at(b), path] for a, b, path in saves if rank == 0],
+            "checkpoints": [["save", at(a), b and at(b), path] for a, b, path in saves if rank in save_ranks],
         }
         if rank not in killed:
             own = {name: {"ns": round(s * NS), "n": 1} for name, s in (after or {}).items()}
@@ -72,6 +73,30 @@ def plant(
 
 def plain(count: int, dur: float = 1.0) -> list[tuple[float, dict[str, float]]]:
     return [(dur, {})] * count
+
+
+def plant_meter(
+    folder: Path,
+    rank: int,
+    *,
+    device: str,
+    power: list[tuple[float, float]],
+    read: tuple[float, float],
+    begin: float = 5e6,
+) -> None:
+    """Write readings of a counter from when to when; the device takes so many watts up to each time."""
+    lines: list[dict[str, Any]] = [
+        {"kind": "device", "name": "NVIDIA H200", "uuid": device},
+        {"kind": "counters", "device": "nvml", "host_name": "node"},
+    ]
+    for tick in range(round(10 * read[0]), round(10 * read[1]) + 1):
+        now, joules, since = tick / 10, begin, 0.0
+        for until, watts in power:
+            joules += watts * max(0.0, min(now, until) - since)
+            since = until
+        lines.append({"kind": "energy", "time_ns": at(now), "energy_j": joules, "fresh": 0, "power_w": None})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"rank{rank:05d}.telemetry.jsonl").write_text(text)
 
 
 SAVE = (9.0, 9.5, "/ckpt/last.pt")

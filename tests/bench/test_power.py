@@ -1,10 +1,13 @@
 """The sweep over clocks and power limits: planted watts come back, settings are reset, refusals have a reason."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.bench.power import power_sweep
+from stepscope.cli.main import main
 from stepscope.errors import UsageError
 
 
@@ -55,6 +58,19 @@ def test_watts_and_speed_by_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [p["value"] for p in points if p["setting"] == "power_limit_w"]
     assert limits == pytest.approx([700, 595, 490, 385])  # below that the device refuses
     assert (device.clock_mhz, device.limit_w) == (2000, 700)
+
+
+def test_the_sweep_is_a_calibration_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["calibrate", "--power", str(tmp_path)]
+    monkeypatch.setattr("stepscope.bench.power.torch.cuda.is_available", lambda: False)
+    assert main(command) == 2 and "needs an NVIDIA device" in capsys.readouterr().err
+    assert main([*command, "--backend", "gloo"]) == 2 and "exactly one of" in capsys.readouterr().err
+    monkeypatch.setattr("stepscope.bench.power.power_model", lambda: {"device": "planted"})
+    assert main(command) == 0 and f"whatif {tmp_path}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "power_model.jsonl").read_text()) == {"device": "planted"}
+    assert main(command) == 2 and "--force" in capsys.readouterr().err
 
 
 def test_without_the_right_to_set_anything_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

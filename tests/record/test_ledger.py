@@ -26,19 +26,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torchrun = f"{sys.executable} -W ignore -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2"
     # `date` by hand: what the launcher itself takes is part of the job
     script = f"date +%s.%N > began; {torchrun} --monitor-interval 0.1 {JOB}; code=$?; date +%s.%N > ended; exit $code"
-    command = [
-        sys.executable,
-        "-m",
-        "stepscope.cli.main",
-        "record",
-        "--light",
-        "--out",
-        "run",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]
+    words = ["-m", "stepscope.cli.main", "record", "--light", "--out", "run", "--", "sh", "-c", script]
+    command = [sys.executable, *words]
     done = subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return where

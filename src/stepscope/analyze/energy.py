@@ -9,7 +9,7 @@ Where all mixtures are alike (steps far shorter than the time between readings) 
 range of a part shows that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.run.rank import rank_ranges
-from stepscope.run.side_files import StepLog, Telemetry, number
+from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import FAR_LONGER, median, slow_start
 from stepscope.units import NS_PER_S, ms
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from stepscope.run.aligned import AlignedRun
 
 Floats = npt.NDArray[np.float64]
+#: by part, the start and the end of each span of time
+Spans = Mapping[str, tuple[Any, Any]]
 
 #: what a device does at each instant of a step: the first of these that holds for any of its ranks
 PARTS = ("compute", "exposed_transfer", "wait", "idle")
@@ -38,8 +40,10 @@ NO_TRACE = "the split over the step needs a trace; record without --light"
 
 _MIN_READINGS, _MIN_SPAN_S = 5, 1.0
 _MIN_INTERVALS = 20
+_MAX_WORLD = 1_000_000
 #: watts that are known no better than this share of the mean are not told apart from it
 _RESOLVED = 0.25
+_COLUMNS = {"device": "energy_j", "host": "host_energy_j"}
 _GRID = np.linspace(0.0, 1.0, 257)
 _LAGS = np.linspace(-0.5, 0.5, 41)
 
@@ -64,10 +68,9 @@ def energy_of(
 ) -> dict[str, Any]:
     """Return the energy of a run as an object of the report's JSON; `traced` adds the split over the step."""
     by_rank = {log.rank: log for log in logs}
-    devices = [_device(members, by_rank, traced) for members in _devices(telemetry)]
-    hosts = [_host(one, by_rank) for one in telemetry if "host" in one.counters]
-    on_device = bool(devices) or any("device" in why for why in _unknown(description).values())
-    missing = _missing(description, "device" if on_device else "host")
+    devices = [_device(members, by_rank, traced) for members in _by_counter(telemetry, "device")]
+    hosts = [_host(members[0], by_rank) for members in _by_counter(telemetry, "host")]
+    on_device, missing = missing_counters(telemetry, description, by_rank)
     measured = devices if on_device else hosts
     known = [one for one in measured if one["j_per_step"] is not None]
     whole = bool(measured) and len(known) == len(measured) and not missing
@@ -84,7 +87,7 @@ def energy_of(
         "seconds": max((one["seconds"] for one in known), default=None),
         "parts": parts,
         "wait_j_per_step": next((one["j"] for one in parts if one["part"] == "wait"), None),
-        "late_ranks": _late_ranks(traced.stragglers, devices) if parts and traced else [],
+        "late_ranks": [_late_rank(one, devices) for one in traced.stragglers] if parts and traced else [],
         "devices": devices,
         "host": _hosts(hosts) if on_device else None,
         "notes": notes,
@@ -92,33 +95,43 @@ def energy_of(
     }
 
 
-def energy_of_spans(
-    telemetry: Sequence[Telemetry], spans: Sequence[tuple[str, int, int]]
-) -> tuple[dict[str, float], str | None]:
-    """Return the joules of named spans of time (epoch ns) on all devices, or hosts without any, and where from.
+def energy_of_spans(attempts: Sequence[Sequence[tuple[Telemetry, Spans]]]) -> tuple[dict[str, Floats], str]:
+    """Return joules, time between readings and all time (ns) of each part, summed over devices, and the source.
 
-    A span outside the readings has none; of one that is partly outside, what lies inside counts.
+    Without any device, hosts count. Each rank of an attempt has its telemetry and the spans of time of each part, in
+    epoch ns; of ranks that share a device, the mean counts. Counters go on between attempts. Outside their readings
+    there are no joules.
     """
-    found = dict.fromkeys((name for name, _, _ in spans), 0.0)
-    devices = [members[0] for members in _devices(telemetry)]
-    chosen = [(one, "device", "energy_j") for one in devices]
-    chosen = chosen or [(one, "host", "host_energy_j") for one in telemetry if "host" in one.counters]
-    for one, _, column in chosen:
-        curve = _curve(one, column)
-        if curve is not None:
-            for name, start_ns, end_ns in spans:
-                found[name] += float(curve.gain_j(start_ns, max(start_ns, end_ns)))
-    sources = sorted({one.counters[what] for one, what, _ in chosen})
-    return found, "+".join(sources) or None
+    flat = [(one, spans, k) for k, ranks in enumerate(attempts) for one, spans in ranks]
+    telemetry = [one for one, _, _ in flat]
+    what = "device" if any("device" in one.counters for one in telemetry) else "host"
+    counted = _by_counter(telemetry, what)
+    found: dict[str, Floats] = {}
+    for members in counted:
+        curve = _curve(_together(members), _COLUMNS[what])
+        sharing = [(spans, k) for one, spans, k in flat if any(one is member for member in members)]
+        for spans, k in sharing:
+            weight = 1.0 / sum(other == k for _, other in sharing)
+            for part, (start_ns, end_ns) in spans.items():
+                inside = (0.0, 0.0) if curve is None else curve.inside(start_ns, end_ns)
+                found[part] = found.get(part, 0.0) + weight * np.array([*inside, np.sum(end_ns - start_ns)])
+    return found, "+".join(sorted({members[0].counters[what] for members in counted}))
 
 
-def _devices(telemetry: Sequence[Telemetry]) -> list[list[Telemetry]]:
-    """Return the telemetry of each device that has a counter: several where ranks share it."""
+def _together(members: Sequence[Telemetry]) -> dict[str, Floats]:
+    """Return the readings of one counter by several ranks or attempts, by time."""
+    rows = [one.energy for one in members if one.energy]
+    joined = {name: np.concatenate([one[name] for one in rows]) for name in (rows[0] if rows else ())}
+    return {name: column[np.argsort(joined["time_ns"], kind="stable")] for name, column in joined.items()}
+
+
+def _by_counter(telemetry: Sequence[Telemetry], what: str) -> list[list[Telemetry]]:
+    """Return the telemetry of each device or host that has a counter: several where ranks share it."""
     alike: dict[tuple[str, str], list[Telemetry]] = {}
     for one in sorted(telemetry, key=lambda one: one.rank):
-        if "device" in one.counters:
-            key = (one.counters.get("host_name", ""), str(one.device.get("uuid") or f"rank {one.rank}"))
-            alike.setdefault(key, []).append(one)
+        if what in one.counters:
+            own = str(one.device.get("uuid") or f"rank {one.rank}") if what == "device" else ""
+            alike.setdefault((one.counters.get("host_name", ""), own), []).append(one)
     return list(alike.values())
 
 
@@ -129,13 +142,22 @@ def _unknown(description: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {int(rank): why for rank, why in said.items() if isinstance(why, dict) and str(rank).isdecimal()}
 
 
-def _missing(description: Mapping[str, Any], what: str) -> list[str]:
-    """Return why there is no counter, with the ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, why in _unknown(description).items():
-        if isinstance(why.get(what), str):
-            ranks.setdefault(why[what][:300], []).append(rank)
-    return [f"rank {rank_ranges(where)}: {reason}" for reason, where in ranks.items()]
+def missing_counters(
+    telemetry: Sequence[Telemetry], description: Mapping[str, Any], ranks: Collection[int]
+) -> tuple[bool, list[str]]:
+    """Return whether the job runs on devices, and why the energy of some is unknown, with the ranks."""
+    unknown, counted = _unknown(description), {one.rank for one in telemetry if "device" in one.counters}
+    on_device = bool(counted) or any("device" in why for why in unknown.values())
+    what = "device" if on_device else "host"
+    reasons = {rank: why[what][:300] for rank, why in unknown.items() if isinstance(why.get(what), str)}
+    if on_device:
+        world = description.get("world_size")
+        every = {*ranks, *range(world if isinstance(world, int) and 0 < world < _MAX_WORLD else 0)}
+        reasons |= dict.fromkeys(every - counted - reasons.keys(), "no readings of its device's counter")
+    alike: dict[str, list[int]] = {}
+    for rank in sorted(reasons):
+        alike.setdefault(reasons[rank], []).append(rank)
+    return on_device, [f"rank {rank_ranges(where)}: {reason}" for reason, where in alike.items()]
 
 
 def _per(joules: float | None, amount: float | None) -> float | None:
@@ -152,27 +174,30 @@ class _Curve(NamedTuple):
     def gain_j(self, start_ns: Any, end_ns: Any) -> Floats:
         return np.asarray(np.interp(end_ns, *self[:2]) - np.interp(start_ns, *self[:2]))
 
+    def inside(self, start_ns: Any, end_ns: Any) -> tuple[float, float]:
+        """Return the joules of spans, and how much of their time lies between readings."""
+        start_ns, end_ns = (np.clip(at, self.time_ns[0], self.time_ns[-1]) for at in (start_ns, end_ns))
+        return float(np.sum(self.gain_j(start_ns, end_ns))), float(np.sum(end_ns - start_ns))
 
-def _curve(one: Telemetry, column: str) -> _Curve | None:
+
+def _curve(energy: Mapping[str, Floats], column: str) -> _Curve | None:
     """Return the energy over time, None where there are too few readings.
 
-    Between two values of the counter its gain is spread by power. Of a counter that started again, the longest
-    stretch counts.
+    Between two values of the counter its gain is spread by power. A counter that fell to less than half started again
+    from 0; one that fell less was read by two processes at once, or while the clock was set back.
     """
-    if not one.energy:
+    if not energy:
         return None
-    rows = np.flatnonzero(np.isfinite(one.energy["time_ns"]) & np.isfinite(one.energy[column]))
+    rows = np.flatnonzero(np.isfinite(energy["time_ns"]) & np.isfinite(energy[column]))
     if len(rows) < _MIN_READINGS:
         return None
-    counter = one.energy[column][rows]
-    cuts = np.concatenate([[0], np.flatnonzero(np.diff(counter) < 0) + 1, [len(rows)]])
-    longest = int(np.argmax(np.diff(cuts)))
-    kept = slice(int(cuts[longest]), int(cuts[longest + 1]))
-    rows, counter, time_ns = rows[kept], counter[kept], one.energy["time_ns"][rows][kept]
-    if len(rows) < _MIN_READINGS or time_ns[-1] - time_ns[0] < _MIN_SPAN_S * NS_PER_S:
+    counter, time_ns = energy[column][rows], energy["time_ns"][rows]
+    if time_ns[-1] - time_ns[0] < _MIN_SPAN_S * NS_PER_S:
         return None
-    changed, sharp = np.diff(counter, prepend=-1.0) > 0, one.energy["fresh"][rows] > 0
-    power = one.energy["power_w"][rows]
+    again = counter[1:] < 0.5 * counter[:-1]
+    counter = np.maximum.accumulate(counter + np.append(0.0, np.cumsum(np.where(again, counter[:-1], 0.0))))
+    changed, sharp = np.diff(counter, prepend=-1.0) > 0, energy["fresh"][rows] > 0
+    power = energy["power_w"][rows]
     is_known = column == "energy_j" and bool(np.isfinite(power).all())
     gains = np.diff(time_ns) * (power[1:] + power[:-1] if is_known else 1.0)
     sums = np.concatenate([[0.0], np.cumsum(gains)])
@@ -183,7 +208,7 @@ def _curve(one: Telemetry, column: str) -> _Curve | None:
 
 def _host(one: Telemetry, logs: Mapping[int, StepLog]) -> dict[str, Any]:
     about = {"host": one.counters.get("host_name"), "source": one.counters["host"]}
-    return {**about, **_totals(_curve(one, "host_energy_j"), logs.get(one.rank)), "notes": []}
+    return {**about, **_totals(_curve(one.energy, "host_energy_j"), logs.get(one.rank)), "notes": []}
 
 
 def _hosts(hosts: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -201,7 +226,7 @@ def _hosts(hosts: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _device(members: Sequence[Telemetry], logs: Mapping[int, StepLog], traced: TracedSteps | None) -> dict[str, Any]:
     first = max(members, key=lambda one: len(one.energy["time_ns"]) if one.energy else 0)
     ranks = [one.rank for one in members]
-    curve, log = _curve(first, "energy_j"), logs.get(first.rank)
+    curve, log = _curve(first.energy, "energy_j"), logs.get(first.rank)
     found = {
         "ranks": ranks,
         "name": first.device.get("name"),
@@ -437,25 +462,22 @@ def _summed(devices: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
     return out
 
 
-def _late_ranks(stragglers: "Sequence[Straggler]", devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what each late rank costs: others wait for it, and its own device takes longer."""
-    return [_late_rank(one.rank, one.cause, ms(one.late_ns_per_step), devices) for one in stragglers]
-
-
-def _late_rank(rank: int, cause: str, late_ms: float, devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    waiting = own = 0.0
+def _late_rank(late: "Straggler", devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a late rank costs: others wait for it, and its own device takes longer."""
+    late_ms, waiting, own = ms(late.late_ns_per_step), 0.0, 0.0
+    nothing = {"ms_per_step": 0.0, "power_w": 0.0}
     for device in devices:
         parts = {one["part"]: one for one in device["parts"]}
-        wait = parts.get("wait", {"ms_per_step": 0.0, "power_w": 0.0})
-        if rank not in device["ranks"]:
+        wait = parts.get("wait", nothing)
+        if late.rank not in device["ranks"]:
             waiting += wait["power_w"] * min(wait["ms_per_step"], late_ms) / 1e3
-        elif cause in ("host", "data", "network"):
+        elif late.cause in ("host", "data", "network"):
             idle = wait if len(device["ranks"]) > 1 and wait["ms_per_step"] else parts.get("idle", wait)
             own += idle["power_w"] * min(idle["ms_per_step"], late_ms) / 1e3
         else:
-            own += parts.get("compute", {"power_w": 0.0})["power_w"] * late_ms / 1e3
+            own += parts.get("compute", nothing)["power_w"] * late_ms / 1e3
     return {
-        "rank": rank,
+        "rank": late.rank,
         "late_ms_per_step": late_ms,
         "waiting_j_per_step": waiting,
         "own_j_per_step": own,
@@ -464,6 +486,9 @@ def _late_rank(rank: int, cause: str, late_ms: float, devices: Sequence[Mapping[
 
 
 # What a clock or a power limit would change, by a sweep on the same kind of device.
+
+
+_MODEL = [(load, what) for load in ("compute", "memory") for what in ("watts", "per_s")] + [("idle", "watts")]
 
 
 class Limited(NamedTuple):
@@ -481,28 +506,17 @@ def limited(model: Mapping[str, Any], setting: str, value: float, *, memory_shar
 
     `memory_share` is the share of computing that is bound by memory.
     """
-    points = [one for one in _objects(model.get("points")) if one.get("setting") == setting]
-    columns = {
-        (load, what): [number(_object(one.get(load)).get(what)) for one in points]
-        for load, what in (
-            ("compute", "watts"),
-            ("compute", "per_s"),
-            ("memory", "watts"),
-            ("memory", "per_s"),
-            ("idle", "watts"),
-        )
-    }
-    at = [number(one.get("value")) for one in points]
-    if len(points) < 2 or None in at or any(not known or known < 0 for column in columns.values() for known in column):
+    try:
+        points = sorted((one for one in model["points"] if one["setting"] == setting), key=lambda one: one["value"])
+        known = np.array([one["value"] for one in points], float)
+        columns = {key: np.array([one[key[0]][key[1]] for one in points], float) for key in _MODEL}
+    except (KeyError, TypeError, ValueError):
+        points = []
+    if len(points) < 2 or not all(np.isfinite(column).all() and (column > 0).all() for column in columns.values()):
         return f"the power model has no {setting}; sweep again as root"
-    order = np.argsort(np.array(at, float))
-    known = np.array(at, float)[order]
     if not known[0] <= value <= known[-1]:
         return f"measured from {known[0]:.0f} to {known[-1]:.0f} only"
-    ratio = {}
-    for key, column in columns.items():
-        values = np.array(column, float)[order]
-        ratio[key] = float(np.interp(value, known, values) / values[-1])
+    ratio = {key: float(np.interp(value, known, values) / values[-1]) for key, values in columns.items()}
     share = min(max(memory_share, 0.0), 1.0)
     slower = (1 - share) / ratio["compute", "per_s"] + share / ratio["memory", "per_s"]
     power = (1 - share) * ratio["compute", "watts"] + share * ratio["memory", "watts"]
@@ -520,11 +534,3 @@ def limited_j(energy: Mapping[str, Any], change: Limited, *, step_ms: float) -> 
     rest_ms = max(0.0, step_ms - compute_ms * change.slower)
     compute_j = sum(one["j"] for one in compute) * change.slower * change.compute_power
     return float(compute_j + devices * rest_ms * other_w * change.other_power)
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -62,6 +62,7 @@ _IN_A_STEP = (EVAL, COMPILE, DATA, PRODUCTIVE, STRAGGLER, HOST, PROFILER, HANG, 
 _OF_STEPS = (DATA, PRODUCTIVE, STRAGGLER, HOST, PROFILER)
 _LABELS = (*_IN_A_STEP, LAUNCHER, IMPORTS, GROUP, MODEL, LOADED, LOST, RESTART, SHUTDOWN, UNKNOWN)
 _CODE = {label: code for code, label in enumerate(_LABELS)}
+_PART_OF = np.array([PARTS.index(label.partition("/")[0]) for label in _LABELS])
 
 _STALL, _STALL_NS = 10.0, 30e9
 # without a step at the end of an attempt that failed: below this the step under way was lost, else it was a hang
@@ -89,6 +90,8 @@ class AttemptSummary:
     """How one attempt went."""
 
     name: str
+    #: attempts of one launch follow each other without a break
+    launch: int
     start_ns: int
     end_ns: int
     reason: str
@@ -114,6 +117,8 @@ class Ledger(ArrayRecord):
     timeline: tuple[Segment, ...]
     step_ns: float | None
     late_ranks: tuple[int, ...]
+    #: of each attempt, by rank and part: starts and ends in epoch ns
+    spans: tuple[Mapping[int, Mapping[str, tuple[Floats, Floats]]], ...]
     warnings: tuple[str, ...]
 
     def part_ns(self, part: str) -> float:
@@ -136,21 +141,26 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
     failed = [_failed(attempts, k) for k in range(len(attempts))]
     usual = _usual_ns(attempts)
     tables = [_StepTable(one, usual) for one in attempts]
-    kept = [_kept_until(attempts, k, warnings) if failed[k] else inf for k in range(len(attempts))]
+    kept = [_kept_until(attempts, k, failed[k], warnings) for k in range(len(attempts))]
     windows = _windows(attempts, failed, warnings)
     totals = np.zeros(len(_LABELS))
     drawn: list[list[_Segments]] = []
     lost: list[int | None] = []
+    spans, launches = [], [0]
     offset = 0.0
     for k, (begin_ns, end_ns) in enumerate(windows):
         after = k > 0 and failed[k - 1] and _is_same_launch(attempts[k - 1], attempts[k])
         context = _Context(attempts[k], windows[k], attempts[k - 1].end_ns if after else None, failed[k])
-        chain = takewhile(lambda m: failed[m], range(k, len(attempts)))  # later ones build on what finished
-        until = [kept[m] for m in chain]
+        until = list(takewhile(lambda at: at != inf, kept[k:]))  # later ones build on what was kept as a whole
         ranks = [_of_rank(context, row, tables[k], until) for row in range(len(attempts[k].ranks))]
         for segments, _ in ranks:
             spent = segments.end - segments.start
             totals += np.bincount(segments.code, spent, len(_LABELS)) / len(ranks)
+        spans.append(
+            {rank.rank: _by_part(one, begin_ns) for rank, (one, _) in zip(attempts[k].ranks, ranks, strict=True)}
+        )
+        if k:
+            launches.append(launches[-1] + (not _is_same_launch(attempts[k - 1], attempts[k])))
         drawn.append([_Segments(one.start + offset, one.end + offset, one.code) for one, _ in ranks[:_DRAWN_RANKS]])
         offset += end_ns - begin_ns
         lost.append(None if any(count is None for _, count in ranks) else max(count or 0 for _, count in ranks))
@@ -158,10 +168,11 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
         name=attempts[0].name,
         total_ns=float(totals.sum()),
         parts_ns={label: ns for label, ns in zip(_LABELS, totals.tolist(), strict=True) if ns > 0},
-        attempts=tuple(_summary(one, failed[k], tables[k], lost[k]) for k, one in enumerate(attempts)),
+        attempts=tuple(_summary(one, launches[k], failed[k], tables[k], lost[k]) for k, one in enumerate(attempts)),
         timeline=tuple(_timeline(drawn, offset)),
         step_ns=float(np.median(list(usual.values()))) if usual else None,
         late_ranks=tuple(sorted({rank for table in tables for rank in table.late})),
+        spans=tuple(spans),
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -171,15 +182,18 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
 
 def _failed(attempts: Sequence[Attempt], k: int) -> bool:
     one, later = attempts[k], attempts[k + 1] if k + 1 < len(attempts) else None
-    if any(rank.ended == KILLED or rank.failure for rank in one.ranks):
+    if any(rank.failed for rank in one.ranks):
         return True
-    return (later is not None and later.restarts > one.restarts) or one.exit_code not in (None, 0)
+    if later is not None and (later.restarts > one.restarts or any(rank.ended == RUNNING for rank in one.ranks)):
+        return True  # a host that went down leaves no end behind
+    return one.exit_code not in (None, 0)
 
 
 def _end_ns(one: Attempt, failed: bool) -> int:
     """Return when the attempt was over: where it failed, when the first rank did."""
-    ends = [rank.end_ns for rank in one.ranks if rank.ended == KILLED or rank.failure] if failed else []
-    return min(ends) if ends else min(rank.end_ns for rank in one.ranks) if failed else one.end_ns
+    if not failed:
+        return one.end_ns
+    return min(rank.end_ns for rank in [rank for rank in one.ranks if rank.failed] or one.ranks)
 
 
 def _windows(attempts: Sequence[Attempt], failed: Sequence[bool], warnings: list[str]) -> list[tuple[float, float]]:
@@ -210,17 +224,16 @@ def _is_same_launch(one: Attempt, later: Attempt) -> bool:
 # Steps: what each took on every rank, by part.
 
 
-def _usual_ns(attempts: Sequence[Attempt]) -> dict[int, float]:
-    """Return the median training time of a step by rank, over all attempts."""
-    times: dict[int, list[Floats]] = {}
+def _usual_ns(attempts: Sequence[Attempt]) -> dict[tuple[int, int], float]:
+    """Return the median training time of a step by world size and rank, over all attempts."""
+    times: dict[tuple[int, int], list[Floats]] = {}
     for one in attempts:
         for rank in one.ranks:
             log = rank.log
             own: Floats = log.dur_ns - np.sum([_known(rank, name) for name in _KNOWN], axis=0)
             settled = own[FIRST_STEPS:][log.unprofiled[FIRST_STEPS:]]
-            times.setdefault(rank.rank, []).append(settled if len(settled) else own[-1:])
-    enough = {rank: np.concatenate(several) for rank, several in times.items()}
-    return {rank: max(float(np.median(own)), 1.0) for rank, own in enough.items() if len(own)}
+            times.setdefault((one.world_size, rank.rank), []).append(settled if len(settled) else own[-1:])
+    return {key: max(float(np.median(np.concatenate(several))), 1.0) for key, several in times.items()}
 
 
 _KNOWN = (EVALUATION, CHECKPOINT, COMPILATION, DATA_LOADING, LOADER_START, GARBAGE_COLLECTION)
@@ -234,10 +247,10 @@ def _known(rank: RankLife, name: str) -> Floats:
 class _StepTable:
     """The steps of one attempt: `parts[label][rank, step]` in ns."""
 
-    def __init__(self, one: Attempt, usual: Mapping[int, float]) -> None:
+    def __init__(self, one: Attempt, usual: Mapping[tuple[int, int], float]) -> None:
         numbers = np.unique(np.concatenate([rank.log.step for rank in one.ranks]))
         self.at = [np.searchsorted(numbers, rank.log.step) for rank in one.ranks]
-        self.usual = np.array([usual[rank.rank] for rank in one.ranks])[:, None]
+        self.usual = np.array([usual[one.world_size, rank.rank] for rank in one.ranks])[:, None]
         self._shape = (len(one.ranks), len(numbers))
         self._ranks = one.ranks
         late = late_ranks([rank.log for rank in one.ranks], window_steps=_WINDOW_STEPS)
@@ -312,29 +325,27 @@ def _with_others(part: Floats, excess: Floats) -> Floats:
 # Lost work: how far the next attempt went back.
 
 
-def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> float | None:
-    """Return until when the work of attempts up to `k`, which failed, was kept: infinity for all, None for unknown."""
-    one, is_last = attempts[k], k + 1 == len(attempts)
-    saves = [
-        (rank, save) for earlier in attempts[: k + 1] for rank, save in earlier.files(SAVE) if save.end_ns is not None
-    ]
-    if is_last:
-        if saves:
-            return _complete_ns(saves)
-        warnings.append(f"{one.name} failed; no checkpoint save was seen, so its steps count as productive")
-        return inf
-    again = attempts[k + 1]
-    at_first = {load.path for _, load in attempts[0].files(LOAD)} - {save.path for _, save in saves}
-    loads = [load for _, load in again.files(LOAD) if load.path is None or load.path not in at_first]
-    if not loads and not saves:
-        warnings.append(
-            f"{again.name}: neither a checkpoint save before the restart nor a load after it was seen; whether the "
-            f"steps of {one.name} were repeated is unknown"
-        )
-        return None
-    if not saves:
+def _kept_until(attempts: Sequence[Attempt], k: int, failed: bool, warnings: list[str]) -> float | None:
+    """Return until when the work of attempts up to `k` was kept: infinity for all, None for unknown."""
+    one, again = attempts[k], attempts[k + 1] if k + 1 < len(attempts) else None
+    saves = [(n, rank, save) for n, earlier in enumerate(attempts[: k + 1]) for rank, save in earlier.files(SAVE)]
+    saved_ns, written = _complete_ns(saves), {save.path for _, _, save in saves}
+    at_first = {load.path for _, load in attempts[0].files(LOAD)} - written
+    loads = [load for _, load in again.files(LOAD) if load.path is None or load.path not in at_first] if again else []
+    paths = {load.path for load in loads if load.path}
+    exact_ns = _complete_ns([entry for entry in saves if entry[2].path in paths])
+    if not failed:
+        return exact_ns or inf
+    if again is None:
+        if not saved_ns:
+            warnings.append(f"{one.name} failed; no checkpoint save was seen, so its steps count as productive")
+        return saved_ns or inf
+    if not saved_ns:
         warnings.append(
             f"{again.name} read a checkpoint whose save was not seen; steps repeated from {one.name} are unknown"
+            if loads
+            else f"{again.name}: neither a checkpoint save before the restart nor a load after it was seen; whether "
+            f"the steps of {one.name} were repeated is unknown"
         )
         return None
     if not loads:
@@ -343,23 +354,28 @@ def _kept_until(attempts: Sequence[Attempt], k: int, warnings: list[str]) -> flo
             "count as lost"
         )
         return 0.0
-    paths = {load.path for load in loads if load.path}
-    folders = {path.rpartition("/")[0] for path in paths}
-    exact = [(rank, save) for rank, save in saves if save.path in paths]
-    near = [(rank, save) for rank, save in saves if save.path and save.path.rpartition("/")[0] in folders]
-    if not exact and not near:
+    folders = {_folder(path) for path in paths}
+    near_ns = exact_ns or _complete_ns(
+        [entry for entry in saves if entry[2].path and _folder(entry[2].path) in folders]
+    )
+    if not near_ns:
         warnings.append(
             f"{again.name} read a checkpoint from another place than it was saved to; the last save is assumed"
         )
-    return _complete_ns(exact or near or saves)
+    return near_ns or saved_ns
 
 
-def _complete_ns(saves: Sequence[tuple[int, CheckpointFile]]) -> float:
-    """Return when the last checkpoint was complete on all ranks that write some."""
-    last: dict[int, int] = {}
-    for rank, save in saves:
-        last[rank] = max(last.get(rank, 0), save.end_ns or 0)
-    return float(min(last.values()))
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _complete_ns(saves: Sequence[tuple[int, int, CheckpointFile]]) -> float:
+    """Return when the last checkpoint was complete on all ranks of its attempt that write some, 0 for none."""
+    last: dict[int, dict[int, int]] = {}
+    for attempt, rank, save in saves:
+        ranks = last.setdefault(attempt, {})
+        ranks[rank] = max(ranks.get(rank, 0), save.end_ns or 0)
+    return float(max((min(ranks.values()) for ranks in last.values()), default=0))
 
 
 # One rank of one attempt as segments that fill its stretch of time.
@@ -407,12 +423,18 @@ def _filled(given: _Segments, begin_ns: float, end_ns: float, rest: str) -> _Seg
     start, end, code = start[whole], end[whole], given.code[whole]
     before = np.append(begin_ns, end[:-1]) if len(end) else end
     gaps = np.where(code < len(_IN_A_STEP), _CODE[PROFILER], code)
-    last = float(end[-1]) if len(end) else begin_ns
-    return _Segments(
-        np.append(np.stack([before, start], 1).ravel(), last) - begin_ns,
-        np.append(np.stack([start, end], 1).ravel(), end_ns) - begin_ns,
-        np.append(np.stack([gaps, code], 1).ravel(), _CODE[rest]),
-    )
+    last = end[-1] if len(end) else begin_ns
+    edges = np.append(np.stack([before, start], 1).ravel(), [last, end_ns]) - begin_ns
+    codes = np.append(np.stack([gaps, code], 1).ravel(), _CODE[rest])
+    there = np.flatnonzero(np.diff(edges) > 0)
+    there = there[np.diff(codes[there], prepend=-1) != 0]  # segments of one part that follow each other are one
+    return _Segments(edges[there], np.append(edges[there[1:]], edges[-1:])[: len(there)], codes[there])
+
+
+def _by_part(given: _Segments, begin_ns: float) -> dict[str, tuple[Floats, Floats]]:
+    part = _PART_OF[given.code]
+    found = {name: part == index for index, name in enumerate(PARTS)}
+    return {name: (given.start[own] + begin_ns, given.end[own] + begin_ns) for name, own in found.items() if own.any()}
 
 
 def _before_steps(rank: RankLife, begin_ns: float, previous_ns: int | None) -> Iterator[Segment]:
@@ -486,18 +508,19 @@ def _after_steps(rank: RankLife, context: _Context) -> list[Segment]:
 # For people: how attempts went, and a picture over time.
 
 
-def _summary(one: Attempt, failed: bool, table: _StepTable, lost: int | None) -> AttemptSummary:
-    broken = sorted((rank for rank in one.ranks if rank.ended == KILLED or rank.failure), key=lambda rank: rank.end_ns)
-    if broken:
-        reason = f"rank {broken[0].rank} {'killed' if broken[0].ended == KILLED else f'failed: {broken[0].failure}'}"
+def _summary(one: Attempt, launch: int, failed: bool, table: _StepTable, lost: int | None) -> AttemptSummary:
+    first = min((rank for rank in one.ranks if rank.failed), key=lambda rank: rank.end_ns, default=None)
+    if first is not None:
+        reason = f"rank {first.rank} {'killed' if first.ended == KILLED else f'failed: {first.failure}'}"
     elif any(rank.ended == RUNNING for rank in one.ranks):
-        reason = "still running"
+        reason = "stopped, its end was not recorded" if failed else "still running"
     elif one.exit_code not in (None, 0):
         reason = f"exit code {one.exit_code}"
     else:
         reason = "restarted by the launcher" if failed else "finished"
     return AttemptSummary(
         name=one.name,
+        launch=launch,
         start_ns=one.start_ns,
         end_ns=_end_ns(one, failed),
         reason=reason,
@@ -515,11 +538,10 @@ def _timeline(attempts: Sequence[Sequence[_Segments]], total_ns: float) -> list[
     if total_ns <= 0:
         return []
     edges = np.linspace(0.0, total_ns, _BINS + 1)
-    part_of = np.array([PARTS.index(label.partition("/")[0]) for label in _LABELS])
     spent = np.zeros((len(PARTS), _BINS))
     for ranks in attempts:
         for one in ranks:
-            code = part_of[one.code]
+            code = _PART_OF[one.code]
             for part in set(code.tolist()):
                 start, end = one.start[code == part], one.end[code == part]
                 up_to = np.cumsum(end - start)

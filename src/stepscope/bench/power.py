@@ -1,27 +1,20 @@
 """What does this device take at lower clocks and power limits? Speed and watts of computing, copying and idling.
 
-    python -m stepscope.bench.power --out RUN/power_model.jsonl
-
 Locks the SM clock, then the power limit, at five values each for a few seconds, and resets both. That needs the right
 to set them (root, on most machines); without it nothing is changed and the reason is given.
 """
 
-import argparse
 import ctypes
-import json
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
 import torch
 
-from stepscope.bench.rank import run_to_exit_code
-from stepscope.contract.run_folder import SCHEMA, atomic_write
+from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.record.helper.telemetry import Nvml
-from stepscope.side_file import refuse_output
 
 _SHARES = (1.0, 0.85, 0.7, 0.55, 0.4)
 _SETTLE_S = 0.5
@@ -30,25 +23,18 @@ _SETTLE_S = 0.5
 Load = Callable[[float], int]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 once the model is written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", required=True, metavar="PATH", help="RUN/power_model.jsonl, for `stepscope whatif RUN`"
-    )
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each load and setting (default 1)")
-    args = parser.parse_args(argv)
+def power_model(*, seconds: float = 1.0) -> dict[str, Any]:
+    """Return the power model of the current device; `seconds` for each load and setting."""
     if not torch.cuda.is_available() or not torch.version.cuda:
         raise UsageError("the sweep needs an NVIDIA device; there is none that torch can use")
     index = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(index)
-    device = Nvml({"uuid": f"GPU-{properties.uuid}", "index": index})
-    refuse_output(args.out)
-    points = power_sweep(device, _loads(), seconds=args.seconds)
-    with atomic_write(args.out) as f:
-        f.write(json.dumps({"schema": SCHEMA, "device": properties.name, "points": points}).encode() + b"\n")
-    sys.stdout.write(f"written to {args.out}; use it with `stepscope whatif RUN --set clock_mhz=...`\n")
-    return 0
+    try:
+        device = Nvml({"uuid": f"GPU-{properties.uuid}", "index": index})
+        points = power_sweep(device, _loads(), seconds=seconds)
+    except OSError as e:
+        raise UsageError(f"the sweep failed: {e}") from e
+    return {"schema": SCHEMA, "device": properties.name, "points": points}
 
 
 def power_sweep(device: Any, loads: Mapping[str, Load], *, seconds: float) -> list[dict[str, Any]]:
@@ -127,7 +113,3 @@ def _repeated(work: Callable[[], Any], seconds: float) -> int:
         if time.perf_counter() >= until_s:
             return iterations
     raise AssertionError
-
-
-if __name__ == "__main__":
-    sys.exit(run_to_exit_code("stepscope.bench.power", main))

@@ -6,11 +6,15 @@ examples:
   stepscope calibrate --from-nccl-tests all_reduce.txt all_gather.json
   stepscope calibrate --from-run run-folder/
 
+--power measures watts and speed of this GPU at lower clocks and power limits instead, for
+`stepscope whatif RUN --set clock_mhz=...`. It needs the right to set them (root, on most machines).
+
 A CSV has the columns op, world_size, bytes (the full buffer of the operation) and median_us. On a cluster run
 `torchrun ... -m stepscope.bench.collectives --backend nccl --out times.json` and use --from-bench times.json.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +27,7 @@ from stepscope.cli.run_arguments import (
     above_zero,
     add_json,
     check_outputs,
+    print_line,
     print_stderr,
     reading_progress,
     size_bytes,
@@ -31,6 +36,7 @@ from stepscope.cli.run_arguments import (
     write_json,
     write_output,
 )
+from stepscope.contract.run_folder import POWER_MODEL
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     live.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (default 60)")
     live.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (default 1GiB)")
+    live.add_argument("--power", metavar="RUN", help="power model of this GPU, written to the run folder")
     known = parser.add_argument_group("or take what was measured")
     known.add_argument("--from-csv", nargs="+", metavar="FILE")
     known.add_argument("--from-nccl-tests", nargs="+", metavar="FILE", help="its printed table or its JSON (-J)")
@@ -60,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the calibration is written."""
+    if _given(args) == "power":
+        return _power(args)
     from stepscope.cost.calibration import calibrate, calibration_json
 
     check_outputs(args.out, args.plot, args.json, args.html, force=args.force)
@@ -85,14 +94,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
-    from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
-
-    sources = ("backend", "from_csv", "from_nccl_tests", "from_run", "from_bench")
+def _given(args: argparse.Namespace) -> str:
+    sources = ("backend", "power", "from_csv", "from_nccl_tests", "from_run", "from_bench")
     given = [name for name in sources if getattr(args, name)]
     if len(given) != 1:
         options, found = (", ".join(f"--{name.replace('_', '-')}" for name in names) for names in (sources, given))
         raise UsageError(f"give exactly one of {options}, not {found or 'none'}")
+    return given[0]
+
+
+def _power(args: argparse.Namespace) -> int:
+    out = str(Path(args.power) / POWER_MODEL)
+    check_outputs(out, force=args.force)
+    _needs_torch("install it")
+    from stepscope.bench.power import power_model
+
+    write_output(out, f"{json.dumps(power_model())}\n", force=args.force)
+    print_line(f"written to {out}; use it with `stepscope whatif {args.power} --set clock_mhz=...`")
+    return 0
+
+
+def _needs_torch(instead: str) -> None:
+    if find_spec("torch") is None:
+        raise UsageError(f"measuring needs torch, which is not installed here; {instead}")
+
+
+def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
+    from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
+
+    given = _given(args)
     if args.backend:
         return measure_points(args)
     if args.from_run:
@@ -103,7 +133,7 @@ def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
         with reading_progress() as progress:
             recorded = load_run(args.from_run, progress=progress)
         return points_from_run(aligned(recorded).whole), {"source": f"run {recorded.name}"}
-    files = getattr(args, given[0])
+    files = getattr(args, given)
     points: list[Point] = []
     about: dict[str, Any] = {}
     for path in files:
@@ -126,8 +156,7 @@ def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> "tup
     worlds = given if isinstance(given, list) else [given]  # a configuration's `ranks.world_size` is one
     if min(worlds) < 2:
         raise UsageError(f"world sizes have to be 2 or more, not {min(worlds)}: a single rank does not communicate")
-    if find_spec("torch") is None:
-        raise UsageError("measuring needs torch, which is not installed here; install it or use --from-csv")
+    _needs_torch("install it or use --from-csv")
     with tempfile.TemporaryDirectory() as folder:
         times = str(Path(folder) / "times.json")
         command = [sys.executable, "-m", "stepscope.bench.collectives", "--backend", args.backend, "--out", times]

@@ -1,4 +1,4 @@
-"""Goodput of a whole job: each second from launch to end by part, across restarts and resumed runs.
+"""Goodput and energy of a whole job: each second from launch to end by part, across restarts and resumed runs.
 
 examples:
   stepscope job run-folder/
@@ -23,13 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0."""
-    from stepscope.analyze.ledger import ledger_of
     from stepscope.document.job import job_json
     from stepscope.report.text.job import print_job
     from stepscope.run.attempts import attempts_of
 
     check_outputs(args.json, args.html, force=args.force)
-    document = job_json(ledger_of(attempts_of(args.run)))
+    document = job_json(attempts_of(args.run))
     write_json(args.json, document, force=args.force)
     if args.html:
         from stepscope.report.html.sheets import job_sheet, sheet_page

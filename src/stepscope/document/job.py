@@ -1,11 +1,13 @@
 """The ledger of a job as JSON, and what it would save to checkpoint, evaluate or fail less often."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import floor, log10, sqrt
 from typing import Any
 
-from stepscope.analyze.ledger import PARTS, AttemptSummary, Ledger
+from stepscope.analyze.job_energy import energy_of_job
+from stepscope.analyze.ledger import PARTS, AttemptSummary, Ledger, ledger_of
+from stepscope.run.attempts import Attempt
 from stepscope.units import NS_PER_S, finite_document
 
 _SCHEMA = 1
@@ -14,10 +16,11 @@ _MIN_PCT = 1.0
 _LESS_OFTEN = 5
 
 
-def job_json(ledger: Ledger, energy: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def job_json(attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return the document of `stepscope job`; parts sum to the whole."""
+    ledger = ledger_of(attempts)
+    energy, unknown = energy_of_job(ledger, attempts)
     total_s = ledger.total_ns / NS_PER_S
-    attempts = [_attempt(one) for one in ledger.attempts]
     document = {
         "schema": _SCHEMA,
         "run": ledger.name,
@@ -26,7 +29,7 @@ def job_json(ledger: Ledger, energy: Mapping[str, Any] | None = None) -> dict[st
         "ranks": max(one.num_ranks for one in ledger.attempts),
         "steps": sum(one.steps for one in ledger.attempts),
         "step_ms": None if ledger.step_ns is None else ledger.step_ns / 1e6,
-        "attempts": attempts,
+        "attempts": [_attempt(one) for one in ledger.attempts],
         "parts": [
             {
                 "part": part,
@@ -43,7 +46,7 @@ def job_json(ledger: Ledger, energy: Mapping[str, Any] | None = None) -> dict[st
         "savings": _savings(ledger),
         "timeline": [{"start_s": a / NS_PER_S, "end_s": b / NS_PER_S, "part": part} for a, b, part in ledger.timeline],
         "energy": energy,
-        "warnings": list(ledger.warnings),
+        "warnings": [*ledger.warnings, *(f"energy unknown: {reason}" for reason in unknown)],
     }
     return finite_document(document)[0]
 

@@ -62,6 +62,18 @@ def three_digits(value: float) -> str:
     return f"{value:,.{places}f}"
 
 
+def joules_text(value: float) -> str:
+    """Return an energy with three digits.
+
+    >>> joules_text(0.0554), joules_text(227.2), joules_text(68_200)
+    ('55.4 mJ', '227 J', '68.2 kJ')
+    """
+    for unit, least, size in (("MJ", 1e7, 1e6), ("kJ", 1e4, 1e3), ("J", 0.1, 1.0)):
+        if value >= least:
+            return f"{three_digits(value / size)} {unit}"
+    return f"{three_digits(1e3 * value)} mJ"
+
+
 def two_digits(value: float) -> str:
     """Return a number with two significant digits, as the ends of ranges have.
 

@@ -67,7 +67,8 @@ class Lifetime:
     def leave_to(self, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return what is known for the header of the step log; `send` takes messages about later checkpoints."""
         self._send = send
-        self.mark("process_ns", process_start_ns())
+        if (started_ns := process_start_ns()) is not None:
+            self.mark("process_ns", started_ns)
         return {**self.marks, "checkpoints": self._checkpoints}
 
     def in_forked_child(self) -> None:

@@ -60,6 +60,10 @@ class RankLife(ArrayRecord):
     after_ns: Mapping[str, int] | None
 
     @property
+    def failed(self) -> bool:
+        return self.ended == KILLED or self.failure is not None
+
+    @property
     def last_ns(self) -> int:
         return int(self.log.end_ns.max()) if len(self.log) else self.first_ns
 
@@ -68,7 +72,9 @@ class RankLife(ArrayRecord):
 class Attempt(ArrayRecord):
     """One run folder of the job; ranks without a step are not among `ranks`."""
 
-    name: str
+    folder: Path
+    #: run.json, with what each rank noted under `ranks`
+    description: Mapping[str, Any]
     launch_id: str | None
     slurm_job: str | None
     restarts: int
@@ -78,6 +84,10 @@ class Attempt(ArrayRecord):
     launch_end_ns: int | None
     exit_code: int | None
     warnings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.absolute().name
 
     @property
     def start_ns(self) -> int:
@@ -103,7 +113,9 @@ def attempts_of(folder: str | Path) -> tuple[Attempt, ...]:
         raise InputError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}; give a run folder")
     own = _attempt(path)
     if own is None:
-        raise InputError(f"{path}: no step log (rank00000.steps.jsonl); give a folder of `stepscope record`")
+        raise InputError(
+            f"{path}: no step log (rank00000.steps.jsonl) with a step in it; give a folder of `stepscope record`"
+        )
     found = [own if one.name == path.name else _attempt(one) for one in sibling_folders(path)]
     jobs: list[list[Attempt]] = []
     for one in sorted((a for a in found if a is not None), key=lambda a: a.start_ns):
@@ -146,7 +158,10 @@ def _continues(one: Attempt, job: list[Attempt]) -> bool:
 def _attempt(folder: Path) -> Attempt | None:
     logs, warnings = readable_step_logs(folder)
     said, launch = json_object_in(folder / RUN_JSON), json_object_in(folder / LAUNCH)
-    ranks = tuple(_rank(folder, log, said.get("ranks")) for log in logs if len(log))
+    described = said.get("ranks")
+    facts = described if isinstance(described, dict) else {}
+    facts |= {str(log.rank): known for log in logs if (known := json_object_in(folder / facts_file(log.rank)))}
+    ranks = tuple(_rank(log, facts.get(str(log.rank))) for log in logs if len(log))
     if not ranks:
         return None
     config, environment = (
@@ -157,7 +172,8 @@ def _attempt(folder: Path) -> Attempt | None:
     if launch_end_ns is not None and launch_end_ns - max(rank.end_ns for rank in ranks) > _MAX_AWAY_NS:
         launch_end_ns = None
     return Attempt(
-        name=folder.absolute().name,
+        folder=folder,
+        description={**said, "ranks": facts},
         launch_id=_text(config.get("run_id")) or _text(launch.get("launch_id")),
         slurm_job=_text(environment.get("SLURM_JOB_ID")),
         restarts=int(restarts) if restarts.isascii() and restarts.isdigit() and len(restarts) < 6 else 0,
@@ -169,12 +185,9 @@ def _attempt(folder: Path) -> Attempt | None:
     )
 
 
-def _rank(folder: Path, log: StepLog, described: object) -> RankLife:
-    facts = json_object_in(folder / facts_file(log.rank))
-    known = described.get(str(log.rank)) if isinstance(described, dict) else None
-    facts = facts or (known if isinstance(known, dict) else {})  # of a folder with run.json alone
+def _rank(log: StepLog, noted: object) -> RankLife:
     life = log.header.get("lifetime")
-    marks: dict[str, Any] = life if isinstance(life, dict) else {}
+    facts, marks = (value if isinstance(value, dict) else {} for value in (noted, life))
     first_ns = int(log.start_ns.min())
     work_ns = _time(marks.get("work_ns"))
     if work_ns is not None and first_ns - _MAX_AWAY_NS < work_ns < first_ns:

@@ -325,7 +325,7 @@ class SideFiles(ArrayRecord):
     #: by rank: the peak by category, or the reason why it is unknown
     memory_peaks: dict[int, dict[str, Any]] = field(default_factory=dict)
     nccl: tuple[NcclLog, ...] = ()
-    #: as `stepscope.bench.power` wrote it, empty where there is none
+    #: as `stepscope calibrate --power` wrote it, empty where there is none
     power_model: dict[str, Any] = field(default_factory=dict)
     #: folders of the second and later profiled windows
     windows: tuple[Path, ...] = ()

@@ -52,7 +52,6 @@ from stepscope.analyze.replay.removal import (
     together,
 )
 from stepscope.analyze.replay.replay import Replay
-from stepscope.contract.run_folder import POWER_MODEL
 from stepscope.contract.step_line import Region
 from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import FINDING_OF_SETTING
@@ -237,8 +236,8 @@ def _limit(asked: SettingRequest) -> SettingChange:
         raise asked.error(f"what the parts of the step cost in joules is unknown: {why}")
     if not model:
         raise asked.error(
-            f"no power model; measure one on the same kind of device, with the right to set its clocks: "
-            f"python -m stepscope.bench.power --out RUN/{POWER_MODEL}"
+            "no power model; measure one on the same kind of device, with the right to set its clocks: "
+            "stepscope calibrate --power RUN"
         )
     if model.get("device") != energy["devices"][0]["name"]:
         raise asked.error(f"the power model is of {model.get('device')}, the run of {energy['devices'][0]['name']}")

@@ -10,18 +10,17 @@ from tests.analyze.energy.planted import EPOCH_NS, TOKENS, WATTS, Plant, planted
 
 from stepscope.analyze.energy import energy_of_spans
 from stepscope.cli.main import main
-from stepscope.run.side_files import side_files
-
-
-def report(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
-    planted_run(folder / "run", plant, light=light)
-    assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
+from stepscope.run.side_files import Telemetry, side_files
 
 
 def energy(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = report(folder, plant, light=light)["energy"]
+    planted_run(folder / "run", plant, light=light)
+    return energy_of_report(folder)
+
+
+def energy_of_report(folder: Path) -> dict[str, Any]:
+    assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())["energy"]
     return found
 
 
@@ -102,8 +101,7 @@ def test_a_run_that_was_recorded_otherwise_has_none(tmp_path: Path) -> None:
     planted_run(tmp_path / "run", Plant())
     for path in (tmp_path / "run").glob("*.telemetry.jsonl"):
         path.unlink()
-    assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
-    found = json.loads((tmp_path / "r.json").read_text())["energy"]
+    found = energy_of_report(tmp_path)
     assert found["total_j"] is None and found["reason"].startswith("no energy counter was recorded")
 
 
@@ -120,17 +118,29 @@ def test_spans_of_the_job_have_their_joules(tmp_path: Path) -> None:
     planted_run(tmp_path, plant, light=True)
     half_ns = EPOCH_NS + int(plant.steps / 2 * plant.step_ms * 1e6)
     end_ns = EPOCH_NS + int(plant.steps * plant.step_ms * 1e6)
-    spans = [
-        ("first", EPOCH_NS, half_ns),
-        ("second", half_ns, end_ns),
-        ("before", EPOCH_NS - 10**12, EPOCH_NS - 10**10),
-    ]
-    found, source = energy_of_spans(side_files(tmp_path).telemetry, spans)
-    whole_j = plant.steps * sum(sum(plant.joules(n).values()) for n in range(2))
-    assert source == "nvml" and found["before"] == 0
-    assert found["first"] == pytest.approx(whole_j / 2, rel=0.01) and found["second"] == pytest.approx(
-        whole_j / 2, rel=0.01
-    )
+    spans = {
+        "first": (EPOCH_NS, half_ns),
+        "second": (half_ns, end_ns),
+        "before": (EPOCH_NS - 10**12, EPOCH_NS - 10**10),
+    }
+    found, source = energy_of_spans([[(one, spans) for one in side_files(tmp_path).telemetry]])
+    half_j = plant.steps / 2 * sum(sum(plant.joules(n).values()) for n in range(2))
+    half = 2 * (half_ns - EPOCH_NS)
+    assert source == "nvml"
+    assert found["first"].tolist() == pytest.approx([half_j, half, half], rel=0.01)
+    assert found["second"].tolist() == pytest.approx([half_j, half, half], rel=0.01)
+    assert found["before"].tolist() == pytest.approx([0, 0, 2 * 990e9])
+
+
+def test_a_clock_that_is_set_back_adds_no_joules() -> None:
+    true_s = np.arange(0, 20.05, 0.1)
+    shown_ns = 1e9 * np.where(true_s < 10, true_s, true_s - 1)
+    order = np.argsort(shown_ns, kind="stable")  # as the reader sorts them
+    rows = {"time_ns": shown_ns, "energy_j": 5e6 + 100 * true_s, "fresh": 0 * true_s, "power_w": np.nan * true_s}
+    energy = {name: column[order] for name, column in rows.items()}
+    one = Telemetry(0, device={}, columns={}, reasons=(), counters={"device": "nvml"}, energy=energy)
+    found, _ = energy_of_spans([[(one, {"all": (0.0, 19e9)})]])
+    assert found["all"][0] == pytest.approx(2000)
 
 
 def host_run(folder: Path, *, watts: float) -> None:
@@ -156,8 +166,7 @@ def host_run(folder: Path, *, watts: float) -> None:
 
 def test_a_job_on_processors_has_the_energy_of_its_host(tmp_path: Path) -> None:
     host_run(tmp_path / "run", watts=150.0)
-    assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]) == 0
-    found = json.loads((tmp_path / "r.json").read_text())["energy"]
+    found = energy_of_report(tmp_path)
     assert (found["source"], found["reason"], found["devices"]) == ("rapl", None, [])
     assert found["j_per_step"] == pytest.approx(15.0) and found["total_j"] == pytest.approx(1500.0)
     assert found["j_per_sample"] == pytest.approx(15.0 / 8) and found["j_per_token"] is None

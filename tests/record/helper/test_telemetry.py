@@ -58,20 +58,9 @@ class FakeLibrary:
         into._obj.used = 1 << 30
         return 0
 
-    def nvmlDeviceGetClockInfo(self, handle, which, into):
-        into._obj.value = {1: 1755, 2: 3201}[which.value]
-        return 0
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, which, into):
-        into._obj.value = {1: 1980, 2: 3201}[which.value]
-        return 0
-
     def nvmlDeviceGetPowerUsage(self, handle, into):
         into._obj.value = round(self.milliwatts(self.clock()))
         return 0
-
-    def nvmlDeviceGetFieldValues(self, handle, count, into):
-        return 3  # an old driver
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle, into):
         now_ns = self.clock()
@@ -80,16 +69,22 @@ class FakeLibrary:
         into._obj.value = int(self.millijoules)
         return self.energy_code
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle, into):
-        into._obj.value = 700_000
-        return 0
+    def __getattr__(self, function):
+        """Functions that return a number, by what they are asked for."""
+        numbers: Any = {
+            "nvmlDeviceGetClockInfo": {1: 1755, 2: 3201},
+            "nvmlDeviceGetMaxClockInfo": {1: 1980, 2: 3201},
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x20,
+        }.get(function)
 
-    def nvmlDeviceGetTemperature(self, handle, which, into):
-        return 3  # not supported
+        def call(handle, *arguments):
+            if numbers is None:
+                return 3  # not supported: the temperature, and field values by an old driver
+            arguments[-1]._obj.value = numbers if isinstance(numbers, int) else numbers[arguments[0].value]
+            return 0
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle, into):
-        into._obj.value = 0x4 | 0x20
-        return 0
+        return call
 
 
 def rows(path):
@@ -258,6 +253,7 @@ def test_a_device_of_amd_is_found_by_its_pci_address():
     device = RocmSmi({"pci": [1, 0x11, 3]}, FakeRocm())
     assert device.energy_j() == pytest.approx(61.0)
     assert device.power_w() == 450
+    assert device.limits() == {"uuid": "rocm_smi 1"}  # ranks that share it have the same
     with pytest.raises(OSError, match="none of its 2 devices"):
         RocmSmi({"pci": [0, 1, 1]}, FakeRocm())
 

@@ -189,7 +189,8 @@ class RocmSmi:
         return {"power_w": self.power_w()}
 
     def limits(self) -> dict[str, Any]:
-        return {}
+        """Return an identifier: versions of torch differ in whether they have the uuid."""
+        return {"uuid": f"{self.name} {self._index.value}"}
 
     def energy_j(self) -> float:
         """Return the accumulated energy; OSError where there is no counter."""

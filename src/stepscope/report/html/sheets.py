@@ -15,6 +15,7 @@ from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
 from stepscope.document.other_tools import nccl_calls, nccl_facts
 from stepscope.document.report import ms_or_none, plain
+from stepscope.document.sentence import joules_text
 from stepscope.records import dataclass
 from stepscope.report import pictures
 from stepscope.report.charts import COLOURS, WIDE, Axis, Bar, Lane, Line, Span, bar_chart, lane_chart, line_chart
@@ -1042,11 +1043,14 @@ def job_sheet(document: Document) -> Sheet:
         for one in document["timeline"]
     ]
     over_time = lane_chart("The job over time", [Lane("job", spans, 40.0)], 1e3 * document["total_s"], legend=legend)
+    energy = document["energy"] or {"parts": []}
+    joules = {one["part"]: joules_text(one["j"]) for one in energy["parts"]}
     table = table_of(
         sorted(parts.values(), key=lambda part: -part["s"]),
         ("part", "text", lambda part: JOB_PARTS[part["part"]]),
         ("time", "ms", lambda part: 1e3 * part["s"]),
         ("share", "pct", "pct"),
+        *([("energy", "text", lambda part: joules.get(part["part"], "not measured"))] if joules else []),
         ("of which", "text", _details),
     )
     attempts = table_of(
@@ -1082,9 +1086,18 @@ def job_sheet(document: Document) -> Sheet:
         card("Time", duration_text(document["total_s"]), "text", "from launch to end"),
         card("Attempts", len(document["attempts"]), "count", "restarts and resumed runs included"),
         card("Failures cost", duration_text(lost), "text", "lost work, restart, hangs", "high" if lost else ""),
+        *_energy_cards(document["energy"]),
     )
     facts = (f"{document['ranks']} ranks", f"{document['steps']} steps")
     return Sheet(f"Job {document['run']}", facts, cards, sections, tuple(document["warnings"]))
+
+
+def _energy_cards(energy: Document | None) -> list[Values]:
+    if energy is None:
+        return []
+    note = f"by {energy['source']}, {energy['measured_pct']:.0f} % of the time measured"
+    per_step = [] if energy["j_per_step"] is None else [f"{joules_text(energy['j_per_step'])} per step that was kept"]
+    return [card("Energy", joules_text(energy["total_j"]), "text", "; ".join([note, *per_step]))]
 
 
 def _details(part: Document) -> str:

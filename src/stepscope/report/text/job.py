@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.contract.names import JOB_PARTS, duration_text
+from stepscope.document.sentence import joules_text
 from stepscope.report.terminal import name_text, print_indented, speaks_unicode
 
 _MAX_ATTEMPTS = 3
@@ -28,6 +29,10 @@ def print_job(document: Document, out: Console) -> None:
         bar = block * max(1, round(_BAR * part["pct"] / 100)) if part["pct"] >= 1 else ""
         name, time = JOB_PARTS[part["part"]], duration_text(part["s"])
         out.print(Text(f"{name:<25}{time:>9}{part['pct']:>7.1f} %  {bar}".rstrip()))
+    if energy := document["energy"]:
+        most = sorted(energy["parts"], key=lambda one: -one["j"])[:2]
+        where = ", ".join(f"{one['pct']:.0f} % in {JOB_PARTS[one['part']]}" for one in most)
+        print_indented(out, Text(f"energy {joules_text(energy['total_j'])}: {where}"), indent="  ")
     out.print()
     for number, one in enumerate(attempts[:_MAX_ATTEMPTS], 1):
         lost = "lost steps unknown" if one["steps_lost"] is None else f"{one['steps_lost']} lost"

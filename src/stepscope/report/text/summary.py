@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.contract.names import ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
-from stepscope.document.sentence import headline_sentence, three_digits, two_digits
+from stepscope.document.sentence import headline_sentence, joules_text, three_digits, two_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -163,7 +163,7 @@ def _heading(view: _View) -> list[Row]:
     if rate := view.document["step"].get("tokens_per_s"):
         facts.append(f"{rate:,.0f} tokens/s")
     if joules := (view.document.get("energy") or {}).get("j_per_step"):
-        facts.append(f"{_joules(joules)}/step")
+        facts.append(f"{joules_text(joules)}/step")
     while len(facts) > 1 and _cells("".join(facts)) + 3 * len(facts) > view.width - 16:
         facts.pop()
     rest = "".join(f" · {fact}" for fact in facts)
@@ -437,7 +437,7 @@ def _waste(view: _View) -> str | None:
     if late is None or late["waste_j_per_step"] < _WORTH_SHOWING * energy["j_per_step"]:
         return None
     share = 100 * late["waste_j_per_step"] / energy["j_per_step"]
-    return f"   lateness of rank {late['rank']} costs {_joules(late['waste_j_per_step'])} per step ({share:.0f} %)"
+    return f"   lateness of rank {late['rank']} costs {joules_text(late['waste_j_per_step'])} per step ({share:.0f} %)"
 
 
 def _part_label(view: _View, part: str) -> tuple[str, str]:
@@ -811,27 +811,20 @@ def _energy(view: _View) -> list[Row]:
     if energy["j_per_step"] is None:
         lines.append(f"unknown: {energy['reason']}")
     else:
-        per = [f"{_joules(energy[key])} {of}" for key, of in _JOULES.items() if energy[key] is not None]
+        per = [f"{joules_text(energy[key])} {of}" for key, of in _JOULES.items() if energy[key] is not None]
         lines.append(f"{', '.join(per)} ({energy['source']}, {three_digits(energy['seconds'])} s measured)")
     for one in energy["parts"]:
         power = "" if one["power_w"] is None else f", {three_digits(one['power_w'])} W"
         spread = f"{three_digits(one['low_j'])}–{three_digits(one['high_j'])}"
-        lines.append(f"{ENERGY[one['part']]}: {_joules(one['j'])}, {one['pct']:.0f} %, likely {spread} J{power}")
+        lines.append(f"{ENERGY[one['part']]}: {joules_text(one['j'])}, {one['pct']:.0f} %, likely {spread} J{power}")
     for one in energy["late_ranks"]:
-        waste, waiting, own = (_joules(one[f"{key}_j_per_step"]) for key in ("waste", "waiting", "own"))
+        waste, waiting, own = (joules_text(one[f"{key}_j_per_step"]) for key in ("waste", "waiting", "own"))
         lines.append(
             f"lateness of rank {one['rank']}: {waste} per step (others waiting {waiting}, its own device {own})"
         )
     if energy["host"]:
-        lines.append(f"processors of the host: {_joules(energy['host']['j_per_step'])} per step in addition")
+        lines.append(f"processors of the host: {joules_text(energy['host']['j_per_step'])} per step in addition")
     return [row for line in (*lines, *energy["notes"]) for row in _wrapped(line, view.width, indent="   ")]
-
-
-def _joules(value: float) -> str:
-    for unit, least, size in (("MJ", 1e7, 1e6), ("kJ", 1e4, 1e3), ("J", 0.1, 1.0)):
-        if value >= least:
-            return f"{three_digits(value / size)} {unit}"
-    return f"{three_digits(1e3 * value)} mJ"
 
 
 def _spark_line(values: Sequence[float], most: int = 24) -> str:
