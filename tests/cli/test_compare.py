@@ -81,7 +81,7 @@ def test_benchmarks_are_compared_by_series(tmp_path: Path, capsys: pytest.Captur
     a, b = write_bench(tmp_path / "a"), write_bench(tmp_path / "bb")
     assert main(["compare", str(a), str(b), "--fail-on", "step_ms>5%", "--html", str(tmp_path / "c.html")]) == 0
     out = capsys.readouterr().out
-    assert "bucketed" in out and "holds --fail-on step_ms>5%: bucketed.step_ms changed by" in out
+    assert "bucketed" in out and "passed: step_ms>5%; bucketed.step_ms changed by" in out
     code, found = compared(capsys, str(a), str(b))
     assert code == 0 and found["basis"] == "bench"
 
