@@ -71,7 +71,7 @@ MOST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-def test_T31_calls_of_ours_per_step(shape: str, tmp_path: Path) -> None:
+def test_T31_recorder_calls_per_step(shape: str, tmp_path: Path) -> None:
     counts = counted(shape, RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False), steps=4)
     assert 0 < max(counts) < MOST[shape], counts
 

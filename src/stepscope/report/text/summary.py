@@ -226,7 +226,8 @@ def _caveats(view: _View) -> list[str]:
     if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
         lines.append("Source lines not recorded.")
     if view.is_profiled and run["num_steps"]:
-        lines.append("Times include profiler overhead (--unprofiled-step-ms subtracts it).")
+        how = "-v" if lines else "--unprofiled-step-ms subtracts it"  # with other caveats the option does not fit
+        lines.append(f"Times include profiler overhead ({how}).")
     return lines
 
 
@@ -477,11 +478,20 @@ def _bars(view: _View, bars: Sequence[tuple[str, str, float]]) -> list[Row]:
     digits = max(map(len, numbers))
     room = max(4, min(30, view.width - names - digits - 15))
     rows: list[Row] = []
-    for (name, style, ms), number in zip(bars, numbers, strict=True):
-        share = ms / total
-        cells = f"   {_cut(name, names):<{names}}  {number:>{digits}}  {100 * share:>3.0f} %  "
+    shares = [ms / total for _, _, ms in bars]
+    for (name, style, _), number, share, pct in zip(bars, numbers, shares, _percentages(shares), strict=True):
+        cells = f"   {_cut(name, names):<{names}}  {number:>{digits}}  {pct:>3} %  "
         rows.append(((cells, ""), (_bar(share, room), style)))
     return rows
+
+
+def _percentages(shares: Sequence[float]) -> list[int]:
+    """Return whole percentages that do not sum above 100; large parts read the same wherever they are shown."""
+    rounded = [round(100 * share) for share in shares]
+    rounded_up = sorted((share, i) for i, share in enumerate(shares) if rounded[i] > 100 * share)
+    for _, i in rounded_up[: max(0, sum(rounded) - 100)]:
+        rounded[i] -= 1
+    return rounded
 
 
 def _bar(share: float, room: int) -> str:
@@ -502,7 +512,7 @@ def _ranks(view: _View, most: int) -> list[Row]:
             break
     if len(groups) == 1 and not view.late:
         within = f"within {100 * tolerance:.0f} % of the {view.whole}"
-        return [((f" Ranks {_ranges(groups[0][0])} take the same time, {within}", ""),)]
+        return _wrapped(f"Ranks {_ranges(groups[0][0])} take the same time, {within}", view.width, indent=" ")
     if most == 1:
         return [((f" Ranks differ, {len(groups)} groups: -v", "dim"),)]
     shown = groups if len(groups) <= most else groups[: most - 1]
