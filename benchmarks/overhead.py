@@ -13,7 +13,7 @@ parts: two ranks train the same small DDP model (gloo; NCCL with `--backend nccl
     cold        the same if forward and backward sweep the caches, as computing on the CPU does
     bottom-up   the time of every call of ours inside steps of the given length, less the meter's own; and the helper
     measured    step time with and without light mode, in alternating blocks, with a 95 % confidence interval
-    shapes      calls of ours and CPU time in loops with many calls per step
+    shapes      recorder calls and CPU time in loops with many calls per step
     window      the profiled steps against those before them, the pause for the export, and the steps after it
 
 shapes: light mode is installed and removed block by block in one process (off on on off); CPU time of the training
@@ -232,14 +232,14 @@ def ratio_of_medians(ranks: list[dict], above: str, below: str) -> dict:
 def parts_table(report: dict) -> str:
     warm, bottom, measured, window = (report[part] for part in ("warm", "bottom_up", "measured", "window"))
     rows = [
-        f"light mode, warm: {against_target(warm, report)}; {warm['calls_per_step']:.0f} calls of ours",
+        f"light mode, warm: {against_target(warm, report)}; {warm['calls_per_step']:.0f} recorder calls",
         *([f"light mode, cold: {against_target(report['cold'], report)}"] if report["cold"] else []),
         f"light mode, bottom-up: {against_target(bottom, report)}; "
         f"the helper process beside it takes {bottom['helper_process_us']:.0f} us",
         *(f"  {name:<28}{us:8.2f} us" for name, us in bottom["calls_us"].items()),
         *(
             f"light mode, {name}: {s['added_us']:+.0f} us [{s['low_us']:+.0f}, {s['high_us']:+.0f}] of "
-            f"{s['off_us']:.0f}; {s['calls_of_timed_step']} calls of ours, at most {s['calls_at_most']}"
+            f"{s['off_us']:.0f}; {s['calls_of_timed_step']} recorder calls, at most {s['calls_at_most']}"
             for name, s in report["shapes"].items()
         ),
         *(
@@ -786,13 +786,13 @@ def export(args: argparse.Namespace) -> dict:
         print(f"{what} add {added:+.1f} us = {added / 200:+.3f} % of 20 ms")
     print(f"processes of one kind differ by up to {max(max(x) - min(x) for x in times.values()):.1f} us")
     calls = {kind: sorted({count for one in found[kind] for count in one["calls"]}) for kind in KINDS[1:]}
-    print(f"calls of ours per step: {calls}")
+    print(f"recorder calls per step: {calls}")
     print(f"scrapes answered: {sum(one['scrapes'] for one in found['export'])}; load average {os.getloadavg()[0]:.1f}")
     return found
 
 
 def exported(kind: str, device: str) -> dict:
-    """Return the training thread's time per step in one process, and how many calls of ours a timed step makes."""
+    """Return the training thread's time per step in one process, and how many recorder calls a timed step makes."""
     import torch.distributed as dist
 
     from stepscope.record.config import RecordConfig
@@ -975,7 +975,7 @@ def resident_mb(pid: int) -> float | None:
 
 def section(looks: list[Look]) -> str:
     """Return the result as a section of a page."""
-    head = ("steps", "memory of ours, kB", "training process, MB", "helper process, MB", "calls of ours per step")
+    head = ("steps", "memory of ours, kB", "training process, MB", "helper process, MB", "recorder calls per step")
     rows = (
         [f"{x.steps:,}", f"{x.own_kb:.0f}", number(x.process_mb, ".1f"), number(x.helper_mb, ".1f"), x.calls]
         for x in looks

@@ -91,7 +91,7 @@ def test_comparison_with_itself_finds_nothing(run: Analysis, tmp_path: Path) -> 
 
 def test_comparison_of_runs_without_a_step_says_so() -> None:
     assert repr(Comparison({"step_ms": {"a": None, "b": 1.0, "change_pct": None}})) == (
-        "<Comparison: the step is not known of both runs>"
+        "<Comparison: the step is unknown in at least one run>"
     )
 
 

@@ -162,7 +162,7 @@ class Analysis(Plots):
 
     def memory_what_if(self, *changes: str, rank: int | None = None) -> tuple[MemoryWhatIf, ...]:
         """Return the peak of a rank (the fullest by default) with each change alone: `"checkpointing"`, `"zero=2"`,
-        `"offload=optimizer"`, `"batch=2x"`; by formulas on what was measured.
+        `"offload=optimizer"`, `"batch=2x"`; estimated from measured sizes.
         """
         found = memory_of(self.account, rank)
         if found is None:
@@ -244,7 +244,7 @@ class Comparison:
     def __repr__(self) -> str:
         step = self.document["step_ms"]
         if step["change_pct"] is None:
-            return "<Comparison: the step is not known of both runs>"
+            return "<Comparison: the step is unknown in at least one run>"
         words = f"step {step['a']:.2f} to {step['b']:.2f} ms, {step['change_pct']:+.1f} %"
         return f"<Comparison {words}: {self.document['verdict']}>"
 

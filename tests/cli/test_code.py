@@ -31,7 +31,7 @@ def test_source_is_printed_with_what_it_costs(folder: Path, capsys: pytest.Captu
     assert row_of(out, "    loss = net(x)")[:3] == ["10", "0.15", "0.05"]  # line, device, of it backward
     assert row_of(out, "    stat(net)")[:2] == ["12", "0.03"]
     assert row_of(out, "return self.up(x)")[0] == "3"
-    assert "has no line" in out and "saves: by replay of the step" in out
+    assert "Unattributed: " in out and "saves: by replay of the step" in out
 
 
 def test_modules_are_a_tree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_a_foreign_file_of_that_name_is_left_alone(folder: Path, capsys: pytest.
 
 def test_beside_a_single_trace_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["investigate", str(folder / "rank00000.pt.trace.json.gz")]) == 0
-    assert "no run folder" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err
     assert not list(folder.glob("investigation.*"))
 
 

@@ -75,7 +75,7 @@ def test_unreadable_rank_is_code_3_with_the_result(
     (tmp_path / trace_file(2)).write_bytes(b"\x00" * 50)
     found = report(str(tmp_path), capsys=capsys, code=3)
     assert [r["rank"] for r in found["ranks"]] == [0, 1]
-    assert any(line.startswith("rank lost: ") for line in found["warnings"])
+    assert any(line.startswith("skipped ") for line in found["warnings"])
 
 
 def test_cut_rank_is_a_warning_and_code_0(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,7 @@ def test_the_profiled_step_stands_in_where_no_other_is_known() -> None:
     [
         ("data_loadin_pct", "did you mean data_loading_pct"),
         ("findings.stragler.saving_pct", "findings.straggler.saving_pct"),
-        ("ranks.7.idle_ms", "no number 'ranks.7.idle_ms'"),
+        ("ranks.7.idle_ms", "unknown metric 'ranks.7.idle_ms'"),
         ("step.budget", "is a list"),
         ("checks.data_loading_pct.status", "is text"),
     ],
@@ -170,7 +170,7 @@ def test_names_that_are_no_numbers_are_refused_with_what_is_near(name: str, said
 def test_a_gate_on_an_unknown_number_does_not_hold() -> None:
     for name in ("mfu", "memory_pct_of_limit"):
         (result,) = judge([parse_gate(f"{name}<0")], REPORT)
-        assert not result.holds and result.value is None and "not known" in result.said
+        assert not result.holds and result.value is None and "is unknown, so the gate fails" in result.said
 
 
 def test_a_change_in_percent_needs_two_runs() -> None:

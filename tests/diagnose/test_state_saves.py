@@ -26,4 +26,4 @@ def test_only_a_job_that_trains_saves_its_state(tmp_path: Path, trains: bool) ->
             at += 165
         rank.step(n, begin, at)
     found = diagnose(account_of(built_run(tmp_path, [rank]))).findings
-    assert ("State is saved inside the step" in [finding.title for finding in found]) is trains
+    assert ("A checkpoint is saved inside the step" in [finding.title for finding in found]) is trains

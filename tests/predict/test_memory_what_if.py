@@ -154,5 +154,5 @@ def test_run_folder_in_python_text_and_json(folder: Path, capsys: pytest.Capture
     assert main(["memory", str(folder), "--no-cache", *changes]) == 0
     out = capsys.readouterr().out
     assert "zero=1               peak 360.0 MB -> 270.0 MB" in out
-    assert "optimizer_state              180.0 MB   180.0 MB" in out
+    assert "optimizer state               180.0 MB   180.0 MB" in out
     assert main(["memory", str(folder), "--no-cache", "--what-if", "magic"]) == 2

@@ -1,4 +1,4 @@
-"""What recording costs: below 0.5 % of a step outside the window, calls of ours per step bounded, memory flat.
+"""What recording costs: below 0.5 % of a step outside the window, recorder calls per step bounded, memory flat.
 
 `benchmarks/overhead.py` measures it in full. T1, T2, ... in names number the faults that recording has to survive.
 """
@@ -39,7 +39,7 @@ def test_T26_light_mode_costs_less_than_a_step_that_does_next_to_nothing(tmp_pat
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    # What a step calls of ours, where it is only timed, and over all steps: on a loaded machine more are followed.
+    # Recorder calls of a step, where it is only timed, and over all steps: on a loaded machine more are followed.
     assert 20 < found["calls_of_timed_step"] < 100
     assert found["calls_per_step"] < 400
     # CPU time of a step that does next to nothing, with light mode and without, on the same machine.
@@ -71,7 +71,7 @@ MOST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-def test_T31_calls_of_ours_per_step(shape: str, tmp_path: Path) -> None:
+def test_T31_recorder_calls_per_step(shape: str, tmp_path: Path) -> None:
     counts = counted(shape, RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False), steps=4)
     assert 0 < max(counts) < MOST[shape], counts
 
@@ -98,7 +98,7 @@ def test_micro_batches_of_a_timed_step_take_few_calls(tmp_path: Path) -> None:
 
 
 def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:
-    """Return the calls of ours in each step once the loop is known."""
+    """Return the recorder calls in each step once the loop is known."""
     torch.manual_seed(0)
     recorder = Recorder.start(config)
     hooks = install(lambda: recorder)

@@ -1083,7 +1083,7 @@ def _warnings(
     step_ns = unprofiled_ns or profiled_ns
     if unprofiled_ns is None:
         lines.append(
-            f"unprofiled step time unknown: the {ms(profiled_ns):.1f} ms {whole} and its idle time include profiler "
+            f"unprofiled step time unknown: the {whole} and its idle time include profiler "
             "overhead; give --unprofiled-step-ms, or record with stepscope"
         )
     elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:

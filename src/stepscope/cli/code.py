@@ -5,7 +5,7 @@ examples:
   stepscope code run-folder/ --sort saving
   stepscope code run-folder/ --modules --rank 2
 
-A line's cost includes what it called: lines do not add up. `saves` is the step without the line, by replay.
+A line's cost includes what it called: lines do not add up. `saves`: saving if the line is removed, by replay.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("device", "host", "exposed", "saving"),
         help="the largest first, in place of the order in the source",
     )
-    parser.add_argument("--all", action="store_true", help="also what takes less than 0.1 %% of the step")
+    parser.add_argument("--all", action="store_true", help="include lines below 0.1 %% of the step")
     add_json(parser, "all lines and modules as JSON")
 
 

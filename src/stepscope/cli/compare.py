@@ -1,4 +1,4 @@
-"""What differs between two runs, or two sets of runs, and is it more than chance? Gates for CI.
+"""What differs between two runs, or two sets of runs, and is the difference significant? Gates for CI.
 
 examples:
   stepscope compare before/ after/
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--a", metavar="RUN", nargs="+", default=[], help="runs of the first side")
     parser.add_argument("--b", metavar="RUN", nargs="+", default=[], help="runs of the second side")
     options = {
-        "--against": ("FOLDER", "folder of runs: the last ten like the one given are the first side"),
+        "--against": ("FOLDER", "folder of runs: use the last ten runs of the same configuration as A"),
         "--json": ("PATH", "write the comparison as JSON; - for standard output"),
         "--html": ("PATH", "write a self-contained HTML file"),
     }
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on", metavar="EXPR", action="append", default=[], help="condition that fails: 'step_ms>5%%'"
     )
     for side in "ab":
-        text = f"the step's time without the profiler in {side.upper()}"
+        text = f"step time without the profiler in {side.upper()}"
         parser.add_argument(f"--unprofiled-step-ms-{side}", type=above_zero, metavar="X", help=text)
     parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read in parallel (default: all cores)")
     add_cache_options(parser)

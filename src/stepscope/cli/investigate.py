@@ -7,7 +7,7 @@ examples:
   stepscope investigate run-folder/ --fixed second-run/
   stepscope investigate -- torchrun --nproc-per-node=8 train.py
 
-A command is recorded first. What was found stays in the run folder, as investigation.json and investigation.txt;
+A command is recorded first. Results are stored in the run folder, as investigation.json and investigation.txt;
 later investigations are added to them. A single trace or a glob has no run folder: use --json.
 """
 
@@ -95,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
         done = f"written to {Path(args.run[0]) / _RECORD} and {_TEXT}"
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        done = f"no record was written: {why}; --json FILE writes one"
-    say_with_answer(f"stepscope investigate: {done}")
+        done = "" if args.json else f"no record was written: {why}; --json FILE writes one"
+    if done:
+        say_with_answer(f"stepscope investigate: {done}")
     codes = [warn_incomplete(account) for account in accounts]
     return 3 if failed or any(codes) else 0
 
@@ -106,7 +107,7 @@ def _append_record(given: list[str], record: dict[str, Any], steps: "list[Step]"
 
     folder = Path(given[0])
     if len(given) > 1 or not folder.is_dir():
-        raise ValueError(f"{' '.join(given)} is no run folder")
+        raise ValueError(f"{' '.join(given)} is not a run folder")
     if not folder.stat().st_mode & 0o222:
         raise ValueError(f"{folder} is read-only")
     earlier: list[Any] = []

@@ -17,7 +17,7 @@ from stepscope.cli.run_arguments import add_html, add_json, check_outputs, termi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", metavar="RUN", help="run folder of the job")
-    add_json(parser, "the ledger as JSON")
+    add_json(parser, "the result as JSON")
     add_html(parser)
 
 

@@ -6,7 +6,7 @@ examples:
   stepscope memory run-folder/ --rank 3 --json -
   stepscope memory run-folder/ --what-if checkpointing --what-if zero=2 --what-if batch=2x
 
-Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; by formulas on what was measured.
+Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; estimated from measured sizes.
 A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` next to the traces.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", metavar="RUN|SNAPSHOT", nargs="+", help="run folder, traces, or memory snapshots")
-    parser.add_argument("--rank", type=at_least_zero, metavar="R", help="one rank alone (default: the fullest)")
+    parser.add_argument("--rank", type=at_least_zero, metavar="R", help="one rank (default: highest peak)")
     parser.add_argument(
         "--what-if", metavar="CHANGE", action="append", default=[], help="the peak with one thing changed; repeatable"
     )

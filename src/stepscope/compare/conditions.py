@@ -92,7 +92,7 @@ def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
     """Return the numbers that a name stands for: one, or several where it holds `*`; a `UsageError` for no number."""
     found = _short(report, name) if "." not in name else _walked(report, name.split("."))
     if found is None:
-        raise UsageError(f"--fail-on: the report has no number {name!r}; {_near(report, name)}")
+        raise UsageError(f"--fail-on: unknown metric {name!r}; {_near(report, name)}")
     wrong = [v for v in found if v is not None and not _is_number(v)]
     if wrong:
         raise UsageError(f"--fail-on: {name!r} is {_kind(wrong[0])}, not a number")
@@ -135,7 +135,7 @@ def _gate_result(gate: Gate, values: list[float | None], why_unknown: str) -> Ga
     if met:
         return GateResult(gate, False, met[0], f"{gate.name} is {met[0]:g}")
     if unknown:
-        return GateResult(gate, False, None, f"{gate.name} is not known, so the gate cannot hold: {why_unknown}")
+        return GateResult(gate, False, None, f"{gate.name} is unknown, so the gate fails: {why_unknown}")
     return GateResult(gate, True, values[0] if values else None, _fine(gate, values))
 
 
@@ -191,7 +191,7 @@ def _nothing_of_the_kind(within: str, name: str) -> bool:
 def _near(report: Mapping[str, Any], name: str) -> str:
     known = [*_short_names(report), *(n for n, value in dotted_numbers(report).items() if value is not None)]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are e.g. {', '.join(known[:6])}"
+    return f"did you mean {' or '.join(near)}?" if near else f"available, for example: {', '.join(known[:6])}"
 
 
 def _short_names(report: Mapping[str, Any]) -> list[str]:

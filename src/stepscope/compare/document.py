@@ -18,7 +18,7 @@ from stepscope.stats.robust import CONFIDENCE, Difference, difference, differenc
 from stepscope.units import NS_PER_MS, ms
 
 ONE_VALUE = "no interval: one value per side"
-_UNKNOWN = "not known of both sides"
+_UNKNOWN = "unknown on one side"
 ONE_SIDE = "only one side has it"
 # no measurements, or the same ones again
 _DROPPED = frozenset(("schema", "run", "critical_path", "guides", "findings_combined"))

@@ -58,7 +58,8 @@ def _worst(gate: Gate, metrics: Sequence[Metric]) -> GateResult:
 
 def _gate_result(gate: Gate, metric: Metric) -> GateResult:
     if metric.b is None or (gate.relative and metric.a is None):
-        return GateResult(gate, False, None, f"{metric.name} is not known of both sides, so the gate cannot hold")
+        unknown = " and ".join(side for side, value in (("A", metric.a), ("B", metric.b)) if value is None)
+        return GateResult(gate, False, None, f"{metric.name} is unknown in {unknown}, so the gate fails")
     if not gate.relative:
         return GateResult(gate, not gate.met(metric.b), metric.b, f"{metric.name} is {metric.b:g}")
     change = _change_pct(metric)

@@ -92,6 +92,15 @@ FINDING_STATUS = {
 }
 
 
+def category_name(id_: str) -> str:
+    """Return a category of memory as words.
+
+    >>> category_name("kept"), category_name("optimizer_state")
+    ('allocated before the window', 'optimizer state')
+    """
+    return "allocated before the window" if id_ == "kept" else words(id_)
+
+
 def words(id_: str) -> str:
     """Return an id as words.
 

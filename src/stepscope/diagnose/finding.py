@@ -69,7 +69,7 @@ FAULTS = {fault.id: fault for fault in (
     Fault("host-to-device-copy", "pageable or unoverlapped copies", "copies between host and device", "copy-bound",
           "copies=hidden", plural=True, or_host=True, shows=_shows("copy", ("copy",))),
     Fault("host-stall", "the host does something else: garbage collection, logging, checkpointing, lock",
-          "host work outside training", "host-bound", "stalls=off", shows=_HOST),
+          "host stalls", "host-bound", "stalls=off", plural=True, shows=_HOST),
     Fault("allocator", "cudaMalloc/cudaFree/retries inside steps", "allocating device memory", "host-bound",
           "allocator=off", shows=_HOST),
     Fault("precision", "matmuls off the tensor cores, or wider than needed", "32-bit matrix products",
@@ -159,6 +159,7 @@ class Match:
     title: str = ""
     cause: str = ""
     remedy: str = ""
+    subject: str = ""
     sureness: float | None = None
     doubt: float | None = None
 
@@ -207,11 +208,20 @@ class Kind:
 
     def _candidate(self, account: Account, match: Match) -> "Candidate":
         facts = {**words(account), **match.facts}
-        evidence = tuple(replace(e, what=filled(e.what, facts), unit=filled(e.unit, facts)) for e in match.evidence)
+        texts = (match.title or self.title, match.cause or self.cause, match.remedy or self.remedy)
+        title, cause, remedy, subject = (filled(text, facts) for text in (*texts, match.subject or self.subject))
+        single = len(account.run.ranks) == 1
+        evidence = tuple(
+            replace(
+                e,
+                what=filled(e.what, facts),
+                unit=filled(e.unit, facts),
+                where="" if single and e.where.startswith(("mean rank", "median rank")) else e.where,
+            )
+            for e in match.evidence
+        )
         if match.limit_ns is None and self.limit is not None:
             match = replace(match, limit_ns=self.limit(account), claim=self.limit.__name__)
-        texts = (match.title or self.title, match.cause or self.cause, match.remedy or self.remedy, self.subject)
-        title, cause, remedy, subject = (filled(text, facts) for text in texts)
         return Candidate(self, replace(match, evidence=evidence), title, cause, remedy, subject)
 
     def applies(self, account: Account) -> bool:

@@ -384,7 +384,6 @@ _NOUN_OF = {
     "copy-bound": "copying between host and device",
     "data-bound": "waiting for input",
     "host-bound": "the host",
-    UNCLEAR: "what has no known cause",
 }
 
 
@@ -534,11 +533,12 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
             return Conclusion(UNCLEAR, f"{reason}; {limit.again}", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
-    share = f"{_NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
+    of_step = f"{100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
+    if largest == UNCLEAR:
+        return Conclusion(UNCLEAR, f"{of_step} is unexplained{why_unknown(account)}", None)
+    share = f"{_NOUN_OF[largest]} takes {of_step}"
     surely = "saves" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "is sure to save"
     best = "" if first is None else f"; no single fix {surely} {WORTH_NAMING_PCT:.0f} %"
-    if largest == UNCLEAR:
-        return Conclusion(UNCLEAR, f"{share}{why_unknown(account)}", None)
     doubt = _doubt(account, largest, times[largest])
     if doubt is not None:
         return Conclusion(UNCLEAR, f"{share}, but {doubt}", None)

@@ -168,6 +168,7 @@ def _named_stalls(account: Account) -> Iterator[Match]:
             title=title,
             cause=f"{cause}: {why}",
             remedy=f"{remedy} Assumes none of this time is left.",
+            subject="checkpointing" if cause == CHECKPOINT else cause.replace("_", " "),
             sureness=0.5 if needed else None,
         )
 
@@ -394,14 +395,16 @@ def _stalls(account: Account) -> Iterator[Match]:
     evidence = [evidence_ms("stalled host time {per_step}", stalled, "median rank, ordinary steps")]
     computed = _computed(account)
     evidence += [*computed, *_recurring_evidence(account, (OUTSIDE,))]
-    title, cause, remedy = "", "", ""
+    title, cause, remedy, subject = "", "", "", ""
     if saving:
-        copied = evidence_ms("copies of state and the host between them, {per_step}", saving)
+        subject = "saving a checkpoint"
+        copied = evidence_ms("checkpoint copies and host time between them, {per_step}", saving)
         evidence.insert(int(stalled > saving), copied)
-        title = "State is saved inside the {step}"
+        title = "A checkpoint is saved inside the {step}"
         cause = "many tensors in a row are copied to the host, and nothing is computed meanwhile: a checkpoint"
         remedy = f"{RECURRING[CHECKPOINT][2]} Assumes none of this time is left."
     elif computed and has_device(account) and float(computed[0].value) * NS_PER_MS >= MOSTLY * (stalled + outside):
+        subject = "computing on the host"
         title = f"Operators compute on the host ({computed[0].where})"
         cause = "their tensors are in host memory, and the device waits for the result"
         remedy = (
@@ -409,7 +412,7 @@ def _stalls(account: Account) -> Iterator[Match]:
             "Assumes none of this time is left."
         )
     elif outside > stalled:
-        title = "The host stops in some steps"
+        title, subject = "The host stops in some steps", "host work outside training"
         cause = (
             "in some steps the host does something else for long, outside data loading, forward, backward and "
             "optimizer: checkpoints, evaluation, logging"
@@ -431,6 +434,7 @@ def _stalls(account: Account) -> Iterator[Match]:
         title=title,
         cause=cause,
         remedy=remedy,
+        subject=subject,
     )
 
 
@@ -882,7 +886,7 @@ KINDS = (
     Kind("data-loading", _data_loading, "Data loading: the {waiter} waits for input",
          "the next batch is not ready when the host requests it",
          "Load in workers: DataLoader(num_workers=8, persistent_workers=True). Raise prefetch_factor, set pin_memory=True; "
-         "move decoding and augmentation out of the loop, or cache them. Assumes no wait is left.",
+         "move decoding and augmentation out of the loop, or cache them. Assumes no remaining wait.",
          needs=_ON_HOST, limit=not_busy_ns, sureness=0.95),
     Kind("host-stall", _named_stalls, "Training stops for something else",
          "",
@@ -907,7 +911,7 @@ KINDS = (
     Kind("host-stall", _locks, "The training thread waits for another thread ({line})",
          "it waits in {line} while thread {thread} is in {place}",
          "Hold the lock only to copy what is shared and do the slow part outside of it, or hand the data over by a queue without "
-         "waiting (put_nowait). Assumes no wait is left.",
+         "waiting (put_nowait). Assumes no remaining wait.",
          needs=_ON_HOST, sureness=0.85, doubt=0.25, subject="waiting for another thread"),
     Kind("host-stall", _growing, "Steps become longer during the run ({place})",
          "{place} takes longer from step to step: what it works on grows (a list, a cache, a history)",
@@ -918,7 +922,7 @@ KINDS = (
          "for at least a millisecond at a time the host launches nothing and loads no data",
          "Find out what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
          "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
-         "Assumes none of these stretches is left.",
+         "Assumes all stalls are removed.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),
     Kind("host-stall", _anomaly_detection, "Autograd's anomaly detection is on",
          "it stores a stack for every node of the graph ({stacks} ms {per_step}, inside the operators of forward) and looks "
@@ -948,7 +952,7 @@ KINDS = (
          "use non_blocking copies from pinned memory. Assumes the step without these waits.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
-         "python and operator dispatch take longer than the kernels they launch",
+         "Python and operator dispatch take longer than the kernels they launch",
          "Launch the {step} as a graph: {how}. Graphs cannot capture host synchronisations: remove those first. Assumes that the "
          "whole {step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,

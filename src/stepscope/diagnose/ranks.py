@@ -299,7 +299,7 @@ def _experts(account: Account) -> Iterator[Match]:
             "who": "One rank" if view.fullest_rank is None else f"Rank {view.fullest_rank}",
         },
         ranks=() if view.fullest_rank is None else (view.fullest_rank,),
-        evidence=(Evidence("tokens of the fullest rank against the mean", round(view.imbalance, 2), "times"),),
+        evidence=(Evidence("busiest rank", round(view.imbalance, 2), "× the mean tokens"),),  # noqa: RUF001
     )
 
 
@@ -415,7 +415,7 @@ KINDS = (
          scope=_RANKS, doubt=0.3),
     Kind("pipeline-bubble", _bubble, "Pipeline bubble ({m} micro-batches, {stages} stages)",
          "pipeline fill and drain take (p - 1)/(m + p - 1) = {ideal} % of the {step} even with equal stages",
-         "Use {more} micro-batches instead of {m} (assumed here), or an interleaved or zero-bubble schedule. Assumes the same "
+         "Use {more} micro-batches instead of {m} (used for the prediction), or an interleaved or zero-bubble schedule. Assumes the same "
          "total work.",
          scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),
 )

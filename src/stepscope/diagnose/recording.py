@@ -40,7 +40,7 @@ MEMORY = "memory-bound"
 _KIND_OF_COMPUTE = frozenset((MEMORY,))
 
 _WHY_UNKNOWN = {
-    "queued": "work was queued and the device did not start it",
+    "queued": "work was queued, but the device did not start it",
     "other_stream": "one stream waited for another",
     "profiler": "the profiler's own buffers",
     "unknown": "the device idled and the trace does not say why",

@@ -21,6 +21,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.memory import Moments, rank_moments
 from stepscope.analyze.phases import Phase
 from stepscope.analyze.stragglers import phase_compute_ns
+from stepscope.contract.names import category_name
 from stepscope.cost.model_memory import block_input_shares
 from stepscope.cost.model_shape import Optimizer
 from stepscope.errors import UsageError
@@ -311,7 +312,8 @@ def _zero(value: str, moments: Moments, job: MemoryJob) -> _Change:
     after = "backward and forward gather the weights again" if stage == 3 else "weights are gathered after each step"
     half = job.gradient_comm_ns / 2 if job.gradient_comm_ns is not None else None
     why = {} if half is not None else {"time": "the time of the gradients' collectives is not known"}
-    notes = (f"{', '.join(_STATES[:stage])} divided by {job.replicas}; {after}: half as long as the gradients take "
+    states = ", ".join(map(category_name, _STATES[:stage]))
+    notes = (f"{states} divided by {job.replicas}; {after}: half as long as the gradients take "
              "now where nothing hides it, nothing where all of it is hidden",)  # fmt: skip
     time_ns = (None, None) if half is None else (0.0, half)
     stays = dict.fromkeys(_STATES[:stage], (share, share))

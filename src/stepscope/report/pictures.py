@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.contract.collectives import bus_factor
-from stepscope.contract.names import LOSSES, PARTS, PATH, shown_parts
+from stepscope.contract.names import LOSSES, PARTS, PATH, category_name, shown_parts
 from stepscope.cost.calibration import Calibration
 from stepscope.errors import UsageError
 from stepscope.report.charts import (
@@ -455,8 +455,8 @@ def memory_of_fullest(document: Document) -> Drawing | None:
     for k, (name, values) in enumerate((n, v) for n, v in categories.items() if any(v)):
         top = below + np.array(values, float)
         colour = _CATEGORY_COLOURS[k % len(_CATEGORY_COLOURS)]
-        lines.append(Line(_words(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
-        legend.append((colour, _words(name)))
+        lines.append(Line(category_name(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
+        legend.append((colour, category_name(name)))
         below = top
     reserved, device = line["reserved_bytes"], rank["device_total_bytes"]
     if reserved:
@@ -469,7 +469,7 @@ def memory_of_fullest(document: Document) -> Drawing | None:
         lines.append(Line("size of the device", [(times[0], device), (times[-1], device)], "high"))
         legend.append(("high", "size of the device"))
     return line_chart(
-        f"Memory of rank {rank['rank']}, the fullest", lines, Axis("time in the window", "ms", zero=False),
+        f"Memory of rank {rank['rank']}, the highest peak", lines, Axis("time in the window", "ms", zero=False),
         Axis("memory", "bytes"), legend=legend,
         label=f"Memory of rank {rank['rank']} over the window, at most {unit_text(used, 'bytes')}",
     )  # fmt: skip

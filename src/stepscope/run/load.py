@@ -890,7 +890,7 @@ def run_description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
 
 def incomplete(run: Run) -> list[str]:
     """Return what of the run was not read: ranks not in full, lost, missing, or cut off."""
-    lost = [f"rank lost: {line}" for line in run.unreadable]
+    lost = [f"skipped {line}" for line in run.unreadable]
     return [*filter(None, [run.sampling]), *lost, *_missing(run), *cut_off(run.ranks_read)]
 
 
@@ -907,7 +907,7 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
     recorded = run.description.get("warnings")
     if isinstance(recorded, list):
         warnings += [line for line in recorded if isinstance(line, str)]
-    lost = [f"rank lost: {line}" for line in run.unreadable]
+    lost = [f"skipped {line}" for line in run.unreadable]
     lines = [*filter(None, [run.sampling]), *warnings, *lost, *_missing(run)]
     guessed = [r.rank for r in run.ranks_read if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:

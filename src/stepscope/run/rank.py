@@ -1575,7 +1575,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
     (lambda r: r.trace.quality.bad_args, "argument values of the wrong type or out of range, left out"),
     (
         lambda r: r.joins.without_launch,
-        "device operations were launched before recording began: they are in the window but in no recorded step",
+        "device operations were launched before recording began and are not assigned to any step",
     ),
     (lambda r: r.joins.launches_without_work, "launches without device work in the trace"),
     (lambda r: r.collectives.unanswered, "collectives called but not executed within the trace"),

@@ -836,8 +836,8 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
             return head, bytes(data)
     if stream.path.name.endswith(".xplane.pb"):
         raise TraceError(f"{stream.path}: XPlane, the profile of XLA, is not read; give a trace of torch's profiler")
-    kind = "this JSON" if data.lstrip()[:1] == b"{" else "this file, which is not JSON,"
-    raise TraceError(f"{stream.path}: {kind} has no traceEvents array; is it a profiler trace?")
+    lacks = "JSON without a traceEvents array" if data.lstrip()[:1] == b"{" else "not JSON"
+    raise TraceError(f"{stream.path}: not a profiler trace ({lacks})")
 
 
 def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:

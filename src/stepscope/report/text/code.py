@@ -232,9 +232,10 @@ def _cut(text: str, width: int, out: Console) -> Text:
 def _notes(view: CodeView, rows: Sequence[CodeRow], shown: Sequence[CodeRow], out: Console) -> None:
     out.print()
     host, device = view.costs.unowned_host_share, view.costs.unowned_device_share
-    shares = [(host, "the host's time"), (device, "device time")]
+    shares = [(host, "host"), (device, "device")]
     said = " and ".join(f"{100 * share:.1f} % of {what}" for share, what in shares if share is not None)
-    lines = [f"{said or 'nothing'} has no line; a line's times include what it called, so they do not add up"]
+    lines = [f"Unattributed: {said} time"] if said else []
+    lines.append("a line's times include what it called, so they do not add up")
     if any(row.saving_ns is not None for row in rows):
         lines.append("saves: by replay of the step with the line removed (stepscope whatif RUN --without OWNER)")
     if not view.costs.exact_lines:

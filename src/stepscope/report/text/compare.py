@@ -156,10 +156,8 @@ def _code(lines: Sequence[Document], out: Console) -> None:
 
 def _end(document: Document, out: Console) -> None:
     for gate in document["gates"]:
-        held = Text("holds ", style="green") if gate["holds"] else Text("FAILS ", style="bold red")
-        print_indented(
-            out, held.append_text(name_text(f"--fail-on {gate['fail_on']}: {gate['said']}", width=300)), indent="  "
-        )
+        held = Text("passed: ", style="green") if gate["holds"] else Text("failed: ", style="bold red")
+        print_indented(out, held.append_text(name_text(f"{gate['fail_on']}; {gate['said']}", width=300)), indent="  ")
     for note in document["notes"]:
         print_indented(out, Text("! ", style="yellow").append_text(name_text(note, width=300)), indent="  ")
 

@@ -64,8 +64,8 @@ def print_health(document: Json, gates: Sequence[GateResult], out: Console) -> N
         same = ", ".join(words(c["id"]) for c in unmeasured if c["reason"] == reason)
         print_indented(out, Text(f"{same}: not measured, {reason}", style="bright_black"), indent="  ")
     for result in gates:
-        held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
-        print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
+        held = Text("passed: ", style="green") if result.holds else Text("failed: ", style="bold red")
+        print_indented(out, held.append(f"{result.gate}; {result.said}", style=""), indent="  ")
 
 
 def _status_text(check: Json) -> Text:

@@ -72,16 +72,20 @@ def _newest(found: Sequence[Document], out: Console) -> None:
     for one in found[:_MAX_LINES]:
         name = f"{one['run']} ({_commit(one['commit'])})" if one["commit"] else one["run"]
         if one["verdict"] == "unknown":
-            _line(out, f"newest {name}: {one['step_ms']:.2f} ms; {one['before']} runs like it before, 4 are needed")
+            _line(out, f"newest {name}: {one['step_ms']:.2f} ms; {_earlier(one['before'])}; 4 needed")
             continue
-        usual = f"{one['before']} runs like it before: {one['usual_ms']:.2f} ms"
-        bounds = f"one more would lie between {one['low_ms']:.2f} and {one['high_ms']:.2f}"
+        usual = f"{_earlier(one['before'])}: {one['usual_ms']:.2f} ms"
+        bounds = f"95 % prediction interval {one['low_ms']:.2f}–{one['high_ms']:.2f} ms"  # noqa: RUF001
         _line(
             out,
             f"newest {name}: {one['verdict']}, {one['step_ms']:.2f} ms ({one['change_pct']:+.1f} %); {usual}, {bounds}",
         )
     if len(found) > _MAX_LINES:
         out.print(f"and {len(found) - _MAX_LINES} more configurations; --json has all")
+
+
+def _earlier(count: int) -> str:
+    return f"{count or 'no'} earlier run{'s' * (count != 1)}"
 
 
 def _hosts(document: Document, out: Console) -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.memory import Holder, RankMemory
+from stepscope.contract.names import category_name
 from stepscope.report.terminal import print_indented
 from stepscope.units import NS_PER_MS, printable, readable_bytes
 
@@ -19,7 +20,7 @@ _MAX_HOLDERS = 12
 
 def print_rank_memory(one: RankMemory, out: Console, *, ranks: int, others_bytes: int | None = None) -> None:
     """Print the peak of a rank by category and holder, and whether it grows; `others_bytes` is what others hold."""
-    fullest = f", the fullest of {ranks}" if ranks > 1 else ""
+    fullest = f", highest peak of {ranks} ranks" if ranks > 1 else ""
     out.print(Text(f"rank {one.rank}{fullest}", style="bold"))
     totals = (
         ("peak allocated", one.peak_allocated_bytes),
@@ -30,7 +31,7 @@ def print_rank_memory(one: RankMemory, out: Console, *, ranks: int, others_bytes
     )
     for name, size in totals:
         if size is not None:
-            out.print(f"  {name:<26} {readable_bytes(size):>10}")
+            out.print(f"  {name:<27} {readable_bytes(size):>10}")
     if one.peak is not None and one.peak.by_category is not None:
         where = f" in step {one.peak.step}" if one.peak.step is not None else ""
         out.print(f"at the peak{where}, {one.peak.phase}:")
@@ -50,7 +51,7 @@ def print_rank_memory(one: RankMemory, out: Console, *, ranks: int, others_bytes
         )
     for name in ("peak", "peak_allocated_bytes", "by_category"):
         if name in one.reasons:
-            print_indented(out, Text(f"{name}: {one.reasons[name]}", style="dim"), indent="  ")
+            print_indented(out, Text(f"{category_name(name)}: {one.reasons[name]}", style="dim"), indent="  ")
 
 
 def _print_holders(title: str, held: tuple[Holder, ...], out: Console) -> None:
@@ -72,7 +73,8 @@ def print_snapshot(rank: int | None, view: "SnapshotView", out: Console, *, othe
     out.print("alive at the peak, by line:")
     for line in view.peak.by_line:
         blocks = f"{line.blocks} block{'s' if line.blocks > 1 else ''}"
-        out.print(Text(f"  {readable_bytes(line.size_bytes):>10}  {printable(line.place)}  {line.purpose}, {blocks}"))
+        held = f"{category_name(line.purpose)}, {blocks}"
+        out.print(Text(f"  {readable_bytes(line.size_bytes):>10}  {printable(line.place)}  {held}"))
     _print_free(view, out)
     if view.step_end_bytes:
         sizes = ", ".join(readable_bytes(b) for b in view.step_end_bytes[-_MAX_HOLDERS:])
@@ -91,10 +93,12 @@ def print_predicted(rows: "Sequence[StateRow]", out: Console) -> None:
     """Print what the formulas say beside the most that was measured; nothing where they say nothing."""
     if not any(row.predicted_bytes is not None for row in rows):
         return
-    out.print(Text(f"  {'the most in the window':<26} {'measured':>10} {'formula':>10}", style="dim"))
+    out.print(Text(f"  {'the most in the window':<27} {'measured':>10} {'formula':>10}", style="dim"))
     for row in rows:
         if row.predicted_bytes is not None:
-            out.print(f"  {row.category:<26} {_size(row.measured_bytes):>10} {_size(row.predicted_bytes):>10}")
+            out.print(
+                f"  {category_name(row.category):<27} {_size(row.measured_bytes):>10} {_size(row.predicted_bytes):>10}"
+            )
 
 
 def print_memory_what_ifs(answers: "Sequence[MemoryWhatIf]", out: Console, *, rank: int | None) -> None:
@@ -102,7 +106,7 @@ def print_memory_what_ifs(answers: "Sequence[MemoryWhatIf]", out: Console, *, ra
     if not answers:
         return
     of = f", rank {rank}" if rank is not None else ""
-    out.print(Text(f"changed, by formulas on what was measured{of}", style="bold"))
+    out.print(Text(f"changed, estimated from measured sizes{of}", style="bold"))
     for one in answers:
         where = f", in {one.phase}" if one.phase else ""
         out.print(Text(f"  {one.change:<20} peak {_peak_range(one)}{where}; {_time_range(one)}"))
@@ -131,12 +135,12 @@ def _print_moments(peak: "Moment", end: "Moment", reasons: dict[str, str], out: 
     for name in peak.by_purpose:
         sizes = (peak.by_purpose[name], end.by_purpose[name])
         if any(sizes) or None in sizes:
-            out.print(f"  {name:<22} {_size(sizes[0]):>10} {_size(sizes[1]):>10}")
+            out.print(f"  {category_name(name):<22} {_size(sizes[0]):>10} {_size(sizes[1]):>10}")
     out.print(f"  {'allocated':<22} {_size(peak.allocated_bytes):>10} {_size(end.allocated_bytes):>10}")
     out.print(f"  {'reserved':<22} {_size(peak.reserved_bytes):>10} {_size(end.reserved_bytes):>10}")
     for name in peak.by_purpose:
         if name in reasons:
-            print_indented(out, Text(f"{name}: {reasons[name]}", style="dim"), indent="  ")
+            print_indented(out, Text(f"{category_name(name)}: {reasons[name]}", style="dim"), indent="  ")
 
 
 def _print_free(view: "SnapshotView", out: Console) -> None:
@@ -155,10 +159,10 @@ def _print_free(view: "SnapshotView", out: Console) -> None:
 
 def _print_parts(parts: dict[str, int | None], reasons: dict[str, str], out: Console) -> None:
     for name, size in parts.items():
-        out.print(f"  {name:<26} {_size(size):>10}")
+        out.print(f"  {category_name(name):<27} {_size(size):>10}")
     for name, size in parts.items():
         if size is None and name in reasons:
-            print_indented(out, Text(f"{name}: {reasons[name]}", style="dim"), indent="  ")
+            print_indented(out, Text(f"{category_name(name)}: {reasons[name]}", style="dim"), indent="  ")
 
 
 def _size(size_bytes: int | None) -> str:

@@ -185,16 +185,17 @@ def _strategy(name: str) -> str:
 
 def _opening(view: _View) -> list[Row]:
     document, width = view.document, view.width
-    reason = f"{document['verdict']}: {document['verdict_reason']}"
+    unclear = document["verdict"] == "unclear"
+    reason = document["verdict_reason"] if unclear else f"{document['verdict']}: {document['verdict_reason']}"
     cannot = (document.get("recording") or {}).get("cannot_show") or ()
     sentence, more = headline_sentence(document), []
-    if view.is_light or (document["verdict"] == "unclear" and (cannot or not view.findings)):
+    if view.is_light or (unclear and (cannot or not view.findings)):
         sentence = _capital(document["verdict_reason"])
     elif not view.findings:
         more.append(_capital(document["verdict_reason"]))
     elif view.findings[0]["saving_pct"] < 10:
         more.append(_capital(reason))
-    if cannot and document["verdict"] != "unclear":
+    if cannot and not unclear:
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
     subject, fixing, gives = sentence.partition(" Fixing it")
     whole = (
@@ -225,7 +226,8 @@ def _caveats(view: _View) -> list[str]:
     if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
         lines.append("Source lines not recorded.")
     if view.is_profiled and run["num_steps"]:
-        lines.append("Profiled times (--unprofiled-step-ms corrects).")
+        how = "-v" if lines else "--unprofiled-step-ms subtracts it"  # with other caveats the option does not fit
+        lines.append(f"Times include profiler overhead ({how}).")
     return lines
 
 
@@ -279,10 +281,17 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     return rows
 
 
-def _together_row(view: _View, count: int) -> Row:
+def _together(view: _View, count: int) -> tuple[str, float]:
+    """Return the first fixes as one line, which says so where they do not save the sum of their savings."""
     saved = view.document["findings_combined"][count - 1]["saving_ms_per_step"]
     alone = sum(f["saving_alone_ms"] for f in view.findings[:count])
-    text = f"    Fixes 1–{count} together" + (" (they overlap)" if saved < 0.95 * alone else "")
+    note = " (they overlap)" if saved < 0.995 * alone else " (more than their sum)" if saved > 1.005 * alone else ""
+    return f"Fixes 1–{count} together{note}", saved
+
+
+def _together_row(view: _View, count: int) -> Row:
+    text, saved = _together(view, count)
+    text = f"    {text}"
     room = view.width - _NUMBERS
     if room < 30:
         return ((f"    Together −{three_digits(saved)} ms", "green"),)
@@ -463,27 +472,24 @@ def _regions(view: _View, step_ms: float) -> dict[str, float]:
 
 
 def _bars(view: _View, bars: Sequence[tuple[str, str, float]]) -> list[Row]:
-    total = sum(ms for _, _, ms in bars)
+    total = max(view.step_ms or 0.0, sum(ms for _, _, ms in bars))
     names = min(max(len(name) for name, _, _ in bars), view.width - 22)
     numbers = [view.ms(ms) for _, _, ms in bars]
     digits = max(map(len, numbers))
     room = max(4, min(30, view.width - names - digits - 15))
     rows: list[Row] = []
-    for (name, style, ms), number, pct in zip(bars, numbers, _shares([ms / total for _, _, ms in bars]), strict=True):
-        rows.append(
-            (
-                (f"   {_cut(name, names):<{names}}  {number:>{digits}}  {pct:>3} %  ", ""),
-                (_bar(ms / total, room), style),
-            )
-        )
+    shares = [ms / total for _, _, ms in bars]
+    for (name, style, _), number, share, pct in zip(bars, numbers, shares, _percentages(shares), strict=True):
+        cells = f"   {_cut(name, names):<{names}}  {number:>{digits}}  {pct:>3} %  "
+        rows.append(((cells, ""), (_bar(share, room), style)))
     return rows
 
 
-def _shares(shares: Sequence[float]) -> list[int]:
-    """Return whole percentages that do not sum above 100."""
+def _percentages(shares: Sequence[float]) -> list[int]:
+    """Return whole percentages that do not sum above 100; large parts read the same wherever they are shown."""
     rounded = [round(100 * share) for share in shares]
-    most_rounded_up = sorted(range(len(shares)), key=lambda i: 100 * shares[i] - rounded[i])
-    for i in most_rounded_up[: max(0, sum(rounded) - 100)]:
+    rounded_up = sorted((share, i) for i, share in enumerate(shares) if rounded[i] > 100 * share)
+    for _, i in rounded_up[: max(0, sum(rounded) - 100)]:
         rounded[i] -= 1
     return rounded
 
@@ -505,7 +511,8 @@ def _ranks(view: _View, most: int) -> list[Row]:
         if len(groups) <= most:
             break
     if len(groups) == 1 and not view.late:
-        return [((f" Ranks {_ranges(groups[0][0])} are alike", ""),)]
+        within = f"within {100 * tolerance:.0f} % of the {view.whole}"
+        return _wrapped(f"Ranks {_ranges(groups[0][0])} take the same time, {within}", view.width, indent=" ")
     if most == 1:
         return [((f" Ranks differ, {len(groups)} groups: -v", "dim"),)]
     shown = groups if len(groups) <= most else groups[: most - 1]
@@ -693,10 +700,9 @@ def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
     body += [f"at {', '.join(places)}"] if places and saving > 0 else []
     for line in (*body, f"→ {finding['remedy']}"):
         rows += _wrapped(printable(line, width=1000), view.width, indent="      ")
-    together = view.document["findings_combined"]
     if number == len(view.findings) > 1:
-        saved = three_digits(together[number - 1]["saving_ms_per_step"])
-        rows += _wrapped(f"Fixes 1–{number} together: {saved} ms per {view.whole}", view.width, indent="   ")
+        text, saved = _together(view, number)
+        rows += _wrapped(f"{text}: {three_digits(saved)} ms per {view.whole}", view.width, indent="   ")
     return rows
 
 

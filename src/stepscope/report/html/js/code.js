@@ -79,9 +79,9 @@ function iciclesLegend(metric) {
 }
 
 function unownedText(unowned) {
-  const parts = [[unowned.host_pct, "the host's time"], [unowned.device_pct, "device time"]].filter(([v]) => known(v));
+  const parts = [[unowned.host_pct, "host"], [unowned.device_pct, "device"]].filter(([v]) => known(v));
   const none = parts.map(([v, what]) => `${pctText(v)} of ${what}`).join(" and ");
-  return `Per step, mean over ranks. Times include what was called from there. ${none || "Nothing"} has no line.`;
+  return `Per step, mean over ranks. Times include what was called from there.${none && ` Unattributed: ${none} time.`}`;
 }
 
 function placeOf(row) {

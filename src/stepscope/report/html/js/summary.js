@@ -101,7 +101,7 @@ function findingBody(f, grid, report) {
     el("p", { class: "remedy" }, el("b", {}, "→ "), f.remedy),
     el("p", {}, sentenceOf(f.cause)),
     (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost, including the lines it calls): "), placeText(f.where)),
-    f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map((e) => evidenceRow(e, report.run.num_ranks === 1)))),
+    f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
     el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
     el("p", { class: "quiet" }, `${rangeText(f)}${after} · ${pctText(100 * f.confidence, 0)} sure of the cause`));
 }
@@ -117,12 +117,12 @@ function placeText(where) {
   return [list(lines), list(modules)].filter(Boolean).join("; ");
 }
 
-function evidenceRow(e, single) {
+function evidenceRow(e) {
   const rank = /^rank (\d+)/.exec(e.where || "");
   const value = typeof e.value !== "number" ? String(e.value) : Number.isInteger(e.value) ? written(e.value, 0) : digits(e.value);
   return el("tr", {},
     el("th", { scope: "row" }, e.what), el("td", { class: "number" }, e.unit === "bytes" ? bytesText(e.value) : `${value} ${e.unit || ""}`.trim()),
-    el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : single && e.where === "mean rank" ? "" : e.where));
+    el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : e.where));
 }
 
 // The docs pages of the findings, in the page itself: it needs no network, and links of a file lead nowhere.
