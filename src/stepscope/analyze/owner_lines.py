@@ -445,6 +445,14 @@ def _code_in_stacks(known: RankLines) -> tuple[Mask, Mask, Mask]:
     )
 
 
+@once_per_record
+def _optimizer_calls(known: RankLines) -> Int64s:
+    """Return for each line the calls of an optimizer: most of a short `zero_grad` is outside its range."""
+    owned = known.owned
+    rows = marks_of(owned.rank).rows_of(Region.OPTIMIZER)
+    return _counts(known, owned.by_call.stack[np.isin(owned.calls.row, rows)])
+
+
 class _LineTimes:
     def __init__(self, known: RankLines) -> None:
         owned, rank = known.owned, known.owned.rank
@@ -498,6 +506,8 @@ def _passes_are_known(known: RankLines) -> bool:
 def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
     torch_trains, _, in_hook = _code_in_stacks(known)
     if work.has_backward or work.optimizes or work.collectives or torch_trains[work.number]:
+        return False
+    if _optimizer_calls(known)[work.number]:
         return False
     whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
     if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
