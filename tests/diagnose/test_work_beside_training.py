@@ -206,6 +206,12 @@ SPARED: dict[str, dict[str, Plant]] = {
     "gradients clipped by torch": {
         "backward": operators("aten::_foreach_norm", stack=("train.py:13", "lib:torch/nn/utils/clip_grad.py:38"))
     },
+    "gradients clipped by a framework": {
+        "backward": operators(
+            "aten::_foreach_norm",
+            stack=("train.py:13", "lib:site-packages/accelerate/accelerator.py:2900:clip_grad_norm_"),
+        )
+    },
     "gradients zeroed by hand": {"after": operators(*["aten::zero_"] * 8)},
     "weights updated by hand": {"by_hand": nothing, "after": operators(*["aten::sub_"] * 8)},
     "weights made anew by hand": {"by_hand": nothing, "after": operators(*["aten::sub"] * 8)},

@@ -23,7 +23,7 @@ from stepscope.contract.run_folder import HOOK
 from stepscope.contract.step_line import EVALUATE, Region
 from stepscope.intervals import covered_ns, subtract, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.side_files import SourceText
+from stepscope.run.side_files import Frame, SourceText
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string
 
@@ -439,10 +439,15 @@ def _code_in_stacks(known: RankLines) -> tuple[Mask, Mask, Mask]:
         return sets.sums(known.owned.stacks.holding(np.array(chosen, bool))[:-1].astype(np.int64))
 
     return (
-        held([not f.is_user and any(part in f.file for part in _TRAINING_FILES) for f in frames]) > 0,
+        held([not f.is_user and _is_training_code(f) for f in frames]) > 0,
         held([f.function in ("backward", "vjp") for f in frames]) > 0,
         held([f.function.endswith(HOOK) for f in frames]) == sets.sizes,
     )
+
+
+def _is_training_code(frame: Frame) -> bool:
+    # frameworks wrap clipping: only the first frame of a library is recorded
+    return frame.function.startswith("clip_grad") or any(part in frame.file for part in _TRAINING_FILES)
 
 
 @once_per_record
