@@ -172,7 +172,17 @@ def test_a_hook_of_gradients_is_named_with_its_python(tmp_path: Path) -> None:
     assert prediction.baseline_ns - prediction.step_ns == pytest.approx(one.alone_ns, rel=0.01)
 
 
+def zero_grad(r: PlantedRank, at: float, _: int) -> float:
+    """Add a `zero_grad` whose range covers a small part of its line."""
+    end = at + PLANTED
+    with r.line("train.py:9"):
+        r.annotation("Optimizer.zero_grad#AdamW.zero_grad", end - PLANTED / 10, end)
+    r.python_time(at, end - PLANTED / 10, "train.py:9")
+    return end
+
+
 SPARED: dict[str, dict[str, Plant]] = {
+    "an optimizer's zero_grad": {"forward": zero_grad},
     "the backward of a Function of the user's": {
         "backward": in_backward(*["aten::mul"] * 8, stacks=(("ops.py:20:backward",),))
     },
@@ -195,6 +205,12 @@ SPARED: dict[str, dict[str, Plant]] = {
     "gradients clipped by hand": {"backward": operators(*["aten::clamp_"] * 8)},
     "gradients clipped by torch": {
         "backward": operators("aten::_foreach_norm", stack=("train.py:13", "lib:torch/nn/utils/clip_grad.py:38"))
+    },
+    "gradients clipped by a framework": {
+        "backward": operators(
+            "aten::_foreach_norm",
+            stack=("train.py:13", "lib:site-packages/accelerate/accelerator.py:2900:clip_grad_norm_"),
+        )
     },
     "gradients zeroed by hand": {"after": operators(*["aten::zero_"] * 8)},
     "weights updated by hand": {"by_hand": nothing, "after": operators(*["aten::sub_"] * 8)},

@@ -23,7 +23,7 @@ from stepscope.contract.run_folder import HOOK
 from stepscope.contract.step_line import EVALUATE, Region
 from stepscope.intervals import covered_ns, subtract, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.side_files import SourceText
+from stepscope.run.side_files import Frame, SourceText
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string
 
@@ -439,10 +439,23 @@ def _code_in_stacks(known: RankLines) -> tuple[Mask, Mask, Mask]:
         return sets.sums(known.owned.stacks.holding(np.array(chosen, bool))[:-1].astype(np.int64))
 
     return (
-        held([not f.is_user and any(part in f.file for part in _TRAINING_FILES) for f in frames]) > 0,
+        held([not f.is_user and _is_training_code(f) for f in frames]) > 0,
         held([f.function in ("backward", "vjp") for f in frames]) > 0,
         held([f.function.endswith(HOOK) for f in frames]) == sets.sizes,
     )
+
+
+def _is_training_code(frame: Frame) -> bool:
+    # frameworks wrap clipping: only the first frame of a library is recorded
+    return frame.function.startswith("clip_grad") or any(part in frame.file for part in _TRAINING_FILES)
+
+
+@once_per_record
+def _optimizer_calls(known: RankLines) -> Int64s:
+    """Return for each line the calls of an optimizer: most of a short `zero_grad` is outside its range."""
+    owned = known.owned
+    rows = marks_of(owned.rank).rows_of(Region.OPTIMIZER)
+    return _counts(known, owned.by_call.stack[np.isin(owned.calls.row, rows)])
 
 
 class _LineTimes:
@@ -498,6 +511,8 @@ def _passes_are_known(known: RankLines) -> bool:
 def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
     torch_trains, _, in_hook = _code_in_stacks(known)
     if work.has_backward or work.optimizes or work.collectives or torch_trains[work.number]:
+        return False
+    if _optimizer_calls(known)[work.number]:
         return False
     whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
     if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
