@@ -137,7 +137,7 @@ def test_warm_passes_after_a_cold_one_are_diagnosed(tmp_path: Path) -> None:
             r.kernel(kernels[k % 8] if k else "embed", at=here, start=here + 20_010 * (n == 0) + 10,
                      end=here + 20_010 * (n == 0) + 40, call_us=20_000 if n == 0 else 5)  # fmt: skip
     found = document(tmp_path, r)
-    assert not found["recording"]["cannot_show"]
+    assert "host costs of a warm step" not in found["recording"]["cannot_show"]
     assert ids(found) == ["launch-overhead"], "and no copies or waits of the upload"
     assert found["findings"][0]["saving_alone_ms"] < 20, "of a warm pass"
 

@@ -116,7 +116,8 @@ def mutate(document: dict[str, Any], mutation: tuple[Any, ...]) -> None:
     elif what == "twice":
         events.append({**event, "ts": number})
     elif what == "arg":
-        event["args"] = {**event.get("args", {}), key: value}
+        args = event.get("args")
+        event["args"] = {**(args if isinstance(args, dict) else {}), key: value}
     else:
         event[what] = {"name": name, "cat": category, "args": value}.get(what, number)
 

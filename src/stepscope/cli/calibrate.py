@@ -109,7 +109,7 @@ def _power(args: argparse.Namespace) -> int:
     _needs_torch("install it")
     from stepscope.bench.power import power_model
 
-    write_output(out, f"{json.dumps(power_model())}\n", force=args.force)
+    write_output(out, f"{json.dumps(power_model(), allow_nan=False)}\n", force=args.force)
     print_line(f"written to {out}; use it with `stepscope whatif {args.power} --set clock_mhz=...`")
     return 0
 
