@@ -296,7 +296,7 @@ def _goodput_pct(run: Path, known: dict[str, float]) -> float | None:
     here = run.absolute()
     if str(here) not in known:
         try:
-            attempts = attempts_of(here)
+            attempts = attempts_of(run)
             ledger = ledger_of(attempts)
         except (StepscopeError, OSError):  # without step logs
             return None

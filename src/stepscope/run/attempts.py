@@ -131,16 +131,18 @@ def sibling_folders(folder: Path) -> list[Path]:
     config = json_object_in(folder / RUN_JSON).get("config")
     out = config.get("out") if isinstance(config, dict) else None
     base = Path(out).name if isinstance(out, str) else folder.name
-    if not re.fullmatch(rf"{re.escape(base)}(-\d{{1,5}})?", folder.absolute().name):
+    if not folder.name or folder.name == "..":  # folders above the given path may be closed to this user
+        folder = folder.absolute()
+    if not re.fullmatch(rf"{re.escape(base)}(-\d{{1,5}})?", folder.name):
         return [folder]
-    parent, found = folder.absolute().parent, []
+    parent, found = folder.parent, []
     for number in range(1, _MAX_ATTEMPTS):
         one = parent / (base if number == 1 else f"{base}-{number}")
         if one.is_dir() and not one.is_symlink():
             found.append(one)
         elif number > 1:
             break
-    return found if any(one.name == folder.absolute().name for one in found) else [folder]
+    return found if any(one.name == folder.name for one in found) else [folder]
 
 
 def _continues(one: Attempt, job: list[Attempt]) -> bool:
