@@ -89,7 +89,7 @@ SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pi
 def test_snapshot_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(SNAPSHOT)]) == 0
     out = capsys.readouterr().out
-    assert "optimizer_state          138.5 MB   138.5 MB" in out and "capture.py:43 (forward)  activations" in out
+    assert "optimizer state          138.5 MB   138.5 MB" in out and "capture.py:43 (forward)  activations" in out
     assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
     (one,) = said["snapshots"]
@@ -127,7 +127,7 @@ def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
     (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
     assert main(["memory", str(tmp_path), "--no-cache"]) == 0
-    assert "peak allocated                 7.0 MB" in capsys.readouterr().out
+    assert "peak allocated                  7.0 MB" in capsys.readouterr().out
     shutil.copy(SNAPSHOT, tmp_path / "rank00001.memory.pickle.gz")
     assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
