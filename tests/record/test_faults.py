@@ -236,7 +236,9 @@ def test_T17_forked_children_write_nothing(results: Results, work: Path) -> None
         assert results["T17"][rank]["losses"] == results["T17_plain"][rank]["losses"]
         assert results["T17"][rank]["notes"]["child"] == 0
         assert [line["step"] for line in step_lines(work / "T17", rank)] == list(range(STEPS))
-    assert {p.name for p in (work / "T17").iterdir()} == {p.name for p in (work / "good").iterdir()}
+    # samples of the threads are there only for a rank that trained long enough to be met by one
+    written = [{p.name for p in (work / run).iterdir() if not p.match("*.samples.jsonl")} for run in ("T17", "good")]
+    assert written[0] == written[1]
     assert not (work / "T17-2").exists()
 
 
