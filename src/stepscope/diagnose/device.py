@@ -387,7 +387,8 @@ def _launched_in(rank: Rank, spans: Intervals) -> Mask:
 _FUSED_LAUNCHES = 8
 
 
-# a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72
+# a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72. On a CPU, one thread,
+# 0.4 to 12 million parameters in 48 to 200 tensors, it took 0.22 to 0.40 of the CPU time.
 _FUSED_ADAM = 0.4
 _ADAM = re.compile(r"^Optimizer\.step#Adam")
 

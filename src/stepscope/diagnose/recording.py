@@ -61,8 +61,8 @@ _VIEWS = frozenset(
     for name in ("view", "_unsafe_view", "as_strided", "t", "transpose", "permute", "slice", "select", "expand", "squeeze",
                  "unsqueeze", "detach", "alias")
 )  # fmt: skip
-# how much slower than 32 bit a device computes in 64 bit, by compute capability; others take twice as long
-# (CUDA C++ Programming Guide, throughput of native arithmetic instructions)
+# 32-bit results per 64-bit result, by compute capability (CUDA C++ Programming Guide, throughput of native arithmetic
+# instructions); 2 on chips for data centres
 _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64, (12, 0): 64}
 _NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
