@@ -155,6 +155,26 @@ def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
     assert "loader's workers" not in other.remedy and other.confidence > one.confidence
 
 
+def test_work_after_a_pass_without_gradients_is_no_input_preparation(tmp_path: Path) -> None:
+    """An agent acts by its model and steps its environment: no loader can do that ahead of time."""
+
+    def acts(r: PlantedRank, at: float, n: int) -> float:
+        with r.line("train.py:6", "model.py:5", module="blocks.0"):
+            r.ran("aten::addmm", at, at + 100)
+        with r.line("train.py:7", module=None):
+            r.ran("aten::argmax", at + 110, at + 120)
+        return python("train.py:8", "env.py:3")(r, at + 130, n)
+
+    (one,) = beside(account(tmp_path, {"before": acts}))
+    assert one.title.startswith("Non-training work") and "may depend on its output" in one.cause
+    assert "loader" not in one.remedy
+
+
+def test_tensors_changed_after_the_optimizer_are_not_to_be_deleted(tmp_path: Path) -> None:
+    (one,) = beside(account(tmp_path, {"after": operators(*["aten::lerp_"] * 12, stack=("train.py:15",))}))
+    assert "changes tensors in place" in one.cause and "delete" not in one.remedy
+
+
 def test_a_hook_of_a_module_is_named(tmp_path: Path) -> None:
     hook = operators(*["aten::sort"] * 4, stack=("train.py:10", f"watch.py:7:note{HOOK}"), module="blocks.0")
     (one,) = beside(account(tmp_path, {"forward": hook}))

@@ -384,6 +384,17 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     }
 
 
+def follows_a_pass(known: RankLines, line: LoopLine) -> bool:
+    """Return whether a line runs after a pass of the trained modules without gradients, and so may use its result."""
+    step = known.owned.rank.steps.of(line.began_ns)
+    began_ns, step = line.began_ns[step >= 0], step[step >= 0]
+    return bool(len(step)) and any(
+        (work.first_ns[step] < began_ns).all()
+        for work in known.lines.values()
+        if not work.has_backward and not work.optimizes and work.modules & known.trained
+    )
+
+
 def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
     owned = known.owned
     calls, by, trace = owned.calls, owned.by_call, owned.rank.trace

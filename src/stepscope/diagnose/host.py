@@ -84,9 +84,11 @@ RECURRING = {
         "memory and write it in a thread.",
     ),
     EVALUATION: (
-        "Training stops for evaluations",
-        "forward passes without gradients run between training steps",
-        "Evaluate less often or on fewer batches, in larger batches under torch.inference_mode(), or in a separate job.",
+        "Passes without gradients run between training steps",
+        "forward passes without gradients run, and no training step meanwhile: an evaluation, or data that the job generates "
+        "itself",
+        "Evaluate less often, on larger batches or in a separate job; generate data that training needs (rollouts) in larger "
+        "batches, with a cache of keys and values, or as a graph.",
     ),
     GARBAGE_COLLECTION: (
         "Python collects garbage inside steps",
@@ -99,13 +101,6 @@ RECURRING = {
         "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles shows the reason for each.",
     ),
 }
-_OFTEN_EVALUATED = (
-    "Passes without gradients run between training steps",
-    "every few steps forward passes without gradients run, and no training step meanwhile: an evaluation, or data that "
-    "the job generates itself",
-    "An evaluation: run it less often or in a separate job. Data that training needs (a policy's rollouts): generate it "
-    "faster with larger batches, a cache of keys and values, or as a graph.",
-)
 
 
 _OF_WORKERS = "% of the time of the loader's workers in the user's code"
@@ -150,15 +145,10 @@ def _named_stalls(account: Account) -> Iterator[Match]:
             continue
         steps, of = recurring.num_steps_with(cause)
         needed = cause == EVALUATION and steps >= OFTEN * of
-        title, why, remedy = (
-            _OFTEN_EVALUATED
-            if needed
-            else RECURRING.get(cause)
-            or (
-                f"Training stops for {cause}",
-                "the region of that name takes long in some steps",
-                "Do it less often, or in a thread or a separate job.",
-            )
+        title, why, remedy = RECURRING.get(cause) or (
+            f"Training stops for {cause}",
+            "the region of that name takes long in some steps",
+            "Do it less often, or in a thread or a separate job.",
         )
         yield Match(
             lambda replay, cause=cause: without_recurring(replay, (cause,)),  # type: ignore[misc]

@@ -19,6 +19,7 @@ from stepscope.analyze.owner_lines import (
     LoopLine,
     RankLines,
     feeds_training,
+    follows_a_pass,
     loop_lines,
     loops,
     stands_after_optimizer,
@@ -378,13 +379,18 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
     below = f", mostly in {called[0][0]}" if called and called[0][1] >= MOSTLY * host else ""
     on_both = f" of the host and {ms_text(device)} ms of the device" if device >= 0.01 * host else " of host time"
     feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
-    prepares = first.before_forward or first.to_device
+    changes = any(line.in_place for mine in each for line in mine)
+    acts = any(follows_a_pass(one, line) for one, mine in zip(ranks, each, strict=True) for line in mine)
+    prepares = (first.before_forward or first.to_device) and not acts
     if True in feeds and not prepares and not first.of_gradients:  # it is part of training
         return None
     why = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
     how = "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it."
     title, what = "Non-training work in {every_step} ({place})", "work outside training"
-    if feeds == {False}:
+    if changes and not first.of_gradients and not prepares:
+        why += "; it changes tensors in place, such as averaged weights or statistics"
+        how = "Run it every N steps, or change all tensors in one call (torch._foreach_lerp_ and the like)."
+    elif feeds == {False}:
         why += "; nothing it computes flows into training"
         how = "Run it every N steps, or delete it: nothing it computes flows into training."
     elif first.of_gradients:
@@ -398,7 +404,9 @@ def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
         title, what = "Input preparation in the training loop ({place})", "preparing input in the loop"
         why = "it runs before forward, outside autograd, so it probably prepares the input"
         how = "Move it into the dataset, where loader workers run it. A thread one batch ahead works too."
-    changes = any(line.in_place for mine in each for line in mine)
+    elif acts:
+        why += "; it follows a pass of the model without gradients and may depend on its output"
+        how = "Make it faster: several at once (environments, samples), in parallel processes, or every N steps."
     unsure = feeds != {False} and (changes or first.before_forward or first.of_gradients)
     is_input = any(line.to_device for mine in each for line in mine)
     return Match(
