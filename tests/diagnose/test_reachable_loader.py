@@ -42,10 +42,10 @@ def test_without_workers_a_batch_takes_its_share_of_the_free_cores(tmp_path: Pat
 
 def test_more_workers_are_not_advised_where_no_core_is_free(tmp_path: Path) -> None:
     one = loading(account(tmp_path), workers=4, cores=4)
-    assert "More workers cannot hide it on this host (4 workers per rank, 4 cores for 1 rank)" in one.remedy
+    assert "more workers cannot hide it on this one (4 workers per rank, 4 cores for 1 rank)" in one.remedy
     assert one.confidence <= 0.5
 
 
 def test_a_worker_is_not_advised_where_taking_a_batch_from_it_costs_as_much(tmp_path: Path) -> None:
     one = loading(account(tmp_path, wait_us=400), workers=0, cores=8)
-    assert "More workers cannot hide it" in one.remedy and "of the training thread" in one.remedy
+    assert "more workers cannot hide it" in one.remedy and "of the training thread" in one.remedy

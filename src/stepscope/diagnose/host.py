@@ -670,8 +670,8 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     if workers >= usable or left >= 1 - NOTABLE:
         costs = f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread" if handed_over else ""
         return 0.0, (
-            f"More workers cannot hide it on this host ({has}{costs}): {cheaper}, or use a host with more cores. Assumes no "
-            "wait is left."
+            f"{cheaper[0].upper()}{cheaper[1:]}, or use a host with more cores: more workers cannot hide it on this one ({has}"
+            f"{costs}). Assumes no wait is left."
         ), 0.5  # fmt: skip
     number = min(usable, math.ceil(batch_ns / free_ns) + 1)
     return left, (
