@@ -665,11 +665,12 @@ def _details(view: _View) -> list[Row]:
 
 def _step_details(view: _View) -> list[Row]:
     step = view.document["step"]
-    lines = []
-    if step["unprofiled_ms"] is not None:
-        lines.append(f"{three_digits(step['unprofiled_ms'])} ms without the profiler")
+    lines, over = [], step["profiler_overhead_pct"]
+    if (whole_ms := step["unprofiled_ms"]) is not None:
+        ordinary_ms = step["profiled_ms"] / (1 + over / 100) if over else whole_ms
+        mean = f"; {three_digits(ordinary_ms)} in an ordinary step" if ordinary_ms < 0.99 * whole_ms else ""
+        lines.append(f"{three_digits(whole_ms)} ms without the profiler{mean}")
     if step["profiled_ms"] is not None:
-        over = step["profiler_overhead_pct"]
         more = f" (+{over:.0f} %)" if over is not None and over >= 0.5 else " (no overhead detected)"
         more = "; unprofiled time unknown" if view.is_profiled else "" if over is None else more
         lines.append(f"{three_digits(step['profiled_ms'])} ms while profiled{more}")
