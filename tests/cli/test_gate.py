@@ -117,16 +117,16 @@ def test_two_commands_that_are_equal(job: PlantedJob, capsys: pytest.CaptureFixt
 def test_versions_take_turns_within_a_start(job: PlantedJob, capsys: pytest.CaptureFixture[str]) -> None:
     job.on_device = False
     assert main(["gate", "--base", "python a 10", "--head", "python b 10", "--json", "equal"]) == 0
-    assert job.turns == [("base", 10), ("head", 10)] * (2 + 32) and len(job.ran) == 2
+    assert job.turns == [("base", 10), ("head", 10)] * (2 + 64) and len(job.ran) == 2
     found = json.loads(Path("equal").read_text())
-    assert (found["rounds"], found["starts"], found["steps_per_trial"], found["no_turns_reason"]) == (32, 1, 10, None)
-    assert all(len(one["step_ms"]) == 320 for one in found["trials"])
+    assert (found["rounds"], found["starts"], found["steps_per_trial"], found["no_turns_reason"]) == (64, 1, 10, None)
+    assert all(len(one["step_ms"]) == 640 for one in found["trials"])
     job.turns.clear()
     words = ["--base", "python a 10", "--head", "python b 11", "--no-lines", "--json", "slower", "--out", "again"]
     assert main(["gate", *words, "--steps", "5"]) == 1
     assert job.turns[:2] == [("base", 5), ("head", 5)] and job.turns[-2:] == [("head", 5), ("base", 5)]
     found = json.loads(Path("slower").read_text())
-    assert (found["rounds"], found["starts"]) == (64, 2), "a second start confirms a regression"
+    assert (found["rounds"], found["starts"]) == (128, 2), "a second start confirms a regression"
     assert found["changes"]["typical"]["pct"] == pytest.approx(10, abs=0.5)
 
 

@@ -1,7 +1,7 @@
 """Did a change make the training step slower? Runs base and head in turn on this machine; a gate for pull requests.
 
 examples:
-  stepscope gate --base origin/main -- python train.py --steps 200
+  stepscope gate --base origin/main -- python train.py --steps 1000
   stepscope gate --base v1.2 --head v1.3 --threshold 5 -- torchrun --nproc-per-node=2 train.py
   stepscope gate --base ../main-checkout -- python train.py
   stepscope gate --base 'python old.py' --head 'python new.py' --markdown summary.md --bencher bencher.json
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 RESULT = "gate.json"
 # rounds before the first test
-_TURNS, _RESTARTS = 32, 16
+_TURNS, _RESTARTS = 64, 16
 # short enough for both to see the same load of the machine
 _TURN_MS = 100
 _MAX_TURN = 300
