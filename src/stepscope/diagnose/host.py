@@ -59,6 +59,7 @@ from stepscope.diagnose.measures import (
     host_part,
     host_part_ns,
     host_waits,
+    kernel_gaps_ns,
     launching_ns,
     ms_text,
     not_busy_ns,
@@ -67,7 +68,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope, made_already, missing, uses_torch
+from stepscope.diagnose.recording import COMPUTE_NOTHING, Need, Scope, made_already, missing, uses_torch
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -459,17 +460,6 @@ def _unexplained_ns(known: RankLines) -> float:
     return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
 
 
-# operators that only describe a tensor or reserve its memory: where one takes long, the host paused
-_COMPUTE_NOTHING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "expand_as",
-        "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
-        "unflatten", "unfold", "unsqueeze", "view", "view_as",
-    )
-)  # fmt: skip
-
-
 def _computed(account: Account) -> list[Evidence]:
     found: dict[str, int] = {}
     for rank in account.run.ranks:
@@ -478,7 +468,7 @@ def _computed(account: Account) -> list[Evidence]:
         long = calls.at_rows(computing_operators(rank))
         for call in long[~np.isin(long, calls.parent[long])].tolist():  # the innermost: others wait for what they call
             took = int(dur[call])
-            if strings[calls.name[call]] in _COMPUTE_NOTHING:
+            if strings[calls.name[call]] in COMPUTE_NOTHING:
                 continue
             while (above := int(calls.parent[call])) >= 0 and above in long and took >= MOSTLY * dur[above]:
                 call = above
@@ -856,7 +846,7 @@ def _launches(account: Account) -> Iterator[Match]:
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
-    idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
+    idle, claimed = kernel_gaps_ns(account), launching_ns(account) or 0.0
     evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
         later = evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle)

@@ -1471,12 +1471,17 @@ class Rank(ArrayRecord):
         creates its context.
         """
         of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
-        read = self.rows_named(lambda name: name == "aten::_local_scalar_dense", EventKind.HOST_OP)
-        waits = int((self.trace["dur_ns"][read] >= _WAITING_READ_NS).sum())
+        waits = len(self.waiting_reads)
         new = self.rows_named(lambda name: name in ("aten::empty", "aten::empty_strided"), EventKind.HOST_OP)
         on_device = int((self.trace["dur_ns"][new] >= _CONTEXT_NS).sum())
         known = self.joins.launches_without_work or len(of_library) or len(self._apple_operators) or on_device
         return known or (waits if waits >= _MIN_WAITING_READS else 0)
+
+    @cached_property
+    def waiting_reads(self) -> Rows:
+        """Return reads of single values that took long: they waited for a device."""
+        read = self.rows_named(lambda name: name == "aten::_local_scalar_dense", EventKind.HOST_OP)
+        return read[self.trace["dur_ns"][read] >= _WAITING_READ_NS]
 
     @cached_property
     def _apple_operators(self) -> Rows:

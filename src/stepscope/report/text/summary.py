@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.contract.names import ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
-from stepscope.document.sentence import headline_sentence, joules_text, three_digits, two_digits
+from stepscope.document.sentence import headline_sentence, joules_text, leading_findings, three_digits, two_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -191,9 +191,9 @@ def _opening(view: _View) -> list[Row]:
     sentence, more = headline_sentence(document), []
     if view.is_light or (unclear and (cannot or not view.findings)):
         sentence = _capital(document["verdict_reason"])
-    elif not view.findings:
+    elif not (leading := leading_findings(view.findings)):
         more.append(_capital(document["verdict_reason"]))
-    elif view.findings[0]["saving_pct"] < 10:
+    elif leading[0]["saving_pct"] < 10:
         more.append(_capital(reason))
     if cannot and not unclear:
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
@@ -260,20 +260,21 @@ def _serving(document: Json) -> list[str]:
 
 
 def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
-    shown = [f for f in view.findings if f["saving_low_ms"] > 0 or f["saving_pct"] >= 10][:most]
-    shown = shown or view.findings[:1]
+    shown = leading_findings(view.findings)[:most]
+    if view.document["verdict"] == "unclear":  # the sentence is not about fixes
+        shown = shown or view.findings[:1]
     rows = [
         row
         for n, f in enumerate(shown, start=1)
         for row in _fix(view, n, f, rows_per_fix if n > 1 else max(rows_per_fix, 3))
     ]
-    if not view.findings and not view.is_light:
+    if not shown and not view.is_light:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
     if len(shown) > 1 and shown == view.findings[: len(shown)]:
         rows.append(_together_row(view, len(shown)))
     hidden = [
-        *([f"{rest} more fix{'es' * (rest > 1)}, smaller or less certain"] if rest else []),
+        *([f"{rest} {'more ' * bool(shown)}fix{'es' * (rest > 1)}, small or uncertain"] if rest else []),
         *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
     ]
     if hidden and not view.verbose:
