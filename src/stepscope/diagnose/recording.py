@@ -69,6 +69,8 @@ COMPUTE_NOTHING = frozenset(
 # 32-bit results per 64-bit result, by compute capability (CUDA C++ Programming Guide, throughput of native arithmetic
 # instructions); 2 on chips for data centres
 _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64, (12, 0): 64}
+# ranges of compilers: nvFuser, NVRTC, torch.compile; what was compiled runs under other names
+_COMPILES = re.compile(r"(?<![Pp]re)[Cc]ompile(?![dr])|nvrtc(?!Create)|^(?!CUDAGraph).*\(dynamo_timed\)")
 _NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
@@ -499,21 +501,30 @@ def _innermost(rank: Rank) -> int:
 
 
 def _cold_start(account: Account) -> str | None:
-    """Return how long the host spent in first calls that initialise the device, where that distorts the steps."""
+    """Return how long the host spent in first calls that initialise the device or compile, where that distorts the steps."""
     took, whole, names = 0, 0, dict[str, int]()
     for rank in account.run.ranks:
         start, end = _judged_span(rank)
-        calls = _cold_calls(rank)
-        ts, dur = rank.trace["ts_ns"][calls], rank.trace["dur_ns"][calls]
+        rows = np.concatenate((_cold_calls(rank), _compilations(rank)))
+        ts, dur = rank.trace["ts_ns"][rows], rank.trace["dur_ns"][rows]
         inside = (ts >= start) & (ts < end)
-        took, whole = took + int(dur[inside].sum()), whole + end - start
-        for row, ns in zip(calls[inside].tolist(), dur[inside].tolist(), strict=True):
+        rows, ts, dur = rows[inside], ts[inside], dur[inside]
+        took, whole = took + union(ts, ts + dur).total_ns, whole + end - start
+        for row, ns in zip(rows.tolist(), dur.tolist(), strict=True):
             name = rank.trace.strings[rank.trace["name"][row]]
             names[name] = names.get(name, 0) + ns
     if not took or took < _COLD_SHARE * whole:
         return None
     ranks, longest = len(account.run.ranks), max(names, key=lambda name: names[name])
     return f"first-call initialisation takes {_ms(took / ranks)} of the recorded {_ms(whole / ranks)} ms (mostly {longest})"
+
+
+def _compilations(rank: Rank) -> Rows:
+    """Return annotated compilations on a rank, where they do not recur in most steps."""
+    rows = rank.rows_named(lambda name: bool(_COMPILES.search(name)), EventKind.ANNOTATION, EventKind.HOST_OP)
+    steps = distinct(rank.steps.of(rank.trace["ts_ns"][rows]))
+    often = rank.steps.known > 2 and (steps >= 0).sum() >= MOSTLY * rank.steps.known
+    return rows[:0] if often else rows
 
 
 def _judged_span(rank: Rank) -> tuple[int, int]:

@@ -43,6 +43,8 @@ _TRACE_ENDING = re.compile(r"(\.pt\.trace)?\.json(\.gz|\.zst)?$")
 _UNIT = re.compile(r"(\d) (ms|%)")
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+#: the host's parts in which first calls load modules, create a context or compile
+_FIRST_CALLS = ("launch_gap", "allocator", "host_stall")
 _STYLES = {
     **dict.fromkeys((*_COMPUTE, "compute"), "green"),
     **dict.fromkeys(("exposed_transfer", "unmatched"), "red"),
@@ -420,6 +422,9 @@ def _where(view: _View, most: int) -> list[Row]:
     compute_ms = sum(times.get(part, 0.0) for part in _COMPUTE)
     if compute_ms < 0.5 * step_ms and any(times.get(part) for part in _COMPUTE):
         times = {"compute": compute_ms} | {part: ms for part, ms in times.items() if part not in _COMPUTE}
+    if (view.document.get("recording") or {}).get("kind") == "cold-start":  # which of these a warm step has is unknown
+        first_ms = sum(times.get(part, 0.0) for part in _FIRST_CALLS)
+        times = {"first calls and launches": first_ms} | {p: ms for p, ms in times.items() if p not in _FIRST_CALLS}
     ordered = sorted((part for part in times if times[part] > 0), key=lambda part: -times[part])
     large = [part for part in ordered if times[part] >= _WORTH_SHOWING * step_ms]
     shown = large if len(large) <= most and len(large) == len(ordered) else large[: most - 1]
