@@ -716,6 +716,8 @@ KINDS = (
     Kind("precision", _precision, "{which}",
          "products {why}",
          "{how} Assumes 16-bit products at the rate such shapes reach.",
+         "Allow TF32 or 16-bit products in the math library (cublasSetMathMode, cudnnSetConvolutionMathType). Assumes 16-bit "
+         "products at the rate such shapes reach.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), doubt=0.2, unjudged=_few_wide_products),
     Kind("optimizer", _optimizer, "The optimizer step is not fused",
          "{launches} device operations per optimizer step",
@@ -735,6 +737,8 @@ KINDS = (
          "each reads its inputs from memory and writes its result back for the next{limits}",
          "Fuse them with torch.compile(model), or use fused norms and activations. Assumes that each chain of such kernels becomes "
          "one kernel that reads and writes its largest tensor once.",
+         "Fuse them by hand or with a compiler. Assumes that each chain of such kernels becomes one kernel that reads and writes "
+         "its largest tensor once.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",
          "most kernels end before the host can launch the next one",

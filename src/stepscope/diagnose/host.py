@@ -924,6 +924,7 @@ KINDS = (
          "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
          "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
          "shapes constant or pad them; lower the peak so that the cache is not flushed. Assumes none of these calls is left.",
+         "Allocate before the loop, or from a pool (cudaMallocAsync). Assumes none of these calls is left.",
          scope=Scope.DEVICE, needs=_ON_HOST, limit=not_busy_ns),
     Kind("host-to-device-copy", _copies, "The {waiter} waits for copies to the device",
          "{why}",
@@ -940,11 +941,15 @@ KINDS = (
          "a synchronisation empties the queue, and the device idles until the host has launched again",
          "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
          "use non_blocking copies from pinned memory. Assumes the step without these waits.",
+         "Synchronise after the loop instead of inside it: order work with streams and events (cudaStreamWaitEvent), copy with "
+         "cudaMemcpyAsync from pinned memory. Assumes the step without these waits.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "Python and operator dispatch take longer than the kernels they launch",
          "Launch the {step} as a graph: {how}. Graphs cannot capture host synchronisations: remove those first. Assumes that the "
          "whole {step} runs as one graph.",
+         "Launch the {step} as a CUDA graph (cudaStreamBeginCapture, cudaGraphLaunch), or merge kernels. Assumes that the whole "
+         "{step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,
          unjudged=_between_graphs),
 )

@@ -509,7 +509,12 @@ def _cold_start(account: Account) -> str | None:
         ts, dur = rank.trace["ts_ns"][rows], rank.trace["dur_ns"][rows]
         inside = (ts >= start) & (ts < end)
         rows, ts, dur = rows[inside], ts[inside], dur[inside]
-        took, whole = took + union(ts, ts + dur).total_ns, whole + end - start
+        spent = union(ts, ts + dur)
+        if rank.steps.is_window and (first := int(rank.steps.start_ns[0])) > start:
+            window = int(rank.steps.end_ns[0]) - first
+            if window >= _COVERED_SHARE * (end - start) and clip(spent, first, end).total_ns < _COLD_SHARE * window:
+                continue  # the window begins after them
+        took, whole = took + spent.total_ns, whole + end - start
         for row, ns in zip(rows.tolist(), dur.tolist(), strict=True):
             name = rank.trace.strings[rank.trace["name"][row]]
             names[name] = names.get(name, 0) + ns
