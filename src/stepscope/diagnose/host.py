@@ -383,6 +383,9 @@ def _stalls(account: Account) -> Iterator[Match]:
     saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not stalled + outside + saving:
         return
+    cost = stalled + outside
+    if has_device(account) and len(account.run.ranks) == 1:  # else stalls of one rank make others wait
+        cost = min(cost, account.step.ns("host_stall") if account.step is not None else 0.0)
 
     def without(replay: Replay) -> Replay:
         changed = without_recurring(replay, (OUTSIDE,)) if outside else replay
@@ -428,7 +431,7 @@ def _stalls(account: Account) -> Iterator[Match]:
     yield Match(
         without,
         facts={"stacks": "" if all(one is not None for one in account.ownership) else " (record with --stacks)"},
-        cost_ns=stalled + outside + saving,
+        cost_ns=cost + saving,
         limit_ns=limit,
         evidence=tuple(evidence),
         where=rare if outside > stalled + saving else (),

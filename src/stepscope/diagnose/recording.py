@@ -594,7 +594,7 @@ LIMITS = (
           "record again once the graphs are replayed"),
     Limit("graph-capture", _idle_capture, HOST_CATEGORIES, "why the device idles in a run",
           "record again once the graphs are replayed"),
-    Limit(HOST_ONLY, _device_unseen, EVERYTHING - HOST_CATEGORIES, "what the device did", "{device}"),
+    Limit(HOST_ONLY, _device_unseen, EVERYTHING - {"data-bound"}, "what the device did", "{device}"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _lost_records, EVERYTHING, "what the device did",
           "record fewer steps, so that the profiler's buffers hold them"),
