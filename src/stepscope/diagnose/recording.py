@@ -451,7 +451,9 @@ def longest_operator(account: Account) -> tuple[str, float] | None:
     """Return the operator with most own time on the host, and its share of all; None without operators."""
     operators = account.operators.operators
     longest = max(operators, key=lambda one: one.host_self_ns, default=None)
-    return longest and (longest.name, longest.host_self_ns / max(sum(one.host_self_ns for one in operators), 1.0))
+    if longest is None:
+        return None
+    return longest.name, longest.host_self_ns / max(sum(one.host_self_ns for one in operators), 1.0)
 
 
 def _single_operation(account: Account) -> str | None:

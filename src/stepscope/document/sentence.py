@@ -28,10 +28,10 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     Where the recording cannot prove what the largest part of the step is, that comes first.
     """
     recording = document.get("recording") or {}
-    if document["verdict"] == "unclear" and recording.get("cannot_show"):
-        return f"{document['verdict_reason'][:1].upper()}{document['verdict_reason'][1:]}."
     found = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
     first = next(iter(leading_findings(found)), None)
+    if document["verdict"] == "unclear" and (recording.get("cannot_show") or first is None):
+        return f"{document['verdict_reason'][:1].upper()}{document['verdict_reason'][1:]}."
     missing = _missing_ranks(document["run"])
     if first is None and found:
         return f"No fix is sure to save anything ({document['verdict']}).{missing}"

@@ -190,10 +190,10 @@ def _opening(view: _View) -> list[Row]:
     unclear = document["verdict"] == "unclear"
     reason = document["verdict_reason"] if unclear else f"{document['verdict']}: {document['verdict_reason']}"
     cannot = (document.get("recording") or {}).get("cannot_show") or ()
-    sentence, more = headline_sentence(document), []
-    if view.is_light or (unclear and (cannot or not view.findings)):
+    sentence, more, leading = headline_sentence(document), [], leading_findings(view.findings)
+    if view.is_light or (unclear and (cannot or not leading)):
         sentence = _capital(document["verdict_reason"])
-    elif not (leading := leading_findings(view.findings)):
+    elif not leading:
         more.append(_capital(document["verdict_reason"]))
     elif leading[0]["saving_pct"] < 10:
         more.append(_capital(reason))
