@@ -15,7 +15,13 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import computing_operators, host_calls, is_synchronisation, records_operators
+from stepscope.analyze.host_time import (
+    computing_operators,
+    data_loading,
+    host_calls,
+    is_synchronisation,
+    records_operators,
+)
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -53,8 +59,8 @@ _COLD_SHARE = 0.05
 _COVERED_SHARE = 0.1
 # operators from which gaps in the profiler's numbers are no chance
 _MANY_OPERATORS = 256
-# of the operators' time: with more of it in calling them, computing does not bound the job
-_CALLING_SHARE = 0.25
+# of the operators' time in calling them: computing does not bound the job; of the recorded time: worth naming
+_MUCH = 0.25
 # for calling an operator: more than any idle host takes
 _SLOW_CALL_NS = 50_000
 # operators that only describe a tensor or reserve its memory: their own time is that of calling an operator
@@ -259,20 +265,20 @@ def _mostly_before(account: Account) -> str | None:
     if account.step.profiled_ns >= _COVERED_SHARE * span:
         return None
     worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
-    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{_longest_call(ranks, span)}"
+    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{_longest_part(ranks, span)}"
 
 
-def _longest_call(ranks: Sequence[Rank], span_ns: float) -> str:
-    """Return the call of the device's runtime that took most of a time, as the end of a clause."""
-    took: dict[str, float] = {}
+def _longest_part(ranks: Sequence[Rank], span_ns: float) -> str:
+    """Return the call of the device's runtime, or data loading, that took much of a time, as the end of a clause."""
+    took = {"data loading": float(np.mean([data_loading(rank).total_ns for rank in ranks]))}
     for rank in ranks:
         rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME,)))
         name, dur = rank.trace["name"][rows], rank.trace["dur_ns"][rows]
         for one in distinct(name).tolist():
             text = rank.trace.strings[one]
             took[text] = took.get(text, 0.0) + float(dur[name == one].sum()) / len(ranks)
-    longest = max(took, key=lambda name: took[name], default="")
-    return f" ({longest} took {_ms(took[longest])})" if longest and took[longest] > MOSTLY * span_ns else ""
+    longest = max(took, key=lambda name: took[name])
+    return f" ({longest} took {_ms(took[longest])})" if took[longest] > _MUCH * span_ns else ""
 
 
 def _lost_records(account: Account) -> str | None:
@@ -430,7 +436,7 @@ def _calling_operators(account: Account) -> tuple[str, float]:
                 each = median(own_ns[is_view & group])
                 took += float(np.minimum(own_ns[is_operator & group], each).sum())
                 dearest = max(dearest, each)
-    if took <= _CALLING_SHARE * total:
+    if took <= _MUCH * total:
         return "", 0.0
     ranks = len(account.run.ranks)
     return (

@@ -1515,7 +1515,7 @@ class Rank(ArrayRecord):
         if self.trace.quality.truncated:
             return "the file is cut off: export it again"
         if len(self._apple_operators):
-            return "PyTorch does not record Apple devices: use torch.mps.profiler and Instruments"
+            return "its operators are those of Apple devices: use torch.mps.profiler and Instruments"
         if _RANGE_PROFILER in self.trace.strings:
             return "record without hardware counters: range profiling replaces the times of kernels"
         if self.joins.launches_without_work:

@@ -275,8 +275,9 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     rest = len(view.findings) - len(shown)
     if len(shown) > 1 and shown == view.findings[: len(shown)]:
         rows.append(_together_row(view, len(shown)))
+    more, how = (" more", "smaller or less certain") if shown else ("", "small or uncertain")
     hidden = [
-        *([f"{rest} {'more ' * bool(shown)}fix{'es' * (rest > 1)}, small or uncertain"] if rest else []),
+        *([f"{rest}{more} fix{'es' * (rest > 1)}, {how}"] if rest else []),
         *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
     ]
     if hidden and not view.verbose:
