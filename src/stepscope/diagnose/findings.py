@@ -259,8 +259,8 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         cost_ns=None if cost_ns is None else min(max(cost_ns, alone.ns), replays.step_ns),
         saving_ns=adds,
         low_ns=alone.low_ns,
-        # no interval promises more than the time that shows the fault
-        high_ns=alone.high_ns if cost_ns is None else min(alone.high_ns, max(cost_ns, alone.ns)),
+        # where the time that shows the fault holds the saving, no interval promises more than it
+        high_ns=alone.high_ns if cost_ns is None or cost_ns < alone.ns else min(alone.high_ns, cost_ns),
         saving_pct=100 * alone.ns / replays.step_ns,
         alone_ns=alone.ns,
         confidence=_confidence(account, candidate),

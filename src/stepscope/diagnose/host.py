@@ -52,6 +52,7 @@ from stepscope.contract.step_line import (
 from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
+    HOST,
     Mask,
     device_ns,
     has_device,
@@ -384,8 +385,10 @@ def _stalls(account: Account) -> Iterator[Match]:
     if not stalled + outside + saving:
         return
     cost = stalled + outside
-    if has_device(account) and len(account.run.ranks) == 1:  # else stalls of one rank make others wait
-        cost = min(cost, account.step.ns("host_stall") if account.step is not None else 0.0)
+    if account.step is not None and has_device(account) and len(account.run.ranks) == 1:
+        cost = min(
+            cost, sum(account.step.ns(part) for part in (*HOST, "data_loading"))
+        )  # other idle time is unexplained
 
     def without(replay: Replay) -> Replay:
         changed = without_recurring(replay, (OUTSIDE,)) if outside else replay

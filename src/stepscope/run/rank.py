@@ -1314,7 +1314,9 @@ _MIN_WAITING_READS = 3
 # the same where the trace lists a device: less is needed to show that the job used it
 _LISTED_READ_NS = 20_000
 # operators and ranges of libraries that only devices have
-_DEVICE_LIBRARY = re.compile(r"cudnn|miopen|^nccl:|^rccl:")
+_DEVICE_LIBRARY = re.compile(
+    r"cudnn|miopen|^[nr]ccl:|^aten::_(flash|efficient)_attention_|^triton_(poi|red|per|tem)_|^(aiter|flash_attn|sgl_kernel)::"
+)
 _RANGE_PROFILER = "cuda_profiler_range"
 _APPLE = re.compile(r"^aten::(?:linear_backward$|_?mps_|\w+_mps)")
 # labels of processes that say nothing of the chip
