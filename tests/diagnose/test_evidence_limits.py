@@ -322,3 +322,12 @@ def test_an_uncertain_small_saving_does_not_open_the_report(tmp_path: Path) -> N
     assert headline_sentence({**found, "findings": [finding]}).startswith("No fix is sure to save anything (")
     sure = {**finding, "saving_low_ms": 0.3}
     assert headline_sentence({**found, "findings": [finding, sure]}).startswith("The host stalls. Fixing it: 10.0 ")
+
+
+@pytest.mark.parametrize(
+    ("types", "operands"),
+    [("float, float, float", "fp32"), ("unsigned short, unsigned short, float", "bf16"), ("signed char, float", None)],
+)
+def test_a_sum_in_float_is_no_32_bit_operand(tmp_path: Path, types: str, operands: str | None) -> None:
+    found = document(tmp_path, filled(f"void ck::kernel_moe_gemm<ck::GridwiseMoeGemm<{types}>>()"))
+    assert found["kernels"][0]["precision"] == operands
