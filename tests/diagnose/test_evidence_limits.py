@@ -74,17 +74,23 @@ def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path: Path) -> None:
     assert found["verdict"] == "unclear" and "--cuda-graph-trace=node" in headline_sentence(found)
 
 
-@pytest.mark.parametrize("own_us", [240, 2])
-def test_a_constant_cost_of_operators_is_not_computing(tmp_path: Path, own_us: float) -> None:
+@pytest.mark.parametrize(
+    ("own_us", "mm_us", "why"), [(240, 350, "a slow host"), (2, 350, None), (2, 3, "the tensors are small")]
+)
+def test_a_constant_cost_of_operators_is_not_computing(
+    tmp_path: Path, own_us: float, mm_us: float, why: str | None
+) -> None:
     r = RankTrace()
     for k in range(100):
-        at = 900 * k
+        at = (own_us + mm_us + 300 if mm_us > 3 else 12) * k
         with r.op("aten::t", at, at + own_us + 3):
             r.ran("aten::as_strided", at + own_us, at + own_us + 3)
-        with r.op("aten::linear", at + 300, at + 300 + own_us + 350):
-            r.ran("aten::mm", at + 300 + own_us, at + 300 + own_us + 350)
+        at += own_us + 3
+        with r.op("aten::linear", at, at + own_us + mm_us):
+            r.ran("aten::mm", at + own_us, at + own_us + mm_us)
     found = document(tmp_path, r)
-    assert ("calling operators takes at least" in found["verdict_reason"]) is (own_us == 240)
+    assert ("calling operators takes at least" in found["verdict_reason"]) is (why is not None)
+    assert why is None or why in found["verdict_reason"]
 
 
 @pytest.mark.parametrize(
@@ -179,3 +185,149 @@ def test_times_are_of_the_ranks_that_were_recorded(tmp_path: Path) -> None:
     assert "takes 0.1 of 8.1 ms on rank 3;" in found["recording"]["line"]
     assert "take about as long, mostly at once;" in found["verdict_reason"]
     assert "1 of 4 ranks was recorded" in headline_sentence(found)
+
+
+@pytest.mark.parametrize("operator", ["aten::mkldnn_convolution", "aten::_slow_conv2d_forward"])
+def test_the_operator_that_takes_the_time_is_named(tmp_path: Path, operator: str) -> None:
+    r = RankTrace()
+    for k in range(40):
+        r.ran(operator, 1_000 * k, 1_000 * k + 800)
+        r.ran("aten::batch_norm", 1_000 * k + 800, 1_000 * k + 1_000)
+    found = document(tmp_path, r)
+    assert f"{operator}" in found["verdict_reason"] and "80 %" in found["verdict_reason"]
+    assert ("fallback" in headline_sentence(found)) is ("slow" in operator)
+    assert found["recording"]["kind"] == "inference", "few operators that fill the window are no fragment"
+
+
+@pytest.mark.parametrize(("listed", "read_us", "unseen"), [(True, 90, True), (False, 90, False), (True, 2, False)])
+def test_a_slow_read_shows_that_a_listed_device_was_used(
+    tmp_path: Path, listed: bool, read_us: float, unseen: bool
+) -> None:
+    r = RankTrace()
+    for k in range(100):
+        r.ran("aten::addmm", 1_000 * k, 1_000 * k + 500)
+    r.ran("aten::_local_scalar_dense", 99_600, 99_600 + read_us)
+    whole = r.document()
+    whole["deviceProperties"] = whole["deviceProperties"] if listed else []
+    (tmp_path / "trace.json").write_text(json.dumps(whole))
+    found = stepscope.load(tmp_path / "trace.json").document
+    assert (found["run"]["device"] != "CPU") is unseen
+    assert ("host-stall" in found["examined"]) is not unseen, "most of the time is that of an unseen device"
+
+
+def test_waits_for_an_unrecorded_device_are_named(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(10):
+        r.ran("aten::linear_backward", 10_000 * k, 10_000 * k + 6_000)
+        r.ran("aten::_local_scalar_dense", 10_000 * k + 6_000, 10_000 * k + 10_000)
+    assert "the host waits for it in .item() for 40 of 100 ms" in headline_sentence(document(tmp_path, r))
+
+
+def test_time_between_operators_of_the_host_has_no_cause(tmp_path: Path) -> None:
+    r = RankTrace()
+    for k in range(100):
+        r.ran("aten::addmm", 1_000 * k, 1_000 * k + 400)
+    r.ran("aten::addmm", 100_000, 100_400)
+    found = document(tmp_path, r)
+    assert "no operator runs, and Python code was not recorded" in headline_sentence(found)
+    assert not found["examined"]
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_idle_time_before_copies_is_not_launch_overhead(tmp_path: Path, copies: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        with r.op("aten::copy_", at + 290, at + 320):
+            if copies:
+                r.copy("HtoD (Pinned -> Device)", stream=20, at=at + 300, start=at + 310, end=at + 600)
+            else:
+                r.kernel("add", at=at + 300, start=at + 310, end=at + 600)
+        for k in range(4):
+            with r.op("aten::mul", at + 330 + 40 * k, at + 350 + 40 * k):
+                begin = at + 600 + 100 * k
+                r.kernel("mul", at=at + 335 + 40 * k, start=begin, end=begin + 100)
+
+    found = document(tmp_path, steps(RankTrace(), 6, 1_000, step))
+    assert ("launch-overhead" in [f["id"] for f in found["findings"]]) is not copies
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("Adam", "fused=True"),
+        ("RMSprop", "RMSprop(..., foreach=True)"),
+        ("CustomAdam", "parameters of CustomAdam at once"),
+    ],
+)
+def test_advice_fits_the_optimizer(tmp_path: Path, name: str, advice: str) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        busy(r, at, us=1_000)
+        r.backward("MmBackward0", at + 450, at + 480)
+        r.annotation(f"Optimizer.step#{name}.step", at + 1_500, at + 8_000)
+        for k in range(100):
+            with r.op("aten::mul_", at + 1_500 + 65 * k, at + 1_560 + 65 * k):
+                r.kernel("mul", at=at + 1_550 + 65 * k, start=at + 1_555 + 65 * k, end=at + 1_560 + 65 * k)
+
+    found = document(tmp_path, steps(RankTrace(), 4, 8_100, step))
+    remedy = next(f["remedy"] for f in found["findings"] if f["id"] == "optimizer")
+    assert advice in remedy
+
+
+def test_compilation_is_first_call_initialisation(tmp_path: Path) -> None:
+    r = RankTrace()
+    launching(r, 0)
+    r.annotation("KernelExecutor::compileFusion", 8_000, 90_000)
+    r.annotation("## Call CompiledFxGraph f0 ##", 90_000, 96_500)
+    launching(r, 90_000)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "cold-start" and "compileFusion" in found["recording"]["line"]
+    assert "82 of the recorded" in found["recording"]["line"]
+
+
+def program_of_cuda(path: Path, *, first_us: int) -> dict[str, Any]:
+    """Return the report of a program that allocates, then synchronises after every kernel."""
+    export = Export(path)
+    export.clock(0)
+    names = [
+        export.text(name) for name in ("cudaMalloc", "cudaLaunchKernel", "cudaDeviceSynchronize", "solve(float *)")
+    ]
+
+    def call(name: int, at: int, took: int, number: int) -> None:
+        export.insert("CUPTI_ACTIVITY_KIND_RUNTIME", at, at + took, 0, (7 << 24) + 7, number, name, 0, None)
+
+    call(names[0], 0, 1_000 * first_us, 0)
+    for k in range(1, 201):
+        at = 1_000 * first_us + 500_000 * k
+        call(names[1], at, 5_000, k)
+        where = (at + 10_000, at + 310_000, 0, 1, 7, k, 7 << 24)
+        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *where, *[names[3]] * 3, 32, 1, 1, 1, 1, 1, 1, 0, 0, None)
+        call(names[2], at + 6_000, 306_000, 1_000 + k)
+    export.close()
+    return dict(stepscope.load(path).document)
+
+
+def test_first_calls_before_the_window_do_not_hide_what_it_shows(tmp_path: Path) -> None:
+    found = program_of_cuda(tmp_path / "x.sqlite", first_us=60_000)
+    assert found["recording"]["kind"] != "cold-start"
+    first = found["findings"][0]
+    assert first["id"] == "host-device-sync"
+    assert "cudaStreamWaitEvent" in first["remedy"] and "loss" not in first["remedy"]
+
+
+def test_an_uncertain_small_saving_does_not_open_the_report(tmp_path: Path) -> None:
+    found = document(tmp_path, steps(RankTrace(), 4, 10_000, busy))
+    finding = {
+        "id": "host-stall", "title": "The host stalls", "ranks": [], "saving_alone_ms": 0.5, "saving_low_ms": 0.0,
+        "saving_high_ms": 0.9, "saving_pct": 5.0,
+    }  # fmt: skip
+    assert headline_sentence({**found, "findings": [finding]}).startswith("No fix is sure to save anything (")
+    sure = {**finding, "saving_low_ms": 0.3}
+    assert headline_sentence({**found, "findings": [finding, sure]}).startswith("The host stalls. Fixing it: 10.0 ")
+
+
+@pytest.mark.parametrize(
+    ("types", "operands"),
+    [("float, float, float", "fp32"), ("unsigned short, unsigned short, float", "bf16"), ("signed char, float", None)],
+)
+def test_a_sum_in_float_is_no_32_bit_operand(tmp_path: Path, types: str, operands: str | None) -> None:
+    found = document(tmp_path, filled(f"void ck::kernel_moe_gemm<ck::GridwiseMoeGemm<{types}>>()"))
+    assert found["kernels"][0]["precision"] == operands

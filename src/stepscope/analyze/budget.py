@@ -705,8 +705,8 @@ def _own_layers(rank: Rank) -> Layers:
 
 
 def _unknown_compute(layers: Layers) -> Layers:
-    compute = {PART_CODE[part] for part in COMPUTE_PART.values()} - {PART_CODE["data_loading"]}
-    return [(PART_CODE["unknown"] if part in compute else part, x) for part, x in layers]
+    parts = {PART_CODE[part] for part in (*COMPUTE_PART.values(), "host_stall")} - {PART_CODE["data_loading"]}
+    return [(PART_CODE["unknown"] if part in parts else part, x) for part, x in layers]
 
 
 def _with_unmatched(time_ns: Int64s) -> Int64s:

@@ -177,7 +177,10 @@ def _operand_type(name: str) -> str | None:
     if tensile:
         return next((kind for prefix, kind in _TENSILE_TYPES if tensile[1].startswith(prefix)), None)
     text = name.lower()
-    return next((kind for kind, rule in _TYPES if holds(text, rule)), None)
+    named = next((kind for kind, rule in _TYPES if holds(text, rule)), None)
+    if named is None and (first := _FIRST_TYPE.search(text)):  # operands come before sums and results
+        return _FIRST_TYPES.get(first[0])
+    return named
 
 
 _TENSOR_CORE_NAMES_PLAIN = any_of(
@@ -246,10 +249,13 @@ _TYPES = (
     ("fp8", any_of("e4m3", "e5m2", "e2m1", "fp8", "f8f8", "float_?8")),
     ("tf32", any_of("tf32", r"tensorop_s1688(gemm|fprop|dgrad|wgrad)_(?!f16|bf16)")),
     ("bf16", any_of("bf16", "bfloat16")),
-    ("fp16", any_of("fp16", "f16", "half", "hgemm", r"h(884|1688|16816)gemm")),
+    ("fp16", any_of("fp16", "f16", "float16", "half", "hgemm", r"h(884|1688|16816)gemm")),
     ("fp64", any_of("dgemm", "d884gemm", "f64", "double")),
-    ("fp32", any_of("sgemm", "scudnn", "f32", "fp32", r"\bfloat\b")),
+    ("fp32", any_of("sgemm", "scudnn", "f32", "fp32")),
 )
+_FIRST_TYPE = re.compile(r"\b(float|unsigned short|(?:un)?signed char|u?int8_t)\b")
+# Composable Kernel writes bfloat16 as unsigned short
+_FIRST_TYPES = {"float": "fp32", "unsigned short": "bf16"}
 
 
 # Characters that are looked at; template names can be longer but say everything earlier.

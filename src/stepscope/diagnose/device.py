@@ -387,10 +387,13 @@ def _launched_in(rank: Rank, spans: Intervals) -> Mask:
 _FUSED_LAUNCHES = 8
 
 
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
+_FUSED_FORMS = ("Adam", "AdamW", "SGD", "Adagrad")
+_BATCHED_FORMS = ("Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 # a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72. On a CPU, one thread,
 # 0.4 to 12 million parameters in 48 to 200 tensors, it took 0.22 to 0.40 of the CPU time.
 _FUSED_ADAM = 0.4
-_ADAM = re.compile(r"^Optimizer\.step#Adam")
+_ADAM = re.compile(r"Optimizer\.step#AdamW?\.step")
 
 
 def _optimizer(account: Account) -> Iterator[Match]:
@@ -428,7 +431,23 @@ def _optimizer(account: Account) -> Iterator[Match]:
         remedy="Put parameters with the same settings into one group: a fused call changes all of them. Assumes a "
         "few calls, with the device's time unchanged."
         if by_group
-        else "",
+        else _how_to_fuse(account),
+    )
+
+
+def _how_to_fuse(account: Account) -> str:
+    """Return how to fuse the optimizers that the trace names; empty where it names none, or some of PyTorch's."""
+    names = {m[1] for r in account.run.ranks for s in r.names(EventKind.ANNOTATION) if (m := _OPTIMIZER_STEP.match(s))}
+    if not names or any(name in _FUSED_FORMS for name in names):
+        return ""
+    batched = next((name for name in sorted(names) if name in _BATCHED_FORMS), None)
+    if batched is not None:
+        return (
+            f"Pass foreach=True to the optimizer (torch.optim.{batched}(..., foreach=True)). Assumes a fused optimizer."
+        )
+    return (
+        f"Update all parameters of {sorted(names)[0]} at once, with torch._foreach_* operators or torch.compile of its step; or "
+        "use an optimizer of torch.optim with fused=True. Assumes a fused optimizer."
     )
 
 
@@ -697,6 +716,8 @@ KINDS = (
     Kind("precision", _precision, "{which}",
          "products {why}",
          "{how} Assumes 16-bit products at the rate such shapes reach.",
+         "Allow TF32 or 16-bit products in the math library (cublasSetMathMode, cudnnSetConvolutionMathType). Assumes 16-bit "
+         "products at the rate such shapes reach.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), doubt=0.2, unjudged=_few_wide_products),
     Kind("optimizer", _optimizer, "The optimizer step is not fused",
          "{launches} device operations per optimizer step",
@@ -716,6 +737,8 @@ KINDS = (
          "each reads its inputs from memory and writes its result back for the next{limits}",
          "Fuse them with torch.compile(model), or use fused norms and activations. Assumes that each chain of such kernels becomes "
          "one kernel that reads and writes its largest tensor once.",
+         "Fuse them by hand or with a compiler. Assumes that each chain of such kernels becomes one kernel that reads and writes "
+         "its largest tensor once.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, doubt=0.5, sureness=0.7),
     Kind("small-batch", _small_batch, "Too little work per kernel",
          "most kernels end before the host can launch the next one",

@@ -15,7 +15,7 @@ from stepscope.analyze.owner_places import MOSTLY, Where
 from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.removal import Fix
-from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing, recording_of
+from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing, recording_of, uses_torch
 from stepscope.records import dataclass
 from stepscope.units import NS_PER_MS
 
@@ -174,6 +174,8 @@ class Kind:
     cause: str
     #: ends with the counterfactual that the saving is of
     remedy: str
+    #: the remedy in a program without PyTorch, where that differs
+    elsewhere: str = ""
     scope: Scope = Scope.ANY
     #: without these its silence proves nothing
     needs: tuple[Need, ...] = ()
@@ -208,7 +210,8 @@ class Kind:
 
     def _candidate(self, account: Account, match: Match) -> "Candidate":
         facts = {**words(account), **match.facts}
-        texts = (match.title or self.title, match.cause or self.cause, match.remedy or self.remedy)
+        remedy = self.elsewhere if self.elsewhere and not uses_torch(account) else match.remedy or self.remedy
+        texts = (match.title or self.title, match.cause or self.cause, remedy)
         title, cause, remedy, subject = (filled(text, facts) for text in (*texts, match.subject or self.subject))
         single = len(account.run.ranks) == 1
         evidence = tuple(

@@ -13,6 +13,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.budget import host_device_copies
+from stepscope.analyze.kernels import function_of
 from stepscope.analyze.owner_lines import steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where, where_of
 from stepscope.analyze.replay.changes import (
@@ -34,11 +35,13 @@ from stepscope.diagnose.measures import COMPUTE, HOST
 from stepscope.diagnose.ranks import ranks_text
 from stepscope.diagnose.recording import (
     EVERYTHING,
+    HOST_CATEGORIES,
     HOST_ONLY,
     MEMORY,
     Scope,
     applied,
     applies,
+    longest_operator,
     memory_bound_decoding,
     recording_of,
     why_unknown,
@@ -298,7 +301,9 @@ def _not_examined(account: Account, findings: Iterable[Finding]) -> tuple[Unexam
 
     Where nothing could be replayed, no kind that saves anything can give its saving.
     """
-    found = {f.id for f in findings}
+    found, step = {f.id for f in findings}, account.step
+    unknown = (step.ns("unknown") - step.unmatched_ns) / step.step_ns if step is not None and step.step_ns else 0.0
+    unexplained = [f"a cause for {100 * unknown:.0f} % of the {account.whole}"] if unknown > MOSTLY else []
     needs: dict[str, list[str]] = {}
     for kind in KINDS:
         if kind.id in found or not (kind.needs or kind.general):
@@ -306,6 +311,8 @@ def _not_examined(account: Account, findings: Iterable[Finding]) -> tuple[Unexam
         lacks = kind.lacks(account)
         if account.replay is None and applies(account, kind.scope) and not kind.always:
             lacks.append("steps that all ranks recorded and that launch work")
+        if FAULTS[kind.id].category in HOST_CATEGORIES and applies(account, kind.scope):
+            lacks += unexplained
         if lacks:
             needs.setdefault(kind.id, []).extend(lacks)
     return tuple(UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items())
@@ -457,6 +464,8 @@ def _without_host(replay: Replay) -> Replay:
 
 # of the step: a fix that saves as much alone decides the verdict
 WORTH_NAMING_PCT = 10.0
+# characters of a kernel's name in a sentence
+_LONG_NAME = 40
 # of a category's time has to go when it is taken out of the replay: else something else bounds the step
 _AGREES = 0.25
 
@@ -550,7 +559,20 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     if unproved is not None:
         return Conclusion(UNCLEAR, unproved, None)
     why = f"; {decodes}" if decodes is not None else ""
+    if largest == "compute-bound" and decodes is None:
+        share += _largest_work(account)
     return Conclusion(_refined(account, largest), f"{share}{why}{best}{_made_already(account, largest)}", None)
+
+
+def _largest_work(account: Account) -> str:
+    """Return the kernel, or the operator of a job on hosts, that takes most of the compute, as the end of a clause."""
+    kernel = next((k for k in account.kernels.kernels if k.family != "communication"), None)
+    if kernel is not None:
+        name = function_of(kernel.name)
+        short = name if len(name) <= _LONG_NAME else f"{name[:_LONG_NAME]}…"
+        return f" (kernel {short}: {100 * kernel.share:.0f} % of the kernels' time)"
+    longest = longest_operator(account)
+    return "" if longest is None else f" ({longest[0]}: {100 * longest[1]:.0f} % of the operators' time)"
 
 
 def _made_already(account: Account, category: str) -> str:

@@ -53,6 +53,7 @@ from stepscope.contract.step_line import (
 from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
+    HOST,
     Mask,
     device_ns,
     has_device,
@@ -60,6 +61,7 @@ from stepscope.diagnose.measures import (
     host_part,
     host_part_ns,
     host_waits,
+    kernel_gaps_ns,
     launching_ns,
     ms_text,
     not_busy_ns,
@@ -68,7 +70,7 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import Need, Scope, made_already, missing, uses_torch
+from stepscope.diagnose.recording import COMPUTE_NOTHING, Need, Scope, made_already, missing, uses_torch
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -373,6 +375,11 @@ def _stalls(account: Account) -> Iterator[Match]:
     saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not stalled + outside + saving:
         return
+    cost = stalled + outside
+    if account.step is not None and has_device(account) and len(account.run.ranks) == 1:
+        cost = min(
+            cost, sum(account.step.ns(part) for part in (*HOST, "data_loading"))
+        )  # other idle time is unexplained
 
     def without(replay: Replay) -> Replay:
         changed = without_recurring(replay, (OUTSIDE,)) if outside else replay
@@ -418,7 +425,7 @@ def _stalls(account: Account) -> Iterator[Match]:
     yield Match(
         without,
         facts={"stacks": "" if all(one is not None for one in account.ownership) else " (record with --stacks)"},
-        cost_ns=stalled + outside + saving,
+        cost_ns=cost + saving,
         limit_ns=limit,
         evidence=tuple(evidence),
         where=rare if outside > stalled + saving else (),
@@ -450,17 +457,6 @@ def _unexplained_ns(known: RankLines) -> float:
     return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
 
 
-# operators that only describe a tensor or reserve its memory: where one takes long, the host paused
-_COMPUTE_NOTHING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "expand_as",
-        "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
-        "unflatten", "unfold", "unsqueeze", "view", "view_as",
-    )
-)  # fmt: skip
-
-
 def _computed(account: Account) -> list[Evidence]:
     found: dict[str, int] = {}
     for rank in account.run.ranks:
@@ -469,7 +465,7 @@ def _computed(account: Account) -> list[Evidence]:
         long = calls.at_rows(computing_operators(rank))
         for call in long[~np.isin(long, calls.parent[long])].tolist():  # the innermost: others wait for what they call
             took = int(dur[call])
-            if strings[calls.name[call]] in _COMPUTE_NOTHING:
+            if strings[calls.name[call]] in COMPUTE_NOTHING:
                 continue
             while (above := int(calls.parent[call])) >= 0 and above in long and took >= MOSTLY * dur[above]:
                 call = above
@@ -854,7 +850,7 @@ def _launches(account: Account) -> Iterator[Match]:
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
-    idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
+    idle, claimed = kernel_gaps_ns(account), launching_ns(account) or 0.0
     evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
         later = evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle)
@@ -932,6 +928,7 @@ KINDS = (
          "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
          "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
          "shapes constant or pad them; lower the peak so that the cache is not flushed. Assumes none of these calls is left.",
+         "Allocate before the loop, or from a pool (cudaMallocAsync). Assumes none of these calls is left.",
          scope=Scope.DEVICE, needs=_ON_HOST, limit=not_busy_ns),
     Kind("host-to-device-copy", _copies, "The {waiter} waits for copies to the device",
          "{why}",
@@ -948,11 +945,15 @@ KINDS = (
          "a synchronisation empties the queue, and the device idles until the host has launched again",
          "Leave values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
          "use non_blocking copies from pinned memory. Assumes the step without these waits.",
+         "Synchronise after the loop instead of inside it: order work with streams and events (cudaStreamWaitEvent), copy with "
+         "cudaMemcpyAsync from pinned memory. Assumes the step without these waits.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "Python and operator dispatch take longer than the kernels they launch",
          "Launch the {step} as a graph: {how}. Graphs cannot capture host synchronisations: remove those first. Assumes that the "
          "whole {step} runs as one graph.",
+         "Launch the {step} as a CUDA graph (cudaStreamBeginCapture, cudaGraphLaunch), or merge kernels. Assumes that the whole "
+         "{step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,
          unjudged=_between_graphs),
 )

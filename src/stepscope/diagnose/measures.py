@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import Cause, host_device_copies
 from stepscope.analyze.owner_lines import LineWork, RankLines
 from stepscope.analyze.owner_places import Where
 from stepscope.analyze.ownership import Line
@@ -137,7 +138,23 @@ def launching_ns(account: Account) -> float | None:
     late = {s.rank: s.late_ns_per_step for s in account.stragglers}
     num_ranks = max(len(account.run.ranks), 1)
     for_late = max(late.values(), default=0.0) * (num_ranks - len(late)) / num_ranks
-    return step.ns("launch_gap") + max(0.0, step.ns("wait") - for_late)
+    return kernel_gaps_ns(account) + max(0.0, step.ns("wait") - for_late)
+
+
+@once_per_record
+def kernel_gaps_ns(account: Account) -> float:
+    """Return the idle time before kernels that the host launched late; before copies it was late with data."""
+    late, before_copies = 0, 0
+    for view in account.ranks:
+        if view.budget is None or view.budget.idle is None:
+            continue
+        slices, gaps = view.budget.idle.slices, view.budget.idle.gaps
+        of_launch = np.flatnonzero(among(slices.label, (Cause.LAUNCH, Cause.TURNAROUND)))
+        took = (slices.end - slices.start)[of_launch]
+        ended_by = gaps.next_work[np.searchsorted(gaps.start_ns, slices.start[of_launch], side="right") - 1]
+        copies = host_device_copies(view.rank)[ended_by] & (ended_by >= 0)
+        late, before_copies = late + int(took.sum()), before_copies + int(took[copies].sum())
+    return account.step.ns("launch_gap") * (1 - before_copies / max(late, 1)) if account.step else 0.0
 
 
 def not_computing_ns(account: Account) -> float | None:

@@ -7,7 +7,7 @@ fault is absent; the report lists what was not examined.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
@@ -15,7 +15,13 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import computing_operators, host_calls, is_synchronisation, records_operators
+from stepscope.analyze.host_time import (
+    computing_operators,
+    data_loading,
+    host_calls,
+    is_synchronisation,
+    records_operators,
+)
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -30,9 +36,9 @@ from stepscope.units import NS_PER_MS
 # What a recording can prove.
 
 _HOST_ONLY = frozenset(("host-bound",))
-_HOST = _HOST_ONLY | {"data-bound"}
+HOST_CATEGORIES = _HOST_ONLY | {"data-bound"}
 _OTHER_RANKS = frozenset(("communication-bound", "straggler-bound", "pipeline-bound"))
-_IDLE = _HOST | _OTHER_RANKS | {"copy-bound", "unclear"}
+_IDLE = HOST_CATEGORIES | _OTHER_RANKS | {"copy-bound", "unclear"}
 EVERYTHING = _IDLE | {"compute-bound"}
 HOST_ONLY = "host-only"
 # of compute as the largest part: whether memory, arithmetic or something else bounds it
@@ -53,17 +59,24 @@ _COLD_SHARE = 0.05
 _COVERED_SHARE = 0.1
 # operators from which gaps in the profiler's numbers are no chance
 _MANY_OPERATORS = 256
-# of the operators' time: with more of it in calling them, computing does not bound the job
-_CALLING_SHARE = 0.25
-# operators that move no data: their time is that of calling an operator
-_VIEWS = frozenset(
+# of the operators' time in calling them: computing does not bound the job; of the recorded time: worth naming
+_MUCH = 0.25
+# for calling an operator: more than any idle host takes
+_SLOW_CALL_NS = 50_000
+# operators that only describe a tensor or reserve its memory: their own time is that of calling an operator
+COMPUTE_NOTHING = frozenset(
     f"aten::{name}"
-    for name in ("view", "_unsafe_view", "as_strided", "t", "transpose", "permute", "slice", "select", "expand", "squeeze",
-                 "unsqueeze", "detach", "alias")
+    for name in (
+        "_unsafe_view", "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand",
+        "expand_as", "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
+        "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
+    )
 )  # fmt: skip
 # 32-bit results per 64-bit result, by compute capability (CUDA C++ Programming Guide, throughput of native arithmetic
 # instructions); 2 on chips for data centres
 _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64, (12, 0): 64}
+# ranges of compilers: nvFuser, NVRTC, torch.compile; what was compiled runs under other names
+_COMPILES = re.compile(r"(?<![Pp]re)[Cc]ompile(?![dr])|nvrtc(?!Create)|^(?!CUDAGraph).*\(dynamo_timed\)")
 _NEVER = np.iinfo(np.int64).max
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
@@ -252,7 +265,20 @@ def _mostly_before(account: Account) -> str | None:
     if account.step.profiled_ns >= _COVERED_SHARE * span:
         return None
     worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
-    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms"
+    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{_longest_part(ranks, span)}"
+
+
+def _longest_part(ranks: Sequence[Rank], span_ns: float) -> str:
+    """Return the call of the device's runtime, or data loading, that took much of a time, as the end of a clause."""
+    took = {"data loading": float(np.mean([data_loading(rank).total_ns for rank in ranks]))}
+    for rank in ranks:
+        rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME,)))
+        name, dur = rank.trace["name"][rows], rank.trace["dur_ns"][rows]
+        for one in distinct(name).tolist():
+            text = rank.trace.strings[one]
+            took[text] = took.get(text, 0.0) + float(dur[name == one].sum()) / len(ranks)
+    longest = max(took, key=lambda name: took[name])
+    return f" ({longest} took {_ms(took[longest])})" if took[longest] > _MUCH * span_ns else ""
 
 
 def _lost_records(account: Account) -> str | None:
@@ -279,6 +305,11 @@ def _unexplained(account: Account) -> str | None:
 
 def why_unknown(account: Account) -> str:
     """Return what the trace shows of idle time without a known cause, as the end of a sentence."""
+    if applies(account, Scope.HOST):
+        stacks = any(of_kinds(rank.kinds, (EventKind.PYTHON,)).any() for rank in account.run.ranks)
+        return (
+            f": no operator runs{'' if stacks else ', and Python code was not recorded; record with with_stack=True'}"
+        )
     idle = account.step.idle_ns if account.step else {}
     known = {cause: ns for cause, ns in idle.items() if cause in _WHY_UNKNOWN}
     return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
@@ -300,8 +331,15 @@ def _removed_events(account: Account) -> str | None:
 
 
 def _device_unseen(account: Account) -> str | None:
-    unseen = [r.rank for r in account.run.ranks if r.device_unseen]
-    return f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace" if unseen else None
+    unseen = [r for r in account.run.ranks if r.device_unseen]
+    if not unseen or account.step is None:
+        return None
+    waited = sum(int(r.trace["dur_ns"][r.waiting_reads].sum()) for r in unseen) / len(unseen)
+    total = account.step.step_ns * max(account.num_steps, 1)
+    reads = f" (the host waits for it in .item() for {_ms(waited)} of {_ms(total)} ms)"
+    return f"nothing that the device of rank {rank_ranges([r.rank for r in unseen])} did is in the trace" + (
+        reads if waited >= _COLD_SHARE * total else ""
+    )
 
 
 def _device_tool(account: Account) -> str:
@@ -366,18 +404,30 @@ def _in_64_bit(account: Account, arguments: str) -> str:
     return f" on 64-bit numbers{f' (32-bit ones are {slower} times faster on this device)' if slower else ''}"
 
 
-def _calling_operators(account: Account) -> str | None:
-    """Return the least time that calling operators takes, where it is much of a job that computes on the host.
+def _slow_calls(account: Account) -> str | None:
+    text, each = _calling_operators(account)
+    return f"{text}: a slow host, or the profiler's overhead" if each >= _SLOW_CALL_NS else None
+
+
+def _small_tensors(account: Account) -> str | None:
+    text, each = _calling_operators(account)
+    return f"{text}: the tensors are small" if 0 < each < _SLOW_CALL_NS else None
+
+
+@once_per_record
+def _calling_operators(account: Account) -> tuple[str, float]:
+    """Return the least time that calling operators takes, and that of one call; 0 where it is little of a job that
+    computes on the host.
 
     Views compute nothing: the median of their own time is what any call takes, one that calls others or one that does not.
     """
     if not applies(account, Scope.HOST):
-        return None
+        return "", 0.0
     took = total = dearest = 0.0
     for rank in account.run.ranks:
         calls = host_calls(rank)
         own_ns = calls.self_ns()
-        is_view = by_string(rank.trace, calls.name, lambda name: name in _VIEWS).astype(bool)
+        is_view = by_string(rank.trace, calls.name, lambda name: name in COMPUTE_NOTHING).astype(bool)
         is_operator = by_string(rank.trace, calls.name, lambda name: name.startswith("aten::")).astype(bool)
         calls_others = np.isin(np.arange(len(calls)), calls.parent)
         total += float(own_ns.sum())
@@ -386,13 +436,30 @@ def _calling_operators(account: Account) -> str | None:
                 each = median(own_ns[is_view & group])
                 took += float(np.minimum(own_ns[is_operator & group], each).sum())
                 dearest = max(dearest, each)
-    if took <= _CALLING_SHARE * total:
-        return None
+    if took <= _MUCH * total:
+        return "", 0.0
     ranks = len(account.run.ranks)
     return (
         f"calling operators takes at least {_ms(took / ranks)} of {_ms(total / ranks)} ms, whatever they compute "
-        f"(a view takes {_ms(dearest)} ms): a slow host, or the profiler's overhead"
-    )
+        f"({_ms(dearest)} ms for one without work)"
+    ), dearest
+
+
+def _fallback(account: Account) -> str | None:
+    """Return the operator that takes most of a job on the host, where PyTorch itself calls it slow."""
+    longest = longest_operator(account) if applies(account, Scope.HOST) else None
+    if longest is None or "slow_" not in longest[0] or longest[1] <= MOSTLY:
+        return None
+    return f"operator {longest[0]} takes {100 * longest[1]:.0f} % of the time: a fallback, used without oneDNN"
+
+
+def longest_operator(account: Account) -> tuple[str, float] | None:
+    """Return the operator with most own time on the host, and its share of all; None without operators."""
+    operators = account.operators.operators
+    longest = max(operators, key=lambda one: one.host_self_ns, default=None)
+    if longest is None:
+        return None
+    return longest.name, longest.host_self_ns / max(sum(one.host_self_ns for one in operators), 1.0)
 
 
 def _single_operation(account: Account) -> str | None:
@@ -408,6 +475,9 @@ def _few_operations(account: Account) -> str | None:
 
 
 def _never_idles(account: Account) -> bool:
+    step = account.step
+    if step is not None and applies(account, Scope.HOST):
+        return step.ns("unknown") + step.ns("host_stall") < MOSTLY * step.step_ns
     windows = [view.window for view in account.ranks if view.window is not None and view.rank.has_device]
     return bool(windows) and all(window.idle_ns < _COLD_SHARE * window.window_ns for window in windows)
 
@@ -439,21 +509,35 @@ def _innermost(rank: Rank) -> int:
 
 
 def _cold_start(account: Account) -> str | None:
-    """Return how long the host spent in first calls that initialise the device, where that distorts the steps."""
+    """Return how long the host spent in first calls that initialise the device or compile, where that distorts the steps."""
     took, whole, names = 0, 0, dict[str, int]()
     for rank in account.run.ranks:
         start, end = _judged_span(rank)
-        calls = _cold_calls(rank)
-        ts, dur = rank.trace["ts_ns"][calls], rank.trace["dur_ns"][calls]
+        rows = np.concatenate((_cold_calls(rank), _compilations(rank)))
+        ts, dur = rank.trace["ts_ns"][rows], rank.trace["dur_ns"][rows]
         inside = (ts >= start) & (ts < end)
-        took, whole = took + int(dur[inside].sum()), whole + end - start
-        for row, ns in zip(calls[inside].tolist(), dur[inside].tolist(), strict=True):
+        rows, ts, dur = rows[inside], ts[inside], dur[inside]
+        spent = union(ts, ts + dur)
+        if rank.steps.is_window and (first := int(rank.steps.start_ns[0])) > start:
+            window = int(rank.steps.end_ns[0]) - first
+            if window >= _COVERED_SHARE * (end - start) and clip(spent, first, end).total_ns < _COLD_SHARE * window:
+                continue  # the window begins after them
+        took, whole = took + spent.total_ns, whole + end - start
+        for row, ns in zip(rows.tolist(), dur.tolist(), strict=True):
             name = rank.trace.strings[rank.trace["name"][row]]
             names[name] = names.get(name, 0) + ns
     if not took or took < _COLD_SHARE * whole:
         return None
     ranks, longest = len(account.run.ranks), max(names, key=lambda name: names[name])
     return f"first-call initialisation takes {_ms(took / ranks)} of the recorded {_ms(whole / ranks)} ms (mostly {longest})"
+
+
+def _compilations(rank: Rank) -> Rows:
+    """Return annotated compilations on a rank, where they do not recur in most steps."""
+    rows = rank.rows_named(lambda name: bool(_COMPILES.search(name)), EventKind.ANNOTATION, EventKind.HOST_OP)
+    steps = distinct(rank.steps.of(rank.trace["ts_ns"][rows]))
+    often = rank.steps.known > 2 and (steps >= 0).sum() >= MOSTLY * rank.steps.known
+    return rows[:0] if often else rows
 
 
 def _judged_span(rank: Rank) -> tuple[int, int]:
@@ -516,9 +600,9 @@ _WHOLE = "{whole}"
 LIMITS = (
     Limit("graph-capture", _graph_capture, EVERYTHING, "how the captured graphs run",
           "record again once the graphs are replayed"),
-    Limit("graph-capture", _idle_capture, _HOST, "why the device idles in a run",
+    Limit("graph-capture", _idle_capture, HOST_CATEGORIES, "why the device idles in a run",
           "record again once the graphs are replayed"),
-    Limit(HOST_ONLY, _device_unseen, EVERYTHING - _HOST, "what the device did", "{device}"),
+    Limit(HOST_ONLY, _device_unseen, EVERYTHING - {"data-bound"}, "what the device did", "{device}"),
     Limit("cold-start", _cold_start, _HOST_ONLY, "host costs of a warm step", _WARM),
     Limit("fragment", _lost_records, EVERYTHING, "what the device did",
           "record fewer steps, so that the profiler's buffers hold them"),
@@ -528,7 +612,7 @@ LIMITS = (
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
     Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
-    Limit("device-only", _device_only, _HOST, "why the device idled",
+    Limit("device-only", _device_only, HOST_CATEGORIES, "why the device idled",
           "record with {host} and device activity"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
     Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
@@ -537,8 +621,12 @@ LIMITS = (
           "record with nsys profile --cuda-graph-trace=node"),
     Limit("", _unknown_kernels, _KIND_OF_COMPUTE, "what limits the kernels",
           "measure with ncu --set full"),
-    Limit("", _calling_operators, _KIND_OF_COMPUTE, "what computing takes",
+    Limit("", _slow_calls, _KIND_OF_COMPUTE, "what computing takes",
           "record on an idle machine without shapes, stacks and memory"),
+    Limit("", _small_tensors, _KIND_OF_COMPUTE, "what computing takes",
+          "compute more per call (larger batches), or fuse operators (torch.compile)"),
+    Limit("", _fallback, _KIND_OF_COMPUTE, "what a library's operator takes",
+          "use a build of PyTorch with oneDNN (torch.backends.mkldnn.is_available()), or a device"),
     Limit("", _ranks_missing, _OTHER_RANKS, "whether communication waits for a late rank or for the network",
           "record every rank: stepscope record --ranks all, or a profiler on each"),
 )  # fmt: skip

@@ -1,11 +1,13 @@
 """The sentence that opens every rendering of a report: what to fix first and what it saves."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: share of a saving that its range must reach for one number to stand for it
 _CLEAR = 0.5
-# of the step, in percent: "nothing" is not said of a part as large that was not examined
+# of a saving that is sure: less counts as nothing
+_SURELY = 0.05
+# of the step, in percent: a saving that opens the report whatever its range, and a part that was to be examined
 _LARGE_PCT = 10.0
 # the part of the budget that a fault explains
 _PART_OF = {
@@ -26,10 +28,13 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     Where the recording cannot prove what the largest part of the step is, that comes first.
     """
     recording = document.get("recording") or {}
-    if document["verdict"] == "unclear" and recording.get("cannot_show"):
+    found = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
+    first = next(iter(leading_findings(found)), None)
+    if document["verdict"] == "unclear" and (recording.get("cannot_show") or first is None):
         return f"{document['verdict_reason'][:1].upper()}{document['verdict_reason'][1:]}."
-    first = next((f for f in document["findings"] if f["saving_alone_ms"] > 0), None)
     missing = _missing_ranks(document["run"])
+    if first is None and found:
+        return f"No fix is sure to save anything ({document['verdict']}).{missing}"
     if first is None:
         limits = "; ".join(recording.get("cannot_show") or ())
         shown = f" Not shown: {limits}." if limits else ""
@@ -40,7 +45,7 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     saving_ms, whole = first["saving_alone_ms"], _whole(document)
     low, high = first["saving_low_ms"], min(first["saving_high_ms"], step_ms or first["saving_high_ms"])
     if low < _CLEAR * saving_ms:  # one number would claim too much
-        span = f"{two_digits(low)}–{two_digits(high)}" if low > 0.05 * saving_ms else f"up to {two_digits(high)}"  # noqa: RUF001
+        span = f"{two_digits(low)}–{two_digits(high)}" if low > _SURELY * saving_ms else f"up to {two_digits(high)}"  # noqa: RUF001
         saves = f"could save {span}{f' of {three_digits(step_ms)}' if step_ms else ''} ms per {whole}"
     elif step_ms:
         left = max(0.0, step_ms - saving_ms)
@@ -49,6 +54,11 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         saves = f"−{three_digits(saving_ms)} ms per {whole}"  # noqa: RUF001
     verb = "Fixing it" if saves.startswith("could") else "Fixing it:"
     return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{'.' if missing else ''}{missing}"
+
+
+def leading_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the findings that surely save something, or whose saving is large."""
+    return [f for f in findings if f["saving_low_ms"] > _SURELY * f["saving_alone_ms"] or f["saving_pct"] >= _LARGE_PCT]
 
 
 def three_digits(value: float) -> str:

@@ -1311,6 +1311,12 @@ _CONTEXT_NS = 100_000_000
 # reading a number from memory of the host never takes as long: several such reads wait for a device
 _WAITING_READ_NS = 1_000_000
 _MIN_WAITING_READS = 3
+# the same where the trace lists a device: less is needed to show that the job used it
+_LISTED_READ_NS = 20_000
+# operators and ranges of libraries that only devices have
+_DEVICE_LIBRARY = re.compile(
+    r"cudnn|miopen|^[nr]ccl:|^aten::_(flash|efficient)_attention_|^triton_(poi|red|per|tem)_|^(aiter|flash_attn|sgl_kernel)::"
+)
 _RANGE_PROFILER = "cuda_profiler_range"
 _APPLE = re.compile(r"^aten::(?:linear_backward$|_?mps_|\w+_mps)")
 # labels of processes that say nothing of the chip
@@ -1470,13 +1476,26 @@ class Rank(ArrayRecord):
         that wait, or new tensors that took long: memory of the host is reserved at once, the first one of a device
         creates its context.
         """
-        of_library = self.rows_named(lambda name: "cudnn" in name or "miopen" in name, EventKind.HOST_OP)
-        read = self.rows_named(lambda name: name == "aten::_local_scalar_dense", EventKind.HOST_OP)
-        waits = int((self.trace["dur_ns"][read] >= _WAITING_READ_NS).sum())
+        of_library = self.rows_named(
+            lambda name: bool(_DEVICE_LIBRARY.search(name)), EventKind.HOST_OP, EventKind.ANNOTATION
+        )
         new = self.rows_named(lambda name: name in ("aten::empty", "aten::empty_strided"), EventKind.HOST_OP)
         on_device = int((self.trace["dur_ns"][new] >= _CONTEXT_NS).sum())
         known = self.joins.launches_without_work or len(of_library) or len(self._apple_operators) or on_device
-        return known or (waits if waits >= _MIN_WAITING_READS else 0)
+        return known or len(self.waiting_reads)
+
+    @cached_property
+    def waiting_reads(self) -> Rows:
+        """Return reads of single values that waited for a device: several long ones, or most of the time of all of them
+        where the trace lists a device.
+        """
+        read = self.rows_named(lambda name: name == "aten::_local_scalar_dense", EventKind.HOST_OP)
+        took = self.trace["dur_ns"][read]
+        long = read[took >= _WAITING_READ_NS]
+        if self.trace.header.get("deviceProperties"):
+            longer = took >= _LISTED_READ_NS
+            return read[longer] if 2 * took[longer].sum() > took.sum() else read[:0]
+        return long if len(long) >= _MIN_WAITING_READS else read[:0]
 
     @cached_property
     def _apple_operators(self) -> Rows:
@@ -1498,7 +1517,7 @@ class Rank(ArrayRecord):
         if self.trace.quality.truncated:
             return "the file is cut off: export it again"
         if len(self._apple_operators):
-            return "PyTorch does not record Apple devices: use torch.mps.profiler and Instruments"
+            return "its operators are those of Apple devices: use torch.mps.profiler and Instruments"
         if _RANGE_PROFILER in self.trace.strings:
             return "record without hardware counters: range profiling replaces the times of kernels"
         if self.joins.launches_without_work:

@@ -21,7 +21,7 @@ from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import ARGS, DENSE, Int64s, Quality, SparseColumn, Trace, drop_implausible
-from stepscope.units import printable
+from stepscope.units import NS_PER_MS, printable
 
 # The columns of the event table as chunks of rows fill them, process by process.
 #
@@ -798,6 +798,9 @@ _OF_HOST = {CALLS: "CUDA calls", RANGES: "NVTX ranges", "OSRT_API": "calls of th
 _TRACED = "No CUDA events collected"
 # characters of the program's output that are shown
 _SHOWN = 160
+# NVTX ranges in a message
+_RANGES_SHOWN = 4
+_END_OF_TIME = np.iinfo(np.int64).max
 
 
 def read_nsys(
@@ -861,7 +864,7 @@ def _why_no_device(db: Database) -> str:
     """Return what an export without device work holds, why it has none, and what to do."""
     counts = {what: db.num_rows(table) for table, what in _OF_HOST.items()}
     held = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    found = f"the export has no device activity: it holds {held or 'no events'}"
+    found = f"the export has no device activity: it holds {held or 'no events'}{_range_times(db)}"
     captured = [value for name, value in _names_and_values(db, "META_DATA_CAPTURE") if name.endswith("CUDA_TRACE")]
     traced = any(db.text(value) == "true" for value in captured) or counts["CUDA calls"]
     if not traced and not db.ids_between(_TRACED, f"{_TRACED}~", 1):
@@ -876,6 +879,25 @@ def _why_no_device(db: Database) -> str:
         f"{found}. CUDA was traced: the program ended before its first kernel, ran none, or its events were lost"
         f"{ended}; check that it runs without nsys, then record it again"
     )
+
+
+def _range_times(db: Database) -> str:
+    """Return the host's time in the NVTX ranges that hold most of it, as the end of a clause."""
+    texts, took, count = Texts(Budget(1 << 30).share()), Counter[int](), Counter[int]()
+    first, last = _END_OF_TIME, 0
+    for rows in range_rows(db, texts, payload_schemas(db), Communicators()):
+        sound = np.flatnonzero(rows.timed & (rows.end_ns >= rows.start_ns))
+        start, end = rows.start_ns[sound], rows.end_ns[sound]
+        first, last = min(first, int(start.min(initial=_END_OF_TIME))), max(last, int(end.max(initial=0)))
+        for name, ns in zip(rows.name[sound].tolist(), (end - start).tolist(), strict=True):
+            took[name] += ns
+            count[name] += 1
+    largest = [
+        f"{printable(texts.strings[name], width=40)} {count[name]:,} times {ns / count[name] / NS_PER_MS:.3g} ms "
+        f"({100 * ns / max(last - first, 1):.0f} %)"
+        for name, ns in took.most_common(_RANGES_SHOWN)
+    ]
+    return f" (host time: {', '.join(largest)}; what the device did meanwhile is unknown)" if largest else ""
 
 
 def _last_error(db: Database) -> str | None:

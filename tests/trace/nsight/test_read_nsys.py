@@ -167,11 +167,11 @@ ERRORS = "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, 'Traceb
 @pytest.mark.parametrize(
     ("change", "said", "not_said"),
     [
-        ("", "it holds 2 NVTX ranges, and nothing shows that CUDA was traced; record with nsys", "ended before"),
+        ("", "is unknown), and nothing shows that CUDA was traced; record with nsys", "ended before"),
         ("DELETE FROM NVTX_EVENTS", "it holds no events, and nothing shows", "ended before"),
         (
             "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true')",
-            "2 NVTX ranges. CUDA was traced",
+            "is unknown). CUDA was traced",
             "--trace=cuda",
         ),
         (
@@ -195,6 +195,18 @@ def test_an_export_without_device_work_shows_what_was_traced(
     with pytest.raises(TraceError) as error:
         read_nsys(path)
     assert said in str(error.value) and not_said not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_ranges_show_the_time_of_the_host_without_device_work(tmp_path: Path) -> None:
+    export = Export(tmp_path / "x.sqlite")
+    export.clock(0)
+    for at in range(0, 100_000_000, 10_000_000):
+        export.nvtx(at, at + 6_000_000, "find centers", MACHINE | 7 << 24 | 70)
+        export.nvtx(at + 6_000_000, at + 10_000_000, "backbone", MACHINE | 7 << 24 | 70)
+    export.close()
+    with pytest.raises(TraceError) as error:
+        read_nsys(tmp_path / "x.sqlite")
+    assert "20 NVTX ranges (host time: find centers 10 times 6 ms (60 %), backbone 10 times 4 ms" in str(error.value)
 
 
 def test_an_export_without_tables_of_events_is_an_empty_export(tmp_path: Path) -> None:

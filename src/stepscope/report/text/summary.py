@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.contract.names import ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
-from stepscope.document.sentence import headline_sentence, joules_text, three_digits, two_digits
+from stepscope.document.sentence import headline_sentence, joules_text, leading_findings, three_digits, two_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -43,6 +43,8 @@ _TRACE_ENDING = re.compile(r"(\.pt\.trace)?\.json(\.gz|\.zst)?$")
 _UNIT = re.compile(r"(\d) (ms|%)")
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _COMPUTE = ("forward", "backward", "optimizer", "other_compute")
+#: the host's parts in which first calls load modules, create a context or compile
+_FIRST_CALLS = ("launch_gap", "allocator", "host_stall")
 _STYLES = {
     **dict.fromkeys((*_COMPUTE, "compute"), "green"),
     **dict.fromkeys(("exposed_transfer", "unmatched"), "red"),
@@ -188,12 +190,12 @@ def _opening(view: _View) -> list[Row]:
     unclear = document["verdict"] == "unclear"
     reason = document["verdict_reason"] if unclear else f"{document['verdict']}: {document['verdict_reason']}"
     cannot = (document.get("recording") or {}).get("cannot_show") or ()
-    sentence, more = headline_sentence(document), []
-    if view.is_light or (unclear and (cannot or not view.findings)):
+    sentence, more, leading = headline_sentence(document), [], leading_findings(view.findings)
+    if view.is_light or (unclear and (cannot or not leading)):
         sentence = _capital(document["verdict_reason"])
-    elif not view.findings:
+    elif not leading:
         more.append(_capital(document["verdict_reason"]))
-    elif view.findings[0]["saving_pct"] < 10:
+    elif leading[0]["saving_pct"] < 10:
         more.append(_capital(reason))
     if cannot and not unclear:
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
@@ -260,20 +262,22 @@ def _serving(document: Json) -> list[str]:
 
 
 def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
-    shown = [f for f in view.findings if f["saving_low_ms"] > 0 or f["saving_pct"] >= 10][:most]
-    shown = shown or view.findings[:1]
+    shown = leading_findings(view.findings)[:most]
+    if view.document["verdict"] == "unclear":  # the sentence is not about fixes
+        shown = shown or view.findings[:1]
     rows = [
         row
         for n, f in enumerate(shown, start=1)
         for row in _fix(view, n, f, rows_per_fix if n > 1 else max(rows_per_fix, 3))
     ]
-    if not view.findings and not view.is_light:
+    if not shown and not view.is_light:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
     if len(shown) > 1 and shown == view.findings[: len(shown)]:
         rows.append(_together_row(view, len(shown)))
+    more, how = (" more", "smaller or less certain") if shown else ("", "small or uncertain")
     hidden = [
-        *([f"{rest} more fix{'es' * (rest > 1)}, smaller or less certain"] if rest else []),
+        *([f"{rest}{more} fix{'es' * (rest > 1)}, {how}"] if rest else []),
         *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
     ]
     if hidden and not view.verbose:
@@ -419,6 +423,9 @@ def _where(view: _View, most: int) -> list[Row]:
     compute_ms = sum(times.get(part, 0.0) for part in _COMPUTE)
     if compute_ms < 0.5 * step_ms and any(times.get(part) for part in _COMPUTE):
         times = {"compute": compute_ms} | {part: ms for part, ms in times.items() if part not in _COMPUTE}
+    if (view.document.get("recording") or {}).get("kind") == "cold-start":  # which of these a warm step has is unknown
+        first_ms = sum(times.get(part, 0.0) for part in _FIRST_CALLS)
+        times = {"first calls and launches": first_ms} | {p: ms for p, ms in times.items() if p not in _FIRST_CALLS}
     ordered = sorted((part for part in times if times[part] > 0), key=lambda part: -times[part])
     large = [part for part in ordered if times[part] >= _WORTH_SHOWING * step_ms]
     shown = large if len(large) <= most and len(large) == len(ordered) else large[: most - 1]
