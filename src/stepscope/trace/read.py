@@ -868,7 +868,7 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
         **counts._asdict(),
     )
     if not len(columns["ph"]) and (truncated or quality.malformed or quality.bad_time or quality.far_times):
-        raise TraceError(f"{stream.path}: no trace event of it can be read; the file is damaged, record it again")
+        raise TraceError(f"{stream.path}: none of its entries is a trace event: not a profiler trace, or a damaged one")
     for array in (*columns.values(), *(a for sparse in args.values() for a in (sparse.rows, sparse.values))):
         array.flags.writeable = False  # as from the cache
     return Trace(str(stream.path), stream.raw_bytes, header, strings.strings, columns, args, quality)
