@@ -41,6 +41,40 @@ def test_kernels_of_unknown_work_are_bound_by_nothing_known(
     assert not {"precision", "memory-bound-kernels", "small-batch"} & set(found["examined"])
 
 
+@pytest.mark.parametrize(
+    ("grid", "block", "unused"),
+    [
+        ([1, 1, 1], [1, 1, 1], 1 - 1 / (32 * 4 * 100)),  # one of 32 lanes of one of 4 schedulers of 100 multiprocessors
+        ([10, 1, 1], [16, 8, 1], 0.9),
+        ([100_000, 1, 1], [4, 1, 1], 1 - 4 / 32),
+        ([50, 1, 1], [128, 1, 1], None),
+    ],
+)
+def test_a_launch_that_cannot_fill_the_device_is_named(
+    tmp_path: Path, grid: list[int], block: list[int], unused: float | None
+) -> None:
+    r = RankTrace()
+    for k in range(100):  # launched far ahead: nothing but the kernels takes the time
+        with r.op("launch", 10 * k, 10 * k + 8):
+            r.kernel("sweep(float *)", at=10 * k + 2, start=1_000 * k + 10, end=1_000 * k + 1_000)
+    whole = r.document()
+    whole["deviceProperties"] = [
+        {"id": 0, "name": "a GPU", "computeMajor": 8, "computeMinor": 0, "numSms": 100},
+    ]
+    for event in whole["traceEvents"]:
+        if event.get("cat") == "kernel":
+            event["args"] |= {"grid": grid, "block": block}
+    (tmp_path / "trace.json").write_text(json.dumps(whole))
+    found = stepscope.load(tmp_path / "trace.json").document
+    if unused is None:
+        assert "small-batch" not in {one["id"] for one in found["findings"]}
+        return
+    first = found["findings"][0]
+    assert first["id"] == "small-batch" and "Too few threads in kernel sweep" in headline_sentence(found)
+    assert first["saving_alone_ms"] == pytest.approx(99 * unused, rel=0.02)
+    assert found["kernels"][0]["bound"] == "latency"
+
+
 def test_many_kernels_of_unknown_work_are_named_by_the_longest(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(100):

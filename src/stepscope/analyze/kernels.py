@@ -26,7 +26,7 @@ from stepscope.cost.operators import (
     may_cost,
     operator_cost,
 )
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, dataclass, once_per_record
 from stepscope.run.formats import MeasuredLaunches
 from stepscope.run.load import Run, side_by_side
 from stepscope.run.rank import CPU, Rank, Rows
@@ -405,6 +405,41 @@ def _device_facts(rank: Rank) -> DeviceFacts:
     )
 
 
+_WARP, _SCHEDULERS = 32, 4
+#: of a device's lanes: launches that can use less leave most of it without work, whatever they compute
+FILLS_LITTLE = 0.25
+
+
+@once_per_record
+def launch_sizes(rank: Rank) -> tuple[Floats, Floats]:
+    """Return by row of work how many blocks a kernel was launched with and how many threads each has, 0 if unknown."""
+    trace, row = rank.trace, rank.work.row
+    grid, block = (_sizes_of(trace, trace.arg(name).at(row, missing=NO_STRING)) for name in ("grid", "block"))
+    return grid, block
+
+
+def filled_share(rank: Rank) -> Floats:
+    """Return by row of work which share of the device's lanes a launch can use, 1 where that is unknown.
+
+    A multiprocessor of NVIDIA's has four schedulers, each runs a warp of 32 lanes, and a block stays on its
+    multiprocessor.
+    """
+    facts, (grid, block) = _device_facts(rank), launch_sizes(rank)
+    if facts.compute is None or not facts.multiprocessors:
+        return np.ones(len(grid))
+    warps = np.ceil(block / _WARP)
+    spread = np.minimum(grid, grid * warps / _SCHEDULERS) / facts.multiprocessors
+    return np.where((grid > 0) & (block > 0), np.minimum(spread, 1.0) * block / np.maximum(warps * _WARP, 1), 1.0)
+
+
+def _sizes_of(trace: Trace, text: Int64s) -> Floats:
+    known = distinct(text)
+    sizes = [trace.strings[one] if one != NO_STRING else "" for one in known.tolist()]
+    return np.array([math.prod(map(int, re.findall(r"\d{1,10}", one))) if one else 0 for one in sizes], float)[
+        np.searchsorted(known, text)
+    ]
+
+
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -743,10 +778,9 @@ def _text(sizes: tuple[int, ...] | None) -> str | None:
 #
 # Held against the chip's roofline, a kernel needs at least `flops / peak` and `bytes / bandwidth`. The larger of the
 # two
-# names its bound. A short kernel that takes more than twice that is bound by latency. Without shapes or without a
-# known
-# chip, matrix products are taken as compute-bound, kernels of other families as memory-bound, and what holds back a
-# kernel of no known family is unknown.
+# names its bound. A kernel that is short, or has too few threads to fill the device, and takes more than twice that is
+# bound by latency. Without shapes or without a known chip, matrix products are taken as compute-bound, kernels of other
+# families as memory-bound, and what holds back a kernel of no known family is unknown.
 #
 # Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
 # larger of the two, and latency where both are below 60 %, as in Nsight Compute's own rule (Speed of Light).
@@ -788,7 +822,8 @@ def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredR
     bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
     np.putmask(bound, ~known & (costs.family == FAMILY_CODE[Family.OTHER]), Bound.NONE)
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
-    np.putmask(bound, (duration < SHORT_NS) & (duration > 2.0 * least_ns), Bound.LATENCY)
+    waits = (duration < SHORT_NS) | (filled_share(costs.rank) < FILLS_LITTLE)
+    np.putmask(bound, waits & (duration > 2.0 * least_ns), Bound.LATENCY)
     metered = np.zeros(len(bound), bool)
     if measured is not None:
         compute, memory = measured.values("sm_pct"), measured.values("memory_pct")

@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.host_time import host_calls, spans
-from stepscope.analyze.kernels import FAMILY_CODE, PRECISION_CODE, KernelCosts, abilities
+from stepscope.analyze.kernels import (
+    FAMILY_CODE,
+    FILLS_LITTLE,
+    PRECISION_CODE,
+    SHORT_NS,
+    KernelCosts,
+    abilities,
+    filled_share,
+    function_of,
+    launch_sizes,
+)
 from stepscope.analyze.memory import RankMemory
 from stepscope.analyze.owner_places import (
     MAX_PLACES,
@@ -635,6 +645,30 @@ def _small_batch(account: Account) -> Iterator[Match]:
         )
 
 
+def _unfilled(account: Account) -> Iterator[Match]:
+    """Yield long kernels whose launches cannot fill the device, with the device filled as the counterfactual."""
+    times, chosen, longest = [], [], list[tuple[int, str, str]]()
+    for rank in account.run.ranks:
+        work, filled = rank.work, filled_share(rank)
+        took = work.end_ns - work.start_ns
+        mine = (filled < FILLS_LITTLE) & (took >= SHORT_NS) & (work.kind == EventKind.KERNEL)
+        times.append(took * filled)
+        chosen.append(mine)
+        if mine.any():
+            first = int(np.argmax(np.where(mine, took, 0)))
+            (grid, block), name = launch_sizes(rank), function_of(rank.trace.strings[work.name[first]])
+            longest.append((int(took[first]), name, f"{grid[first]:,.0f} blocks of {block[first]:.0f} threads"))
+    spent = device_ns(account, chosen)
+    if account.step is not None and spent >= NOTABLE * account.step.step_ns:
+        yield Match(
+            lambda replay: with_work_times(replay, chosen, times),
+            limit_ns=spent,
+            cost_ns=spent,
+            evidence=(evidence_ms(f"{max(longest)[2]}, {{per_step}}", spent),),
+            facts={"kernel": max(longest)[1]},
+        )
+
+
 def _memory_pressure(account: Account) -> Iterator[Match]:
     """Yield ranks within 5 % of their device's memory, whose cache is emptied in between, or that grow."""
     ranks: Sequence[RankMemory] = account.memory.ranks if account.memory is not None else ()
@@ -745,6 +779,12 @@ KINDS = (
          "Raise the batch (or sequence) per device until the device is busy; the step hardly grows until then, so throughput "
          "does. No saving per step is claimed: the step has more samples.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, always=True, sureness=0.7),
+    Kind("small-batch", _unfilled, "Too few threads in kernel {kernel}",
+         "its launches can use less than a quarter of the device: they have fewer blocks than there are multiprocessors, or "
+         "blocks of a few threads",
+         "Launch more blocks, of a multiple of 32 threads: split the kernel's loops over threads, or do more at once (a larger "
+         "batch). Assumes that a kernel's time shrinks as its threads fill the device.",
+         scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.9, sureness=0.7),
     Kind("memory-pressure", _memory_pressure, "Device memory {how}",
          "{why}",
          "Free what is not needed (detach losses that are stored for logging, zero_grad(set_to_none=True)), checkpoint "
