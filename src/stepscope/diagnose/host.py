@@ -857,9 +857,9 @@ def _launches(account: Account) -> Iterator[Match]:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
     idle, claimed = step.ns("launch_gap"), launching_ns(account) or 0.0
-    evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
+    evidence = [evidence_ms("kernel-launch gaps {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
-        later = evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle)
+        later = evidence_ms("waiting for ranks that launch later {per_step}", claimed - idle)
         evidence.insert(int(claimed - idle <= idle), later)  # the larger first
     yield Match(
         as_graph,
