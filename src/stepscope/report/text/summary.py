@@ -235,7 +235,8 @@ def _is_awaited(document: Json, straggler: Json) -> bool:
     """Return whether other ranks wait for a late rank; its lateness can be hidden behind communication."""
     others = [r.get("budget_ms_per_step") for r in document["ranks"] if r["rank"] != straggler["rank"]]
     waits = [p.get("wait", 0.0) + p.get("pipeline_bubble", 0.0) for p in others if p]
-    return not waits or max(waits) >= _MIN_AWAITED * straggler["late_ms_per_step"]
+    step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"] or 0.0
+    return not waits or max(waits) >= max(_MIN_AWAITED * straggler["late_ms_per_step"], _WORTH_SHOWING * step_ms)
 
 
 def _serving(document: Json) -> list[str]:
@@ -363,7 +364,7 @@ def _evidence(view: _View, finding: Json, room: int) -> str:
     ]
     line = facts[0] if facts else ""
     for fact in facts[1:]:
-        if _cells(f"{line}; {fact}") <= room:
+        if fact not in line and _cells(f"{line}; {fact}") <= room:
             line = f"{line}; {fact}"
     return _cut(line, room)
 
