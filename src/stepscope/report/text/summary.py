@@ -211,7 +211,7 @@ def _opening(view: _View) -> list[Row]:
     lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
     for line in lost[:1]:
         rows += _wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
-    return [*rows, *(row for line in _serving(document)[:2] for row in _wrapped(line, width, indent="  ", most=2))]
+    return [*rows, *(row for line in _serving(document)[:2] for row in _wrapped(line, width, indent="  ", most=1))]
 
 
 def _caveats(view: _View) -> list[str]:
