@@ -167,7 +167,7 @@ def _late_evidence(account: Account, late: Sequence[Straggler]) -> Iterator[Evid
         yield evidence_ms("wait of the other ranks {per_step}", waits)
     for s in late:
         where = f"rank {s.rank}"
-        yield evidence_ms("own time over the median rank {per_step}", s.late_ns_per_step, where)
+        yield evidence_ms("own time (without waits) over the median rank {per_step}", s.late_ns_per_step, where)
         more = {part: ns for part, ns in s.evidence.items() if ns > 0}
         yield from (evidence_ms(f"excess {part} time {{per_step}}", ns, where) for part, ns in more.items())
 

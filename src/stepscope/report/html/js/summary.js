@@ -106,7 +106,7 @@ function findingBody(f, grid, report) {
     el("p", { class: "quiet" }, `${rangeText(f)}${after}`));
 }
 
-const rangeText = (f) => (f.saving_alone_ms > 0 ? `likely ${timeText(f.saving_low_ms)} to ${timeText(f.saving_high_ms)}` : "no saving claimed");
+const rangeText = (f) => (f.saving_alone_ms > 0 ? `likely ${digits(Math.max(0, f.saving_low_ms))}–${digits(f.saving_high_ms)} ms` : "no saving claimed");
 const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c) => c.toUpperCase())); // file names keep their case
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".
