@@ -1056,8 +1056,8 @@ def job_sheet(document: Document) -> Sheet:
     attempts = table_of(
         document["attempts"],
         ("run", "text", "run"),
-        ("started", "text", "started"),
-        ("ended", "text", "ended"),
+        ("started", "text", lambda one: _moment(one["started"])),
+        ("ended", "text", lambda one: _moment(one["ended"])),
         ("steps", "count", "steps"),
         ("lost steps", "count", "steps_lost"),
         ("saves", "count", "saves"),
@@ -1098,6 +1098,11 @@ def _energy_cards(energy: Document | None) -> list[Values]:
     note = f"by {energy['source']}, {energy['measured_pct']:.0f} % of the time measured"
     per_step = [] if energy["j_per_step"] is None else [f"{joules_text(energy['j_per_step'])} per step that was kept"]
     return [card("Energy", joules_text(energy["total_j"]), "text", "; ".join([note, *per_step]))]
+
+
+def _moment(text: str | None) -> str | None:
+    """Return a moment of the JSON, which is in UTC, to the second."""
+    return text and f"{text[:10]} {text[11:19]} UTC"
 
 
 def _details(part: Document) -> str:
