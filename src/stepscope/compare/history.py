@@ -536,7 +536,8 @@ def _groups(rows: Sequence[HistoryRow], by: str) -> list[dict[str, Any]]:
         names = row.hosts if by == "host" else (getattr(row, by),)  # a run on several hosts is in each of theirs
         for name in names or (None,):
             found.setdefault(name or "unknown", []).append(row)
-    return [_group(name, several) for name, several in found.items()]
+    ordered = sorted(found) if by == "host" else found  # commits and configurations by their first run
+    return [_group(name, found[name]) for name in ordered]
 
 
 def _group(name: str, rows: Sequence[HistoryRow]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.budget import PARTS
+from stepscope.analyze.budget import PART_CODE
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.owner_places import (
@@ -167,7 +167,7 @@ def _late_evidence(account: Account, late: Sequence[Straggler]) -> Iterator[Evid
         yield evidence_ms("wait of the other ranks {per_step}", waits)
     for s in late:
         where = f"rank {s.rank}"
-        yield evidence_ms("own time (without waits) over the median rank {per_step}", s.late_ns_per_step, where)
+        yield evidence_ms("own time over the median rank {per_step}", s.late_ns_per_step, where)
         more = {part: ns for part, ns in s.evidence.items() if ns > 0}
         yield from (evidence_ms(f"excess {part} time {{per_step}}", ns, where) for part, ns in more.items())
 
@@ -178,7 +178,7 @@ def _mean_of_others(account: Account, ranks: Sequence[int], parts: Sequence[str]
     others = [i for i, rank in enumerate(known) if rank not in ranks]
     if account.step is None or not others:
         return None
-    return float(account.step.rank_part_ns[np.ix_(others, [PARTS.index(p) for p in parts])].sum(axis=1).mean())
+    return float(account.step.rank_part_ns[np.ix_(others, [PART_CODE[p] for p in parts])].sum(axis=1).mean())
 
 
 def _unprofiled(known: Sequence[LateRank]) -> Iterator[Evidence]:

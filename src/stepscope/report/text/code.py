@@ -123,9 +123,10 @@ def print_code(
     if account.step:
         recorded_ns = max(account.step.profiled_ns, view.costs.total.largest_ns)  # what shares of the step are of
         text += f", {recorded_ns / NS_PER_MS:.2f} ms"
-        text += (
-            f"; without the profiler {account.step.step_ns / NS_PER_MS:.2f} ms" if account.step.unprofiled_ns else ""
-        )
+        if account.step.unprofiled_ns:
+            slower = account.step.step_ns < recorded_ns
+            unprofiled = f"without the profiler {account.step.step_ns / NS_PER_MS:.2f} ms"
+            text += f"; {unprofiled if slower else 'no profiler overhead detected'}"
     out.print(name_text(account.run.name, style="bold").append(text, style="not bold"))
     columns, gone = _columns_of(rows), tuple[str, ...]()
     if not out.soft_wrap:
