@@ -141,7 +141,7 @@ _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
 #
 # measured   = step before - step after, both without the profiler where both are known
 # predicted  = what the fixed findings were to save, with their interval
-# came true  = the measured saving lies in that interval
+# came true  = the measured saving is in that interval
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"

@@ -30,7 +30,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of a given size, in units of its own that are about pixels."""
+    """A picture with its size, in units of about a pixel."""
 
     title: str
     width: int
@@ -38,7 +38,7 @@ class Drawing:
     #: the picture in one sentence, for who cannot see it
     label: str
     shapes: tuple[Shape, ...]
-    #: colour and what it stands for
+    #: colour and its meaning
     legend: tuple[tuple[str, str], ...] = ()
     #: what to know to read it
     notes: tuple[str, ...] = ()
@@ -277,7 +277,7 @@ def digits(value: float) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers from `low` to `high` onto a picture from `start` to `end`; logarithmic if asked."""
+    """Numbers from `low` to `high` onto a picture from `start` to `end`; logarithmic on request."""
 
     low: float
     high: float

@@ -460,7 +460,7 @@ def _memory(document: Document, asked: str) -> Sheet:
         card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
     )
     device, peak = document["device_bytes"], document["peak_bytes"]
-    # times the peak that a device's memory is drawn beside it
+    # a device's memory is drawn if it is below four times the peak
     near = device is not None and device < 4 * peak  # far above, its line would only flatten the rest
     chart = _stacks("Memory by category at each moment of the step", moments, "bytes", device if near else None)
     sections = [

@@ -1,4 +1,4 @@
-"""Source lines and modules with what they cost, on the terminal: numbers to the left, the source as it stands.
+"""Source lines and modules with what they cost, on the terminal: numbers on the left, source text on the right.
 
 line  device    bwd   host   step  saves
   33    3.59   2.60   8.49  2.7 %   7.25     x = x + self.o(...)
@@ -18,7 +18,7 @@ from stepscope.report.terminal import ELSEWHERE, name_text, print_indented
 from stepscope.run.side_files import SourceText
 from stepscope.units import NS_PER_MS, printable
 
-# The numbers beside a source line: which columns a run needs, and how they are written.
+# The numbers next to a source line: which columns a run needs, and how they are written.
 
 _LINE_WIDTH = 5
 _WIDTH = 7
@@ -35,7 +35,7 @@ class Columns:
     shown: tuple[tuple[str, Value], ...]
 
     def within(self, width: int, *, needed: str | None = None) -> tuple["Columns", tuple[str, ...]]:
-        """Return the columns that fit beside the source, and the titles of those that do not."""
+        """Return the columns that fit next to the source, and the titles of those that do not."""
         gone: list[str] = []
         for title in _LEFT_OUT_FIRST:
             if _LINE_WIDTH + _WIDTH * (len(self.shown) - len(gone)) <= width:
