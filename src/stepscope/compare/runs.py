@@ -136,7 +136,7 @@ def _difference(a: float, b: float, errors: Sequence[tuple[float, float]]) -> Di
 #
 #     came          only the second side has it
 #     went          only the first side has it
-#     mostly fixed  both have it, less than half of its saving is left to gain
+#     mostly gone   both have it, less than half of its saving is left to gain
 #     grew          both have it, its saving has more than doubled
 #     stayed        both have it, about as it was
 #

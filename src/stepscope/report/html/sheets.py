@@ -453,7 +453,7 @@ def _memory(document: Document, asked: str) -> Sheet:
         *((part, "bytes", f"{part}_bytes") for part in _MEMORY_PARTS),
         ("sum", "bytes", lambda m: sum(v for _, v in _parts(m))),
     )
-    fits = {True: ("fits", "low"), False: ("does not fit", "high"), None: ("not asked", "")}[document["fits"]]
+    fits = {True: ("fits", "low"), False: ("does not fit", "high"), None: ("not given", "")}[document["fits"]]
     cards = (
         card("Peak per device", document["peak_bytes"], "bytes", f"at {document['peak_when']}"),
         card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
@@ -1096,7 +1096,7 @@ def _energy_cards(energy: Document | None) -> list[Values]:
     if energy is None:
         return []
     note = f"by {energy['source']}, {energy['measured_pct']:.0f} % of the time measured"
-    per_step = [] if energy["j_per_step"] is None else [f"{joules_text(energy['j_per_step'])} per step that was kept"]
+    per_step = [] if energy["j_per_step"] is None else [f"{joules_text(energy['j_per_step'])} per retained step"]
     return [card("Energy", joules_text(energy["total_j"]), "text", "; ".join([note, *per_step]))]
 
 
