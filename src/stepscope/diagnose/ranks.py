@@ -393,16 +393,16 @@ def _bubble(account: Account) -> Iterator[Match]:
         return
     m, more = view.microbatches, MORE_MICROBATCHES * view.microbatches
     extra = (view.stages - 1) / (view.chunks or 1)
-    bubble_ns, waits_ns = view.bubble_pct / 100 * step.step_ns, step.ns("pipeline_bubble")
+    idle_ns = float(np.mean([one.idle_ns for one in view.ranks]))
     yield Match(
         formula_ns=view.microbatch_saving_ns(more, step_ns=step.step_ns),
         facts={
             "m": m, "stages": view.stages, "extra": f"{extra:.3g}", "all": f"{m + extra:.3g}", "more": more,
         },
-        cost_ns=bubble_ns,
+        cost_ns=view.bubble_pct / 100 * step.step_ns,
         evidence=(
-            evidence_ms("waiting for other stages {per_step}", min(waits_ns, bubble_ns), "mean rank"),
-            evidence_ms("idle between micro-batches {per_step}", max(0.0, bubble_ns - waits_ns), "mean rank"),
+            evidence_ms("waiting for other stages {per_step}", step.ns("pipeline_bubble"), "mean rank"),
+            evidence_ms("idle between micro-batches {per_step}", idle_ns, "mean rank"),
             Evidence(MICROBATCHES, m),
             Evidence("stages", view.stages),
         ),
