@@ -47,7 +47,7 @@ def said(run: Path, finding_id: str, before: str) -> str:
         return before
     saving = f"{found['saving_alone_ms']:.1f} ms per step"
     between = f"{found['saving_pct']:.0f} %; {found['saving_low_ms']:.1f} to {found['saving_high_ms']:.1f} ms"
-    lines = [found["title"], f"saves {saving} ({between}), confidence {found['confidence']:g}"]
+    lines = [found["title"], f"saves {saving} ({between})"]
     lines += [evidence(e) for e in found["evidence"]]
     return "".join(f"    {line}\n" for line in lines)
 

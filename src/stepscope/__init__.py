@@ -2,7 +2,7 @@
 
 Two sides, and only files between them. The *job side* (`record`, `bench`, `integrations`) runs inside training
 and needs torch and the standard library. The *desk side* (everything else) reads what the job left behind and
-never imports torch. This module imports neither side until a name is asked for, so `import stepscope` is cheap
+never imports torch. This module imports neither side until a name is used, so `import stepscope` is cheap
 in both places.
 """
 

@@ -11,7 +11,7 @@
     run.plot_timeline()          pictures of the report, one by one: plot_steps, plot_memory, plot_roofline, ...
     run.to_html("report.html")   the report; to_json and to_perfetto likewise
 
-Nothing is computed before it is asked for, and nothing twice.
+Results are computed on first use and cached.
 """
 
 import os
@@ -71,7 +71,7 @@ def load(
 
     The numbers are what the files do not say; each goes before what they do say. `jobs` is the number of files read at
     once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`. Of more than
-    `full_ranks` ranks (128 by default) so many are analysed in full, and `warnings` says which.
+    `full_ranks` ranks (128 by default) that number is analysed in full, and `warnings` says which.
     """
     many = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else [os.fspath(path)]  # type: ignore[arg-type]
     copies, forget = copies_kept(many)
@@ -133,7 +133,7 @@ class Analysis(Plots):
 
     @cached_property
     def code(self) -> CodeView | None:
-        """Return what lines and modules of the user's code cost, None where nobody recorded owners."""
+        """Return the cost of lines and modules of the user's code, None without owners."""
         return code_view(self.account)
 
     @property

@@ -1,6 +1,6 @@
 """A small HTTP server with a bound on its connections: a few threads at most; who comes beyond that is hung up on.
 
-Both sides serve something while another program runs: metrics beside the job, pages beside a reader. A client that
+Both sides serve something while another program runs: metrics next to the job, pages next to a reader. A client that
 connects and says nothing must not cost more than its thread for a few seconds, and many of them not more than a few
 threads. Standard library only.
 """
@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Answers each connection on a thread of its own, at most so many at once; says nothing of clients that fail."""
+    """Answers each connection on a separate thread, with a limit on their number; ignores clients that fail."""
 
     daemon_threads = True
     block_on_close = False
@@ -44,7 +44,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing, whatever was sent: the terminal is not for whoever finds the port."""
+        """Log nothing: clients must not be able to write to the terminal."""
         if debugging():
             super().handle_error(request, client_address)
 

@@ -10,7 +10,7 @@ DEBUG = "STEPSCOPE_DEBUG"
 
 
 def debugging() -> bool:
-    """Return whether tracebacks were asked for."""
+    """Return whether tracebacks are enabled."""
     return os.environ.get(DEBUG, "") not in ("", "0")
 
 

@@ -90,7 +90,7 @@ def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s, *, gap_ns
 
 
 def clip(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """Return the part of `x` that lies within `[start_ns, end_ns)`."""
+    """Return the part of `x` within `[start_ns, end_ns)`."""
     if len(x) and start_ns <= x.start[0] and x.end[-1] <= end_ns:
         return x
     s = np.maximum(x.start, start_ns)

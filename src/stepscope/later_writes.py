@@ -1,4 +1,4 @@
-"""Caches that are written while the analysis goes on: by one thread, in the order in which they were asked for.
+"""Caches that are written while the analysis goes on: by one thread, in the order of the requests.
 
 Writing needs neither the interpreter nor anything that the analysis changes. It begins when the ranks have been
 accounted for, until then all cores are busy. For commands alone, which wait for it before they end: whoever calls us
@@ -26,7 +26,7 @@ def write_later(target: Path, write: Callable[[], None]) -> None:
 
 
 def begin() -> None:
-    """Let another thread make all files that were asked for."""
+    """Write all requested files on another thread."""
     global _pool
     with _lock:
         if _asked:

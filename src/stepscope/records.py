@@ -90,7 +90,7 @@ else:
             if frozen:
                 methods |= {"__setattr__": _assign, "__delattr__": _delete}
             for name, method in methods.items():
-                if vars(cls).get(name) is None:  # a class with __eq__ of its own has None for __hash__
+                if vars(cls).get(name) is None:  # a class that defines __eq__ has None for __hash__
                     setattr(cls, name, method)
             return cls
 

@@ -74,7 +74,7 @@ def read_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
     """Return the content of a regular file of at most `max_bytes`; an `OSError` for anything else."""
     with open_side_file(path, max_bytes=max_bytes) as f:
         data = f.read(max_bytes + 1)
-    if len(data) > max_bytes:  # it grew meanwhile, or its size is not told (/proc)
+    if len(data) > max_bytes:  # it grew meanwhile, or its size is unknown (/proc)
         raise RefusedFile(errno.EFBIG, f"more than {max_bytes:,} bytes", str(path))
     return data
 
@@ -85,7 +85,7 @@ def read_side_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
 
 
 def side_file_lines(path: str | os.PathLike[str], *, max_bytes: int = MAX_LOG_BYTES) -> Generator[bytes, None, None]:
-    """Yield the lines of a regular file, one longer than MAX_LINE_BYTES as an empty one that stands for it."""
+    """Yield the lines of a regular file, one longer than MAX_LINE_BYTES as an empty line."""
     with open_side_file(path, max_bytes=max_bytes) as f:
         left = max_bytes
         while left > 0 and (line := f.readline(MAX_LINE_BYTES)):
@@ -114,7 +114,7 @@ def appended(path: str | os.PathLike[str], offset: int | None, *, max_bytes: int
     return data, begin + len(data)
 
 
-# stands for a line that is too long; it is no JSON, so it counts as damaged
+# replaces a line that is too long; not JSON, so it counts as damaged
 OVERLONG = b"..."
 
 
@@ -257,12 +257,12 @@ def open_private(path: str | os.PathLike[str], flags: int = os.O_TRUNC) -> int:
 
 
 def why_no_output(path: str | os.PathLike[str]) -> str | None:
-    """Return why no file may be written at `path`, None where one may; an OSError where that cannot be told."""
+    """Return why no file may be written at `path`, None where one may; an OSError where that is unknown."""
     return why_no_file(path) or why_no_folder(Path(path).absolute().parent)
 
 
 def why_no_file(path: str | os.PathLike[str]) -> str | None:
-    """Return what lies at `path` that is no regular file, None for a regular file or nothing."""
+    """Return the kind of a file that is not regular, None for a regular file or none."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -298,7 +298,7 @@ def why_no_folder(path: str | os.PathLike[str]) -> str | None:
             return f"{printable(str(place / name))} is a link that belongs to another user"
         if links > _MAX_LINKS:
             return f"{printable(str(path))} leads through too many links"
-        target = Path(os.readlink(place / name))  # noqa: PTH115 - the text as it stands, not resolved
+        target = Path(os.readlink(place / name))  # noqa: PTH115 - the link's text, not resolved
         place = Path(target.anchor) if target.is_absolute() else place
         left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     return None

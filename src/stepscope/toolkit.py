@@ -896,7 +896,7 @@ _LIVE_MEMORY = ("memory_pct_of_limit", "allocator_retries", "cache_pct", "fragme
 
 
 def _distributed() -> Any:
-    """Return torch.distributed where a process group is up; nobody imported torch where there is none."""
+    """Return torch.distributed if a process group is initialised, without importing torch."""
     if "torch.distributed" not in sys.modules:
         return None
     return initialized_distributed()

@@ -146,7 +146,7 @@ def _finite(value: Any, name: str, found: list[str]) -> Any:
     return value
 
 
-# What tells one content from another: a short text that follows from all of it.
+# A fingerprint: a short text that depends on the whole content.
 #
 # `hashlib` loads OpenSSL, 3 MB that nothing else here needs, and takes longer for that than to tell a file.
 

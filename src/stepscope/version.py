@@ -1,3 +1,3 @@
-"""The version of stepscope: the one place it stands."""
+"""The version of stepscope, defined only here."""
 
 __version__ = "0.1.0"

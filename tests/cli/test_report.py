@@ -145,7 +145,8 @@ def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]
     assert "20 steps · step logs only" in said and "Rank 1 is 20 ms late per step" in said
-    assert ["1", "◀", "30.0", "2.0", "3.0", "20.0"] in rows and ["0", "30.0", "22.0", "3.0"] in rows
+    assert ["1", "◀", "30.0", "2.0", "3.0", "late", "by", "20.0", "ms"] in rows
+    assert ["0", "30.0", "22.0", "3.0"] in rows
 
 
 def test_run_without_traces_has_json_a_page_and_a_comparison(

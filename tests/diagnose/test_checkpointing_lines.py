@@ -29,10 +29,10 @@ def again(r: PlantedRank, at: float, n: int) -> float:
 
 
 def test_recomputed_work_has_the_line_that_checkpoints(tmp_path: Path) -> None:
-    (one,) = matched(account(tmp_path, again, late={0: checkpointed}), "recomputation", "second time")
+    (one,) = matched(account(tmp_path, again, late={0: checkpointed}), "recomputation", "recomputed")
     assert [(place.text, place.share) for place in one.match.where] == [("model.py:3", 1.0)]
 
 
 def test_without_such_a_line_the_finding_is_placed_by_its_time(tmp_path: Path) -> None:
-    (one,) = matched(account(tmp_path, again), "recomputation", "second time")
+    (one,) = matched(account(tmp_path, again), "recomputation", "recomputed")
     assert one.match.where == ()

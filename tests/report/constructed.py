@@ -317,7 +317,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             },
         },
         "verdict": "compute-bound",
-        "verdict_reason": "compute takes 62 % of the step; no single fix saves 10 %",
+        "verdict_reason": "compute takes 62 % of the step; no fix saves 10 %",
         "not_examined": [{"rule": "memory-pressure", "needs": "memory: stepscope record --memory"}],
         "not_judged": ["No rule judges a line that only this job has: stepscope code shows what each line costs."],
         "findings": [

@@ -75,7 +75,7 @@ def test_every_tab_is_drawn_without_a_console_message(opened: Browser) -> None:
 def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browser) -> None:
     assert text(opened, ".sentence") == "Rank 5 holds up everyone. Fixing it: 261 → 238 ms per step (−9 %)"  # noqa: RUF001
     assert opened.run("return document.querySelectorAll('.card').length") == 3
-    assert text(opened, "#timeline .said").startswith("In this step, other ranks wait")
+    assert text(opened, "#timeline .said").startswith("Longest wait for rank ")
     assert "for rank 5" in text(opened, "#timeline .said")
     assert float(opened.waited(f"{CANVAS}.dataset.shownMs")) < 125  # half of the step
     assert opened.run(f"return {PINK}") > 100

@@ -1,5 +1,6 @@
 """Pictures made of a run with a known truth: what they show is what was planted."""
 
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -79,6 +80,22 @@ def test_rank_matrix_says_who_waits_for_whom(run: Analysis) -> None:
     # clocks are aligned by the collectives themselves, so the wait is known within their doubt
     assert 0.8 < found.waited_ns[0, 1] / ((STALL_US + LATE_US) * 1e3) < 1.2
     assert found.ring_bytes[0].tolist() == [0, 4 * 2**20]
+
+
+def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path: Path) -> None:
+    traces = []
+    for k in range(3):
+        r = RankTrace(k, world_size=3)
+        for n in range(2):
+            t = STEP * n
+            r.step(n, t - 100, t + STEP - 100)
+            r.collective("all_to_allv", at=t + 100, start=t + 200, end=t + 900, elements=3 << 18)
+        traces.append(r)
+    found = rank_matrix(Analysis(built_run(tmp_path, traces)).account.shared)
+    assert found is not None
+    sent = found.ring_bytes
+    assert not sent.diagonal().any()
+    assert (sent[~np.eye(3, dtype=bool)] == 1 << 20).all()  # a third of 3 MiB to each
 
 
 def test_durations_and_queues_are_counted(run: Analysis) -> None:

@@ -670,10 +670,9 @@ class RankView(RankWindow):
 
 # Which rank waits for which, and which sends how much to which, per step?
 #
-# Waiting is measured: from a rank's own arrival at a collective to that of the last one. Of what is sent, messages
-# from
-# rank to rank are known; a collective's bytes are counted as a ring sends them, each rank to the next of its group,
-# because no trace says which way they took.
+# Waiting is measured: from a rank's own arrival at a collective to that of the last one. Messages from rank to rank are
+# recorded. Routes of collectives are not: their bytes are counted as a ring sends them, each rank to the next of its
+# group, and those of an all-to-all in equal shares.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -684,7 +683,7 @@ class RankMatrix(ArrayRecord):
     waited_ns: Floats
     #: point-to-point messages, as recorded
     message_bytes: Floats
-    #: collectives, as a ring would send them
+    #: collectives, as a ring would send them; an all-to-all in equal shares
     ring_bytes: Floats
 
 
@@ -728,16 +727,19 @@ def _sent(rank: Rank, ranks: tuple[Rank, ...]) -> tuple[Floats, Floats]:
             messages[index[peer]] = float(c.messages.size_bytes[sends & (c.messages.peer == peer)].sum())
     codes = np.stack((c.op, c.group), axis=1) if len(c) else np.empty((0, 2), int)
     for op, group in distinct_rows(codes).tolist():
-        following = _next_in_group(rank.rank, c.groups[group], index)
-        if op in POINT_TO_POINT or following is None:
+        receivers = _receivers(OPS[op], rank.rank, c.groups[group], index)
+        if op in POINT_TO_POINT or not receivers:
             continue
         mine = (c.op == op) & (c.group == group) & (c.full_bytes > 0)
-        ring[following] += float(c.full_bytes[mine].sum()) * bus_factor(OPS[op], c.groups[group].size or len(ranks))
+        sent = float(c.full_bytes[mine].sum()) * bus_factor(OPS[op], c.groups[group].size or len(ranks))
+        ring[receivers] += sent / len(receivers)
     return messages / steps, ring / steps
 
 
-def _next_in_group(rank: int, group: Group, index: dict[int, int]) -> int | None:
+def _receivers(op: str, rank: int, group: Group, index: dict[int, int]) -> list[int]:
     members = list(group.ranks) if group.ranks else list(index) if group.size == len(index) else []
     if rank not in members or len(members) < 2:
-        return None
-    return index.get(members[(members.index(rank) + 1) % len(members)])
+        return []
+    at = members.index(rank)
+    following = members[at + 1 :] + members[:at]
+    return [index[one] for one in (following if op == "all_to_all" else following[:1]) if one in index]

@@ -261,7 +261,7 @@ def _totals(curve: _Curve | None, log: StepLog | None) -> dict[str, Any]:
     found = {**unknown, "total_j": total_j, "seconds": seconds, "mean_w": total_j / seconds}
     steps = _measured_steps(curve, log) if log is not None else np.empty(0, int)
     if log is None or not len(steps):
-        return {**found, "reason": "no unprofiled step lies between readings of the counter"}
+        return {**found, "reason": "no unprofiled step between two readings of the counter"}
     joules = curve.gain_j(log.start_ns[steps], log.end_ns[steps])
     return {**found, "j_per_step": float(joules.mean()), "num_steps": len(steps), "reason": None}
 

@@ -40,7 +40,7 @@ Row = tuple[str, int, int, float, float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 after measuring; in a job of its own or on the ranks of torchrun."""
+    """Return 0 after measuring; in a separate job or on the ranks of torchrun."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--world-size", type=int, action="append", help="several give several; default: all ranks")

@@ -234,7 +234,7 @@ _USUAL_VALUES: dict[str, dict[Any, Any]] = {
     "train.precision": {True: "bf16", False: "fp32", "no": "fp32"},
     "scheduler.decay": {"constant_with_warmup": "constant", "cosine_with_warmup": "cosine"},
 }  # fmt: skip
-# sections of guides that choose a strategy, whose settings hold where `train` has none of its own
+# sections of guides that choose a strategy, whose settings apply where `train` has none
 _STRATEGY_SECTIONS = {"fsdp": "fsdp", "ddp": "pytorch_ddp"}
 _ALWAYS_ON = ("fsdp.use_orig_params",)  # FSDP2 has no other way
 

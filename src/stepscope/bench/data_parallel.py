@@ -252,7 +252,7 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     """Train one implementation and record a window on every rank; trace and summary go to the settings' `folder`.
 
     The learning rate warms up linearly from 0 to 0.001 and stays; gradients are clipped to norm 1 during the warm-up
-    only. The window lies around the end of the warm-up, so that a trace shows both; all other epochs are timed without
+    only. The window includes the end of the warm-up, so a trace shows both; all other epochs are timed without
     the profiler. An epoch is one optimizer step on synthetic data.
 
     NAME_rank_R_trace.json    every rank's window, with regions, epochs by name, and memory

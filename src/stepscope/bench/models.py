@@ -27,7 +27,7 @@ _BACKENDS = {
 }
 # sdpa: PyTorch chooses; unfused: three operators written out; the others: one implementation of SDPA
 _KERNELS = ("sdpa", "unfused", *_BACKENDS)
-# none: all kept; selective: only matrix products and attention kept; half: every other block; full: every block
+# none: store all; selective: store only matrix products and attention; half: every other block; full: every block
 _POLICIES = ("none", "selective", "half", "full")
 
 
@@ -42,7 +42,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str) -> t
     shared = q.shape[1] != k.shape[1]
     if kernel == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
-    if shared:  # not every kernel shares heads by itself
+    if shared:  # not every kernel supports shared heads
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     if kernel == "unfused":
         length = q.shape[-2]

@@ -19,7 +19,7 @@ from stepscope.record.helper.telemetry import Nvml
 _SHARES = (1.0, 0.85, 0.7, 0.55, 0.4)
 _SETTLE_S = 0.5
 
-#: runs for so many seconds and returns the number of iterations
+#: runs for the given seconds and returns the number of iterations
 Load = Callable[[float], int]
 
 

@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 _MAX_SENTENCE = 2000
 _KEY = "failure"
 _POLL_S = 0.5
-_GRACE_S = 5.0  # for this rank to end on its own once the store is gone
+_GRACE_S = 5.0  # for this rank to end on its own once the store is closed
 
 Record = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What is fastest here? Implementations, settings and sizes, measured on real ranks, interleaved, raw samples kept.
+"""What is fastest here? Implementations, settings and sizes, measured on real ranks, interleaved, with raw samples.
 
 examples:
   stepscope bench ddp --world-size 2
@@ -9,7 +9,7 @@ examples:
   stepscope bench precision --d-model 1024
   stepscope bench ddp --config examples/configs/small_gpt.toml --set workload.d_model=128
 
-`stepscope bench WHAT --help` tells more.
+`stepscope bench WHAT --help` lists the options.
 """
 
 import argparse

@@ -5,7 +5,7 @@ examples:
   stepscope import rank3.ncu-rep --into run-folder/ --rank 3
   stepscope import logs/*.csv --into run-folder/
 
-The format is told by the content. A folder that does not exist yet becomes a run; `stepscope report` then reads it.
+Formats are detected from the content. A new folder becomes a run that `stepscope report` reads.
 """
 
 import argparse

@@ -236,7 +236,7 @@ def _check_arguments(tool: Callable[..., Any], given: dict[str, Any]) -> None:
 
 
 def fitted(answer: Answer, max_bytes: int) -> str:
-    """Return the answer as JSON of at most so many bytes, with the number of list entries and texts left out."""
+    """Return the answer as JSON of at most `max_bytes` bytes, with the number of list entries and texts left out."""
     full = _size(answer)
     if full <= max_bytes:
         return _json(answer)
@@ -306,7 +306,7 @@ def _texts_cut(value: Any, most: int) -> Any:
     return value[: most - 1] + "…" if isinstance(value, str) and len(value) > most else value
 
 
-# Files and commands: what may be read, and stepscope itself in a process of its own.
+# Files and commands: what may be read, and stepscope itself in a separate process.
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ examples:
       --sequences 512 --device H200 --world-size 64
   stepscope predict scale run-folder/ --world-size 64 --link 50
 
-`stepscope predict WHAT --help` tells more.
+`stepscope predict WHAT --help` lists the options.
 """
 
 import argparse

@@ -10,7 +10,7 @@ examples:
   stepscope report run-folder/ --html report.html
 
 "likely" is the range of a saving: the measured saving was in this range for 28 of 30 fixed faults.
-"late by" is a rank's own time over the median rank. Exit code 3: a rank could not be read.
+Late ranks are marked if the other ranks wait for them. Exit code 3: a rank could not be read.
 
 A run without traces (`record --light`, or a job that ended before recording began) shows step and region times by
 rank; imported files alone (NCCL logs, Nsight Compute, flight recorder) show what they hold. For a folder of runs,

@@ -7,7 +7,7 @@ examples:
   stepscope trigger stepscope-run/ --json -
 
 The job has to be under the recorder: stepscope record, also with --light, or stepscope.profile. All ranks profile the
-same steps; none of them waits for another. The window lies in the run folder, a second one in window1/, and so on.
+same steps; none of them waits for another. The first window is in the run folder, the second in window1/, and so on.
 """
 
 import argparse

@@ -8,8 +8,8 @@ examples:
 
 A first run is recorded and its findings say what to try first. Each setting (loader workers, pinning and prefetch,
 DDP's buckets, a fused optimizer, allocator, NCCL, threads) is then put into the job from outside and timed for some
-steps, in turn with the unchanged job. Every trial is your job, started anew and ended after its last timed step. What
-is kept has the same losses and a gain with an interval above 0, after a correction for the number of settings tried.
+steps, in turn with the unchanged job. Every trial is your job, started anew and ended after its last timed step.
+Recommended settings keep the losses and have a gain with an interval above 0, corrected for the number of settings.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, also if nothing is to be kept, 3 if it was stopped; with --apply the job's own exit code."""
+    """Return 0, also if no setting helps, 3 if it was stopped; with --apply the job's own exit code."""
     from stepscope.report.text.tune import tune_lines
     from stepscope.tune.experiment import MIN_ROUNDS, candidates, experiment
 

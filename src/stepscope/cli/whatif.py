@@ -6,7 +6,7 @@ examples:
   stepscope whatif run-folder/ --without train.py:42
   stepscope whatif run-folder/ --without "module:layers.*.bn" --scale data.py:7=0.5 --ranks 0,3
 
-Several settings are applied together, in order; then lines and modules are taken out or scaled.
+Several settings are applied together, in order; then lines and modules are removed or scaled.
 """
 
 import argparse

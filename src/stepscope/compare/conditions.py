@@ -62,13 +62,13 @@ class GateResult:
 
     gate: Gate
     holds: bool
-    #: the value that decided; the first that met the condition, where a name stands for several
+    #: the value that decided; the first that met the condition, where a pattern matches several
     value: float | None
     said: str
 
 
 def parse_gate(text: str) -> Gate:
-    """Return the gate that an expression such as `data_loading_pct>30` stands for."""
+    """Parse a gate such as `data_loading_pct>30`."""
     found = _GATE.match(text)
     if not found:
         raise UsageError(
@@ -89,7 +89,7 @@ def judge(gates: Sequence[Gate], report: Mapping[str, Any]) -> list[GateResult]:
 
 
 def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
-    """Return the numbers that a name stands for: one, or several where it holds `*`; a `UsageError` for no number."""
+    """Return the numbers of a name: one, or several for a pattern with `*`; raise `UsageError` if there is none."""
     found = _short(report, name) if "." not in name else _walked(report, name.split("."))
     if found is None:
         raise UsageError(f"--fail-on: unknown metric {name!r}; {_near(report, name)}")
@@ -102,7 +102,7 @@ def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
 def dotted_numbers(value: Any, prefix: str = "") -> dict[str, float | None]:
     """Return every number by its dotted name, None for what is not known; items of lists by what names them.
 
-    Items of the same name are told apart by their group, else by their place.
+    Items of the same name are identified by their group, else by their position.
 
     >>> dotted_numbers({"step": {"budget": [{"part": "wait", "pct": 3.5}], "note": "x"}})
     {'step.budget.wait.pct': 3.5}

@@ -178,11 +178,9 @@ def _ns(time_ms: float) -> int:
 
 # Which lines of the code got slower from one side to the other, where owners were recorded?
 #
-# A line's time is the longer of its own time on the host and on the device, per step and mean over ranks: what it
-# calls
-# in other lines of the user is not in it, so that one slow line is one row. Lines move when a file is edited, so a
-# line
-# is told by its file, its function and its text; by its number only where the text was not kept.
+# A line's time is the longer of its self times on host and device, per step and mean over ranks. Other user lines that
+# it calls are not included, so one slow line is one row. Lines move when a file is edited, so a
+# line is identified by its file, its function and its text; by its number only where the text was not recorded.
 #
 #     A  train.py:41  loss = model(x)   8.1 ms          train.py:44  loss = model(x)   8.1 -> 12.0 ms
 #     B  train.py:44  loss = model(x)  12.0 ms    ->
@@ -192,20 +190,20 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class OwnedLine:
-    """One line of one run that has a time of its own."""
+    """One source line of a run and its self time."""
 
     file: str
     line: int
     function: str
     module: str | None
-    #: the line's text, None where it was not kept
+    #: the line's text, None if not recorded
     source: str | None
-    #: the longer of its own time on the host and on the device
+    #: the longer of its self times on host and device
     own_ns: float
 
     @property
     def key(self) -> Key:
-        """Return what tells it from others."""
+        """Return the key of the line."""
         return self.file, self.function, (self.source or "").strip() or str(self.line)
 
 
@@ -241,7 +239,7 @@ class LineChange:
 
 
 def lines_by_key(lines: Iterable[OwnedLine]) -> Lines:
-    """Return the lines of one run by what tells them apart: the last of those that nothing does."""
+    """Return the lines of one run by key; the last of those with equal keys."""
     return {line.key: line for line in lines}
 
 

@@ -1,4 +1,4 @@
-"""A folder of runs as rows, kept in `.stepscope/history.jsonl`, so that only new and changed runs are analysed.
+"""A folder of runs as rows, cached in `.stepscope/history.jsonl`: only new and changed runs are analysed.
 
     FOLDER/monday/run.json, FOLDER/monday/rank00000...   one run; also FOLDER/2026-11/monday, up to three levels below
     FOLDER/.stepscope/history.jsonl                      a line per run: key, row
@@ -89,7 +89,7 @@ class HistoryRow:
     verdict: str | None = None
     #: (id, what it would save in % of the step), the largest first
     findings: tuple[tuple[str, float], ...] = ()
-    #: empty where one host ran all ranks, or nothing tells them apart
+    #: empty where one host ran all ranks, or hosts are unknown
     host_times: tuple[HostTime, ...] = ()
     #: why there are no numbers
     problem: str | None = None
@@ -292,7 +292,7 @@ def row_of_run(
 
 
 def _goodput_pct(run: Path, known: dict[str, float]) -> float | None:
-    """Return the goodput of the run's job; one ledger stands for all of its attempts."""
+    """Return the goodput of the run's job; one ledger covers all attempts."""
     here = run.absolute()
     if str(here) not in known:
         try:
@@ -417,7 +417,7 @@ def _newest(rows: Sequence[HistoryRow]) -> dict[str, Any]:
 
 
 def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return between which values one more of the same lies in 95 of 100 cases, None with too few of them."""
+    """Return the 95 % prediction interval of one more run, None with too few runs."""
     if len(values) < _MIN_BEFORE:
         return None, None
     logs = [log(value) for value in values]
@@ -450,8 +450,8 @@ def host_records(rows: Sequence[HistoryRow]) -> list[dict[str, Any]]:
     """Return every host that shared a job with another one, the most suspicious first.
 
     `p_value`: that an equal host is the slowest at least as often, corrected for the number of hosts; `expected`: how
-    often such a host would be; `slowdown`: median over jobs, against the other hosts' median; `why_not`: what speaks
-    against naming a host that stands out.
+    often such a host would be; `slowdown`: median over jobs, against the other hosts' median; `why_not`: why a
+    slow host is not reported.
     """
     seen: dict[str, list[tuple[HostTime, float, int]]] = {}
     slowest: dict[str, int] = {}
@@ -469,7 +469,7 @@ def host_records(rows: Sequence[HistoryRow]) -> list[dict[str, Any]]:
 
 
 def tail(chances: Sequence[float], at_least: int) -> float:
-    """Return the probability that at least so many of independent coins with these chances show heads.
+    """Return the probability that at least `at_least` of independent events with these chances occur.
 
     >>> tail([0.5, 0.5, 0.5], 3), tail([0.5, 0.25], 1)
     (0.125, 0.625)
@@ -536,7 +536,8 @@ def _groups(rows: Sequence[HistoryRow], by: str) -> list[dict[str, Any]]:
         names = row.hosts if by == "host" else (getattr(row, by),)  # a run on several hosts is in each of theirs
         for name in names or (None,):
             found.setdefault(name or "unknown", []).append(row)
-    return [_group(name, several) for name, several in found.items()]
+    ordered = sorted(found) if by == "host" else found  # commits and configurations by their first run
+    return [_group(name, found[name]) for name in ordered]
 
 
 def _group(name: str, rows: Sequence[HistoryRow]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
     interval            Student's t, with the standard error by signed ranks, or that between starts if it is larger
 
 Two steps are tested: the typical one of `stepscope compare` (mean of the middle half), and the mean, which includes
-work of some steps only. A regression is a change whose interval lies above 0 and reaches the threshold. The rounds are
+work of some steps only. A regression is a change whose interval is above 0 and reaches the threshold. The rounds are
 judged several times, after 8, 16 and 32 for example, and each interval is as wide as the false-alarm rate of all these
 tests together requires (Bonferroni). A regression needs rounds of at least two starts of the job.
 """

@@ -41,7 +41,7 @@ class Row:
     """One part, kernel or operator: ms per step, mean over ranks and runs."""
 
     name: str
-    #: of this row by itself
+    #: of this row alone
     difference: Difference
     #: its p-value, raised for how many rows there are
     p_among_all: float | None
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def significant(self) -> bool:
-        """Return whether the row stands out among all rows."""
+        """Return whether the row differs significantly after correction for all rows."""
         return self.p_among_all is not None and self.p_among_all < 1 - CONFIDENCE
 
     @property
@@ -140,10 +140,10 @@ def _difference(a: float, b: float, errors: Sequence[tuple[float, float]]) -> Di
 #     grew          both have it, its saving has more than doubled
 #     stayed        both have it, about as it was
 #
-# Findings are told apart by id and ranks: a straggler that moves to another rank went here and came there.
+# Findings are identified by id and ranks: a straggler that moves to another rank is one resolved and one new finding.
 
 CAME, WENT, MOSTLY_GONE, GREW, STAYED = "came", "went", "mostly gone", "grew", "stayed"
-# in the order in which they are told: what got worse first
+# in display order: regressions first
 FATES = (CAME, GREW, WENT, MOSTLY_GONE, STAYED)
 FIXED = (WENT, MOSTLY_GONE)
 _HALF = 0.5
@@ -193,7 +193,7 @@ class Comparison:
     basis: str
     #: these three as in `StepDifference`
     logged: bool
-    #: numbers of the report that samples were kept of, by their dotted names
+    #: numbers of the report with samples, by their dotted names
     sampled: dict[str, Difference]
     budget: tuple[Row, ...]
     kernels: tuple[Row, ...]

@@ -132,7 +132,7 @@ class ComparedRun(ArrayRecord):
 
     samples: RunSamples
     report: dict[str, Any]
-    #: None where nobody recorded owners
+    #: None without owners
     lines: Lines | None
     #: one line for each thing of the run that could not be read
     not_read: tuple[str, ...]
@@ -171,7 +171,7 @@ def compared_light_run(run: LightRun) -> ComparedRun:
 
 
 def code_lines(account: Account) -> Lines | None:
-    """Return the lines of a run by what tells them apart, None where nobody recorded owners."""
+    """Return the lines of a run by key, None without owners."""
     view = code_view(account)
     if view is None:
         return None

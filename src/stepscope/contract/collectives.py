@@ -55,7 +55,7 @@ _ELEMENT_BYTES = {
 
 @lru_cache(maxsize=4096)
 def op_name(text: str) -> str:
-    """Return the collective that a record, operator, annotation or kernel name stands for.
+    """Return the collective of a record, operator, annotation or kernel name.
 
     >>> [op_name(s) for s in ("_allgather_base", "c10d::alltoall_base_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL")]
     ['all_gather', 'all_to_all', 'all_reduce']

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 Shape = Sequence[int]
 
-# matrix products, and at which input their left factor stands; the right one follows it
+# matrix products, with the input index of their left factor; the right one follows it
 PRODUCTS: Mapping[str, int] = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -27,7 +27,7 @@ PRODUCTS: Mapping[str, int] = {
     "aten::_int_mm": 0,
 }
 
-# at which input of 8-bit and grouped products the output's type stands
+# input index of the output's type in 8-bit and grouped products
 PRODUCT_TYPE_AT: Mapping[str, int] = {"aten::_scaled_mm": 6, "aten::_grouped_mm": 4, "aten::_scaled_grouped_mm": 6}
 
 NESTED_PRODUCTS: Mapping[str, int] = {
@@ -70,7 +70,7 @@ class AttentionOperator:
 
     #: batch, heads, sequence, width; otherwise batch, sequence, heads, width
     heads_first: bool
-    #: the gradient of the output stands before query, key and value
+    #: the gradient of the output precedes query, key and value
     backward: bool = False
 
     def pairs(self, query: Shape, key: Shape) -> int:
@@ -181,7 +181,7 @@ TRAINING_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 PEAK_PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 
 
-# The workload of a benchmark or a training where nothing else is asked for: about 0.1 s per step on one core.
+# The default workload of a benchmark or a training run: about 0.1 s per step on one core.
 
 WORKLOAD_DEFAULTS = MappingProxyType(
     {"d_model": 256, "num_layers": 4, "num_heads": 8, "seq_len": 128, "vocab_size": 1024, "batch_size": 8}

@@ -3,7 +3,7 @@
     live/request.jsonl     a profile window that somebody asks for: {"id", "steps", "by", "since"}
     live/plan.jsonl        rank 0's answer: {"id", "first", "last", "warmup", "window", "by", "since"} or, where it says
                            no, {"id", "refused"}
-    live/rank00000.jsonl   a rank's answer to a request, and where it stands where it takes no steps
+    live/rank00000.jsonl   a rank's answer to a request, and its stack while it makes no progress
 
     trigger --request--> every rank's helper --its newest step--> rank 0's helper --plan--> every rank
 
@@ -48,7 +48,7 @@ class WindowPlan(NamedTuple):
     window: int = 0
     refused: str | None = None
     by: str | None = None
-    #: who asked for it, and for what since when, as the request says
+    #: origin, purpose and time of the request
     since: int | None = None
 
 
@@ -61,7 +61,7 @@ class Frame(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Where a rank stands that has taken no step for longer than steps take."""
+    """The stack of a rank without progress for longer than a step."""
 
     #: the last one that ended
     step: int
@@ -189,8 +189,8 @@ def _text(value: object) -> str | None:
 #     straggler    late by 10 % and more, beyond chance                    late by less than 5 %
 #     regression   steps take over 1.2 times what they took at the start   under 1.1 times
 #
-# An alarm rises after three looks in a row with new steps that are bad, and falls after three that are good; what lies
-# between the two bounds leaves it as it is. The job judges itself by this, and so does who watches it. Standard library
+# An alarm is raised after three bad refreshes in a row with new steps, and cleared after three good ones; values
+# between the two bounds change nothing. The job judges itself by this, and so does who watches it. Standard library
 # only.
 
 LOOKS = 3
@@ -217,7 +217,7 @@ class Change(NamedTuple):
 
 
 class Alarms:
-    """Which alarms are up; `update` is told of every look."""
+    """Raised alarms, updated at every refresh."""
 
     def __init__(self) -> None:
         self.up: dict[Key, str] = {}
@@ -258,7 +258,7 @@ def regression_state(step_ns: float, first_step_ns: float) -> str:
     return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < _GOOD_REGRESSION else BETWEEN
 
 
-# Which ranks make the others wait, from each rank's own time: what it needs for a step when it waits for nobody.
+# Which ranks make the others wait, from each rank's own time: its time per step without waits.
 #
 # A plain z-score of n ranks never exceeds sqrt(n - 1), so that over a threshold of 2 it cannot fire with five ranks or
 # fewer. So each rank is held against the others alone:
@@ -277,7 +277,7 @@ NOISE_SHARE = 0.02
 
 
 class RankScore(NamedTuple):
-    """One rank beside the others."""
+    """One rank compared with the others."""
 
     rank: int
     own_ms: float

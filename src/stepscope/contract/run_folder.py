@@ -64,7 +64,7 @@ def facts_file(rank: int) -> str:
 
 
 def of_window(number: int, name: str) -> str:
-    """Return where a file of a profiled window lies in the run folder: the second and later ones have folders.
+    """Return the path of a profiled window's file: second and later windows have folders.
 
     >>> of_window(0, "rank00000.pt.trace.json.gz"), of_window(2, "rank00000.pt.trace.json.gz")
     ('rank00000.pt.trace.json.gz', 'window2/rank00000.pt.trace.json.gz')
@@ -99,9 +99,9 @@ def json_object_in(path: Path) -> dict[str, Any]:
 def atomic_write(
     path: str | os.PathLike[str], *, mode: str = "wb", synced: bool = True, permissions: int = 0o666
 ) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path` and move it there once all was written; nothing is left on failure.
+    """Write a temporary file next to `path` and rename it when complete; remove it on failure.
 
-    What is no regular file, or lies behind a link of another user, is refused (`refuse_output`). After a crash there is
+    Files that are not regular, or behind a link of another user, are refused (`refuse_output`). After a crash there is
     the old file or the new, never half; unless it need not be `synced` with the disk, which takes a while: for files
     that say themselves whether they are whole. The umask is taken from `permissions`.
     """
@@ -152,7 +152,7 @@ def first_node(nodes: str) -> str:
 #
 # `line_to` equals `line` where the executing line is known. Operator and indexing syntax (`x + y`, `x[1:]`) raise no
 # call event: such an operator ran after the call in `line` and not after the one in `line_to`, which in a loop may be
-# smaller. 0 stands for "no later call in that function".
+# smaller. 0 means "no later call in that function".
 #
 # Standard library only: both sides import it.
 

@@ -33,7 +33,7 @@ EVALUATION = "evaluation"
 GARBAGE_COLLECTION = "garbage_collection"
 COMPILATION = "compilation"
 
-# in every step of a job that has autograd's anomaly detection on: stacks kept for its messages
+# in every step of a job that has autograd's anomaly detection on: stacks stored for its messages
 ANOMALY_DETECTION = "anomaly_detection"
 
 # steps at the start of a process that cannot stand for the others: compilation, first calls
@@ -116,7 +116,7 @@ def _compiled() -> tuple[tuple[re.Pattern[str], Region], ...]:
 
 @lru_cache(maxsize=4096)
 def named_region(name: str) -> Region | None:
-    """Return the part of training that a range's name stands for, None where it says nothing.
+    """Return the training phase of a range's name, None if unknown.
 
     >>> [named_region(s) for s in ("## forward ##", "Optimizer.step#AdamW.step", "PP:0B3", "step_4")]
     [<Region.FORWARD: 1>, <Region.OPTIMIZER: 3>, <Region.BACKWARD: 2>, None]

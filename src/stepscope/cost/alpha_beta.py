@@ -226,7 +226,7 @@ def _residuals(ramps: Floats, logs: Floats, y: Floats) -> tuple[Floats, Floats]:
     return np.log(predicted / y), parts / predicted[..., None]
 
 
-# Time against size of one operation among so many ranks, as fitted to measurements.
+# Time against size of one operation on a number of ranks, fitted to measurements.
 
 # a prediction off by its own size says little
 _MAX_ERROR = 1.0
@@ -234,7 +234,7 @@ _MAX_ERROR = 1.0
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Curve(ArrayRecord):
-    """Time against size of one operation among so many ranks."""
+    """Time against size of one operation on a number of ranks."""
 
     op: str
     world_size: int

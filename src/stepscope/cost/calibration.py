@@ -52,12 +52,12 @@ _TYPICAL_DOUBT = 0.25
 # log error at twice the largest measured size; it grows with the doublings. Larger sizes of measured NCCL collectives,
 # left out from 64 KB, 256 KB, 1 MB or 8 MB on, are in the interval in 99 % of cases; broadcasts slow down by six.
 _SIZE_DOUBT = 0.5
-# of the latency, where no other measurement tells
+# of the latency, without another measurement
 _HOP_SHARE = 0.5
 _CHUNKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 # passes over the tree
 _TREES = {"all_reduce": 2, "broadcast": 1, "reduce": 1, "all_gather": 1, "reduce_scatter": 1}
-# beyond so many ranks libraries gather and scatter in log2(P) steps as well
+# beyond this number of ranks libraries gather and scatter in log2(P) steps as well
 _MANY = 32
 
 

@@ -2,7 +2,7 @@
 
 The name must match a row as a whole, or be what reports call it (`MI300X`, `H100 PCIe`); endings that say how a chip is
 mounted or passed through (`VF`, `OAM`) do not count. A family's bare name (`H100`) means the variant that the table
-states, with a note, unless the memory tells.
+states, with a note, unless the memory size identifies it.
 Otherwise never a guess: a name that no row matches, or that leaves several chips open, gives no chip and a reason.
 """
 
@@ -173,7 +173,7 @@ _VENDOR = re.compile(r"^(NVIDIA|AMD Instinct|AMD|Intel)\s+", re.IGNORECASE)
 _TRADEMARK = re.compile(r"\((R|TM|C)\)", re.IGNORECASE)
 # virtual function with the whole device behind it, module form, cooling: the chip is the same
 _ENDING = re.compile(r"[ -](VF|HF|OAM|AC|LC|LS)$", re.IGNORECASE)
-# Devices report up to a tenth less than their nominal memory: some is kept for error correction and the driver.
+# Devices report up to a tenth less than their nominal memory: some is reserved for error correction and the driver.
 _MEMORY_TOLERANCE = 0.1
 
 
@@ -189,7 +189,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a header says of a device beside its name."""
+    """Properties of a device in a header, other than its name."""
 
     memory_bytes: int | None = None
     #: compute capability, `9.0`

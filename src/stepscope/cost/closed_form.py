@@ -84,7 +84,7 @@ def ring_ns(op: str, *, size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def chain_ns(size_bytes: float, ranks: int, chunks: int, link: Link) -> float:
-    """Return the time of a broadcast down a chain of ranks in so many chunks."""
+    """Return the time of a broadcast down a chain of ranks in a number of chunks."""
     return (ranks - 2 + chunks) * link.message_ns(size_bytes / chunks)
 
 

@@ -41,7 +41,7 @@ from stepscope.contract.flops import (
 from stepscope.records import dataclass
 from stepscope.side_file import parsed_json
 
-# What a device kernel's name tells: its family, whether it runs on tensor (matrix) cores, and in which type.
+# Facts from a device kernel's name: its family, whether it runs on tensor (matrix) cores, and in which type.
 #
 # Names are all that CUDA graphs and many libraries leave. The rules follow the naming schemes of ATen, Triton, cuBLAS,
 # cuDNN, CUTLASS, FlashAttention, Tensile, Composable Kernel, MIOpen and FBGEMM. A name that no rule knows is OTHER.
@@ -264,7 +264,7 @@ _MAX_NAME_LENGTH = 4000
 
 @dataclass(frozen=True)
 class KernelClass:
-    """What a kernel's name tells."""
+    """Facts from a kernel's name."""
 
     family: Family
     #: None: a matrix product whose name does not say
@@ -682,7 +682,7 @@ COSTS: dict[str, Callable[[Call], OpCost | None]] = {
 # Each output point and channel takes Cin / groups x kernel multiply-adds; a transposed convolution counts its input
 # points instead. The gradients of the input and of the weight each take the same number again.
 #
-# The output's size follows from stride, padding and dilation, which the profiler records as values beside the shapes
+# The output's size follows from stride, padding and dilation, which the profiler records as values next to the shapes
 # ("Concrete Inputs", torch 2.1 and later). Without them forward is unknown; backward has the output's gradient.
 
 
@@ -990,7 +990,7 @@ _COMPILED = ("triton_poi_", "triton_red_", "triton_per_")
 
 @lru_cache(maxsize=1024)
 def operator_cost(name: str, *, dims: str | None, types: str | None, concrete: str | None = None) -> OpCost | None:
-    """Return the work of one call, None where the operator has none of its own or its inputs do not tell.
+    """Return the work of one call, None where the operator does none or its inputs are unknown.
 
     `dims`, `types` and `concrete` are the JSON texts of `Input Dims`, `Input type` and `Concrete Inputs`. Operators on
     lists of tensors (fused and foreach optimizers) have none: the profiler records no element type of a list.

@@ -148,7 +148,7 @@ def _synchronised(held: Sequence[Weight], batch: Batch, layout: Layout, ranks: i
 def _tensor_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:
     """Return two all-reduces per layer and direction, and those of the split vocabulary at both ends.
 
-    A recomputed layer repeats the one after attention; PyTorch stops before its last one, whose result nobody needs.
+    A recomputed layer repeats the one after attention; PyTorch stops before its last one, whose result is not needed.
     The loss takes three values per token: largest, sum, own.
     """
     if layout.tensor == 1:
@@ -304,7 +304,7 @@ class CommunicationProfiler:
     ) -> CommCost:  # fmt: skip
         """Return the cost of FSDP2's gathers and scatters, each layer one unit and the rest, the root, another.
 
-        Layers are told by numbers in the names (`layers.3.mlp...`); `units` gives their bytes instead, the root first.
+        Layers are known by numbers in the names (`layers.3.mlp...`); `units` gives their bytes instead, the root first.
         `reshard_after_forward` as in `fully_shard`: None gathers all units but the root again in backward, True the
         root as well, False none.
         """

@@ -21,7 +21,6 @@ from stepscope.contract.collectives import OP_CODE, element_bytes
 from stepscope.contract.names import PARTS
 from stepscope.intervals import covered_ns, union
 from stepscope.records import dataclass
-from stepscope.run.aligned import UNMATCHED
 from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.stats.robust import among, distinct
 from stepscope.units import ms, readable_bytes
@@ -184,7 +183,8 @@ def _phase_share(part: str, account: Account) -> Measurement:
     found, step = _step_share((part,), account), _require(account.step, _NO_STEP)
     phases = ("data_loading", "forward", "backward", "optimizer")
     other = max((p for p in step.parts if p.part not in phases), key=lambda p: p.ns_per_step)
-    rest = f"; the largest other part is {PARTS[other.part]}: {ms(other.ns_per_step):.2f} ms"
+    several = " (average rank)" if len(account.ranks) > 1 else ""
+    rest = f"; the largest other part is {PARTS[other.part]}: {ms(other.ns_per_step):.2f} ms{several}"
     return Measurement(found.value, found.how + (rest if other.ns_per_step > 0 else ""))
 
 
@@ -201,7 +201,7 @@ def _device_utilisation(account: Account) -> Measurement:
     _require(_on_device(account), _NO_DEVICE)
     idle, waits = sum(step.idle_ns.values()), step.ns("wait") + step.ns("pipeline_bubble")
     how = f"the device runs something for {ms(step.step_ns - idle):.2f} ms of the {ms(step.step_ns):.2f} ms step"
-    how += f", {ms(waits):.2f} ms of it waiting for other ranks in collectives" if waits > 0.01 * step.step_ns else ""
+    how += f", {ms(waits):.2f} ms of it waiting for other ranks (average rank)" if waits > 0.01 * step.step_ns else ""
     return Measurement(100 * (1 - idle / step.step_ns), how)
 
 
@@ -222,22 +222,19 @@ def step_time_spread(account: Account) -> Measurement:
 
 def _gradient_sync_of_backward(account: Account) -> Measurement:
     backward = _require(account.step, _NO_STEP).ns("backward")
-    times, waits = [], []  # per rank: total and exposed time, time waiting for a matched rank; all per step
+    times = []  # per rank: total and exposed time per step
     for index, view in enumerate(account.ranks):
         c, num_steps = view.rank.collectives, len(view.rank.steps)
         rows = account.strategy.rows_of(index, "ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3")
         rows = rows[among(c.op[rows], (OP_CODE["all_reduce"], OP_CODE["reduce_scatter"])) & (c.step[rows] >= 0)]
         if view.window is not None and len(rows) and num_steps:
-            spans, wait = union(c.start_ns[rows], c.end_ns[rows]), account.shared.wait_ns[index][rows]
+            spans = union(c.start_ns[rows], c.end_ns[rows])
             exposed = int(covered_ns(view.window.exposed_comm, spans.start, spans.end).sum())
             times.append((spans.total_ns / num_steps, exposed / num_steps))
-            if (wait != UNMATCHED).any():
-                waits.append(union(c.start_ns[rows], c.start_ns[rows] + np.maximum(wait, 0)).total_ns / num_steps)
     _require(times, "no all-reduce or reduce-scatter of gradients was found")
     total_ns, exposed_ns = (float(np.mean(column)) for column in zip(*times, strict=True))
-    wait_text = f"{ms(float(np.mean(waits))):.2f} ms" if waits else "unknown how much"
-    how = f"gradients are reduced for {ms(total_ns):.2f} ms per step ({wait_text} of it waiting for a later rank), "
-    how += f"{ms(exposed_ns):.2f} ms exposed, next to {ms(backward):.2f} ms of backward"
+    how = f"gradients are reduced for {ms(total_ns):.2f} ms per step, waiting included; {ms(exposed_ns):.2f} ms of it "
+    how += f"exposed, next to {ms(backward):.2f} ms of backward"
     return Measurement(100 * exposed_ns / (_require(backward, how) + exposed_ns), how)
 
 

@@ -258,7 +258,7 @@ def _small_messages(account: Account) -> Iterator[Match]:
         yield Match(
             lambda replay: fewer_calls(replay, _TOGETHER),
             evidence=(calls, evidence_ms("median duration", median(np.concatenate(took)))),
-            title="Many collectives instead of few",
+            title="Too many collectives",
             cause="each call pays its latency on the host and on the network; their sizes were not recorded",
             remedy="Put gradients into buckets (DistributedDataParallel's bucket_cap_mb=25, or a flat buffer per 4 MB and more). "
             f"Assumes {_TOGETHER} calls put together, which pay the latency of one.",
@@ -406,7 +406,7 @@ def _no_overlap(account: Account) -> Iterator[Match]:
         perfectly_overlapped(backward),
         cost_ns=exposed,
         evidence=(
-            Evidence("of backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
+            Evidence("backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
             evidence_ms("exposed communication {per_step}", exposed, "mean rank"),
             Evidence("overlap efficiency", round(efficiency, 3) if efficiency is not None else "unknown"),
         ),
@@ -486,9 +486,8 @@ _RANKS = Scope.SEVERAL_RANKS
 KINDS = (
     Kind("redundant-communication", _every_micro_batch, "Gradients are synchronised {times} times {per_step}",
          "each micro-batch of an accumulated step synchronises the same gradients",
-         "Run forward and backward of all but the last micro-batch under model.no_sync() (DDP; a forward outside of it "
-         "synchronises all the same) or with model.set_requires_gradient_sync(False) (FSDP2). Assumes one "
-         "synchronisation per step.",
+         "Use model.no_sync() for all micro-batches but the last. It must enclose forward and backward (DDP); with FSDP2 call "
+         "model.set_requires_gradient_sync(False). Assumes one synchronisation per step.",
          scope=_RANKS, needs=(Need.STEPS, Need.SIZES), training_only=True, doubt=0.3),
     Kind("redundant-communication", _buffers, "{mb} MB of buffers broadcast in every forward pass ({place})",
          "the training wrapper sends the first rank's buffers to all ranks before each forward pass, and no compute overlaps "
@@ -497,17 +496,17 @@ KINDS = (
          "them plain attributes. Running statistics may differ between ranks then, as without synchronisation. Assumes "
          "the step without these broadcasts.",
          scope=_RANKS, training_only=True, doubt=0.25),
-    Kind("no-overlap", _no_overlap, "Gradients are sent when backward is over, not while it runs",
+    Kind("no-overlap", _no_overlap, "Gradients are sent only after backward",
          "collectives start late: one bucket, a flat buffer, or a synchronisation after backward()",
          "Use DistributedDataParallel with buckets of 4-25 MB (bucket_cap_mb), or start each all-reduce in a post-accumulate "
          "hook on a separate stream. Assumes the same bytes overlapped as far as dependencies allow, small messages "
          "put together into buckets of 4 MB.",
          scope=_RANKS, needs=(Need.STEPS, Need.SIZES, Need.PASSES), limit=not_computing_ns, training_only=True,
          doubt=0.3, sureness=0.8),
-    Kind("too-many-small-collectives", _small_messages, "Many small collectives instead of few large ones",
+    Kind("too-many-small-collectives", _small_messages, "Too many small collectives",
          "each call pays its latency on the host and on the network, whatever its size",
-         "Put gradients into buckets (DistributedDataParallel's bucket_cap_mb=25, or a flat buffer per 4 MB and more); shard "
-         "larger units (fully_shard on blocks, not on single layers). Assumes the same bytes in 4 MB messages.",
+         "Send larger messages: DDP bucket_cap_mb=25; FSDP fully_shard on blocks. Otherwise put gradients into flat buffers of "
+         "4 MB and more, and shard no single layers. Assumes the same bytes in 4 MB messages.",
          scope=_RANKS, needs=(Need.SIZES,), limit=not_computing_ns, training_only=True, doubt=0.35),
     Kind("too-many-small-collectives", _talking_modules, "{named} {communicate} in forward and backward",
          "{named} {communicate} {calls} times {per_step} in small messages; all ranks wait for each of them, and no other work "

@@ -731,7 +731,7 @@ KINDS = (
          "Train in bfloat16, which needs no scaler: torch.autocast('{device}', torch.bfloat16) and no GradScaler. "
          "Assumes the same step without scaling and its synchronisation.",
          needs=(Need.HOST,), training_only=True, always=True, doubt=0.4, sureness=0.8),
-    Kind("recomputation", _recomputation, "Forward work is computed a second time in backward",
+    Kind("recomputation", _recomputation, "Forward is recomputed in backward",
          "activation checkpointing discards activations and recomputes them",
          "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "
          "far as memory allows. Assumes no recomputation at all.",

@@ -547,7 +547,7 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
         return Conclusion(UNCLEAR, f"{of_step} is unexplained{why_unknown(account)}", None)
     share = f"{_NOUN_OF[largest]} takes {of_step}"
     surely = "saves" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "is sure to save"
-    best = "" if first is None else f"; no single fix {surely} {WORTH_NAMING_PCT:.0f} %"
+    best = "" if first is None else f"; no fix {surely} {WORTH_NAMING_PCT:.0f} %"
     doubt = _doubt(account, largest, times[largest])
     if doubt is not None:
         return Conclusion(UNCLEAR, f"{share}, but {doubt}", None)
@@ -588,7 +588,7 @@ def _doubt(account: Account, category: str, time_ns: float) -> str | None:
     if saved is None or saved >= _AGREES * time_ns:
         return None
     assert account.step is not None
-    return f"the replay without it saves {100 * saved / account.step.step_ns:.0f} %: something else takes as long"
+    return f"removing it alone saves {100 * saved / account.step.step_ns:.0f} %: something else takes as long"
 
 
 def _refined(account: Account, category: str) -> str:

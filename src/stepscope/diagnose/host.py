@@ -664,7 +664,9 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     handed_over = 0 if workers else _FROM_WORKER_NS
     left = max(handed_over, batch_ns / usable - free_ns) / waited
     if workers >= usable or left >= 1 - NOTABLE:
-        costs = f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread" if handed_over else ""
+        costs = (
+            f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread" if handed_over else ""
+        )
         return 0.0, (
             f"{cheaper[0].upper()}{cheaper[1:]}, or use a host with more cores: more workers cannot hide it on this one ({has}"
             f"{costs}). Assumes no wait is left."
@@ -851,9 +853,9 @@ def _launches(account: Account) -> Iterator[Match]:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
     idle, claimed = kernel_gaps_ns(account), launching_ns(account) or 0.0
-    evidence = [evidence_ms("device idle, waiting for launches, {per_step}", idle)]
+    evidence = [evidence_ms("kernel-launch gaps {per_step}", idle)]
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
-        later = evidence_ms("waiting for ranks whose hosts launch later, {per_step}", claimed - idle)
+        later = evidence_ms("waiting for ranks that launch later {per_step}", claimed - idle)
         evidence.insert(int(claimed - idle <= idle), later)  # the larger first
     yield Match(
         as_graph,
@@ -914,9 +916,8 @@ KINDS = (
          needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="steps that grow"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
-         "Find out what runs between the operators there{stacks}: gc.freeze() and gc.disable() with a "
-         "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
-         "Assumes all stalls are removed.",
+         "Find out what the host does between operators{stacks}. Often it is garbage collection (gc.freeze(), or gc.disable() "
+         "and a collection every N steps), logging, a checkpoint, a lock or a sleep. Assumes all stalls are removed.",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.85),
     Kind("host-stall", _anomaly_detection, "Autograd's anomaly detection is on",
          "it stores a stack for every node of the graph ({stacks} ms {per_step}, inside the operators of forward) and looks "
@@ -924,7 +925,7 @@ KINDS = (
          "torch.autograd.set_detect_anomaly(False), or take detect_anomaly() out of the loop: it is there to find a NaN, not "
          "to train with. Assumes the step without it.",
          needs=_ON_HOST, training_only=True, sureness=0.95, doubt=0.3, subject="anomaly detection"),
-    Kind("allocator", _allocator, "Device memory is allocated and freed inside the {step}",
+    Kind("allocator", _allocator, "Memory is allocated and freed in the {step}",
          "cudaMalloc and cudaFree block the host and the device; a caching allocator calls them only at first",
          "Remove torch.cuda.empty_cache() from the loop; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep "
          "shapes constant or pad them; lower the peak so that the cache is not flushed. Assumes none of these calls is left.",

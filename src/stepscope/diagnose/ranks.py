@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import PART_CODE
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.owner_places import (
@@ -90,7 +91,7 @@ def _late(account: Account) -> Iterator[Match]:
         cost_ns=first.late_ns_per_step,
         # Measured in steps without the profiler, lateness is all there is to gain; in a trace it is an estimate.
         limit_ns=first.late_ns_per_step if first.rank in {u.rank for u in known} else None,
-        evidence=(*_late_evidence(late), *_unprofiled(known), *_device_evidence(ranks, account.devices)),
+        evidence=(*_late_evidence(account, late), *_unprofiled(known), *_device_evidence(ranks, account.devices)),
         remedy=f"{how} Assumes the late rank becomes as fast as the median rank.",
     )
     if (saved_ns := _in_some_steps_ns(account, ranks)) is not None:
@@ -158,13 +159,26 @@ def lone_lines(account: Account, ranks: Sequence[int]) -> list[Line]:
     return sorted(set.intersection(*(set(one.outermost(lines)) for one, lines in zip(theirs, alone, strict=True))))
 
 
-def _late_evidence(late: Sequence[Straggler]) -> Iterator[Evidence]:
+def _late_evidence(account: Account, late: Sequence[Straggler]) -> Iterator[Evidence]:
+    for s in late:
+        yield Evidence("late in", f"{s.steps_late} of {s.num_steps} steps", "", f"rank {s.rank}")
+    waits = _mean_of_others(account, [s.rank for s in late], ("wait", "pipeline_bubble"))
+    if waits:
+        yield evidence_ms("wait of the other ranks {per_step}", waits)
     for s in late:
         where = f"rank {s.rank}"
         yield evidence_ms("own time over the median rank {per_step}", s.late_ns_per_step, where)
-        yield Evidence("late in", f"{s.steps_late} of {s.num_steps} steps", "", where)
         more = {part: ns for part, ns in s.evidence.items() if ns > 0}
         yield from (evidence_ms(f"excess {part} time {{per_step}}", ns, where) for part, ns in more.items())
+
+
+def _mean_of_others(account: Account, ranks: Sequence[int], parts: Sequence[str]) -> float | None:
+    """Return the mean time of these parts of the step over all ranks but `ranks`."""
+    known = [view.rank.rank for view in account.ranks if view.budget is not None]
+    others = [i for i, rank in enumerate(known) if rank not in ranks]
+    if account.step is None or not others:
+        return None
+    return float(account.step.rank_part_ns[np.ix_(others, [PART_CODE[p] for p in parts])].sum(axis=1).mean())
 
 
 def _unprofiled(known: Sequence[LateRank]) -> Iterator[Evidence]:
@@ -261,7 +275,7 @@ def _uneven(account: Account) -> Iterator[Match]:
             },
             ranks=tuple(s.rank for s in heavy),
             cost_ns=heavy[0].late_ns_per_step,
-            evidence=tuple(_late_evidence(heavy)),
+            evidence=tuple(_late_evidence(account, heavy)),
         )
     found = (
         uneven_compute(account.run.ranks) if not account.stragglers and not account.strategy.has("ep", "pp") else None
@@ -299,8 +313,19 @@ def _experts(account: Account) -> Iterator[Match]:
             "who": "One rank" if view.fullest_rank is None else f"Rank {view.fullest_rank}",
         },
         ranks=() if view.fullest_rank is None else (view.fullest_rank,),
-        evidence=(Evidence("busiest rank", round(view.imbalance, 2), "× the mean tokens"),),  # noqa: RUF001
+        evidence=tuple(_expert_evidence(account, view.fullest_rank)),
     )
+
+
+def _expert_evidence(account: Account, fullest: int | None) -> Iterator[Evidence]:
+    if fullest is None:
+        return
+    compute = ("forward", "backward", "optimizer", "other_compute")
+    everyone = [view.rank.rank for view in account.ranks]
+    sides = {f"rank {fullest}": [r for r in everyone if r != fullest], "mean of the other ranks": [fullest]}
+    for where, others in sides.items():
+        if ns := _mean_of_others(account, others, compute):
+            yield evidence_ms("compute {per_step}", ns, where)
 
 
 # Pipelines: one stage with more of the model than the others, and too few micro-batches.
@@ -368,17 +393,16 @@ def _bubble(account: Account) -> Iterator[Match]:
         return
     m, more = view.microbatches, MORE_MICROBATCHES * view.microbatches
     extra = (view.stages - 1) / (view.chunks or 1)
-    ideal, bubble_ns = extra / (m + extra), view.bubble_pct / 100 * step.step_ns
+    idle_ns = float(np.mean([one.idle_ns for one in view.ranks]))
     yield Match(
         formula_ns=view.microbatch_saving_ns(more, step_ns=step.step_ns),
         facts={
-            "m": m, "stages": view.stages, "pct": f"{view.bubble_pct:.0f}", "ideal": f"{100 * ideal:.0f}",
-            "more": more,
+            "m": m, "stages": view.stages, "extra": f"{extra:.3g}", "all": f"{m + extra:.3g}", "more": more,
         },
-        cost_ns=bubble_ns,
+        cost_ns=view.bubble_pct / 100 * step.step_ns,
         evidence=(
-            Evidence("waiting and gaps between micro-batches", round(view.bubble_pct, 1), "% of the step", "mean rank"),
-            Evidence("ideal fill and drain", round(100 * ideal, 1), "% of the step", "(p - 1)/(m + p - 1)"),
+            evidence_ms("waiting for other stages {per_step}", step.ns("pipeline_bubble"), "mean rank"),
+            evidence_ms("idle between micro-batches {per_step}", idle_ns, "mean rank"),
             Evidence(MICROBATCHES, m),
             Evidence("stages", view.stages),
         ),
@@ -414,7 +438,7 @@ KINDS = (
          f"Move layers from rank {{rank}}'s stage to the others until all take as long. {_EVENLY}",
          scope=_RANKS, doubt=0.3),
     Kind("pipeline-bubble", _bubble, "Pipeline bubble ({m} micro-batches, {stages} stages)",
-         "pipeline fill and drain take (p - 1)/(m + p - 1) = {ideal} % of the {step} even with equal stages",
+         "while the pipeline fills and drains, each stage is idle for {extra} of {all} micro-batch times, even with equal stages",
          "Use {more} micro-batches instead of {m} (used for the prediction), or an interleaved or zero-bubble schedule. Assumes the same "
          "total work.",
          scope=_RANKS, needs=(Need.STEPS, Need.ALL_RANKS), doubt=0.3),

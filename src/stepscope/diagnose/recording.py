@@ -22,6 +22,7 @@ from stepscope.analyze.host_time import (
     is_synchronisation,
     records_operators,
 )
+from stepscope.analyze.kernels import function_of
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -46,7 +47,7 @@ MEMORY = "memory-bound"
 _KIND_OF_COMPUTE = frozenset((MEMORY,))
 
 _WHY_UNKNOWN = {
-    "queued": "work was queued, but the device did not start it",
+    "queued": "the device idles although work is queued",
     "other_stream": "one stream waited for another",
     "profiler": "the profiler's own buffers",
     "unknown": "the device idled and the trace does not say why",
@@ -384,8 +385,7 @@ def _unknown_kernels(account: Account) -> str | None:
         return None
     total_ns = account.kernels.total_ns
     longest = next(k for k in account.kernels.kernels if k.bound is None and k.family != "communication")
-    name, _, arguments = longest.name.partition("(")
-    name = name.partition("<")[0].removeprefix("void ")
+    name, arguments = function_of(longest.name), longest.name.rpartition("(")[2]
     if longest.total_ns <= MOSTLY * total_ns:
         return f"whether memory or arithmetic limits the kernels was not recorded (longest: {name}, {_ms(longest.total_ns)} ms)"
     took = (

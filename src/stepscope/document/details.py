@@ -19,7 +19,7 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.units import NS_PER_MS, NS_PER_US, ms
 from stepscope.whatif.settings import switches
 
-# a longer run is thinned to the longest step of so many equal stretches
+# a longer run is thinned to the longest step of each of this many equal stretches
 _MAX_STEPS = 600
 # ranks with a line each in the picture of all steps
 _MAX_LINES = 6

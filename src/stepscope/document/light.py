@@ -1,6 +1,6 @@
 """A run without traces as the JSON of the contract: what its step logs say, and null for what only a trace can.
 
-Whoever reads the report of a traced run reads this one with the same names.
+Keys are those of the report of a traced run.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A running job at one moment as JSON, and what became of a window that somebody asked it for."""
+"""A snapshot of a running job as JSON, and the outcome of a requested window."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -49,7 +49,7 @@ def live_json(
 def window_json(
     run: str, plan: WindowPlan, outcomes: Mapping[int, Mapping[str, Any]], *, report: str
 ) -> dict[str, Any]:
-    """Return which steps a window has and its trace on each rank; `outcomes` is empty where nobody waited for them."""
+    """Return which steps a window has and its trace on each rank; `outcomes` is empty if they were not awaited."""
     return {
         "schema": run_folder_SCHEMA,
         "run": run,
@@ -113,8 +113,8 @@ def memory_document(
     of_rank: int | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return `memory` as in the report (null without traces), memory of the logged steps, the snapshots, what the
-    formulas say beside what was measured, and the changes that were asked for; those two of `of_rank` alone.
+    """Return `memory` as in the report (null without traces), memory of the logged steps, the snapshots, predicted
+    next to measured memory, and the requested changes; the last two of `of_rank` only.
     """
     beside = account.run.beside if account else None
     return {

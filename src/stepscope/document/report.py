@@ -136,7 +136,7 @@ class CodeRow:
     saving_ns: float | None
     #: it holds nearly everything: without it there is no step
     is_around_step: bool
-    #: the line's text, None where it was not kept
+    #: the line's text, None if not recorded
     source: str | None
 
     @property
@@ -155,9 +155,9 @@ class CodeView:
 
 
 def code_view(account: Account, *, rank: int | None = None, module_savings: bool = False) -> CodeView | None:
-    """Return lines and modules with their costs, the largest first; None where nobody recorded owners.
+    """Return lines and modules with their costs, the largest first; None without owners.
 
-    Savings are those of the step of the whole job, also in the view of one rank; modules have them where asked for.
+    Savings are those of the step of the whole job, also in the view of one rank; modules have them on request.
     """
     whole = account.code
     costs = whole if rank is None or whole is None else _of_rank(account, rank)
@@ -233,7 +233,7 @@ def _cost_json(row: CodeRow) -> dict[str, Any]:
 def _of_rank(account: Account, rank: int) -> CodeCosts | None:
     for one, sums in zip(account.ownership, account.owner_sums, strict=True):
         if one is not None and sums is not None and one.rank.rank == rank:
-            from stepscope.analyze.owner_costs import code_costs  # only where one rank is asked for
+            from stepscope.analyze.owner_costs import code_costs  # only for a single rank
 
             return code_costs([one], [sums])
     known = rank_ranges([one.rank.rank for one in account.ownership if one is not None])
@@ -393,7 +393,7 @@ def _wait(wait: RankWait | None) -> dict[str, Any]:
     }
 
 
-# What the recorder measured beside the traces, as keys of the report's JSON: devices, live collectives, memory of each
+# What the recorder measured next to the traces, as keys of the report's JSON: devices, live collectives, memory of each
 # logged step, memory at the edges of regions, NCCL's log.
 
 _MAX_POINTS = 400

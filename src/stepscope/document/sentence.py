@@ -1,6 +1,7 @@
 """The sentence that opens every rendering of a report: what to fix first and what it saves."""
 
 from collections.abc import Iterable, Mapping
+from math import ceil, floor, log10
 from typing import Any
 
 #: share of a saving that its range must reach for one number to stand for it
@@ -43,10 +44,9 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         return f"Nothing worth fixing was found{among} ({document['verdict']}).{missing}{unexamined}{shown}"
     step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"]
     saving_ms, whole = first["saving_alone_ms"], _whole(document)
-    low, high = first["saving_low_ms"], min(first["saving_high_ms"], step_ms or first["saving_high_ms"])
-    if low < _CLEAR * saving_ms:  # one number would claim too much
-        span = f"{two_digits(low)}–{two_digits(high)}" if low > _SURELY * saving_ms else f"up to {two_digits(high)}"  # noqa: RUF001
-        saves = f"could save {span}{f' of {three_digits(step_ms)}' if step_ms else ''} ms per {whole}"
+    if first["saving_low_ms"] < _CLEAR * saving_ms:  # one number would claim too much
+        of = f" of {three_digits(step_ms)}" if step_ms else ""
+        saves = f"could save {three_digits(saving_ms)}{of} ms per {whole} (likely {likely_range(first, step_ms)})"
     elif step_ms:
         left = max(0.0, step_ms - saving_ms)
         saves = f"{three_digits(step_ms)} → {three_digits(left)} ms per {whole} (−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
@@ -59,6 +59,21 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
 def leading_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the findings that surely save something, or whose saving is large."""
     return [f for f in findings if f["saving_low_ms"] > _SURELY * f["saving_alone_ms"] or f["saving_pct"] >= _LARGE_PCT]
+
+
+def likely_range(finding: Mapping[str, Any], step_ms: float | None) -> str:
+    """Return the likely range of a saving in ms, which is never rounded below the saving.
+
+    >>> likely_range({"saving_alone_ms": 4.54, "saving_low_ms": 0.1, "saving_high_ms": 4.54}, 26.0)
+    '0–4.6'
+    """
+    saving, low = finding["saving_alone_ms"], finding["saving_low_ms"]
+    high = min(finding["saving_high_ms"], step_ms or finding["saving_high_ms"])
+    most = two_digits(high)
+    if float(most.replace(",", "")) < saving:
+        unit = 10.0 ** (floor(log10(high)) - 1)
+        most = two_digits(ceil(high / unit) * unit)
+    return f"{two_digits(low) if low > _SURELY * saving else '0'}–{most}"  # noqa: RUF001
 
 
 def three_digits(value: float) -> str:

@@ -9,7 +9,7 @@
             engine.backward(loss)
             engine.step()
 
-The engine reduces gradients after autograd is done and steps an optimizer of its own kind, which torch's hooks do not
+The engine reduces gradients after autograd is done and steps its own optimizer class, which torch's hooks do not
 see as a whole. So `engine.backward` is the backward pass, its reduction `gradient_sync`, and an `engine.step` at the
 end of an accumulation is the optimizer step. Nothing of DeepSpeed is imported here.
 """

@@ -6,7 +6,7 @@
     recording.end()                                             the run folder is complete
 
 There is one recorder per process. Where a job was started by `stepscope record`, or is inside `stepscope.profile`,
-that recorder goes on and this one only adds what it knows. Where the framework runs a profiler of its own, ours gives
+that recorder goes on and this one only adds what it knows. Where the framework runs its own profiler, ours gives
 way: steps and regions are logged, the window has no trace, and one line says so.
 """
 

@@ -6,7 +6,7 @@
         for batch in loader:
             ...
 
-Begin it after `init_process_group`, or before: the rank is asked for when the first step ends. To name the parts of
+Begin it after `init_process_group`, or before: the rank is read when the first step ends. To name the parts of
 a step yourself, use `stepscope.profile` and its `region` instead.
 """
 

@@ -22,7 +22,7 @@ class StepscopeCallback(TrainerCallback):  # type: ignore[misc]
         self.recording = LoopRecording(**settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any = None, **seen: Any) -> None:
-        """Begin before the first batch is asked for."""
+        """Start recording before the first batch is loaded."""
         inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
         self.recording.begin(optimizers=[inner] if inner is not None else [])
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import PART_CODE
 from stepscope.compare.runs import CAME, FIXED, Key, fate, savings_by_key, step_difference
 from stepscope.compare.samples import step_samples
 from stepscope.contract.names import CAUSES, LOSSES, PARTS, words
@@ -65,9 +66,9 @@ def _stragglers(account: Account) -> list[Evidence]:
     facts = [
         Evidence(
             f"rank {s.rank} late (cause: {s.cause})",
-            round(s.late_ns_per_step / NS_PER_MS, 2),
-            "ms per step",
             f"{s.steps_late} of {s.num_steps} steps",
+            "",
+            f"own time {three_digits(s.late_ns_per_step / NS_PER_MS)} ms over the median rank",
         )
         for s in account.stragglers
     ]
@@ -79,8 +80,12 @@ def _stragglers(account: Account) -> list[Evidence]:
 
 
 def _waits(account: Account) -> list[Evidence]:
-    known = [(v.rank.rank, v.wait.wait_ns) for v in account.ranks if v.wait and v.wait.wait_ns is not None]
-    shown = [(rank, round(ns / max(account.num_steps, 1) / NS_PER_MS, 2)) for rank, ns in known]
+    if account.step is None:
+        return []
+    parts = [PART_CODE[part] for part in ("wait", "pipeline_bubble")]
+    waits = account.step.rank_part_ns[:, parts].sum(axis=1).tolist()
+    ranks = [view.rank.rank for view in account.ranks if view.budget is not None]
+    shown = [(rank, round(ns / NS_PER_MS, 2)) for rank, ns in zip(ranks, waits, strict=True)]
     if len({wait for _, wait in shown}) < 2:
         return []
     ends = (("waits most", max(shown, key=lambda w: w[1])), ("waits least", min(shown, key=lambda w: w[1])))
@@ -136,7 +141,7 @@ _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
 #
 # measured   = step before - step after, both without the profiler where both are known
 # predicted  = what the fixed findings were to save, with their interval
-# came true  = the measured saving lies in that interval
+# came true  = the measured saving is in that interval
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"

@@ -1,6 +1,6 @@
-"""What would the peak of a rank be with less kept, split or moved, and what would that cost in time?
+"""Peak memory of a rank with activations recomputed, sharded or offloaded, and the time that costs.
 
-    checkpointing[=LAYERS]   activations kept as the inputs of layers, and those of one layer at a time
+    checkpointing[=LAYERS]   activations stored as the inputs of layers, and those of one layer at a time
     zero=1, 2, 3             optimizer state, gradients, weights split among the ranks that hold the same
     offload=optimizer        optimizer state in the host's memory
     batch=N, batch=2x        activations, and temporaries of forward and backward, with the batch
@@ -71,7 +71,7 @@ def memory_of(account: Account, rank: int | None = None) -> tuple[Rank, Moments 
 
 
 def memory_job(account: Account, rank: Rank) -> MemoryJob:
-    """Return what the account of a run tells of one of its ranks."""
+    """Return the memory facts of one rank of an account."""
     index = account.run.ranks.index(rank)
     dimensions = account.strategy.dimensions
     compute = phase_compute_ns(rank, account.strategy.passes[index]) or {}
@@ -129,7 +129,7 @@ def _host_link(rank: Rank) -> float | None:
 #
 #     weights            parameters of this rank x bytes of each
 #     gradients          as the weights that are trained
-#     optimizer state    Adam and AdamW two values per trained weight, of its own type
+#     optimizer state    Adam and AdamW two values per trained weight, in the weight's type
 #
 # The model's shape is not recorded, so activations are not among them: `stepscope predict memory` takes it.
 
@@ -152,7 +152,7 @@ class StateRow:
 
 
 def predicted_states(description: Mapping[str, Any], moments: Moments | None) -> tuple[StateRow, ...]:
-    """Return the formulas beside what was measured; empty where nothing of either is known."""
+    """Return predicted next to measured memory; empty if neither is known."""
     weights = _share_of_weights(description, "local_parameters")
     trained = _share_of_weights(description, "trainable_parameters")
     whole = _share_of_weights(description, "parameters")
@@ -201,7 +201,7 @@ class MemoryWhatIf:
     #: at the new peak; equal to `peak_high_bytes` where the formula leaves nothing open
     peak_low_bytes: int | None
     peak_high_bytes: int | None
-    #: in which the new peak lies
+    #: in which the new peak occurs
     phase: str | None
     #: by how much each step gets longer, at least; negative where it gets shorter
     extra_low_ns: float | None

@@ -236,7 +236,7 @@ def _spread_ns(account: Account) -> float:
 
 
 def _expected_largest(count: int) -> float:
-    """Return the expected largest of so many standard normal values (Blom's approximation).
+    """Return the expected maximum of `count` standard normal values (Blom's approximation).
 
     >>> round(_expected_largest(2), 2), round(_expected_largest(1024), 1)
     (0.59, 3.2)

@@ -160,7 +160,7 @@ class Advice:
     fastest: Candidate
     #: others within a tenth of it: measure both
     close: tuple[Candidate, ...]
-    #: the simplest of those that cannot be told from the fastest
+    #: the simplest of those that do not differ significantly from the fastest
     recommended: Candidate
     #: DDP if it fits, else ZeRO-3
     by_rule: Candidate

@@ -93,7 +93,10 @@ def bar_chart(
         if bar.mark is not None:
             shapes.append(rect(x(bar.mark) - 1.5, y + 1, 3, line - 2, "text", tip=(bar.name, remark)))
         reached = max(v for v in (bar.end, bar.high or 0, bar.mark or 0, least))
-        shapes.append(words(x(reached) + 7, middle + 4, remark))
+        begin = x(reached) + 7
+        if limit is not None and begin <= x(limit) <= begin + 6.6 * len(remark):  # the line would cross the text
+            begin = x(limit) + 7
+        shapes.append(words(begin, middle + 4, remark))
     if limit is not None:
         shapes.append(polyline([(x(limit), 0), (x(limit), bottom)], "high"))
     height = bottom + (24 if axis else 4)

@@ -30,7 +30,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of a given size, in units of its own that are about pixels."""
+    """A picture with its size, in units of about a pixel."""
 
     title: str
     width: int
@@ -38,7 +38,7 @@ class Drawing:
     #: the picture in one sentence, for who cannot see it
     label: str
     shapes: tuple[Shape, ...]
-    #: colour and what it stands for
+    #: colour and its meaning
     legend: tuple[tuple[str, str], ...] = ()
     #: what to know to read it
     notes: tuple[str, ...] = ()
@@ -211,12 +211,12 @@ def round_ticks(most: float, *, about: int = 4) -> list[float]:
 def time_text(ms: float) -> str:
     """Return a time as people read it, with the digits that the page shows.
 
-    >>> time_text(0), time_text(12.5), time_text(0.25), time_text(12_000)
-    ('0 ms', '12.5 ms', '250 µs', '12.0 s')
+    >>> time_text(0), time_text(12.5), time_text(0.25), time_text(1_234)
+    ('0 ms', '12.5 ms', '250 µs', '1.23 s')
     """
     if not ms:
         return "0 ms"
-    for limit, scale, unit in ((10_000, 1e-3, "s"), (0.9995, 1, "ms"), (0.0009995, 1e3, "µs")):
+    for limit, scale, unit in ((999.5, 1e-3, "s"), (0.9995, 1, "ms"), (0.0009995, 1e3, "µs")):
         if abs(ms) >= limit:
             return f"{digits(ms * scale)} {unit}"
     return f"{ms * 1e6:.0f} ns"
@@ -277,7 +277,7 @@ def digits(value: float) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers from `low` to `high` onto a picture from `start` to `end`; logarithmic if asked."""
+    """Numbers from `low` to `high` onto a picture from `start` to `end`; logarithmic on request."""
 
     low: float
     high: float

@@ -195,7 +195,7 @@ def live_page(
     news: Sequence[str] = (),
     over: bool = False,
 ) -> str:
-    """Return the page's text; the one of a job that is over is not asked for again."""
+    """Return the page's text; a finished job is not queried again."""
     title = escape(printable(name))
     again = "" if over else f'<meta http-equiv="refresh" content="{_REFRESH_S}">'
     step = "?" if picture.step is None else f"{picture.step:,}"

@@ -292,7 +292,10 @@ _MATRIX_LEFT, _MATRIX_TOP, _MATRIX_PIXELS = 66, 34, 420
 def waiting(document: Document) -> Drawing | None:
     """Return who waits for whom."""
     found = document["details"]["rank_matrix"]
-    note = "From a rank's arrival at a collective to the last one's; waits below the clock uncertainty are ignored."
+    note = (
+        "From a rank's arrival at a collective to the last one's; overlapping waits are added, waits below the clock "
+        "uncertainty ignored."
+    )
     return found and _matrix(
         document, found["waited_ms"], "ms", colour="wait", title="Who waits for whom", verb="waits for", note=note
     )
@@ -305,7 +308,9 @@ def sending(document: Document) -> Drawing | None:
         return None
     messages, rings = (np.array(found[key]) for key in ("message_bytes", "ring_bytes"))
     how = ["Messages between ranks are as recorded."] * bool(messages.any())
-    how += ["Collectives assume a ring: each rank sends to the next one of its group."] * bool(rings.any())
+    how += [
+        "Collectives assume a ring: each rank sends to the next one of its group (all-to-all: to all, in equal shares)."
+    ] * bool(rings.any())
     sent = (messages + rings).tolist()
     return _matrix(
         document, sent, "bytes", colour="transfer", title="Who sends to whom", verb="sends to", note=" ".join(how)
@@ -676,16 +681,16 @@ def experts(document: Document) -> Drawing | None:
     what = f"{'embedding rows' if view['kind'] == 'embedding' else 'tokens'}, in bytes per step"
     bars = [Bar(f"rank {r['rank']}", [("compute", what, r["load_bytes"])], _load_text(r, mean)) for r in shown]
     fullest, imbalance = view["fullest_rank"], view["imbalance"]
-    note = f"The fullest rank ({fullest}) gets {imbalance or 1:.2f} times the mean load."
+    note = f"Rank {fullest} receives {imbalance or 1:.2f} times the mean."
     return bar_chart(
         "Load of each rank", bars, "bytes", width=760, left=80, right=280, axis=False, limit=mean,
-        legend=[("high", "an even load")], notes=["All ranks get the same load." if fullest is None else note],
+        legend=[("high", "an even load")], notes=["All ranks receive the same load." if fullest is None else note],
     )  # fmt: skip
 
 
 def _load_text(rank: Document, mean: float) -> str:
     waited = "" if rank["wait_ms"] is None else f", {unit_text(rank['wait_ms'], 'ms')} waiting"
-    return f"{unit_text(rank['load_bytes'], 'bytes')}, {rank['load_bytes'] / mean:.2f} times the mean{waited}"
+    return f"{unit_text(rank['load_bytes'], 'bytes')}, {rank['load_bytes'] / mean:.2f} × the mean{waited}"  # noqa: RUF001
 
 
 class _Stacked(NamedTuple):
@@ -712,13 +717,12 @@ _STACKED = {
         lambda r: f"stage {r['stage']} · rank {r['rank']}",
         [("forward", "forward", _key("forward_ms")), ("backward", "backward", _key("backward_ms")),
          ("other", "other compute", _key("other_ms")), ("transfer", "send and receive", _key("transfer_ms")),
-         ("wait", "bubble", _key("wait_ms")), ("host", "gaps", _key("gaps_ms")), ("unknown", "idle", _key("idle_ms"))],
+         ("wait", "waiting", _key("wait_ms")), ("host", "gaps", _key("gaps_ms")), ("unknown", "idle", _key("idle_ms"))],
         lambda r: f"bubble {unit_text(r['bubble_pct'], 'pct')}",
         lambda view: f"{view['stages']} stages, {view['microbatches'] or 'unknown'} micro-batches"
-        f"{', ' + view['schedule'] if view['schedule'] else ''}: stages wait for "
-        f"{unit_text(view['bubble_pct'], 'pct')} of the step. (p - 1) / (m + p - 1) gives "
-        f"{unit_text(view['textbook_pct'], 'pct')} for equal stages, this schedule with the stages' own times "
-        f"{unit_text(view['schedule_pct'], 'pct')}.",
+        f"{', ' + view['schedule'] if view['schedule'] else ''}. The bubble (waiting for other stages, idle between "
+        f"micro-batches) is {unit_text(view['bubble_pct'], 'pct')} of the step on average. Without transfers and gaps "
+        f"it would be {unit_text(view['schedule_pct'], 'pct')} of a shorter step.",
     ),
     "buckets": _Stacked(
         "buckets", "Time of each bucket", lambda view: view["buckets"],

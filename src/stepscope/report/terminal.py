@@ -20,14 +20,14 @@ from stepscope.units import ASCII_SIGNS, escaped, printable
 
 
 class PlainConsole(Console):
-    """A console for text that nobody vouches for. Colours come from `Text` objects and styles, never from the text."""
+    """A console for untrusted text. Colours come from `Text` objects and styles, never from the text."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error that rich would turn into exit code 1: the command line knows that `head` is no error."""
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return text that is taken as it stands, on one line: no markup, no emoji, no highlighting."""
+        """Return literal text on one line: no markup, no emoji, no highlighting."""
         return super().render_str(escaped(text), **{**options, "markup": False, "emoji": False, "highlight": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

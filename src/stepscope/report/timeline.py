@@ -39,7 +39,7 @@ from stepscope.units import NS_PER_US
 #         B =======       ->         B     =======
 #              C ====
 
-# what overlaps more than so many others at once is left out and counted
+# slices that overlap with more others than this are dropped and counted
 MAX_LANES = 64
 
 # `i` where slice i begins and `~i` where it ends, in the order of one lane
@@ -86,7 +86,7 @@ def lanes(start: Int64s, end: Int64s) -> Lanes:
     return Lanes(tuple(tokens), left_out)
 
 
-# Which slices does an exported timeline show? What the user asked for, and no more than a viewer can open.
+# Which slices does an exported timeline show? The user's selection, within the limit of a viewer.
 #
 # Where everything is too much, things are left out in this order until it fits, except those the user chose himself:
 # python frames, the host, all but two steps in the middle, short slices. Steps and collectives always stay.
@@ -483,7 +483,7 @@ def _collective_values(shared: AlignedRun, index: int) -> dict[int, Values]:
 #     track   source lines     train.py:42 step        the innermost line of the user's
 #     track   modules          layers.3.mlp
 #
-# Spans of the training thread; neighbours with one owner are one slice. What nobody owns is left blank.
+# Spans of the training thread; neighbours with one owner are one slice. Unattributed time is left blank.
 
 LINES, MODULES = "source lines", "modules"
 
@@ -491,7 +491,7 @@ LINES, MODULES = "source lines", "modules"
 def with_owner_tracks(timeline: Timeline, shared: AlignedRun, *, given: Filter | None = None) -> Timeline:
     """Return the timeline with tracks of lines and modules, over the time that each rank's slices cover.
 
-    A trace with Python frames of its own shows them already.
+    A trace with Python frames shows them already.
     """
     chosen = given or Filter()
     if chosen.gpu_only or not shared.run.owners:

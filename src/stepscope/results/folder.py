@@ -59,7 +59,7 @@ def read_bench_results(folder: str | Path) -> BenchResults:
 
 
 def bench_results_of(document: dict[str, Any], *, name: str, path: Path) -> BenchResults:
-    """Return what a results document says; whoever wrote it, only what has the right type is taken."""
+    """Return the contents of a results document; values of a wrong type are ignored."""
     if document.get("kind") != _KIND or document.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a benchmark result of schema {SCHEMA}")
     rows = document.get("series")

@@ -6,7 +6,7 @@ variant differs from itself between its runs. Where it does, others are held to 
 
 Strategies come from simple to complicated. What failed, does not fit into memory or computes something else is out. Of
 the rest the simplest is used, unless a more complicated one is clearly faster: by 2 % or more, and the 95 % interval of
-the ratio of their times lies below 1. Runs of a simpler one may differ so much that its own interval is wide: where its
+the ratio of their times is below 1. Runs of a simpler one may differ so much that its own interval is wide: where its
 step is shorter than that of the one so found, it is used. So a small model gets DDP, and a large one what fits.
 """
 

@@ -66,7 +66,7 @@ def segment_medians(values: npt.NDArray[np.float64], first: npt.NDArray[np.int64
 
 
 def quantiles(values: npt.ArrayLike, shares: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return below which value each share of the values lies, interpolated between neighbours as `np.quantile` does.
+    """Return quantiles, interpolated between neighbours as `np.quantile` does.
 
     >>> quantiles([4, 1, 3, 2], [0.0, 0.5, 0.9]).tolist()
     [1.0, 2.5, 3.7]
@@ -105,7 +105,7 @@ def mad_sigma(values: npt.ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Centre:
-    """Where a series lies, and how well independent values tell it."""
+    """The location of a series and its standard error."""
 
     value: float
     #: standard error
@@ -446,7 +446,7 @@ def t_two_sided(t: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(confidence: float, df: float) -> float:
-    """Return the t within which this share of all samples lies.
+    """Return the two-sided t quantile.
 
     >>> round(t_quantile(0.95, 4), 3), round(t_quantile(0.95, 1e9), 3)
     (2.776, 1.96)
@@ -555,7 +555,7 @@ def num_trimmed(n: int, trim: float) -> int:
 def _samples_per_independent(centred: Floats, power: Floats) -> Floats:
     """Return for each column how many samples are worth one independent one: (1 + r) / (1 - r).
 
-    r is the lag-1 autocorrelation, its bias taken out (Kendall 1954), and half a standard error more: one taken too
+    r is the lag-1 autocorrelation, corrected for bias (Kendall 1954), and half a standard error more: one taken too
     small gives false alarms, one too large only wider intervals. Few samples cannot tell a drift from chance: they
     count as four independent ones at least.
     """

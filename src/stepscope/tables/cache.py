@@ -3,7 +3,7 @@
     .stepscope/rank00000.pt.trace.json.gz.tables                    JSON: key, warnings, and the tables that exist
     .stepscope/rank00000.pt.trace.json.gz.tables.events.parquet     one of them
 
-The JSON lists each file by size, times and sampled content. Needs nothing heavy: DuckDB reads Parquet by itself.
+The JSON lists each file by size, times and sampled content. Needs nothing heavy: DuckDB reads Parquet without help.
 """
 
 from collections.abc import Iterable, Mapping

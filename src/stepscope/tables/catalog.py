@@ -1,4 +1,4 @@
-"""All tables of a run by name, each made when it is first asked for.
+"""All tables of a run by name, each made on first use.
 
 stepscope.load("run/").table("collectives")["wait_ns"]      a NumPy array
 stepscope.load("run/").table("events").arrow()              a pyarrow.Table
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Texts of several ranks as numbers into one list, each distinct text once.
 
-# stands for an event without the text
+# text of an event without one
 _UNNAMED = "?"
 
 

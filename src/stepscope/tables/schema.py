@@ -328,7 +328,7 @@ _TABLES = (
             _real("high_ns", "ns", "alone_ns is at most"),
             _real("saving_pct", "%", "of the step"),
             _real("alone_ns", "ns", "saved if it were the only fix"),
-            _real("confidence", "1", "0 to 1"),
+            _real("confidence", "1", "fixed rating of the rule, 0 to 1; not measured in this run"),
             _text("cause", "why"),
             _text("remedy", "what to change"),
         ),

@@ -1,4 +1,4 @@
-"""The whole experiment, round by round, with whoever runs a trial handed in: a job, or a simulation of one.
+"""The whole experiment, round by round, with the runner of trials as an argument: a job, or a simulation of one.
 
     1. rounds of the unchanged job and of each setting that is still in
     2. where some may help but could be chance: more rounds of these, and a second look at all their rounds
@@ -30,7 +30,7 @@ from stepscope.units import NS_PER_MS
 
 @dataclass(frozen=True)
 class Loader:
-    """One `DataLoader`, as the script asked for it."""
+    """One `DataLoader` as the script created it."""
 
     num_workers: int
     pin_memory: bool
@@ -54,7 +54,7 @@ class Job:
     #: how often a loader began again after the first step
     loader_starts: int = 0
     optimizer: str | None = None
-    #: the script asked for a fused or a foreach form itself
+    #: the script chose a fused or a foreach form itself
     optimizer_chosen: bool = False
     threads: int | None = None
     convolutions: bool = False
@@ -73,7 +73,7 @@ class Job:
 
 
 def job_in(folder: Path, *, cores: int, mimalloc: bool = False) -> Job:
-    """Return what the folder of a trial tells of its job; what it does not tell is left out of what is tried."""
+    """Return the job's facts from the folder of a trial; settings that need unknown ones are not tried."""
     run, noted = json_object_in(folder / RUN_JSON), json_object_in(folder / rank_file(0, TRIAL))
     device, optimizer = _object(run, "device"), _object(noted, "optimizer")
     hosts = [ranks for ranks in _object(run, "hosts").values() if isinstance(ranks, list)]
@@ -440,13 +440,13 @@ _MAX_OWN = 1e-2
 _COMPARED = 16  # backwards
 # for settings that may change results: further off is another training
 _INEXACT_BOUND = 0.05
-# of the first loss: below that a loss is as good as 0, and its relative error says nothing
+# of the first loss: below that a loss is practically 0, and its relative error is meaningless
 _SMALL = 1e-3
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether results agree, None where that cannot be told, and how far they are apart."""
+    """Whether results agree, None if unknown, and their difference."""
 
     agrees: bool | None
     apart: float | None
@@ -548,7 +548,7 @@ class JudgedSetting:
     step_ms: float | None
     gain: Gain | None
     agreement: Agreement | None
-    #: why it is not kept; None where it is
+    #: why it is not recommended; None if it is
     why_not: str | None
 
     @property
@@ -579,7 +579,7 @@ def judged(
 
 
 def document(kept: JudgedSetting | None, rows: Sequence[JudgedSetting]) -> Mapping[str, object]:
-    """Return the verdict as JSON: what is kept, and every setting that was tried."""
+    """Return the verdict as JSON: recommended settings, and every setting that was tried."""
     return {"keep": _row(kept) if kept else None, "settings": [_row(j) for j in rows]}
 
 

@@ -1,6 +1,6 @@
 """What `stepscope whatif --set KEY=VALUE` can change: every key, its values and what it does.
 
-Texts only: the help shows them without the analysis, `settings` has the change that each stands for.
+Texts only: the help shows them without the analysis, `settings` has the change of each.
 """
 
 from stepscope.records import dataclass

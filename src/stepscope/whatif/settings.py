@@ -75,7 +75,7 @@ _NOT_FREE = ("tp", "pp", "ep", "cp")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SettingRequest(ArrayRecord):
-    """One `KEY=VALUE`, and what it is asked of."""
+    """One `KEY=VALUE` and the account it applies to."""
 
     account: Account
     key: str
@@ -288,7 +288,7 @@ def _needs_device(asked: SettingRequest) -> None:
         raise asked.error(f"this setting is about device work, and the run has {ranks} without device work")
 
 
-# The change to the replay that stands for a fault the rules see: what `optimizer=fused` and the like apply.
+# The change to the replay for a fault that the rules detect: what `optimizer=fused` and the like apply.
 
 
 def fix_of(account: Account, finding: str) -> Fix | None:
@@ -310,7 +310,7 @@ def fix_of(account: Account, finding: str) -> Fix | None:
 
 # The step without a line or a module of the user's code: `--without train.py:42`, `--scale module:layers.*.bn=0.5`.
 #
-# Everything that was done for the owner is taken out of the replay: its host time, kernels, copies, collectives and
+# All work of the owner is removed from the replay: its host time, kernels, copies, collectives and
 # the
 # synchronisations it called. That is the step with the line deleted, not with something better in its place, and
 # without
@@ -334,7 +334,7 @@ class OwnerChange:
 
 
 def without_owner(text: str) -> OwnerChange:
-    """Return the change that `--without OWNER` stands for."""
+    """Return the change of `--without OWNER`."""
     return OwnerChange(f"{text} deleted", text, 0.0)
 
 
@@ -387,7 +387,7 @@ def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_rank
     return "; ".join(lines)
 
 
-# the change that each key of `SETTINGS` stands for
+# the change of each key of `SETTINGS`
 MAKERS: dict[str, Maker] = {
     "straggler": _straggler,
     "load": _only("even", evenly_spread, doubt=0.3),

@@ -22,6 +22,8 @@ from stepscope.cli.run_arguments import print_rendered
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json
+from stepscope.report.terminal import console
+from stepscope.report.text.health import print_health
 from stepscope.report.text.summary import MAX_ROWS, summary_text
 from stepscope.run.load import Run
 
@@ -107,6 +109,27 @@ def test_late_rank_has_a_row_and_the_others_share_one(late: Json) -> None:
     assert "waiting for rank 63" in text
 
 
+def test_a_delay_has_one_size_next_to_its_saving(late: Json) -> None:
+    text = assert_fits(late)
+    waits = [r["budget_ms_per_step"]["wait"] for r in late["ranks"] if r["rank"] != 63]
+    wait = f"{sum(waits) / len(waits):.2f}"
+    assert f"wait of the other ranks: {wait} ms" in text
+    row = next(line for line in text.splitlines() if line.strip().startswith("0–62"))  # noqa: RUF001
+    assert wait in row.split() and "late by" not in text
+    without = assert_fits({**late, "findings": [], "findings_combined": []})
+    assert f"late by {late['stragglers'][0]['late_ms_per_step']:.2f} ms" in without
+
+
+def test_health_shows_the_waits_of_the_report(late: Json) -> None:
+    out = io.StringIO()
+    print_health(late, (), console(out))
+    rows = {row.split()[0]: row.split() for row in out.getvalue().splitlines() if row[:1].isdigit()}
+    titles = next(row for row in out.getvalue().splitlines() if row.startswith("rank, ms per step"))
+    at = re.split(r" {2,}", titles.strip()).index("wait")
+    for rank in (0, 63):
+        assert rows[str(rank)][at] == f"{late['ranks'][rank]['budget_ms_per_step'].get('wait', 0.0):.2f}"
+
+
 def crowded(document: Json) -> Json:
     """Return a document in which everything is as long as it gets."""
     out = copy.deepcopy(document)
@@ -169,7 +192,7 @@ def test_waiting_for_a_core_is_part_of_where_the_step_goes(late: Json) -> None:
 def test_uncertain_saving_has_no_lower_bound(late: Json) -> None:
     finding = {**late["findings"][0], "saving_low_ms": -390.4, "saving_high_ms": 406.4}
     text = summary_text({**late, "findings": [finding]})
-    assert "up to 4.9" in text and "406" not in text and "−390" not in text  # noqa: RUF001
+    assert "(likely 0–4.9)" in text and "likely 0–4.9 ms" in text and "406" not in text and "−390" not in text  # noqa: RUF001
 
 
 def test_no_findings_name_what_was_examined(late: Json) -> None:

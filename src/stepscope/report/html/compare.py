@@ -220,9 +220,9 @@ def _signed(value: float | None) -> str:
 #
 #     {"ranks": [{"rank", "why", "sides": [{"step", "span_ms", "names", "slices": [[kind, start, dur, name]]}]}]}
 #
-# Starts and durations are in microseconds. A transfer's wait for the last rank is a slice of its own.
+# Starts and durations are in microseconds. A transfer's wait for the last rank is a separate slice.
 
-# of one rank and side; the longest are kept
+# of one rank and side; the longest are shown
 _MAX_SLICES = 2000
 _KIND, _LANE = (*KINDS, "wait"), (*LANE_OF_KIND, LANE_OF_KIND[KINDS.index("transfer")])
 _WAIT = len(KINDS)

@@ -453,14 +453,14 @@ def _memory(document: Document, asked: str) -> Sheet:
         *((part, "bytes", f"{part}_bytes") for part in _MEMORY_PARTS),
         ("sum", "bytes", lambda m: sum(v for _, v in _parts(m))),
     )
-    fits = {True: ("fits", "low"), False: ("does not fit", "high"), None: ("not asked", "")}[document["fits"]]
+    fits = {True: ("fits", "low"), False: ("does not fit", "high"), None: ("not given", "")}[document["fits"]]
     cards = (
         card("Peak per device", document["peak_bytes"], "bytes", f"at {document['peak_when']}"),
         card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
         card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
     )
     device, peak = document["device_bytes"], document["peak_bytes"]
-    # times the peak that a device's memory is drawn beside it
+    # a device's memory is drawn if it is below four times the peak
     near = device is not None and device < 4 * peak  # far above, its line would only flatten the rest
     chart = _stacks("Memory by category at each moment of the step", moments, "bytes", device if near else None)
     sections = [
@@ -1056,8 +1056,8 @@ def job_sheet(document: Document) -> Sheet:
     attempts = table_of(
         document["attempts"],
         ("run", "text", "run"),
-        ("started", "text", "started"),
-        ("ended", "text", "ended"),
+        ("started", "text", lambda one: _moment(one["started"])),
+        ("ended", "text", lambda one: _moment(one["ended"])),
         ("steps", "count", "steps"),
         ("lost steps", "count", "steps_lost"),
         ("saves", "count", "saves"),
@@ -1096,8 +1096,13 @@ def _energy_cards(energy: Document | None) -> list[Values]:
     if energy is None:
         return []
     note = f"by {energy['source']}, {energy['measured_pct']:.0f} % of the time measured"
-    per_step = [] if energy["j_per_step"] is None else [f"{joules_text(energy['j_per_step'])} per step that was kept"]
+    per_step = [] if energy["j_per_step"] is None else [f"{joules_text(energy['j_per_step'])} per retained step"]
     return [card("Energy", joules_text(energy["total_j"]), "text", "; ".join([note, *per_step]))]
+
+
+def _moment(text: str | None) -> str | None:
+    """Return a moment of the JSON, which is in UTC, to the second."""
+    return text and f"{text[:10]} {text[11:19]} UTC"
 
 
 def _details(part: Document) -> str:

@@ -41,7 +41,7 @@ from stepscope.units import readable_bytes
 
 # Where did a rank's device, or a rank without one, do nothing for long, and what was the host doing meanwhile?
 #
-# Each span is named by its cause and, where the recording tells, by the place: `host stalled: train.py:42`,
+# Each span is named by its cause and, where known, by the place: `host stalled: train.py:42`,
 # `data loading`, `host stalled: after aten::add_` where no owner was recorded.
 
 # of the step; shorter holes are no wider than a pixel
@@ -64,7 +64,7 @@ def _idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> 
     label = found[2]
     long = end - start >= max(_MIN_NS, _MIN_SHARE * (end_ns - start_ns))
     rows = np.flatnonzero(long & (label < len(Cause)))
-    # of one rank and step: the longest are kept
+    # of one rank and step: the longest are shown
     rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:300]])
     places = _places(account, index, (start[rows] + end[rows]) // 2)
     names = [_name(Cause(int(c)), place) for c, place in zip(label[rows], places, strict=True)]
@@ -320,7 +320,7 @@ def slices_of(
     wanted: Sequence[int] = (),
     most: int = MAX_SLICES,
 ) -> Slices | None:
-    """Return the slices of one step, the typical one if no other is asked for. None where nothing ran.
+    """Return the slices of one step, by default the typical one. None if nothing ran.
 
     Ranks in `wanted` come first where not all fit.
     """

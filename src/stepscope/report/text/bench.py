@@ -1,6 +1,6 @@
 """The results of a benchmark on the terminal: a table of times, one of communication and memory, and every doubt.
 
-A folder of results that was kept shows its medians and its advice.
+A folder of results shows medians and advice.
 """
 
 from collections.abc import Mapping, Sequence

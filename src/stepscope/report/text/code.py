@@ -1,4 +1,4 @@
-"""Source lines and modules with what they cost, on the terminal: numbers to the left, the source as it stands.
+"""Source lines and modules with what they cost, on the terminal: numbers on the left, source text on the right.
 
 line  device    bwd   host   step  saves
   33    3.59   2.60   8.49  2.7 %   7.25     x = x + self.o(...)
@@ -18,7 +18,7 @@ from stepscope.report.terminal import ELSEWHERE, name_text, print_indented
 from stepscope.run.side_files import SourceText
 from stepscope.units import NS_PER_MS, printable
 
-# The numbers beside a source line: which columns a run needs, and how they are written.
+# The numbers next to a source line: which columns a run needs, and how they are written.
 
 _LINE_WIDTH = 5
 _WIDTH = 7
@@ -35,7 +35,7 @@ class Columns:
     shown: tuple[tuple[str, Value], ...]
 
     def within(self, width: int, *, needed: str | None = None) -> tuple["Columns", tuple[str, ...]]:
-        """Return the columns that fit beside the source, and the titles of those that do not."""
+        """Return the columns that fit next to the source, and the titles of those that do not."""
         gone: list[str] = []
         for title in _LEFT_OUT_FIRST:
             if _LINE_WIDTH + _WIDTH * (len(self.shown) - len(gone)) <= width:
@@ -123,9 +123,10 @@ def print_code(
     if account.step:
         recorded_ns = max(account.step.profiled_ns, view.costs.total.largest_ns)  # what shares of the step are of
         text += f", {recorded_ns / NS_PER_MS:.2f} ms"
-        text += (
-            f"; without the profiler {account.step.step_ns / NS_PER_MS:.2f} ms" if account.step.unprofiled_ns else ""
-        )
+        if account.step.unprofiled_ns:
+            slower = account.step.step_ns < recorded_ns
+            unprofiled = f"without the profiler {account.step.step_ns / NS_PER_MS:.2f} ms"
+            text += f"; {unprofiled if slower else 'no profiler overhead detected'}"
     out.print(name_text(account.run.name, style="bold").append(text, style="not bold"))
     columns, gone = _columns_of(rows), tuple[str, ...]()
     if not out.soft_wrap:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.contract.names import FINDING_STATUS, PARTS
+from stepscope.document.sentence import three_digits
 from stepscope.report.terminal import name_text, plain_table, print_fitting, print_indented, print_table, row_name
 
 _MAX_PARTS = 8
@@ -35,7 +36,8 @@ def print_comparison(document: Document, out: Console) -> None:
         for m in (m for m in metrics if m["name"] == name and m["change"] is not None):
             interval = m["reason"] or f"95 % interval {_pct_interval(m)} %"
             change = "from 0" if m["change_pct"] is None else f"{_signed(m['change_pct'], 1)} %"
-            out.print(f"{title}  {scale * m['a']:,.3g} → {scale * m['b']:,.3g}  {change}  ({interval})")
+            values = " → ".join(three_digits(scale * m[side]) for side in ("a", "b"))
+            out.print(f"{title}  {values}  {change}  ({interval})")
     for what in ("kernels", "operators"):
         _rows(what, document[what], document[f"{what}_changed"], out)
     _code(document["code"], out)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stepscope.compare.conditions import GateResult
 from stepscope.contract.names import words
-from stepscope.document.sentence import headline_sentence
+from stepscope.document.sentence import headline_sentence, three_digits
 from stepscope.report.terminal import name_text, number_text, plain_table, print_fitting, print_indented, print_table
 
 Json = Mapping[str, Any]
@@ -35,16 +35,17 @@ def print_health(document: Json, gates: Sequence[GateResult], out: Console) -> N
     line.append(f", {_count(run['num_steps'], 'step')}", style="not bold")
     for known in ("unprofiled", "profiled"):
         if step[f"{known}_ms"] is not None:
-            line.append(f", {whole} {step[f'{known}_ms']:.2f} ms {known}", style="not bold")
+            line.append(f", {whole} {three_digits(step[f'{known}_ms'])} ms {known}", style="not bold")
             break
     out.print(line)
     print_indented(out, name_text(headline_sentence(document), width=400, style="bold"), indent="  ")
-    _print_ranks(document, out)
+    _print_ranks(document, whole, out)
     if not document["stragglers"]:
         out.print("stragglers: none" if run["num_ranks"] > 1 else "stragglers: not applicable to one rank")
     for s in document["stragglers"]:
         often = f"in {s['steps_late']} of {s['num_steps']} steps"
-        late = f"straggler: rank {s['rank']} is {s['late_ms_per_step']:.2f} ms late {often} (cause: {s['cause']})"
+        own = f"own time {three_digits(s['late_ms_per_step'])} ms above the median rank"
+        late = f"straggler: rank {s['rank']}, late {often} (cause: {s['cause']}); {own}"
         out.print(Text(late, style="bold red"))
     print_table(
         out,
@@ -78,24 +79,24 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _print_ranks(document: Json, out: Console) -> None:
+def _print_ranks(document: Json, whole: str, out: Console) -> None:
     late = {s["rank"]: s for s in document["stragglers"]}
-    rows = {}
+    rows: dict[int, dict[str, float]] = {}
     for rank in document["ranks"]:
-        parts = rank["budget_ms_per_step"] or {}
-        if total := sum(parts.values()):
-            pct = {name: 100 * sum(parts.get(part, 0.0) for part in of) / total for name, of in _COLUMNS.items()}
-            rows[rank["rank"]] = total, pct
-    shown = [name for name in _COLUMNS if any(pct[name] >= 0.05 for _, pct in rows.values())]
-    table = plain_table(out, "rank", "step ms", *(f"{name} %" for name in shown), "late ms")
+        if parts := rank["budget_ms_per_step"]:
+            rows[rank["rank"]] = {name: sum(parts.get(part, 0.0) for part in of) for name, of in _COLUMNS.items()}
+    most = {name: max((times[name] for times in rows.values()), default=0.0) for name in _COLUMNS}
+    longest = max((sum(times.values()) for times in rows.values()), default=0.0)
+    shown = [name for name in _COLUMNS if most[name] >= 0.0005 * longest]
+    places = 0 if longest >= 100 else 1 if longest >= 10 else 2 if longest >= 1 else 3  # as in the report
+    table = plain_table(out, f"rank, ms per {whole}", whole, *shown, *(["late"] if late else []))
     first = sorted(rows, key=lambda rank: rank not in late)[:_MAX_RANKS]
     for rank in sorted(first):
-        total, pct = rows[rank]
-        behind = f"{late[rank]['late_ms_per_step']:.2f} {late[rank]['cause']}" if rank in late else ""
-        cells = [f"{total:.2f}", *(f"{pct[name]:.1f}" for name in shown), behind]
+        times = (sum(rows[rank].values()), *(rows[rank][name] for name in shown))
+        cause = [late[rank]["cause"] if rank in late else ""] if late else []
+        cells = [*(f"{time_ms:,.{places}f}" for time_ms in times), *cause]
         table.add_row(str(rank), *cells, style="bold red" if rank in late else "")
-    smallest_first = sorted(shown, key=lambda name: max(pct[name] for _, pct in rows.values()))
-    print_fitting(table, out, least_needed=[f"{name} %" for name in smallest_first[:-1]])
+    print_fitting(table, out, least_needed=sorted(shown, key=lambda name: most[name])[:-1])
     if len(rows) > _MAX_RANKS:
         out.print(f"... {len(rows) - _MAX_RANKS} more ranks: --json")
 

@@ -90,7 +90,7 @@ def print_snapshot(rank: int | None, view: "SnapshotView", out: Console, *, othe
 
 
 def print_predicted(rows: "Sequence[StateRow]", out: Console) -> None:
-    """Print what the formulas say beside the most that was measured; nothing where they say nothing."""
+    """Print predicted next to measured peak memory, if a prediction exists."""
     if not any(row.predicted_bytes is not None for row in rows):
         return
     out.print(Text(f"  {'the most in the window':<27} {'measured':>10} {'formula':>10}", style="dim"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.contract.names import ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
-from stepscope.document.sentence import headline_sentence, joules_text, leading_findings, three_digits, two_digits
+from stepscope.document.sentence import headline_sentence, joules_text, leading_findings, likely_range, three_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -66,7 +66,7 @@ _JOULES = {"j_per_step": "per step", "j_per_token": "per token", "j_per_sample":
 _NUMBERS = 34
 #: fixes, rows per fix after the first, bars, rows of ranks: the first layout that fits is taken
 _LAYOUTS = (
-    (3, 5, 6, 4), (3, 4, 6, 4), (3, 4, 5, 3), (3, 3, 5, 3), (3, 2, 5, 3), (3, 2, 5, 2), (3, 2, 4, 2), (2, 2, 5, 2),
+    (3, 5, 6, 4), (3, 4, 6, 4), (3, 4, 5, 3), (3, 3, 5, 3), (3, 3, 4, 3), (3, 3, 4, 2), (2, 3, 5, 3), (2, 3, 4, 2),
     (2, 2, 4, 2), (1, 2, 4, 2), (1, 2, 3, 1), (1, 2, 2, 0),
 )  # fmt: skip
 
@@ -213,7 +213,7 @@ def _opening(view: _View) -> list[Row]:
     lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
     for line in lost[:1]:
         rows += _wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
-    return [*rows, *(row for line in _serving(document)[:2] for row in _wrapped(line, width, indent="  ", most=2))]
+    return [*rows, *(row for line in _serving(document)[:2] for row in _wrapped(line, width, indent="  ", most=1))]
 
 
 def _caveats(view: _View) -> list[str]:
@@ -237,7 +237,8 @@ def _is_awaited(document: Json, straggler: Json) -> bool:
     """Return whether other ranks wait for a late rank; its lateness can be hidden behind communication."""
     others = [r.get("budget_ms_per_step") for r in document["ranks"] if r["rank"] != straggler["rank"]]
     waits = [p.get("wait", 0.0) + p.get("pipeline_bubble", 0.0) for p in others if p]
-    return not waits or max(waits) >= _MIN_AWAITED * straggler["late_ms_per_step"]
+    step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"] or 0.0
+    return not waits or max(waits) >= max(_MIN_AWAITED * straggler["late_ms_per_step"], _WORTH_SHOWING * step_ms)
 
 
 def _serving(document: Json) -> list[str]:
@@ -273,11 +274,12 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     if not shown and not view.is_light:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
+    more = f"{rest}{' more' if shown else ''} fix{'es' * (rest > 1)}" if rest else ""
     if len(shown) > 1 and shown == view.findings[: len(shown)]:
-        rows.append(_together_row(view, len(shown)))
-    more, how = (" more", "smaller or less certain") if shown else ("", "small or uncertain")
+        return [*rows, _together_row(view, len(shown), more)]
+    how = "smaller or less certain" if shown else "small or uncertain"
     hidden = [
-        *([f"{rest}{more} fix{'es' * (rest > 1)}, {how}"] if rest else []),
+        *([f"{more}, {how}"] if rest else []),
         *([_count(len(view.document["warnings"]), "note")] if view.document["warnings"] and not view.is_light else []),
     ]
     if hidden and not view.verbose:
@@ -293,13 +295,14 @@ def _together(view: _View, count: int) -> tuple[str, float]:
     return f"Fixes 1–{count} together{note}", saved
 
 
-def _together_row(view: _View, count: int) -> Row:
+def _together_row(view: _View, count: int, more: str) -> Row:
     text, saved = _together(view, count)
     text = f"    {text}"
     room = view.width - _NUMBERS
     if room < 30:
         return ((f"    Together −{three_digits(saved)} ms", "green"),)
-    return ((f"{text:<{room + 4}}", ""), (f"  {f'−{three_digits(saved)} ms':>9}", "green"))
+    more = f"  -v: {more}" if more and not view.verbose else ""
+    return ((f"{text:<{room + 4}}", ""), (f"  {f'−{three_digits(saved)} ms':>9}", "green"), (more, "dim"))
 
 
 def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
@@ -325,10 +328,7 @@ def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
 
 
 def _likely(view: _View, finding: Json) -> str:
-    low, high = finding["saving_low_ms"], finding["saving_high_ms"]
-    high = two_digits(min(high, view.step_ms) if view.step_ms else high)
-    is_certain = low > 0.05 * finding["saving_alone_ms"]
-    return f"likely {two_digits(low)}–{high} ms" if is_certain else f"likely 0–{high} ms"
+    return f"likely {likely_range(finding, view.step_ms)} ms"
 
 
 def _place(finding: Json) -> str | None:
@@ -368,18 +368,21 @@ def _evidence(view: _View, finding: Json, room: int) -> str:
     ]
     line = facts[0] if facts else ""
     for fact in facts[1:]:
-        if _cells(f"{line}; {fact}") <= room:
+        if fact not in line and _cells(f"{line}; {fact}") <= room:
             line = f"{line}; {fact}"
     return _cut(line, room)
 
 
 def _fact(fact: Json) -> str:
     value = fact["value"]
-    text = three_digits(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    text = str(value)
+    if isinstance(value, int | float):
+        text = three_digits(value) if value != int(value) or fact["unit"] == "ms" else f"{value:,.0f}"
     if fact["unit"] == "bytes" and isinstance(value, int | float):
         return printable(f"{fact['what']}: {readable_bytes(int(value))}")
     joint = " " if fact["what"].endswith(" in") else ": "
-    return printable(f"{fact['what']}{joint}{text} {fact['unit']}".rstrip())
+    what = fact["what"].replace(", per step", "").removesuffix(" per step")  # everything on the screen is per step
+    return printable(f"{what}{joint}{text} {fact['unit']}".rstrip())
 
 
 def _examined(view: _View) -> list[Row]:
@@ -465,7 +468,7 @@ def _part_label(view: _View, part: str) -> tuple[str, str]:
         spent = {r["rank"]: (r.get("budget_ms_per_step") or {}).get(part, 0.0) for r in ranks}
         worst = max(spent, key=lambda rank: spent[rank])
         if spent[worst] > 0.8 * sum(spent.values()) > 0:
-            return f"{text} (rank {worst}: {view.ms(spent[worst])})", style
+            return f"{text} (mostly rank {worst})", style
     return text, style
 
 
@@ -575,7 +578,7 @@ def _rank_table(
     columns = [name for name in most if name != "copies" or most[name] >= _WORTH_SHOWING * (view.step_ms or 0.0)]
     if view.is_light:  # the smallest regions are left out first
         columns.sort(key=lambda name: -most[name])
-    late = [_late(view.late[ranks[0]]) if ranks[0] in view.late else "" for ranks, _ in groups]
+    late = [_late(view, view.late[ranks[0]]) if ranks[0] in view.late else "" for ranks, _ in groups]
     first = f" Ranks, ms per {view.whole}" if view.width >= 60 else " Ranks, ms"
     labels = [
         f"   {_cut(_ranges(ranks), 24)}{' ◀' * bool(text)}" for (ranks, _), text in zip(groups, late, strict=True)
@@ -589,7 +592,7 @@ def _rank_table(
         while len(shown) > 1 and names + sum(max(len(titles[c]), 7) + 2 for c in shown) + late_width > view.width:
             shown.pop()
         header = f"{first:<{names}}" + "".join(f"  {titles[c]:>7}" for c in shown)
-        rows.append(((header + ("  late by" if late_width else ""), "bold"),))
+        rows.append(((header, "bold"),))
         for label, (_, times), text in zip(labels, groups, late, strict=True):
             values = (view.ms(times[c]) if c in times else "?" for c in shown)
             cells = "".join(f"  {value:>{max(len(titles[c]), 7)}}" for c, value in zip(shown, values, strict=True))
@@ -598,9 +601,11 @@ def _rank_table(
     return rows
 
 
-def _late(straggler: Json) -> str:
+def _late(view: _View, straggler: Json) -> str:
+    """Return a late rank's cause, and its lateness where no finding gives the size of the delay."""
     cause = f" ({straggler['cause']})" if straggler["cause"] else ""
-    return f"{three_digits(straggler['late_ms_per_step'])}{cause}"
+    is_found = any(straggler["rank"] in f["ranks"] for f in view.findings)
+    return f"late{cause}" if is_found else f"late by {three_digits(straggler['late_ms_per_step'])} ms{cause}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -701,7 +706,7 @@ def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
     title = printable(finding["title"])
     rows += _wrapped(f"{number}  {title} [{finding['id']}]", view.width, indent="   ", style="bold")
     ranks = f", rank{'s' * (len(finding['ranks']) > 1)} {_ranges(finding['ranks'])}" if finding["ranks"] else ""
-    body = [f"{numbers}; {100 * finding['confidence']:.0f} % sure of the cause{ranks}", _capital(finding["cause"])]
+    body = [f"{numbers}{ranks}", _capital(finding["cause"])]
     body += [_fact(fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
     known = [w for w in finding.get("where") or () if w["file"] or w["module"]]
     places = [f"{w['file']}:{w['line']}" if w["file"] else f"module {w['module']}" for w in known]

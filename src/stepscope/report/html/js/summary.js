@@ -103,10 +103,10 @@ function findingBody(f, grid, report) {
     (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost, including the lines it calls): "), placeText(f.where)),
     f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
     el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
-    el("p", { class: "quiet" }, `${rangeText(f)}${after} · ${pctText(100 * f.confidence, 0)} sure of the cause`));
+    el("p", { class: "quiet" }, `${rangeText(f)}${after}`));
 }
 
-const rangeText = (f) => (f.saving_alone_ms > 0 ? `likely ${timeText(f.saving_low_ms)} to ${timeText(f.saving_high_ms)}` : "no saving claimed");
+const rangeText = (f) => (f.saving_alone_ms > 0 ? `likely ${digits(Math.max(0, f.saving_low_ms))}–${digits(f.saving_high_ms)} ms` : "no saving claimed");
 const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c) => c.toUpperCase())); // file names keep their case
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".

@@ -38,7 +38,7 @@ function table(name, rows, columns, { sort = null, most = SHOWN_ROWS, filter = t
   const field = el("input", { type: "search", value: own.text, on: { input: typed } });
   const restore = () => { Object.assign(own, usual, keptTable(name, shown.length)); field.value = own.text; draw(); };
   draw();
-  return el("div", { class: "sorted", on: { restore } }, filter && rows.length > 6 && shown.some(isText) ? el("label", { class: "filter" }, "filter ", field) : null,
+  return el("div", { class: "sorted", on: { restore } }, filter && rows.length > 12 && shown.some(isText) ? el("label", { class: "filter" }, "filter ", field) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
