@@ -29,7 +29,7 @@ def test_without_operators_nobody_knows_what_the_host_did(tmp_path: Path, operat
         return
     assert parts["host_stall"] == 0 and parts["unknown"] > 11
     assert parts["forward"] == 0 and parts["other_compute"] > 0.3  # nothing shows a model
-    assert "host-stall" not in ids(found) and found["recording"]["kind"] == "device-only"
+    assert "host-stall" not in ids(found) and found["recording"]["kind"] == "no-operators"
     assert "no operators of the host" in found["recording"]["line"]
     assert found["verdict"] == "unclear" and "have no known cause" in found["verdict_reason"]
 

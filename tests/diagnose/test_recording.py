@@ -236,17 +236,6 @@ def test_jobs_of_different_sizes_are_refused(tmp_path: Path) -> None:
         stepscope.load(tmp_path)
 
 
-def test_exports_from_before_kineto_are_named(tmp_path: Path) -> None:
-    events = [
-        {"name": "aten::add", "ph": "X", "ts": 10.0 * k, "dur": 5.0, "tid": 1, "pid": "CPU functions", "args": {}}
-        for k in range(3)
-    ]
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(events))
-    with pytest.raises(InputError, match=r"torch\.autograd\.profiler from before Kineto.*3 operators"):
-        _ = stepscope.load(path).document
-
-
 @pytest.mark.parametrize(("tokens", "verdict"), [(32, "memory-bound"), (4096, "compute-bound")])
 def test_decoding_few_tokens_is_bound_by_memory(tmp_path: Path, tokens: int, verdict: str) -> None:
     r = RankTrace()

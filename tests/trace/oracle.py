@@ -9,6 +9,8 @@ from typing import Any
 from stepscope.trace.table import ARGS, NO_STRING, NONE_NS, STRING_ID_BASE, ArgKind, Trace
 
 LIMIT = 2**63
+# numbers that some tools write as text
+_NUMBER, _NUMBER_ID = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?"), re.compile(r"0|[1-9]\d{0,15}")
 _COLUMN = {key: column for column in ARGS for key in column.keys}
 
 
@@ -118,6 +120,8 @@ def _row(event: dict[str, Any], offset: int, base: int, counts: dict[str, int]) 
 def _time(value: Any) -> int:
     if value is None:
         return NONE_NS
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = Decimal(value)
     if not isinstance(value, Decimal):
         raise ValueError
     ns = _scaled(value, 3)
@@ -162,6 +166,8 @@ class _Json:
 
 
 def _id(value: Any) -> Any:
+    if isinstance(value, str) and _NUMBER_ID.fullmatch(value):
+        return int(value)
     if isinstance(value, Decimal):
         number = _integer(value)
         return _Json(value) if number is None or number <= STRING_ID_BASE // 2 else number

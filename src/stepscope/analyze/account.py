@@ -60,8 +60,7 @@ from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import rank_ranges
-from stepscope.stats.robust import among, distinct
-from stepscope.trace.table import NO_STRING, Int64s, Trace, by_string
+from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_S, ns_of_ms, printable
 
 if TYPE_CHECKING:
@@ -375,14 +374,9 @@ def account_of(
     """
     windows = each_rank(run, lambda _, rank: rank_account(rank))
     if not any(windows):
-        paths = ", ".join(r.trace.path for r in run.ranks[:3])
-        if old := sum(_old_operators(rank.trace) for rank in run.ranks):
-            raise InputError(
-                f"unsupported format: {paths} is an export of torch.autograd.profiler from before Kineto (torch 1.7 or "
-                f"older): {old:,} operators without categories, not linked to device work; record with "
-                "torch.profiler.profile, or stepscope record"
-            )
-        raise InputError(f"nothing to analyse in {paths}: no steps, device work or operators")
+        from stepscope.trace.unsupported import unsupported_content  # only for a file that is refused
+
+        raise InputError(unsupported_content([rank.trace for rank in run.ranks]))
     failures: list[str] = []
 
     def tried(name: str, analysis: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
@@ -470,15 +464,6 @@ def _views(
         RankView(rank, window, rank_wait(shared.whole, place[rank.rank], window) if window else None, budget, cost)
         for rank, window, budget, cost in each
     )
-
-
-def _old_operators(trace: Trace) -> int:
-    """Return the number of operators that the autograd profiler exported without a category."""
-    rows = np.flatnonzero((trace["cat"] == NO_STRING) & (trace["ph"] == ord("X")))
-    named = by_string(trace, trace["name"][rows], lambda s: s.startswith("aten::")).astype(bool)
-    pid = trace["pid"][rows]
-    by_host = [one for one in distinct(pid).tolist() if trace.id_text(one) == "CPU functions"]
-    return int((named | among(pid, by_host)).sum())
 
 
 def _step(

@@ -615,7 +615,7 @@ LIMITS = (
     Limit("device-only", _device_only, HOST_CATEGORIES, "why the device idled",
           "record with {host} and device activity"),
     Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
-    Limit("device-only", _no_operators, frozenset(("unclear",)), "what the host did between launches",
+    Limit("no-operators", _no_operators, frozenset(("unclear",)), "what the host did between launches",
           "record host activity as well ({host})"),
     Limit("", _graphs_as_a_whole, _KIND_OF_COMPUTE, "which kernels ran in CUDA graphs",
           "record with nsys profile --cuda-graph-trace=node"),

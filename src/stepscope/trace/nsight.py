@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stepscope.contract.collectives import op_name
 from stepscope.errors import TraceError
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.trace.nsight_tools import GRAPH_NAME
+from stepscope.trace.nsight_tools import GRAPH_NAME, PAGE_MOVE
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
@@ -327,8 +327,9 @@ _KERNEL_COLUMNS = (
 )  # fmt: skip
 _COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
-    11: "HtoD", 12: "DtoH", 13: "DtoD",
 }  # fmt: skip
+# moves of pages of unified memory: no call of the program asks for them
+_PAGE_MOVES = {11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 
@@ -442,7 +443,9 @@ def _add_copies(rows: Rows, chunk: dict[str, Sequence[Any]], texts: Texts) -> No
     kind, source, target = (integers(chunk[c], missing=-1)[0].tolist() for c in ("copyKind", "srcKind", "dstKind"))
     other = "Unknown"
     names = [
-        f"Memcpy {_COPY_KINDS.get(k, other)} ({_MEMORY_KINDS.get(s, other)} -> {_MEMORY_KINDS.get(t, other)})"
+        f"{PAGE_MOVE}{_PAGE_MOVES[k]}"
+        if k in _PAGE_MOVES
+        else f"Memcpy {_COPY_KINDS.get(k, other)} ({_MEMORY_KINDS.get(s, other)} -> {_MEMORY_KINDS.get(t, other)})"
         for k, s, t in zip(kind, source, target, strict=True)
     ]
     _add_names(rows, texts, "gpu_memcpy", names)
@@ -660,15 +663,24 @@ def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
 #               of the command, where the export is of one rank's command; else the file's name or the order tells
 
 _MAX_EPOCH_NS = 1 << 62
-# columns of TARGET_INFO_GPU and what Kineto's `deviceProperties` call them; a later one overwrites an earlier
-_DEVICE_FIELDS = (
-    ("id", "id"),
-    ("cuDevice", "id"),
-    ("totalMemory", "totalGlobalMem"),
-    ("smCount", "numSms"),
-    ("computeMajor", "computeMajor"),
-    ("computeMinor", "computeMinor"),
-)
+# columns of the tables that list devices and what Kineto's `deviceProperties` call them; a later one overwrites an
+# earlier. Exports before 2021 have the second table.
+_DEVICE_TABLES = {
+    "TARGET_INFO_GPU": (
+        ("id", "id"),
+        ("cuDevice", "id"),
+        ("totalMemory", "totalGlobalMem"),
+        ("smCount", "numSms"),
+        ("computeMajor", "computeMajor"),
+        ("computeMinor", "computeMinor"),
+    ),
+    "TARGET_INFO_CUDA_GPU": (
+        ("deviceId", "id"),
+        ("numMultiprocessors", "numSms"),
+        ("computeCapabilityMajor", "computeMajor"),
+        ("computeCapabilityMinor", "computeMinor"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -760,14 +772,18 @@ def _versions(db: Database) -> dict[str, str]:
 
 
 def _devices(db: Database) -> list[dict[str, Any]]:
-    columns = tuple(name for name, _ in _DEVICE_FIELDS)
-    devices: list[dict[str, Any]] = []
-    for chunk in db.chunks("TARGET_INFO_GPU", ("name", *columns)):
-        numbers = {name: integers(chunk[name]) for name in columns}
+    table = next((table for table in _DEVICE_TABLES if db.num_rows(table)), None)
+    if table is None:
+        return []
+    fields = _DEVICE_TABLES[table]
+    devices: dict[str, dict[str, Any]] = {}  # some tables list them once for each process
+    for chunk in db.chunks(table, ("name", *(name for name, _ in fields))):
+        numbers = {name: integers(chunk[name]) for name, _ in fields}
         for i, raw in enumerate(chunk["name"]):
-            known = {as_: int(numbers[name][0][i]) for name, as_ in _DEVICE_FIELDS if numbers[name][1][i]}
-            devices.append({"name": db.text(raw) or "", **known})
-    return devices[:1024]
+            known = {as_: int(numbers[name][0][i]) for name, as_ in fields if numbers[name][1][i]}
+            device = {"name": db.text(raw) or "", **known}
+            devices.setdefault(str(device), device)
+    return list(devices.values())[:1024]
 
 
 def _names_and_values(db: Database, table: str) -> Iterator[tuple[str, Any]]:
@@ -794,9 +810,20 @@ _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
 # tables of every export, with or without events
 _ABOUT = ("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_SESSION_START_TIME", "META_DATA_EXPORT", "EXPORT_META_DATA")
 _OF_HOST = {CALLS: "CUDA calls", RANGES: "NVTX ranges", "OSRT_API": "calls of the operating system"}
-# what Nsight Systems writes where it traced CUDA in vain
-_TRACED = "No CUDA events collected"
-# characters of the program's output that are shown
+# Nsight Systems' own messages: CUDA was requested, its tracing began, device events are missing or may be
+_REQUESTED = "No CUDA events collected"
+_BEGUN = "CUDA injection initialized successfully"
+_MISSING = re.compile(
+    r"CUPTI_ERROR|events? (?:were )?dropped|events (?:might|may) be missing|is not supported by this build"
+    r"|CUDA profiling might (?:have not|not have) been started"
+)
+_TOO_OLD = re.compile(r"CUPTI_ERROR|is not supported by")
+_SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])")
+_LAUNCH = re.compile(r"^(?:cuda|cu)(?:Graph)?Launch")
+_FAILURE = re.compile(r"error|fail|exception|terminate|abort|fault\b|what\(\):|not found|cannot", re.IGNORECASE)
+_NO_FAILURE = re.compile(r"\b(?:0|no) (?:errors?|failures?)\b|\bwarning\b", re.IGNORECASE)
+# lines at the end of the program's error output that can be why it ended, and characters of one that are shown
+_LAST_LINES = 10
 _SHOWN = 160
 # NVTX ranges in a message
 _RANGES_SHOWN = 4
@@ -865,20 +892,50 @@ def _why_no_device(db: Database) -> str:
     counts = {what: db.num_rows(table) for table, what in _OF_HOST.items()}
     held = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     found = f"the export has no device activity: it holds {held or 'no events'}{_range_times(db)}"
+    calls, launches = counts["CUDA calls"], _num_launches(db)
     captured = [value for name, value in _names_and_values(db, "META_DATA_CAPTURE") if name.endswith("CUDA_TRACE")]
-    traced = any(db.text(value) == "true" for value in captured) or counts["CUDA calls"]
-    if not traced and not db.ids_between(_TRACED, f"{_TRACED}~", 1):
-        return f"{found}, and nothing shows that CUDA was traced; record with nsys profile --trace=cuda,nvtx"
-    said = (db.text(raw) or "" for chunk in db.chunks("DIAGNOSTIC_EVENT", ("text",)) for raw in chunk["text"])
-    if failed := next((text for text in said if "CUPTI_ERROR" in text), None):
-        why = printable(failed, width=100)
-        return f"{found}. Nsight Systems could not collect device activity ({why}); update it or the driver"
-    errors = _last_error(db)
-    ended = f"; the program's error output ends with: {errors}" if errors else ""
-    return (
-        f"{found}. CUDA was traced: the program ended before its first kernel, ran none, or its events were lost"
-        f"{ended}; check that it runs without nsys, then record it again"
+    said = _diagnostics(db)
+    traced = calls or any(db.text(value) == "true" for value in captured) or any(_BEGUN in text for text in said)
+    quoted = [sentence for text in said for sentence in _SENTENCE_END.split(text) if _MISSING.search(sentence)]
+    if not traced:
+        quoted += [text for text in said if _REQUESTED in text]
+        if not quoted:
+            return f"{found}, and nothing shows that CUDA was traced; record with nsys profile --trace=cuda,nvtx"
+    reported = " and ".join(f'"{printable(text.strip(), width=_SHOWN)}"' for text in dict.fromkeys(quoted[:3]))
+    reported = f"; Nsight Systems reports {reported}" if reported else ""
+    if launches:
+        why = f". {launches:,} kernel launch{'es are' if launches > 1 else ' is'} recorded: the device events were lost"
+    elif calls:
+        why = ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or events were lost"
+    elif traced:
+        why = ". CUDA was traced, but no call is recorded: the program made none, ended early, or events were lost"
+    else:
+        why = ""
+    error = None if launches else _last_error(db)
+    ended = f"; the program's error output has: {error}" if error else ""
+    if any(map(_TOO_OLD.search, quoted)):
+        advice = "update Nsight Systems or the driver, then record again"
+    elif launches:
+        advice = "record again with a current nsys, and let the program end by itself"
+    else:
+        advice = "check that the program runs without nsys and uses the GPU, then record again"
+    listed = "" if any(map(db.num_rows, _DEVICE_TABLES)) else ", and lists no GPU"
+    return f"{found}{listed}{why}{reported}{ended}; {advice}"
+
+
+def _num_launches(db: Database) -> int:
+    texts = Texts(Budget(1 << 30).share())
+    return sum(
+        int(np.isin(rows.name, [i for i, text in enumerate(texts.strings) if _LAUNCH.match(text)]).sum())
+        for rows in call_rows(db, texts)
     )
+
+
+def _diagnostics(db: Database) -> list[str]:
+    """Return Nsight Systems' messages about CUDA; old exports have no table of them, only their texts."""
+    table, column = ("DIAGNOSTIC_EVENT", "text") if db.has("DIAGNOSTIC_EVENT") else ("StringIds", "value")
+    said = (db.text(raw) or "" for chunk in db.chunks(table, (column,)) for raw in chunk[column])
+    return [text for text in said if _REQUESTED in text or _BEGUN in text or _MISSING.search(text)]
 
 
 def _range_times(db: Database) -> str:
@@ -901,13 +958,15 @@ def _range_times(db: Database) -> str:
 
 
 def _last_error(db: Database) -> str | None:
-    """Return the last line that the recorded program wrote to its error output."""
+    """Return the line that reports a failure at the end of the recorded program's error output."""
     for chunk in db.chunks("ProcessStreams", ("filenameId", "contentId")):
         for file, content in zip(chunk["filenameId"], chunk["contentId"], strict=True):
             texts = db.texts([file, content])
-            lines = [line for line in texts.get(content, "").split("\n") if line.strip()]
-            if texts.get(file, "").endswith("stderr.log") and lines:
-                return printable(lines[-1].strip(), width=_SHOWN)
+            if texts.get(file, "").endswith("stderr.log"):
+                lines = [line for line in texts.get(content, "").split("\n") if line.strip()]
+                for line in reversed(lines[-_LAST_LINES:]):
+                    if _FAILURE.search(line) and not _NO_FAILURE.search(line):
+                        return printable(line.strip(), width=_SHOWN)
     return None
 
 

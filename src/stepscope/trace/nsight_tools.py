@@ -116,6 +116,8 @@ def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
 
 # name of a graph recorded as a whole, before its number
 GRAPH_NAME = "CUDA graph "
+# name of a move of unified memory's pages, before its direction: `HtoD`, `DtoH`, `DtoD`
+PAGE_MOVE = "Memcpy Unified "
 NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 MAGIC = b"SQLite format 3\0"
 MAX_FILE_BYTES = 1 << 42

@@ -384,6 +384,7 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
 # Ascend (torch_npu)     process `Ascend Hardware`, threads `Stream 12`
 # TPU and JAX (xprof)    process `/device:TPU:0`, thread `XLA Ops`; threads such as `XLA Modules` and `Steps` hold
 #                        ranges around the same operations and are not counted again
+# AMD (rocprof)          processes `GPU0`, `COPY`, `CPU HIP API`, `CPU HSA API`, all of their threads
 
 _DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
 _WORK_THREAD = re.compile(r"^(XLA Ops|Stream\b)", re.IGNORECASE)
@@ -396,18 +397,6 @@ def labels(trace: Trace, name: str) -> dict[tuple[int, int], str]:
     said = trace.arg("label").at(rows, missing=NO_STRING)
     keys = zip(trace["pid"][rows].tolist(), trace["tid"][rows].tolist(), said.tolist(), strict=True)
     return {(pid, tid): trace.strings[i] for pid, tid, i in keys if i != NO_STRING}
-
-
-def _uncategorised_device_rows(trace: Trace) -> npt.NDArray[np.intp]:
-    open_rows = np.flatnonzero((trace["cat"] == NO_STRING) & (trace["ph"] == ord("X")))
-    if not len(open_rows):
-        return open_rows
-    devices = {pid for (pid, _), text in labels(trace, "process_name").items() if _DEVICE_PROCESS.search(text)}
-    out = np.zeros(len(open_rows), bool)
-    for (pid, tid), text in labels(trace, "thread_name").items():
-        if pid in devices and _WORK_THREAD.search(text):
-            out |= (trace["pid"][open_rows] == pid) & (trace["tid"][open_rows] == tid)
-    return open_rows[out]
 
 
 class EventKind(IntEnum):
@@ -481,6 +470,13 @@ _CATEGORIES = {
     "cuda_event": EventKind.DEVICE_SYNC,
 }
 
+# of rows without a category, by the name of their process
+_PROCESS_KINDS = {
+    re.compile(r"^GPU\d+$"): EventKind.KERNEL,
+    re.compile(r"^COPY$"): EventKind.COPY,
+    re.compile(r"^CPU H(IP|SA) API$"): EventKind.RUNTIME,
+}
+
 # Kernels that only move data between devices. Fused ones (a matmul with its all-reduce) are compute.
 COMMUNICATION = re.compile(
     r"nccl|rccl|oneccl|msccl|nvshmem|\bhcom_|hccl"
@@ -535,8 +531,24 @@ def _classified(trace: Trace) -> _Classified:
     filed = (ph == ord("X")) | of_kinds(kinds, (EventKind.MEMORY, EventKind.FLOW))
     kinds *= filed  # all else is OTHER, which is 0
     kinds[ph == ord("M")] = EventKind.META
-    kinds[_uncategorised_device_rows(trace)] = EventKind.KERNEL
+    _file_uncategorised(trace, kinds)
     return _by_name(trace, kinds)
+
+
+def _file_uncategorised(trace: Trace, kinds: Kinds) -> None:
+    """Give the rows without a category the kind that their processes and threads are named for."""
+    rows = np.flatnonzero((trace["cat"] == NO_STRING) & (trace["ph"] == ord("X")))
+    if not len(rows):
+        return
+    pid, tid = trace["pid"][rows], trace["tid"][rows]
+    processes = {process: text for (process, _), text in labels(trace, "process_name").items()}
+    for process, text in processes.items():
+        for pattern, kind in _PROCESS_KINDS.items():
+            if pattern.search(text):
+                kinds[rows[pid == process]] = kind
+    for (process, thread), text in labels(trace, "thread_name").items():
+        if _DEVICE_PROCESS.search(processes.get(process, "")) and _WORK_THREAD.search(text):
+            kinds[rows[(pid == process) & (tid == thread)]] = EventKind.KERNEL
 
 
 def _by_name(trace: Trace, kinds: Kinds) -> _Classified:

@@ -15,6 +15,7 @@ from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.run.load import load
 from stepscope.trace.nsight import overview, read_nsys
+from stepscope.trace.nsight_tools import PAGE_MOVE
 from stepscope.trace.sqlite_file import Database
 from stepscope.trace.table import EventKind, Trace, event_kinds
 
@@ -129,13 +130,16 @@ def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ("DROP TABLE StringIds", "none of its tables"),
-        ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL", "no device activity: it holds 1 CUDA calls. CUDA was traced"),
+        (
+            "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",
+            "no device activity: it holds 1 CUDA calls, .*1 kernel launch is recorded: the device events were lost",
+        ),
         (
             "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; "
             "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true'); "
             "CREATE TABLE DIAGNOSTIC_EVENT (text TEXT); "
             "INSERT INTO DIAGNOSTIC_EVENT VALUES ('ActivityFlushAll returned 2: CUPTI_ERROR_INVALID_DEVICE')",
-            "could not collect device activity .*CUPTI_ERROR_INVALID_DEVICE",
+            'events were lost; Nsight Systems reports ".*CUPTI_ERROR_INVALID_DEVICE"; update Nsight Systems',
         ),
         (
             "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME TO k; "
@@ -160,8 +164,22 @@ def test_hostile_schemas_are_refused_in_one_line(tmp_path: Path, change: str, sa
     assert "\n" not in str(error.value)
 
 
-STREAMS = "CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER);"
-ERRORS = "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, 'Traceback:\nFileNotFoundError: train.py\n');"
+STREAMS = (
+    "CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER);"
+    "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, '{}');INSERT INTO ProcessStreams VALUES (7, 1, 2);"
+)
+TRACED = "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true');"
+IN_VAIN = "INSERT INTO StringIds VALUES (9, 'No CUDA events collected. Does the process use CUDA?');"
+CALL = (
+    "INSERT INTO StringIds VALUES (5, 'cudaMalloc_v3020');"
+    f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (1, 2, 0, {MACHINE | 7 << 24 | 70}, 1, 5, 0, NULL);"
+)
+DIAGNOSTICS = (
+    "CREATE TABLE DIAGNOSTIC_EVENT (text TEXT);"
+    "INSERT INTO DIAGNOSTIC_EVENT VALUES ('Profiling has started.'), ('Installed CUDA driver version (13.3) is not "
+    "supported by this build of Nsight Systems. CUDA trace will be collected using libraries for driver version 12.9'),"
+    "('Number of CUPTI events produced: \t31, CUPTI buffers: 49 of 50. Some CUPTI events might be missing. Again.');"
+)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +187,34 @@ ERRORS = "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, 'Traceb
     [
         ("", "is unknown), and nothing shows that CUDA was traced; record with nsys", "ended before"),
         ("DELETE FROM NVTX_EVENTS", "it holds no events, and nothing shows", "ended before"),
+        (TRACED, ". CUDA was traced, but no call is recorded: the program made none, ended early, or", "--trace=cuda"),
+        (CALL, ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or", "made none"),
         (
-            "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true')",
-            "is unknown). CUDA was traced",
+            f"{CALL}{DIAGNOSTICS}",
+            'Nsight Systems reports "Installed CUDA driver version (13.3) is not supported by this build of Nsight '
+            'Systems." and "Some CUPTI events might be missing."; update Nsight Systems or the driver',
+            "Profiling has started",
+        ),
+        (IN_VAIN, 'Nsight Systems reports "No CUDA events collected. Does the process use CUDA?";', "was traced"),
+        (
+            f"{IN_VAIN}INSERT INTO StringIds VALUES (8, 'CUDA profiling might have not been started correctly.')",
+            'reports "CUDA profiling might have not been started correctly." and "No CUDA events collected.',
+            "was traced",
+        ),
+        (
+            IN_VAIN + STREAMS.format("Traceback:\nFileNotFoundError: train.py\n"),
+            "error output has: FileNotFoundError: train.py;",
             "--trace=cuda",
         ),
         (
-            "INSERT INTO StringIds VALUES (9, 'No CUDA events collected. Does the process use CUDA?');"
-            f"{STREAMS}{ERRORS}INSERT INTO ProcessStreams VALUES (7, 1, 2)",
-            "error output ends with: FileNotFoundError: train.py;",
-            "--trace=cuda",
+            TRACED + STREAMS.format("Fatal Error: compiled with -gpu=cc80\n File: a.cpp\n Line: 62\n\n"),
+            "error output has: Fatal Error: compiled with -gpu=cc80;",
+            "Line: 62",
+        ),
+        (
+            TRACED + STREAMS.format("a.cu(4): warning #177-D: no error\n   int a;\n       ^\n"),
+            "or events were lost; check that the program runs",
+            "error output",
         ),
     ],
 )
@@ -195,6 +231,36 @@ def test_an_export_without_device_work_shows_what_was_traced(
     with pytest.raises(TraceError) as error:
         read_nsys(path)
     assert said in str(error.value) and not_said not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_devices_of_old_exports_are_named_once(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    export.db.executescript(
+        "DROP TABLE TARGET_INFO_GPU; CREATE TABLE TARGET_INFO_CUDA_GPU (name TEXT, numMultiprocessors INTEGER, "
+        "computeCapabilityMajor INTEGER, computeCapabilityMinor INTEGER, deviceId INTEGER, pid INTEGER)"
+    )
+    for process in (7, 8):
+        for device in (0, 1):
+            export.insert("TARGET_INFO_CUDA_GPU", "Tesla V100-PCIE-32GB", 80, 7, 0, device, process)
+    devices = read_small(export, tmp_path / "x.sqlite").header["deviceProperties"]
+    assert [(d["id"], d["name"], d["numSms"], d["computeMajor"]) for d in devices] == [
+        (0, "Tesla V100-PCIE-32GB", 80, 7),
+        (1, "Tesla V100-PCIE-32GB", 80, 7),
+    ]
+
+
+def test_page_moves_of_unified_memory_are_named(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    for at, kind in enumerate((1, 11, 11, 12, 13)):
+        where = 1_000 + at, 1_001 + at, 0, 1, 0, 0, MACHINE | 7 << 24
+        export.insert("CUPTI_ACTIVITY_KIND_MEMCPY", *where, 4096, kind, 0 if kind == 1 else 7, 2, None)
+    trace = read_small(export, tmp_path / "x.sqlite")
+    copies = np.flatnonzero(event_kinds(trace) == EventKind.COPY)
+    assert [trace.text(int(i)) for i in trace["name"][copies]] == [
+        "Memcpy HtoD (Pageable -> Device)",
+        *(f"{PAGE_MOVE}{direction}" for direction in ("HtoD", "HtoD", "DtoH", "DtoD")),
+    ]
+    assert trace.arg("bytes").at(copies, missing=-1).tolist() == [4096] * 5
 
 
 def test_ranges_show_the_time_of_the_host_without_device_work(tmp_path: Path) -> None:

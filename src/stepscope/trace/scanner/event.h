@@ -140,7 +140,7 @@ NOINLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
     return q;
 }
 
-/* Read a process or thread: a number, or anything else as a text; null counts as absent. */
+/* Read a process or thread: a number, as text too (rocprof), or anything else as a text; null counts as absent. */
 NOINLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
     i32 id;
     *value = NO_ID;
@@ -157,6 +157,13 @@ NOINLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
             *value = n.value;
             return q;
         }
+    } else if (is_digit(p[1]) && (p[1] != '0' || p[2] == '"')) {
+        u64 digits;
+        const u8 *q = short_digits(p + 1, &digits);
+        if (*q == '"' && q < end) {
+            *value = (i64)digits;
+            return q + 1;
+        }
     }
     p = read_text(p, end, &id);
     if (UNLIKELY(!p)) return 0;
@@ -165,15 +172,16 @@ NOINLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
     return p;
 }
 
-/* Read a time in microseconds as nanoseconds; null counts as absent. */
+/* Read a time in microseconds as nanoseconds, a number or (rocprof) its text; null counts as absent. */
 NOINLINE const u8 *read_time(const u8 *p, const u8 *end, i64 *value, u32 *bad) {
     *bad = 0;
     const u8 *q = short_time(p, value);
     if (LIKELY(q != 0)) return q;
     struct number n = {0};
-    q = any_decimal(p, 3, &n);
+    int is_text = *p == '"';
+    q = any_decimal(p + is_text, 3, &n);
     *value = n.value;
-    if (n.kind == IN_RANGE && !is_word(*q)) return q;
+    if (n.kind == IN_RANGE && (is_text ? *q == '"' && q < end : !is_word(*q))) return q + is_text;
     *bad = !(load32(p) == WORD('n', 'u', 'l', 'l') && !is_word(p[4]));
     *value = NONE_NS;
     return value_end(p, end);
