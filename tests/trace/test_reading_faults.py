@@ -79,7 +79,9 @@ def test_cut_file_in_another_layout_keeps_the_events_before_the_cut(tmp_path: Pa
 # Times
 
 
-@pytest.mark.parametrize("bad", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400, '"12"', "[1]", "true"])
+@pytest.mark.parametrize(
+    "bad", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400, '"12 us"', '""', '"-"', "[1]", "true"]
+)
 @pytest.mark.parametrize("field", ["ts", "dur"])
 def test_event_without_a_finite_time_is_dropped_and_counted(tmp_path: Path, field: str, bad: str) -> None:
     other = "dur" if field == "ts" else "ts"
