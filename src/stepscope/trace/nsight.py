@@ -664,7 +664,7 @@ def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
 
 _MAX_EPOCH_NS = 1 << 62
 # columns of the tables that list devices and what Kineto's `deviceProperties` call them; a later one overwrites an
-# earlier. Exports before 2021 have the second table.
+# earlier. Old exports have the second table.
 _DEVICE_TABLES = {
     "TARGET_INFO_GPU": (
         ("id", "id"),
@@ -819,7 +819,7 @@ _MISSING = re.compile(
 )
 _TOO_OLD = re.compile(r"CUPTI_ERROR|is not supported by")
 _SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])")
-_LAUNCH = re.compile(r"^(?:cuda|cu)(?:Graph)?Launch")
+_LAUNCH = re.compile(r"^cu(?:da)?(?:Graph)?Launch(?!HostFunc)")
 _FAILURE = re.compile(r"error|fail|exception|terminate|abort|fault\b|what\(\):|not found|cannot", re.IGNORECASE)
 _NO_FAILURE = re.compile(r"\b(?:0|no) (?:errors?|failures?)\b|\bwarning\b", re.IGNORECASE)
 # lines at the end of the program's error output that can be why it ended, and characters of one that are shown
@@ -892,7 +892,7 @@ def _why_no_device(db: Database) -> str:
     counts = {what: db.num_rows(table) for table, what in _OF_HOST.items()}
     held = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     found = f"the export has no device activity: it holds {held or 'no events'}{_range_times(db)}"
-    calls, launches = counts["CUDA calls"], _num_launches(db)
+    calls, (launches, failed) = counts["CUDA calls"], _num_launches(db)
     captured = [value for name, value in _names_and_values(db, "META_DATA_CAPTURE") if name.endswith("CUDA_TRACE")]
     said = _diagnostics(db)
     traced = calls or any(db.text(value) == "true" for value in captured) or any(_BEGUN in text for text in said)
@@ -901,10 +901,12 @@ def _why_no_device(db: Database) -> str:
         quoted += [text for text in said if _REQUESTED in text]
         if not quoted:
             return f"{found}, and nothing shows that CUDA was traced; record with nsys profile --trace=cuda,nvtx"
-    reported = " and ".join(f'"{printable(text.strip(), width=_SHOWN)}"' for text in dict.fromkeys(quoted[:3]))
+    reported = " and ".join(f'"{printable(text.strip(), width=_SHOWN)}"' for text in list(dict.fromkeys(quoted))[:3])
     reported = f"; Nsight Systems reports {reported}" if reported else ""
     if launches:
         why = f". {launches:,} kernel launch{'es are' if launches > 1 else ' is'} recorded: the device events were lost"
+    elif failed:
+        why = f". {failed:,} kernel launch{'es' if failed > 1 else ''} failed, and none succeeded"
     elif calls:
         why = ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or events were lost"
     elif traced:
@@ -923,12 +925,15 @@ def _why_no_device(db: Database) -> str:
     return f"{found}{listed}{why}{reported}{ended}; {advice}"
 
 
-def _num_launches(db: Database) -> int:
-    texts = Texts(Budget(1 << 30).share())
-    return sum(
-        int(np.isin(rows.name, [i for i, text in enumerate(texts.strings) if _LAUNCH.match(text)]).sum())
-        for rows in call_rows(db, texts)
-    )
+def _num_launches(db: Database) -> tuple[int, int]:
+    """Return the number of kernel launches that succeeded and that failed."""
+    names: dict[int, str] = {}
+    counts = Counter[bool]()
+    for chunk in db.chunks(CALLS, ("nameId", "returnValue")):
+        names |= db.texts(chunk["nameId"])
+        pairs = zip(chunk["nameId"], chunk["returnValue"], strict=True)
+        counts.update(not error for name, error in pairs if _LAUNCH.match(names.get(name, "")))
+    return counts[True], counts[False]
 
 
 def _diagnostics(db: Database) -> list[str]:

@@ -190,6 +190,12 @@ DIAGNOSTICS = (
         (TRACED, ". CUDA was traced, but no call is recorded: the program made none, ended early, or", "--trace=cuda"),
         (CALL, ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or", "made none"),
         (
+            CALL + "UPDATE StringIds SET value = 'cudaLaunchKernel_v7000'; "
+            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET returnValue = 209",
+            "1 kernel launch failed, and none succeeded; check that the program runs",
+            "lost",
+        ),
+        (
             f"{CALL}{DIAGNOSTICS}",
             'Nsight Systems reports "Installed CUDA driver version (13.3) is not supported by this build of Nsight '
             'Systems." and "Some CUPTI events might be missing."; update Nsight Systems or the driver',
