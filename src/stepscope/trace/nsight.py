@@ -819,6 +819,8 @@ _MISSING = re.compile(
 )
 _TOO_OLD = re.compile(r"CUPTI_ERROR|is not supported by")
 _SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])")
+# CUDA's answer to a query about work that still runs
+_NOT_READY = 600
 _LAUNCH = re.compile(r"^cu(?:da)?(?:Graph)?Launch(?!HostFunc)")
 _FAILURE = re.compile(r"error|fail|exception|terminate|abort|fault\b|what\(\):|not found|cannot", re.IGNORECASE)
 _NO_FAILURE = re.compile(r"\b(?:0|no) (?:errors?|failures?)\b|\bwarning\b", re.IGNORECASE)
@@ -892,7 +894,7 @@ def _why_no_device(db: Database) -> str:
     counts = {what: db.num_rows(table) for table, what in _OF_HOST.items()}
     held = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     found = f"the export has no device activity: it holds {held or 'no events'}{_range_times(db)}"
-    calls, (launches, failed) = counts["CUDA calls"], _num_launches(db)
+    calls, (launches, errors) = counts["CUDA calls"], _call_results(db)
     captured = [value for name, value in _names_and_values(db, "META_DATA_CAPTURE") if name.endswith("CUDA_TRACE")]
     said = _diagnostics(db)
     traced = calls or any(db.text(value) == "true" for value in captured) or any(_BEGUN in text for text in said)
@@ -905,17 +907,20 @@ def _why_no_device(db: Database) -> str:
     reported = f"; Nsight Systems reports {reported}" if reported else ""
     if launches:
         why = f". {launches:,} kernel launch{'es are' if launches > 1 else ' is'} recorded: the device events were lost"
-    elif failed:
-        why = f". {failed:,} kernel launch{'es' if failed > 1 else ''} failed, and none succeeded"
+    elif any(map(_LAUNCH.match, errors)):
+        why = ". No kernel launch succeeded"
     elif calls:
         why = ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or events were lost"
     elif traced:
         why = ". CUDA was traced, but no call is recorded: the program made none, ended early, or events were lost"
     else:
         why = ""
-    error = None if launches else _last_error(db)
-    ended = f"; the program's error output has: {error}" if error else ""
-    if any(map(_TOO_OLD.search, quoted)):
+    why += "".join(f"; {printable(name, width=60)} returned CUDA error {code}" for name, code in [*errors.items()][:1])
+    failure = _last_error(db)
+    ended = f"; the program's error output has: {failure}" if failure else ""
+    if errors:
+        advice = "fix the program's error, then record again"
+    elif any(map(_TOO_OLD.search, quoted)):
         advice = "update Nsight Systems or the driver, then record again"
     elif launches:
         advice = "record again with a current nsys, and let the program end by itself"
@@ -925,15 +930,19 @@ def _why_no_device(db: Database) -> str:
     return f"{found}{listed}{why}{reported}{ended}; {advice}"
 
 
-def _num_launches(db: Database) -> tuple[int, int]:
-    """Return the number of kernel launches that succeeded and that failed."""
+def _call_results(db: Database) -> tuple[int, dict[str, int]]:
+    """Return the number of kernel launches that succeeded, and the CUDA error of each call that failed, by its name."""
+    launches, errors = 0, dict[str, int]()
     names: dict[int, str] = {}
-    counts = Counter[bool]()
     for chunk in db.chunks(CALLS, ("nameId", "returnValue")):
         names |= db.texts(chunk["nameId"])
-        pairs = zip(chunk["nameId"], chunk["returnValue"], strict=True)
-        counts.update(not error for name, error in pairs if _LAUNCH.match(names.get(name, "")))
-    return counts[True], counts[False]
+        for name_id, error in zip(chunk["nameId"], chunk["returnValue"], strict=True):
+            name = _VERSION.sub("", names.get(name_id, ""), count=1)
+            if type(error) is int and error not in (0, _NOT_READY):
+                errors.setdefault(name, error)
+            elif _LAUNCH.match(name):
+                launches += 1
+    return launches, errors
 
 
 def _diagnostics(db: Database) -> list[str]:

@@ -192,7 +192,7 @@ DIAGNOSTICS = (
         (
             CALL + "UPDATE StringIds SET value = 'cudaLaunchKernel_v7000'; "
             "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET returnValue = 209",
-            "1 kernel launch failed, and none succeeded; check that the program runs",
+            ". No kernel launch succeeded; cudaLaunchKernel returned CUDA error 209; fix the program's error, then",
             "lost",
         ),
         (
