@@ -897,7 +897,8 @@ def _why_no_device(db: Database) -> str:
     calls, (launches, errors) = counts["CUDA calls"], _call_results(db)
     captured = [value for name, value in _names_and_values(db, "META_DATA_CAPTURE") if name.endswith("CUDA_TRACE")]
     said = _diagnostics(db)
-    traced = calls or any(db.text(value) == "true" for value in captured) or any(_BEGUN in text for text in said)
+    begun = any(_BEGUN in text for text in said)
+    traced = calls or begun or any(db.text(value) == "true" for value in captured)
     quoted = [sentence for text in said for sentence in _SENTENCE_END.split(text) if _MISSING.search(sentence)]
     if not traced:
         quoted += [text for text in said if _REQUESTED in text]
@@ -912,7 +913,8 @@ def _why_no_device(db: Database) -> str:
     elif calls:
         why = ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or events were lost"
     elif traced:
-        why = ". CUDA was traced, but no call is recorded: the program made none, ended early, or events were lost"
+        began = "CUDA was traced" if begun else "CUDA tracing was requested"
+        why = f". {began}, but no call is recorded: the program made none, ended early, or events were lost"
     else:
         why = ""
     why += "".join(f"; {printable(name, width=60)} returned CUDA error {code}" for name, code in [*errors.items()][:1])

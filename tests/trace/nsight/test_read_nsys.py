@@ -169,6 +169,7 @@ STREAMS = (
     "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, '{}');INSERT INTO ProcessStreams VALUES (7, 1, 2);"
 )
 TRACED = "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true');"
+BEGUN = "INSERT INTO StringIds VALUES (7, 'CUDA injection initialized successfully.');"
 IN_VAIN = "INSERT INTO StringIds VALUES (9, 'No CUDA events collected. Does the process use CUDA?');"
 CALL = (
     "INSERT INTO StringIds VALUES (5, 'cudaMalloc_v3020');"
@@ -187,7 +188,8 @@ DIAGNOSTICS = (
     [
         ("", "is unknown), and nothing shows that CUDA was traced; record with nsys", "ended before"),
         ("DELETE FROM NVTX_EVENTS", "it holds no events, and nothing shows", "ended before"),
-        (TRACED, ". CUDA was traced, but no call is recorded: the program made none, ended early, or", "--trace=cuda"),
+        (TRACED, ". CUDA tracing was requested, but no call is recorded: the program made none, ended", "was traced"),
+        (BEGUN, ". CUDA was traced, but no call is recorded: the program made none, ended early, or", "--trace=cuda"),
         (CALL, ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or", "made none"),
         (
             CALL + "UPDATE StringIds SET value = 'cudaLaunchKernel_v7000'; "
