@@ -365,3 +365,18 @@ def test_an_uncertain_small_saving_does_not_open_the_report(tmp_path: Path) -> N
 def test_a_sum_in_float_is_no_32_bit_operand(tmp_path: Path, types: str, operands: str | None) -> None:
     found = document(tmp_path, filled(f"void ck::kernel_moe_gemm<ck::GridwiseMoeGemm<{types}>>()"))
     assert found["kernels"][0]["precision"] == operands
+
+
+def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path: Path) -> None:
+    """Each kernel of 1 ms takes ten faults, 80 us apart, of which moving the page is 20 us."""
+    r = RankTrace()
+    for k in range(100):
+        with r.op("launch", 10 * k, 10 * k + 8):
+            r.kernel("sweep(float *)", at=10 * k + 2, start=2_000 + 1_000 * k, end=2_990 + 1_000 * k)
+        for fault in range(10):
+            at = 2_050 + 1_000 * k + 80 * fault
+            r.copy("Unified HtoD", at=None, start=at, end=at + 20, stream=8)
+    found = document(tmp_path, r)
+    one = next(f for f in found["findings"] if f["id"] == "host-to-device-copy")
+    assert one["title"] == "Kernels wait for pages of unified memory" and "cudaMemPrefetchAsync" in one["remedy"]
+    assert one["saving_alone_ms"] == pytest.approx(100 * (9 * 0.08 + 0.02 - 10 * 0.02), rel=0.03)

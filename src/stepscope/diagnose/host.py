@@ -21,6 +21,7 @@ from stepscope.analyze.replay.changes import (
     faster_work,
     hidden_copies,
     save_ns,
+    with_work_times,
     without_allocator,
     without_data_wait,
     without_recurring,
@@ -75,6 +76,7 @@ from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, distinct, median
+from stepscope.trace.nsight_tools import PAGE_MOVE
 from stepscope.trace.table import EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
 
@@ -865,6 +867,41 @@ def _launches(account: Account) -> Iterator[Match]:
     )
 
 
+def _page_faults(account: Account) -> Iterator[Match]:
+    """Yield kernels that wait for pages of unified memory, with the pages moved beforehand as the counterfactual: what a
+    fault takes beyond moving its page is gone.
+    """
+    chosen, times, moved = [], [], []
+    for rank in account.run.ranks:
+        work = rank.work
+        is_page = by_string(rank.trace, work.name, lambda name: name == f"{PAGE_MOVE}HtoD").astype(bool)
+        pages = np.flatnonzero(is_page)
+        pages = pages[np.argsort(work.start_ns[pages], kind="stable")]
+        start, took = work.start_ns[pages], (work.end_ns - work.start_ns)[pages]
+        first, last = (np.searchsorted(start, edge) for edge in (work.start_ns, work.end_ns))
+        waits = (last > first) & (work.kind == EventKind.KERNEL)
+        sums = np.append(0, np.cumsum(took))
+        spanned = np.zeros(len(work), np.int64)
+        rows = np.flatnonzero(waits)
+        spanned[rows] = np.minimum(start[last[rows] - 1] + took[last[rows] - 1], work.end_ns[rows]) - start[first[rows]]
+        beyond = np.maximum(spanned - np.where(waits, sums[last] - sums[first], 0), 0)
+        chosen.append(waits)
+        times.append((work.end_ns - work.start_ns - beyond).astype(np.float64))
+        moved.append((beyond, (last - first)[waits]))
+    steps = max(account.num_steps, 1) * max(len(moved), 1)
+    lost, pages_in = (sum(float(np.sum(one[k])) for one in moved) / steps for k in range(2))
+    if account.step is not None and lost >= NOTABLE * account.step.step_ns:
+        yield Match(
+            lambda replay: with_work_times(replay, chosen, times),
+            cost_ns=lost,
+            limit_ns=lost,
+            evidence=(
+                evidence_ms("kernels wait for page faults, beyond the moves {per_step}", lost),
+                Evidence("moves of pages during kernels {per_step}", round(pages_in), "moves"),
+            ),
+        )
+
+
 def _between_graphs(account: Account) -> str | None:
     step, graphs = account.step, made_already(account, "launch-overhead")
     if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
@@ -884,6 +921,11 @@ KINDS = (
          "Load in workers: DataLoader(num_workers=8, persistent_workers=True). Raise prefetch_factor, set pin_memory=True; "
          "move decoding and augmentation out of the loop, or cache them. Assumes no remaining wait.",
          needs=_ON_HOST, limit=not_busy_ns, sureness=0.95),
+    Kind("host-to-device-copy", _page_faults, "Kernels wait for pages of unified memory",
+         "kernels touch pages that are in the host's memory; each fault stops them until the page is moved",
+         "Move the data before the kernel: cudaMemPrefetchAsync(pointer, bytes, device), or cudaMemcpy into memory of the device. "
+         "Assumes the same moves without faults.",
+         scope=Scope.DEVICE, doubt=0.3, sureness=0.7),
     Kind("host-stall", _named_stalls, "Training stops for something else",
          "",
          "",
