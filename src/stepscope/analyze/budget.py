@@ -27,6 +27,8 @@ from stepscope.analyze.host_time import (
     STALL_NS,
     allocations,
     around_calls,
+    is_allocation,
+    is_synchronisation,
     launching_spans,
     operators_without_calls,
     pageable_copies,
@@ -156,9 +158,9 @@ COMPUTE_PART = {
 #     launched well before the gap   the work lay queued: the device's own turnaround between two operations; when
 #                                    longer, another rank of the job on the same device (`shared_device.py`), another
 #                                    stream, or something that no trace holds (another job there, a dependency)
-#     launched during the gap        the host was late. What it did until the launch is the cause: it waited for the
-#                                    device, allocated, loaded data, stalled; or it ran operators and python, which
-#                                    is what launching costs
+#     launched during the gap, or    the host was late. What it did until the launch is the cause: it waited for the
+#     its launch returns there       device, allocated, loaded data, copied, stalled; or it ran operators and python,
+#                                    or loaded a module, which is what launching costs
 #     no launch in the trace         unknown
 #
 # A host that is blocked loses its lead over the device. Where the device ran dry during a block, the gap is the block's
@@ -172,7 +174,7 @@ COMPUTE_PART = {
 # Only threads that matter count: the training loop's and those that launch kernels (the autograd engine's). At each
 # instant the first of these holds:
 #
-#     the profiler handing over its own buffers            PROFILER
+#     the profiler starts, stops or hands over its buffers PROFILER
 #     python's garbage collector                           GC
 #     the loop asks for its next batch                     DATA
 #     memory is being obtained or returned                 ALLOCATOR
@@ -184,9 +186,14 @@ COMPUTE_PART = {
 # a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself
 _BLOCKING_COPY_NS = 50_000
 
+# ordinary launches take 3 to 20 microseconds, those of a large graph more
+_SLOW_CALL_NS = 200_000
+
 _SYNC_OP = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique\w*|equal)$")
 _COLLECTOR = re.compile(r"^<built-in (function|method) (gc\.)?collect|\bgc\.collect\b|\bgc\.py\(|^gc(_collect)?$")
-_PROFILER = re.compile(r"^(Activity Buffer|Buffer Flush|Instrumentation|Resource|CUPTI)", re.IGNORECASE)
+_PROFILER = re.compile(
+    r"^(Activity Buffer|Buffer Flush|Instrumentation|Resource|CUPTI)|^(cuda?|hip)ProfilerSt(art|op)$", re.IGNORECASE
+)
 
 
 class BlockCause(IntEnum):
@@ -205,7 +212,7 @@ def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
 
 
 def _profilers_own(rank: Rank) -> Rows:
-    return rank.rows_named(lambda s: bool(_PROFILER.search(s)), EventKind.OVERHEAD)
+    return rank.rows_named(lambda s: bool(_PROFILER.search(s)), EventKind.OVERHEAD, EventKind.RUNTIME)
 
 
 def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
@@ -236,6 +243,16 @@ def _without_profilers_own(rank: Rank, calls: Rows) -> Rows:
 def _blocking_copies(rank: Rank) -> Rows:
     calls = pageable_copies(rank)
     return calls[rank.trace["dur_ns"][calls] >= _BLOCKING_COPY_NS]
+
+
+def _slow_calls(rank: Rank, threads: Int64s) -> Intervals:
+    """Return the calls that neither wait, copy nor allocate and take far longer than a launch: they load a module."""
+    calls = rank.rows_named(_is_own, EventKind.RUNTIME)
+    return _spans(rank, calls[rank.trace["dur_ns"][calls] >= _SLOW_CALL_NS], threads)
+
+
+def _is_own(call: str) -> bool:
+    return not (is_synchronisation(call) or is_allocation(call) or "Memcpy" in call or _PROFILER.search(call))
 
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
@@ -291,6 +308,8 @@ _OF_BLOCKED = {
 _DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN, Cause.SHARED)
 _LAY_QUEUED = (Cause.OTHER_STREAM, Cause.QUEUED)
 _NOT_IDLE = 200
+# LAUNCH that no earlier launch would spare: the call itself is the cause
+_SLOW_CALL = 201
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -327,6 +346,8 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     row = np.where(next_work >= 0, rank.work.launch_row[next_work], -1)
     launched = np.where(row >= 0, rank.trace["ts_ns"][row], np.iinfo(np.int64).max)
     decided = _by_launch(rank, idle, next_work, launched)
+    blocks = among(row, np.concatenate((synchronisations(rank), _blocking_copies(rank))))  # a copy of its own
+    launched[blocks] += rank.trace["dur_ns"][row[blocks]]
     work = rank.work
     kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
     threads = distinct(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
@@ -340,8 +361,9 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
         BlockCause.STALL: _holes(rank, threads, data),
     }
     blocked = painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
-    slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
+    slices = _painted_gaps(idle, decided, launched, blocked, cuts, others, _slow_calls(rank, threads))
     slices = _with_lost_lead(slices, blocked, _ran_dry_ns(idle, slices, blocked))
+    np.putmask(slices.label, slices.label == _SLOW_CALL, Cause.LAUNCH)
     if not records_operators(rank):  # a host without records may do anything
         slices = slices._replace(label=np.where(slices.label == Cause.STALL, np.uint8(Cause.UNKNOWN), slices.label))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
@@ -350,6 +372,10 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
 def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s) -> npt.NDArray[np.uint8]:
     long = idle.end - idle.start > _TURNAROUND_NS
     queued = launched < idle.start - np.where(long, _VISIBLE_NS, 0)
+    row = rank.work.launch_row[next_work]
+    returned = rank.trace["ts_ns"][row] + rank.trace["dur_ns"][row]
+    first = (next_work == 0) | (rank.work.launch_row[next_work - (next_work > 0)] != row)
+    queued &= ~(long & first & (returned > idle.start))  # the host is still launching it
     elsewhere = _stream_before(rank, idle.start) != rank.work.stream[next_work]
     cause = np.full(len(idle), NOTHING, np.uint8)
     cause[queued] = np.where(long, np.where(elsewhere, Cause.OTHER_STREAM, Cause.QUEUED), Cause.TURNAROUND)[queued]
@@ -374,12 +400,19 @@ def _painted_gaps(
     blocked: Timeline,
     cuts: Int64s,
     others: Intervals,
+    slow_calls: Intervals,
 ) -> Timeline:
     shared = intersect(_where(idle, among(decided, _LAY_QUEUED)), others) if len(others) else EMPTY
     after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
     after_launch = _where(after_launch, (decided == NOTHING) & (after_launch.end > after_launch.start))
     by_host = [(int(cause), blocked.of(kind)) for kind, cause in _OF_BLOCKED.items()]
-    layers = [(int(Cause.SHARED), shared), (int(Cause.LAUNCH), after_launch), *by_host]
+    layers = [
+        (int(Cause.SHARED), shared),
+        (_SLOW_CALL, intersect(after_launch, slow_calls)),
+        (int(Cause.LAUNCH), after_launch),
+        *by_host,
+        (_SLOW_CALL, slow_calls),
+    ]
     whole = painted([(_NOT_IDLE, _between(idle, cuts)), *layers], cuts)
     keep = np.flatnonzero(whole.label != _NOT_IDLE)
     start, label = whole.start[keep], whole.label[keep]

@@ -19,6 +19,7 @@ PARTS = {
     "allocator": "memory allocation",
     "host_stall": "host stalled",
     "unmatched": "unmatched communication",
+    "profiler": "the profiler itself",
     "unknown": "cause unknown",
     "other": "other",
 }
@@ -68,7 +69,7 @@ CAUSES = {
     "host_stall": PARTS["host_stall"],
     "other_stream": "queued behind another stream",
     "queued": "queued, not started",
-    "profiler": "profiler",
+    "profiler": PARTS["profiler"],
     "unknown": PARTS["unknown"],
     "shared_device": "another rank on this device",
 }

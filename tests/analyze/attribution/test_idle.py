@@ -51,6 +51,39 @@ def test_gap_that_begins_in_a_synchronisation_is_all_its(tmp_path: Path, name: s
     assert causes(tmp_path, r) == {"host_sync": 100}
 
 
+@pytest.mark.parametrize("stream", [7, 8])
+def test_work_whose_launch_has_not_returned_is_not_queued(tmp_path: Path, stream: int) -> None:
+    r = RankTrace()
+    r.step(0, 0, 1500)
+    r.kernel("before", at=5, start=10, end=200)
+    r.kernel("first of its module", at=100, call_us=850, start=1000, end=1400, stream=stream)
+    assert causes(tmp_path, r) == {"launch": 800, "unknown": 100}
+
+
+def test_long_launch_after_a_synchronisation_is_not_the_synchronisations(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.step(0, 0, 1500)
+    r.kernel("before", at=5, start=10, end=600)
+    r.call("cudaStreamSynchronize", 50, 610)
+    r.kernel("first of its module", at=620, call_us=375, start=1000, end=1500)
+    assert causes(tmp_path, r) == {"launch": 375, "host_sync": 25}
+
+
+def test_gap_in_the_call_of_a_blocking_copy_is_the_copys(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.step(0, 0, 1500)
+    r.kernel("before", at=5, start=10, end=200)
+    r.copy(at=100, call_us=900, start=600, end=1500)
+    assert causes(tmp_path, r) == {"host_sync": 400}
+
+
+def test_stopping_the_profiler_is_the_profilers(tmp_path: Path) -> None:
+    r = RankTrace()
+    one_gap(r, start=200, end=700, at=690)
+    r.call("cudaProfilerStop", 190, 690)
+    assert causes(tmp_path, r) == {"profiler": 500}
+
+
 def test_profilers_own_synchronisation_is_nobodys(tmp_path: Path) -> None:
     r = RankTrace()
     one_gap(r, start=200, end=300, at=290)

@@ -51,7 +51,7 @@ _STYLES = {
     **dict.fromkeys(("wait", "pipeline_bubble"), "magenta"),
     **dict.fromkeys(("copy", "data_loading"), "yellow"),
     **dict.fromkeys(("launch_gap", "host_sync", "allocator", "host_stall"), "cyan"),
-    **dict.fromkeys(("unknown", "other"), "dim"),
+    **dict.fromkeys(("unknown", "profiler", "other"), "dim"),
 }
 #: columns of the table of ranks; they sum to the step
 _COLUMNS = {
@@ -413,7 +413,7 @@ def _by_need(document: Json) -> dict[str, list[str]]:
 
 
 def _where(view: _View, most: int) -> list[Row]:
-    times, step_ms = shown_parts(view.document["step"]), view.step_ms
+    times, step_ms = _times(view), view.step_ms
     label: Callable[[_View, str], tuple[str, str]] = _part_label
     if view.is_light and step_ms:
         times, label = _regions(view, step_ms), lambda _, part: (printable(part, width=24), "green")
@@ -447,6 +447,14 @@ def _where(view: _View, most: int) -> list[Row]:
         *_bars(view, bars),
         *(((_cut(line, view.width), "dim"),) for line in more),
     ]
+
+
+def _times(view: _View) -> dict[str, float]:
+    """Return the parts of the step, the profiler's own time apart: of `unknown`, it is known."""
+    times = shown_parts(view.document["step"])
+    own_ms = sum(row["ms_per_step"] for row in view.document.get("idle") or () if row["cause"] == "profiler")
+    own_ms = min(own_ms, times.get("unknown", 0.0))
+    return {**times, "unknown": times["unknown"] - own_ms, "profiler": own_ms} if own_ms else times
 
 
 def _waste(view: _View) -> str | None:
@@ -725,7 +733,7 @@ def _unexamined(view: _View) -> list[Row]:
 
 
 def _all_parts(view: _View) -> list[Row]:
-    parts = [(*_part_label(view, part), time_ms) for part, time_ms in shown_parts(view.document["step"]).items()]
+    parts = [(*_part_label(view, part), time_ms) for part, time_ms in _times(view).items()]
     known = [part for part in parts if part[2] >= 0.005 * (view.step_ms or 0.0) and part[2] > 0]
     return _bars(view, known) if known else []
 
