@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_time import (
+    MIN_HOLE_NS,
     STALL_NS,
     allocations,
     around_calls,
@@ -82,6 +83,7 @@ from stepscope.units import ms, ns_of_ms
 NOTHING = 255
 
 Labels = npt.NDArray[np.uint8]
+Layers = list[tuple[int, Intervals]]
 
 
 class Timeline(NamedTuple):
@@ -178,10 +180,12 @@ COMPUTE_PART = {
 #     python's garbage collector                           GC
 #     the loop asks for its next batch                     DATA
 #     memory is being obtained or returned                 ALLOCATOR
-#     the host waits for the device, or a copy blocks it   SYNC
+#     the host waits for the device                        SYNC
+#     a copy from or to pageable memory blocks it          COPY
 #     nothing that launches was recorded for 3 ms or more  STALL; unknown where the trace has no operators at all
 #
-# Shorter holes are ordinary python between two operators: part of what launching costs.
+# Shorter holes are ordinary python between two operators: part of what launching costs. Without operators, a hole of a
+# millisecond after a synchronisation is unknown: nobody recorded that the host was about to launch.
 
 # a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself
 _BLOCKING_COPY_NS = 50_000
@@ -204,7 +208,8 @@ class BlockCause(IntEnum):
     DATA = 2
     ALLOCATOR = 3
     SYNC = 4
-    STALL = 5
+    COPY = 5
+    STALL = 6
 
 
 def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
@@ -229,7 +234,7 @@ def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
     moments = np.sort(trace["ts_ns"][calls])
     first = np.searchsorted(moments, trace["ts_ns"][ops])
     holds_one = np.searchsorted(moments, trace["ts_ns"][ops] + trace["dur_ns"][ops]) > first
-    return _spans(rank, np.concatenate((calls, ops[holds_one], _blocking_copies(rank))), threads)
+    return _spans(rank, np.concatenate((calls, ops[holds_one])), threads)
 
 
 def _without_profilers_own(rank: Rank, calls: Rows) -> Rows:
@@ -255,11 +260,11 @@ def _is_own(call: str) -> bool:
     return not (is_synchronisation(call) or is_allocation(call) or "Memcpy" in call or _PROFILER.search(call))
 
 
-def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
+def _holes(rank: Rank, threads: Int64s, data: Rows, least_ns: int = STALL_NS) -> Intervals:
     recorded = launching_spans(rank)
     busy = union_of(_spans(rank, data, threads), *(recorded.get(one, EMPTY) for one in threads.tolist()))
     start, end = busy.end[:-1], busy.start[1:]
-    long = end - start >= STALL_NS
+    long = end - start >= least_ns
     return Intervals(start[long], end[long])
 
 
@@ -289,12 +294,18 @@ class Cause(IntEnum):
     UNKNOWN = 10
     #: the work was queued while the device ran another rank's
     SHARED = 11
+    #: a copy from or to pageable memory kept the host
+    COPY = 12
+    #: the host had waited for the device, or for a copy, and had not launched again yet
+    AFTER_SYNC = 13
+    #: a call took far longer than a launch: it loads a module, moves memory; no earlier launch would spare it
+    SLOW_CALL = 14
 
 
 # as reports name them, by `Cause`
 CAUSE_NAMES = (
     "launch", "device_turnaround", "host_sync", "allocator", "data_loading", "garbage_collector", "host_stall",
-    "other_stream", "queued", "profiler", "unknown", "shared_device",
+    "other_stream", "queued", "profiler", "unknown", "shared_device", "blocking_copy", "after_sync", "slow_call",
 )  # fmt: skip
 
 _OF_BLOCKED = {
@@ -303,13 +314,12 @@ _OF_BLOCKED = {
     BlockCause.DATA: Cause.DATA,
     BlockCause.ALLOCATOR: Cause.ALLOCATOR,
     BlockCause.SYNC: Cause.SYNC,
+    BlockCause.COPY: Cause.COPY,
     BlockCause.STALL: Cause.STALL,
 }
 _DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN, Cause.SHARED)
 _LAY_QUEUED = (Cause.OTHER_STREAM, Cause.QUEUED)
 _NOT_IDLE = 200
-# LAUNCH that no earlier launch would spare: the call itself is the cause
-_SLOW_CALL = 201
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -358,14 +368,18 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
         BlockCause.DATA: _spans(rank, data, threads),
         BlockCause.ALLOCATOR: _spans(rank, allocations(rank), threads),
         BlockCause.SYNC: _sync_spans(rank, threads),
+        BlockCause.COPY: _spans(rank, _blocking_copies(rank), threads),
         BlockCause.STALL: _holes(rank, threads, data),
     }
     blocked = painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
-    slices = _painted_gaps(idle, decided, launched, blocked, cuts, others, _slow_calls(rank, threads))
+    unrecorded = EMPTY if records_operators(rank) else _holes(rank, threads, data, MIN_HOLE_NS)
+    own = [(int(Cause.SLOW_CALL), _slow_calls(rank, threads)), (int(Cause.LAUNCH), unrecorded)]
+    slices = _painted_gaps(idle, decided, launched, blocked, cuts, others, own)
     slices = _with_lost_lead(slices, blocked, _ran_dry_ns(idle, slices, blocked))
-    np.putmask(slices.label, slices.label == _SLOW_CALL, Cause.LAUNCH)
     if not records_operators(rank):  # a host without records may do anything
-        slices = slices._replace(label=np.where(slices.label == Cause.STALL, np.uint8(Cause.UNKNOWN), slices.label))
+        hidden = (slices.label == Cause.AFTER_SYNC) & (covered_ns(unrecorded, slices.start, slices.end) > 0)
+        hidden |= slices.label == Cause.STALL
+        slices = slices._replace(label=np.where(hidden, np.uint8(Cause.UNKNOWN), slices.label))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
 
 
@@ -400,7 +414,7 @@ def _painted_gaps(
     blocked: Timeline,
     cuts: Int64s,
     others: Intervals,
-    slow_calls: Intervals,
+    own: Layers,
 ) -> Timeline:
     shared = intersect(_where(idle, among(decided, _LAY_QUEUED)), others) if len(others) else EMPTY
     after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
@@ -408,10 +422,10 @@ def _painted_gaps(
     by_host = [(int(cause), blocked.of(kind)) for kind, cause in _OF_BLOCKED.items()]
     layers = [
         (int(Cause.SHARED), shared),
-        (_SLOW_CALL, intersect(after_launch, slow_calls)),
+        *((cause, intersect(after_launch, calls)) for cause, calls in own),
         (int(Cause.LAUNCH), after_launch),
         *by_host,
-        (_SLOW_CALL, slow_calls),
+        *own,
     ]
     whole = painted([(_NOT_IDLE, _between(idle, cuts)), *layers], cuts)
     keep = np.flatnonzero(whole.label != _NOT_IDLE)
@@ -452,7 +466,9 @@ def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry_ns: Int64s) -> 
     at = np.flatnonzero(blocked.label != NOTHING)
     i = np.searchsorted(blocked.start[at], slices.start, side="right") - 1
     cause_of = np.array([_OF_BLOCKED[kind] for kind in BlockCause], np.uint8)
-    cause = np.where(i >= 0, cause_of[blocked.label[at[np.maximum(i, 0)]]], Cause.LAUNCH).astype(np.uint8)
+    last = at[np.maximum(i, 0)]
+    cause = np.where(i >= 0, cause_of[blocked.label[last]], Cause.LAUNCH).astype(np.uint8)
+    cause[among(cause, (Cause.SYNC, Cause.COPY)) & (blocked.end[last] <= slices.start)] = Cause.AFTER_SYNC
     middle = slices.start + spared
     label = np.where(middle >= slices.end, cause, slices.label)
     cut = np.flatnonzero((spared > 0) & (middle < slices.end))
@@ -504,8 +520,6 @@ _WRAPPER = re.compile(rf"^{EVALUATE}|Backward\d*$|^(c10d|_c10d_functional|gloo|n
 
 # Ranges nest this way where they do: a closure's forward and backward run inside the optimizer's step.
 _INNER_FIRST = (Region.BACKWARD, Region.FORWARD, Region.OPTIMIZER, Region.OTHER)
-
-Layers = list[tuple[int, Intervals]]
 
 
 def _host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
@@ -605,6 +619,9 @@ PART_OF_CAUSE = {
     Cause.PROFILER: "unknown",
     Cause.UNKNOWN: "unknown",
     Cause.SHARED: "other_compute",
+    Cause.COPY: "host_sync",
+    Cause.AFTER_SYNC: "host_sync",
+    Cause.SLOW_CALL: "launch_gap",
 }
 
 
@@ -892,9 +909,9 @@ def _causes(*causes: Cause) -> tuple[int, ...]:
 
 _DEVICE_ORDER = (
     _causes(Cause.PROFILER),
-    _causes(Cause.LAUNCH),
-    _causes(Cause.SYNC, Cause.STALL, Cause.GC, Cause.ALLOCATOR, Cause.DATA, Cause.OTHER_STREAM, Cause.QUEUED,
-            Cause.UNKNOWN),
+    _causes(Cause.LAUNCH, Cause.SLOW_CALL),
+    _causes(Cause.SYNC, Cause.COPY, Cause.AFTER_SYNC, Cause.STALL, Cause.GC, Cause.ALLOCATOR, Cause.DATA,
+            Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN),
     (*_WAITS, *_causes(Cause.SHARED)),
     tuple(range(_NUM_ENTRIES)),
 )  # fmt: skip

@@ -293,7 +293,7 @@ def allocations(rank: Rank) -> Rows:
 # device it is as good as a stall.
 
 # python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls
-_MIN_HOLE_NS = 1_000_000
+MIN_HOLE_NS = 1_000_000
 # a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms
 STALL_NS = 3_000_000
 
@@ -322,7 +322,7 @@ def launching_spans(rank: Rank) -> dict[int, Intervals]:
 def _closed(thread: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     first = _first_of_runs(thread)
     threads, number = distinct_places(thread[first])
-    of, ran = union_by(np.repeat(number, np.diff(first, append=len(thread))), start, end, gap_ns=_MIN_HOLE_NS)
+    of, ran = union_by(np.repeat(number, np.diff(first, append=len(thread))), start, end, gap_ns=MIN_HOLE_NS)
     return threads[of], *ran
 
 
@@ -361,7 +361,7 @@ _SLOW_LAUNCH_NS = 50_000
 # ... and so did a launch that takes this long while so many others were still waiting to run
 _DEEP_QUEUE = 100
 # a hole in what the host recorded is a stall ...
-_MIN_STALL_NS = _MIN_HOLE_NS
+_MIN_STALL_NS = MIN_HOLE_NS
 # ... where it is this share of a step at least, or so long that the budget has it as one (STALL_NS)
 _MIN_STALL_SHARE = 0.05
 

@@ -72,6 +72,9 @@ CAUSES = {
     "profiler": PARTS["profiler"],
     "unknown": PARTS["unknown"],
     "shared_device": "another rank on this device",
+    "blocking_copy": "copies that block the host",
+    "after_sync": "host work after a synchronisation",
+    "slow_call": "long runtime calls",
 }
 #: what the critical path consists of
 PATH = {

@@ -143,18 +143,22 @@ def launching_ns(account: Account) -> float | None:
 
 @once_per_record
 def kernel_gaps_ns(account: Account) -> float:
-    """Return the idle time before kernels that the host launched late; before copies it was late with data."""
-    late, before_copies = 0, 0
+    """Return the idle time before kernels that the host launched late.
+
+    Before copies it was late with data; in a call that takes far longer than a launch, with what that does.
+    """
+    late, before_others = 0, 0
     for view in account.ranks:
         if view.budget is None or view.budget.idle is None:
             continue
         slices, gaps = view.budget.idle.slices, view.budget.idle.gaps
-        of_launch = np.flatnonzero(among(slices.label, (Cause.LAUNCH, Cause.TURNAROUND)))
+        of_launch = np.flatnonzero(among(slices.label, (Cause.LAUNCH, Cause.TURNAROUND, Cause.SLOW_CALL)))
         took = (slices.end - slices.start)[of_launch]
         ended_by = gaps.next_work[np.searchsorted(gaps.start_ns, slices.start[of_launch], side="right") - 1]
-        copies = host_device_copies(view.rank)[ended_by] & (ended_by >= 0)
-        late, before_copies = late + int(took.sum()), before_copies + int(took[copies].sum())
-    return account.step.ns("launch_gap") * (1 - before_copies / max(late, 1)) if account.step else 0.0
+        others = host_device_copies(view.rank)[ended_by] & (ended_by >= 0)
+        others |= slices.label[of_launch] == Cause.SLOW_CALL
+        late, before_others = late + int(took.sum()), before_others + int(took[others].sum())
+    return account.step.ns("launch_gap") * (1 - before_others / max(late, 1)) if account.step else 0.0
 
 
 def not_computing_ns(account: Account) -> float | None:

@@ -48,7 +48,7 @@ def test_gap_that_begins_in_a_synchronisation_is_all_its(tmp_path: Path, name: s
     r = RankTrace()
     one_gap(r, start=200, end=300, at=290)
     r.call(name, 50, 205)
-    assert causes(tmp_path, r) == {"host_sync": 100}
+    assert causes(tmp_path, r) == {"host_sync": 5, "after_sync": 95}
 
 
 @pytest.mark.parametrize("stream", [7, 8])
@@ -57,7 +57,7 @@ def test_work_whose_launch_has_not_returned_is_not_queued(tmp_path: Path, stream
     r.step(0, 0, 1500)
     r.kernel("before", at=5, start=10, end=200)
     r.kernel("first of its module", at=100, call_us=850, start=1000, end=1400, stream=stream)
-    assert causes(tmp_path, r) == {"launch": 800, "unknown": 100}
+    assert causes(tmp_path, r) == {"slow_call": 750, "launch": 50, "unknown": 100}
 
 
 def test_long_launch_after_a_synchronisation_is_not_the_synchronisations(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_long_launch_after_a_synchronisation_is_not_the_synchronisations(tmp_pat
     r.kernel("before", at=5, start=10, end=600)
     r.call("cudaStreamSynchronize", 50, 610)
     r.kernel("first of its module", at=620, call_us=375, start=1000, end=1500)
-    assert causes(tmp_path, r) == {"launch": 375, "host_sync": 25}
+    assert causes(tmp_path, r) == {"slow_call": 375, "host_sync": 10, "after_sync": 15}
 
 
 def test_gap_in_the_call_of_a_blocking_copy_is_the_copys(tmp_path: Path) -> None:
@@ -74,7 +74,22 @@ def test_gap_in_the_call_of_a_blocking_copy_is_the_copys(tmp_path: Path) -> None
     r.step(0, 0, 1500)
     r.kernel("before", at=5, start=10, end=200)
     r.copy(at=100, call_us=900, start=600, end=1500)
-    assert causes(tmp_path, r) == {"host_sync": 400}
+    assert causes(tmp_path, r) == {"blocking_copy": 400}
+
+
+@pytest.mark.parametrize(
+    ("operators", "after"), [(True, {"after_sync": 1950}), (False, {"unknown": 1940, "after_sync": 10})]
+)
+def test_host_code_after_a_synchronisation_is_unknown_where_it_is_not_recorded(
+    tmp_path: Path, operators: bool, after: dict[str, float]
+) -> None:
+    r = RankTrace()
+    one_gap(r, start=1200, end=3200, at=3190)
+    r.call("cudaDeviceSynchronize", 50, 1250)
+    if operators:
+        with r.op("aten::add", 3180, 3195):
+            pass
+    assert causes(tmp_path, r) == {"host_sync": 50} | after
 
 
 def test_stopping_the_profiler_is_the_profilers(tmp_path: Path) -> None:
@@ -107,7 +122,7 @@ def test_later_gaps_belong_to_a_block_until_the_lost_lead_is_used_up(tmp_path: P
     r.call("cudaStreamSynchronize", 100, 250, thread=100)
     for k in range(4):  # four gaps of 60 follow; the host lost 150
         r.kernel("late", at=1150 + 100 * k, start=1160 + 100 * k, end=1200 + 100 * k)
-    assert causes(tmp_path, r) == {"host_sync": 150, "launch": 90}
+    assert causes(tmp_path, r) == {"after_sync": 150, "launch": 90}
 
 
 def two_ranks(folder: Path, uuids: tuple[str | None, str | None], *, ahead_us: float = 0) -> list[dict[str, float]]:

@@ -48,7 +48,10 @@ from stepscope.units import readable_bytes
 _MIN_SHARE = 1 / 1000
 _MIN_NS = 10_000
 
-_HOSTS = (Cause.LAUNCH, Cause.SYNC, Cause.ALLOCATOR, Cause.DATA, Cause.GC, Cause.STALL)
+_HOSTS = (
+    Cause.LAUNCH, Cause.SYNC, Cause.COPY, Cause.AFTER_SYNC, Cause.ALLOCATOR, Cause.DATA, Cause.GC, Cause.STALL,
+    Cause.SLOW_CALL,
+)  # fmt: skip
 
 # start, end and name of each
 Spans = tuple[Int64s, Int64s, list[str]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from stepscope.contract.names import ENERGY, PARTS, shown_parts
+from stepscope.contract.names import CAUSES, ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
 from stepscope.document.sentence import headline_sentence, joules_text, leading_findings, likely_range, three_digits
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
@@ -52,6 +52,11 @@ _STYLES = {
     **dict.fromkeys(("copy", "data_loading"), "yellow"),
     **dict.fromkeys(("launch_gap", "host_sync", "allocator", "host_stall"), "cyan"),
     **dict.fromkeys(("unknown", "profiler", "other"), "dim"),
+}
+#: causes of idle time in a part: one that makes up most of it names it
+_CAUSES_IN = {
+    "host_sync": ("host_sync", "blocking_copy", "after_sync"),
+    "launch_gap": ("launch", "slow_call"),
 }
 #: columns of the table of ranks; they sum to the step
 _COLUMNS = {
@@ -115,6 +120,7 @@ class _View:
         self.is_profiled = step["unprofiled_ms"] is None and step["profiled_ms"] is not None
         self.findings = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
         self.late = {s["rank"]: s for s in document["stragglers"] if _is_awaited(document, s)}
+        self.idle_ms: dict[str, float] = {row["cause"]: row["ms_per_step"] for row in document.get("idle") or ()}
         size = self.step_ms or 0.0
         self._places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
@@ -432,7 +438,7 @@ def _where(view: _View, most: int) -> list[Row]:
     ordered = sorted((part for part in times if times[part] > 0), key=lambda part: -times[part])
     large = [part for part in ordered if times[part] >= _WORTH_SHOWING * step_ms]
     shown = large if len(large) <= most and len(large) == len(ordered) else large[: most - 1]
-    if len(shown) > 2 and times.get("compute") and "compute" not in shown:
+    if len(shown) > 2 and "compute" in large and "compute" not in shown:
         shown = [*shown[:-1], "compute"]
     rest_ms = sum(times[part] for part in ordered if part not in shown)
     bars = [(*label(view, part), times[part]) for part in shown]
@@ -452,8 +458,7 @@ def _where(view: _View, most: int) -> list[Row]:
 def _times(view: _View) -> dict[str, float]:
     """Return the parts of the step, the profiler's own time apart: of `unknown`, it is known."""
     times = shown_parts(view.document["step"])
-    own_ms = sum(row["ms_per_step"] for row in view.document.get("idle") or () if row["cause"] == "profiler")
-    own_ms = min(own_ms, times.get("unknown", 0.0))
+    own_ms = min(view.idle_ms.get("profiler", 0.0), times.get("unknown", 0.0))
     return {**times, "unknown": times["unknown"] - own_ms, "profiler": own_ms} if own_ms else times
 
 
@@ -469,6 +474,8 @@ def _waste(view: _View) -> str | None:
 
 def _part_label(view: _View, part: str) -> tuple[str, str]:
     text, style = PARTS.get(part) or printable(part, width=24), _STYLES.get(part, "")
+    within = {cause: view.idle_ms.get(cause, 0.0) for cause in _CAUSES_IN.get(part, ())}
+    text = next((CAUSES[cause] for cause, ms in within.items() if 2 * ms > sum(within.values())), text)
     ranks = view.document["ranks"]
     if part == "wait" and len(view.late) == 1:
         return f"waiting for rank {next(iter(view.late))}", style
