@@ -15,24 +15,28 @@ from functools import cached_property
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.budget import Cause
 from stepscope.analyze.host_time import (
     computing_operators,
     data_loading,
     host_calls,
     is_synchronisation,
     records_operators,
+    runtime_rows,
+    spans,
 )
 from stepscope.analyze.kernels import function_of
 from stepscope.analyze.owner_places import MOSTLY
-from stepscope.analyze.phases import trains
+from stepscope.analyze.phases import marks_of, trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
-from stepscope.intervals import Intervals, clip, covered_ns, union
+from stepscope.errors import TraceError
+from stepscope.intervals import Intervals, clip, complement, covered_ns, union, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
 from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
 from stepscope.stats.robust import distinct, median
 from stepscope.trace.nsight_tools import GRAPH_NAME
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, printable
 
 # What a recording can prove.
 
@@ -79,6 +83,8 @@ _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64,
 # ranges of compilers: nvFuser, NVRTC, torch.compile; what was compiled runs under other names
 _COMPILES = re.compile(r"(?<![Pp]re)[Cc]ompile(?![dr])|nvrtc(?!Create)|^(?!CUDAGraph).*\(dynamo_timed\)")
 _NEVER = np.iinfo(np.int64).max
+# of the host's processor, from which shares mean something
+_MANY_SAMPLES = 20
 # device operations without a step from which idle time has a pattern
 _FEW_OPERATIONS = 64
 # times that an operator runs in a loop
@@ -266,7 +272,8 @@ def _mostly_before(account: Account) -> str | None:
     if account.step.profiled_ns >= _COVERED_SHARE * span:
         return None
     worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
-    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{_longest_part(ranks, span)}"
+    took = _longest_part(ranks, span) or _host_was_in(ranks[0], _without_device(ranks[0]))
+    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{took}"
 
 
 def _longest_part(ranks: Sequence[Rank], span_ns: float) -> str:
@@ -280,6 +287,41 @@ def _longest_part(ranks: Sequence[Rank], span_ns: float) -> str:
             took[text] = took.get(text, 0.0) + float(dur[name == one].sum()) / len(ranks)
     longest = max(took, key=lambda name: took[name])
     return f" ({longest} took {_ms(took[longest])})" if took[longest] > _MUCH * span_ns else ""
+
+
+def _without_device(rank: Rank) -> Intervals:
+    """Return when neither the device worked nor the host was in a call of its runtime."""
+    start, end = _judged_span(rank)
+    return complement(union_of(rank.work.intervals(*DEVICE_KINDS), spans(rank, runtime_rows(rank))), start, end)
+
+
+def _host_was_in(rank: Rank, within: Intervals, num_steps: int = 1) -> str:
+    """Return the functions in which Nsight Systems saw the host for much of a time, as the end of a clause."""
+    if "nsight" not in rank.trace.header:
+        return ""
+    from stepscope.trace.nsight import host_activity  # only where there is such a file
+
+    try:
+        seen = host_activity(rank.trace, marks_of(rank).main_thread, within)
+    except (TraceError, OSError):  # a report that was exported for this analysis alone
+        return ""
+    calls = [f"{name} {_ms(ns / num_steps)} ms" for name, ns in seen.call_ns.items() if ns > 0.1 * within.total_ns]
+    if sum(seen.call_ns.values()) > _MUCH * within.total_ns and calls:
+        return f"; the host was in {', '.join(calls[:2])}"
+    count = sum(seen.samples.values())
+    often = [f"{_function(name)} {n / count:.0%}" for name, n in seen.samples.items() if n > 0.1 * count]
+    if count < _MANY_SAMPLES or not often:
+        return ""
+    return f"; CPU samples of the host: {', '.join(often[:2]).replace('%', ' %')}"
+
+
+def _function(symbol: str) -> str:
+    """Return the name of a function without its arguments.
+
+    >>> _function("float std::generate_canonical<float, 24ul>(engine&)"), _function("__random")
+    ('float std::generate_canonical', '__random')
+    """
+    return printable(re.split(r"[<(]", symbol, maxsplit=1)[0] or symbol, width=40)
 
 
 def _lost_records(account: Account) -> str | None:
@@ -313,7 +355,16 @@ def why_unknown(account: Account) -> str:
         )
     idle = account.step.idle_ns if account.step else {}
     known = {cause: ns for cause, ns in idle.items() if cause in _WHY_UNKNOWN}
-    return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}" if known else ""
+    return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}{_unknown_host(account)}" if known else ""
+
+
+def _unknown_host(account: Account) -> str:
+    """Return where the host was while the device idled without a known cause, as the end of a clause."""
+    for view in account.ranks:
+        if view.budget is not None and view.budget.idle is not None:
+            slices = view.budget.idle.slices.of(Cause.UNKNOWN, Cause.QUEUED, Cause.OTHER_STREAM)
+            return _host_was_in(view.rank, slices, len(view.budget.periods))
+    return ""
 
 
 def _removed_events(account: Account) -> str | None:
@@ -366,7 +417,10 @@ def _no_operators(account: Account) -> str | None:
         return "the trace has no operators of the host: idle time has no known cause"
     if unknown < _COLD_SHARE * step.step_ns:  # launches explain the idle time
         return None
-    return f"the trace has no operators of the host: {_ms(unknown)} of {_ms(step.step_ns)} ms have no known cause"
+    return (
+        f"the trace has no operators of the host: {_ms(unknown)} of {_ms(step.step_ns)} ms have no known cause"
+        f"{_unknown_host(account)}"
+    )
 
 
 def _graphs_as_a_whole(account: Account) -> str | None:

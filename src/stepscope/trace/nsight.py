@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stepscope.contract.collectives import op_name
 from stepscope.errors import TraceError
+from stepscope.intervals import Intervals, covered_ns
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.trace.nsight_tools import GRAPH_NAME, PAGE_MOVE
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
@@ -1099,3 +1100,38 @@ def overview(path: str | Path, *, progress: Callable[[int], None] | None = None)
     made = communicators.made
     headers = [_rank_header(session, process, made, is_only=len(used) == 1)[0] for process in sorted(used)]
     return Overview(kernels, tuple(headers))
+
+
+# What the host did besides calling CUDA, read where a report needs it: most exports have far more of it than of CUDA.
+
+
+class HostActivity(NamedTuple):
+    """What one thread did in some spans of time."""
+
+    #: in calls of the operating system's libraries
+    call_ns: dict[str, int]
+    #: CPU samples by the innermost function
+    samples: dict[str, int]
+
+
+def host_activity(trace: Trace, thread: int, within: Intervals) -> HostActivity:
+    """Return what a thread of an export's table did in some spans; raises `TraceError` where the file is no export."""
+    calls, samples = Counter[int](), Counter[int]()
+    mine = f'("globalTid" & {(1 << 2 * PID_SHIFT) - 1}) = ?'
+    owner = ((trace.header["nsight"]["process"] << PID_SHIFT) + thread,)
+    with _opened_export(trace.path) as db:
+        base_ns, _ = _wall_clock(db)
+        for chunk in db.chunks("OSRT_API", ("start", "end", "nameId"), where=mine, values=owner):
+            start, end = (integers(chunk[name])[0] + base_ns for name in ("start", "end"))
+            spent = covered_ns(within, start, np.maximum(start, end))
+            for i in np.flatnonzero(spent).tolist():
+                calls[chunk["nameId"][i]] += int(spent[i])
+        taken = set[int]()
+        for chunk in db.chunks("COMPOSITE_EVENTS", ("id", "start"), where=mine, values=owner):
+            moment = integers(chunk["start"])[0] + base_ns
+            taken.update(chunk["id"][i] for i in np.flatnonzero(covered_ns(within, moment, moment + 1)).tolist())
+        if taken:
+            for chunk in db.chunks("SAMPLING_CALLCHAINS", ("id", "symbol"), where='"stackDepth" = 0'):
+                samples.update(s for i, s in zip(chunk["id"], chunk["symbol"], strict=True) if i in taken)
+        names = db.texts([*calls, *samples])
+    return HostActivity(*({names.get(i, "?"): n for i, n in found.most_common()} for found in (calls, samples)))
