@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace
 from tests.diagnose.test_recording import busy, document, launching, steps
-from tests.trace.nsight.kineto_as_nsys import Export
+from tests.trace.nsight.kineto_as_nsys import Export, write_nsys
 
 import stepscope
 from stepscope.document.sentence import headline_sentence
@@ -339,12 +339,57 @@ def program_of_cuda(path: Path, *, first_us: int) -> dict[str, Any]:
     return dict(stepscope.load(path).document)
 
 
+def test_a_program_without_pytorch_saves_no_checkpoint(tmp_path: Path) -> None:
+    r = RankTrace()
+    for n in range(40):
+        r.kernel("probe(int *)", at=5_000 * n, start=5_000 * n + 10, end=5_000 * n + 900)
+        for k in range(20):
+            at = 5_000 * n + 1_000 + 150 * k
+            r.copy("DtoH (Device -> Pageable)", at=at, start=at + 10, end=at + 60, call_us=62)
+    found = stepscope.load(write_nsys(tmp_path / "x.sqlite", [r.document()])).document
+    assert not [f for f in found["findings"] if "torch" in f["remedy"] or f["id"] == "host-stall"]
+    rules = {*found["examined"], *(one["rule"] for one in found["not_examined"])}
+    assert not {"optimizer", "recomputation", "mixed-precision-overhead"} & rules
+
+
 def test_first_calls_before_the_window_do_not_hide_what_it_shows(tmp_path: Path) -> None:
     found = program_of_cuda(tmp_path / "x.sqlite", first_us=60_000)
     assert found["recording"]["kind"] != "cold-start"
     first = found["findings"][0]
     assert first["id"] == "host-device-sync"
     assert "cudaStreamWaitEvent" in first["remedy"] and "loss" not in first["remedy"]
+
+
+def test_a_whole_program_needs_no_whole_iterations(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.call("cudaGetDevice", 0, 10)
+    for k in range(100):  # after two seconds of the host's own work
+        r.kernel("solve(float *)", at=2e6 + 100 * k, start=2e6 + 100 * k + 10, end=2e6 + 100 * k + 100)
+    found = stepscope.load(write_nsys(tmp_path / "x.sqlite", [r.document()])).document
+    assert found["recording"]["kind"] == "mostly-host"
+    assert "of its runtime took" in found["verdict_reason"] and "--sample=cpu" in found["verdict_reason"]
+
+
+def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.call("cudaMallocManaged", 0, 86_000)
+    for k in range(100):
+        r.kernel("solve(float *)", at=86_010 + 10 * k, start=86_100 + 2_500 * k, end=88_600 + 2_500 * k)
+    r.call("cudaDeviceSynchronize", 87_100, 336_100)
+    found = stepscope.load(write_nsys(tmp_path / "x.sqlite", [r.document()])).document
+    assert found["recording"]["kind"] == "training" and "kernel solve takes 250 " in found["verdict_reason"]
+
+
+def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path: Path) -> None:
+    r = RankTrace()
+    for n in range(60):  # a frame every 40 ms
+        at = 40_000 * n
+        for k in range(8):
+            r.kernel("filter(float *)", at=at + 300 * k, start=at + 300 * k + 10, end=at + 300 * k + 150)
+            r.call("cudaDeviceSynchronize", at + 300 * k + 5, at + 300 * k + 160)
+    found = stepscope.load(write_nsys(tmp_path / "x.sqlite", [r.document()])).document
+    assert not [f for f in found["findings"] if f["id"] == "host-device-sync"]
+    assert "host-device-sync" in {one["rule"] for one in found["not_examined"]}
 
 
 def test_an_uncertain_small_saving_does_not_open_the_report(tmp_path: Path) -> None:
@@ -380,3 +425,18 @@ def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path: Path)
     one = next(f for f in found["findings"] if f["id"] == "host-to-device-copy")
     assert one["title"] == "Kernels wait for pages of unified memory" and "cudaMemPrefetchAsync" in one["remedy"]
     assert one["saving_alone_ms"] == pytest.approx(100 * (9 * 0.08 + 0.02 - 10 * 0.02), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "title", "least"),
+    [("ampere_sgemm_128x128_tn", "32 bit", True), ("cutlass_80_tensorop_s1688gemm_128x128", "TF32", False)],
+)
+def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel: str, title: str, least: bool) -> None:
+    r = RankTrace()
+    for k in range(100):
+        with r.op("aten::mm", 20 * k, 20 * k + 15):
+            r.kernel(kernel, at=20 * k + 5, start=50 + 1_000 * k, end=1_050 + 1_000 * k)
+    found = document(tmp_path, r)
+    first = next(f for f in found["findings"] if f["id"] == "precision")
+    assert first["title"] == f"Matrix products run in {title}"
+    assert ("set_float32_matmul_precision" in first["remedy"]) == least

@@ -116,6 +116,83 @@ def test_a_first_launch_that_loads_modules_is_no_launch_overhead(tmp_path: Path,
         assert "warm-up" in found["recording"]["line"]
 
 
+def test_module_loading_inside_the_optimizer_is_no_saving_of_a_fused_one(tmp_path: Path) -> None:
+    r = RankTrace()
+    busy(r, 0, us=4_000, kernels=60)
+    r.backward("MmBackward0", 1_300, 1_400)
+    r.annotation("Optimizer.step#Adam.step", 5_000, 60_000)
+    launching(r, 5_100, first_us=40_000, kernels=40)
+    found = document(tmp_path, r)
+    assert found["recording"]["kind"] == "cold-start"
+    assert not [f for f in found["findings"] if f["id"] == "optimizer" and f["saving_alone_ms"] > 1]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("gemm", "inference"),
+        ("multi_tensor_apply_kernel", "training"),
+        ("sm80_xmma_wgrad_implicit_gemm", "training"),
+        ("fused_dropout_kernel", "forward-only"),
+    ],
+)
+def test_inference_has_no_kernel_of_training(tmp_path: Path, kernel: str, kind: str) -> None:
+    def replayed(r: RankTrace, at: float) -> None:
+        busy(r, at)
+        r.kernel(kernel, at=at + 410, start=at + 8_500, end=at + 9_000)
+
+    assert document(tmp_path, steps(RankTrace(), 4, 10_000, replayed))["recording"]["kind"] == kind
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_advice_of_a_graph_fits_the_step(tmp_path: Path, is_compiled: bool, waits: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        if is_compiled:
+            r.ran("Torch-Compiled Region: 0/0", at, at + 6_100)
+        launching(r, at)
+        if waits:
+            r.kernel("reduce", at=at + 6_110, start=at + 6_120, end=at + 6_300)
+            with r.op("aten::item", at + 6_120, at + 6_310):
+                r.call("cudaStreamSynchronize", at + 6_130, at + 6_302)
+
+    found = document(tmp_path, steps(RankTrace(), 5, 7_000, step))
+    remedy = next(f["remedy"] for f in found["findings"] if f["id"] == "launch-overhead")
+    assert ("torch.compile() that is there" in remedy) == is_compiled
+    assert remedy.startswith("Remove the synchronisations first, then launch") == waits
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_launches_between_graphs_of_a_training_step_are_examined(tmp_path: Path, training: bool) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        for k in range(20):
+            r.kernel(
+                "in_graph", at=at + k, start=at + 10 + 20 * k, end=at + 30 + 20 * k, call="cudaGraphLaunch", call_us=1
+            )
+        if training:
+            r.backward("MmBackward0", at + 400, at + 410)
+        launching(r, at + 1_000, kernels=10)
+
+    found = document(tmp_path, steps(RankTrace(), 5, 4_000, step))
+    graphs = [f["remedy"] for f in found["findings"] if f["id"] == "launch-overhead"]
+    assert bool(graphs) == training and all("optimizer together (torch.cuda.graph)" in remedy for remedy in graphs)
+    assert ("launch-overhead" in found["examined"]) == training
+
+
+@pytest.mark.parametrize("batches", [1, 20])
+def test_the_start_of_loader_workers_is_no_wait_for_input(tmp_path: Path, batches: int) -> None:
+    r = RankTrace()
+    for n in range(20):
+        took = 900_000 / batches if n < batches else 100
+        r.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", n * 1e6, n * 1e6 + took)
+        busy(r, n * 1e6 + took, us=20_000, kernels=3 + n)
+    found = document(tmp_path, r)
+    waits = [f for f in found["findings"] if f["id"] == "data-loading"]
+    assert found["run"]["num_steps"] == 0
+    assert not waits if batches == 1 else "more workers" in waits[0]["remedy"]
+    assert ("data-loading" in {one["rule"] for one in found["not_examined"]}) == (batches == 1)
+
+
 def test_a_slow_launch_in_every_step_is_no_cold_start(tmp_path: Path) -> None:
     def step(r: RankTrace, at: float) -> None:
         launching(r, at, first_us=6_000)
@@ -157,15 +234,15 @@ def test_a_graph_capture_is_no_run(tmp_path: Path) -> None:
     assert found["verdict_reason"].startswith("this is a graph capture, not a run")
 
 
-def test_a_fragment_of_a_few_operations_has_no_host_findings(tmp_path: Path) -> None:
+def test_a_few_operations_have_no_host_findings(tmp_path: Path) -> None:
     r = RankTrace()
     launching(r, 0, kernels=5)
     found = document(tmp_path, r)
-    assert found["recording"]["kind"] == "fragment" and not ids(found)
-    assert "fragment of 5 operations" in found["verdict_reason"]
+    assert found["recording"]["kind"] == "short" and not ids(found)
+    assert "only 5 operations" in found["verdict_reason"]
 
 
-def test_a_device_that_never_idles_is_no_fragment(tmp_path: Path) -> None:
+def test_a_device_that_never_idles_is_diagnosed(tmp_path: Path) -> None:
     r = RankTrace()
     busy(r, 0, us=80_000, kernels=5)
     r.call("cudaDeviceSynchronize", 120, 80_510)

@@ -56,7 +56,6 @@ from stepscope.diagnose.measures import (
     host_ns,
     host_part,
     lines_on_all,
-    ms_text,
     per_step,
     place_of,
     with_work_ns,
@@ -250,7 +249,8 @@ def _precision(account: Account) -> Iterator[Match]:
     off = device_ns(account, [mask & (c.tensor_core == 0) for c, mask in zip(costs, chosen, strict=True)])
     training = bool(trains(account.strategy.passes))
     scaler = " with torch.amp.GradScaler, because its range is small" if can.narrow == "float16" and training else ""
-    least = "; at least torch.set_float32_matmul_precision('high') for TF32" if can.tf32 is not False else ""
+    in_tf32 = device_ns(account, _products(account, _WIDE[2:])) > spent * (1 - NOTABLE)
+    least = "" if in_tf32 or can.tf32 is False else "; at least torch.set_float32_matmul_precision('high') for TF32"
     how = (
         f"Use torch.autocast('cuda', torch.{can.narrow}) around {'forward and loss' if training else 'the forward pass'}{scaler} "
         f"(or load the model in {can.narrow}){least}."
@@ -261,21 +261,31 @@ def _precision(account: Account) -> Iterator[Match]:
             "the rest of the job computes in 16 bit. Compute the loss and the statistics that need it in 32 bit, after the "
             "product."
         )
+    # A replay launches as slowly as recorded: in a window with first calls the device's own time tells what is saved.
+    warm = bool(account.num_steps) or not recording_of(account).rules_out("host-bound")
+    shorter = [
+        (c.duration_ns - ns)[mask].sum() / max(len(c.rank.steps), 1)
+        for c, mask, ns in zip(costs, chosen, times, strict=True)
+    ]
     yield Match(
-        lambda replay: with_work_times(replay, chosen, times),
+        (lambda replay: with_work_times(replay, chosen, times)) if warm else None,
+        formula_ns=0.0 if warm else float(np.mean(shorter)),
+        what_if=None if warm else (),
         facts={
             "how": how,
-            "which": "Some matrix products run in 32 bit, others in 16" if mixed else "Matrix products run in 32 bit",
+            "which": "Some matrix products run in 32 bit, others in 16"
+            if mixed
+            else f"Matrix products run in {'TF32' if in_tf32 else '32 bit'}",
             "why": "off the tensor cores"
             if off > spent / 2
-            else f"in {'TF32 or FP32' if can.tf32 is not False else 'FP32'}",
+            else f"in {'TF32' if in_tf32 else 'TF32 or FP32' if can.tf32 is not False else 'FP32'}",
         },
         cost_ns=spent,
         evidence=(
             evidence_ms("32-bit matrix products {per_step}", spent, "mean rank"),
             evidence_ms("of it off the tensor cores", off, "mean rank"),
         ),
-        doubt=None if peak is not None else 0.5,
+        doubt=None if peak is not None and warm else 0.5,
     )
 
 
@@ -285,9 +295,9 @@ def _products(account: Account, precisions: Sequence[int]) -> list[Mask]:
 
 
 def _worth_narrowing(account: Account, wide_ns: float) -> bool:
-    step = account.step
+    step, proved_ns = account.step, _proved_ns(account)
     computing = sum(step.ns(part) for part in COMPUTE) if step is not None else 0.0
-    return computing > MOSTLY * _proved_ns(account) and step is not None and wide_ns >= _WORTH_NARROWING * step.step_ns
+    return computing > MOSTLY * proved_ns and wide_ns >= _WORTH_NARROWING * proved_ns
 
 
 def _proved_ns(account: Account) -> float:
@@ -305,12 +315,12 @@ def _few_wide_products(account: Account) -> str | None:
     wide, narrow = (device_ns(account, _products(account, precisions)) for precisions in (_WIDE, _NARROW))
     if step is None or narrow > wide / 2:
         return None
-    if wide < NOTABLE * _proved_ns(account) or _worth_narrowing(account, wide):
+    if wide < NOTABLE * _proved_ns(account):
         return None
-    taken = f"{wide / 1e6:.3g} of {ms_text(step.step_ns)} ms"
-    return (
-        f"a recording in which compute takes most of the {account.whole}, 32-bit products a quarter: they take {taken}"
-    )
+    taken = f"they take {wide / 1e6:.3g} of {step.step_ns / 1e6:.3g} ms"
+    if _worth_narrowing(account, wide):  # and yet no finding
+        return f"a {account.whole} that 32-bit products bound: {taken}, next to what takes as long"
+    return f"a recording in which compute takes most of the {account.whole}, 32-bit products a quarter: {taken}"
 
 
 def _sixteen_bit_ns(costs: KernelCosts, mask: Mask, chip: Chip | None, peak: Peak | None) -> Floats:
@@ -463,6 +473,8 @@ def _how_to_fuse(account: Account) -> str:
 
 def _optimizer_on_host(account: Account) -> Iterator[Match]:
     """Yield Adam on the host as one operator after another for each parameter."""
+    if has_device(account):
+        return
     parts, took, count = [], 0.0, 0.0
     for rank in account.run.ranks:
         adam = rank.rows_named(lambda name: bool(_ADAM.match(name)), EventKind.ANNOTATION)

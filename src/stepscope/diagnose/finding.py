@@ -12,10 +12,18 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owner_places import MOSTLY, Where
-from stepscope.analyze.phases import trains
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.removal import Fix
-from stepscope.diagnose.recording import Need, Scope, applies, made_already, missing, recording_of, uses_torch
+from stepscope.diagnose.recording import (
+    Need,
+    Scope,
+    applies,
+    made_already,
+    missing,
+    recording_of,
+    trains_with_torch,
+    uses_torch,
+)
 from stepscope.records import dataclass
 from stepscope.units import NS_PER_MS
 
@@ -181,7 +189,7 @@ class Kind:
     needs: tuple[Need, ...] = ()
     #: the time per step that its fix can remove, where a match does not say so itself
     limit: Callable[[Account], float | None] | None = None
-    #: its advice needs gradients and an optimizer: a serving job gets none of it
+    #: its advice needs gradients and an optimizer of PyTorch: other jobs get none of it
     training_only: bool = False
     #: what is left when specific causes are fixed: its remedy would cover up any of them
     general: bool = False
@@ -200,7 +208,7 @@ class Kind:
         """Return what it matches in a run, none where the run has made the fix already or the recording cannot prove it."""
         if recording_of(account).rules_out(FAULTS[self.id].category):
             return []
-        if self.training_only and not trains(account.strategy.passes):
+        if self.training_only and not trains_with_torch(account):
             return []
         if Need.STEPS in self.needs and not account.num_steps:
             return []
@@ -229,7 +237,7 @@ class Kind:
 
     def applies(self, account: Account) -> bool:
         """Return whether the job can have the fault at all."""
-        return applies(account, self.scope) and (not self.training_only or trains(account.strategy.passes))
+        return applies(account, self.scope) and (not self.training_only or trains_with_torch(account))
 
     def lacks(self, account: Account) -> list[str]:
         """Return what it would need to say that the fault is not there; nothing where it has it all."""

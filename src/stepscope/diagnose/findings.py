@@ -582,7 +582,15 @@ def _made_already(account: Account, category: str) -> str:
 
 def _doubt(account: Account, category: str, time_ns: float) -> str | None:
     if category == "straggler-bound" and not account.stragglers:
-        return "no rank is later than the others: they take turns"
+        waits = {view.rank.rank: view.wait.wait_ns or 0 for view in account.ranks if view.wait}
+        least, most = min(waits, key=lambda rank: waits[rank]), max(waits, key=lambda rank: waits[rank])
+        if waits[most] < 2 * waits[least]:
+            return "no rank is later than the others: they take turns"
+        steps = max(account.num_steps, 1)
+        uneven = (
+            f"rank {least} waits for {ms(waits[least] / steps):.3g} ms, rank {most} for {ms(waits[most] / steps):.3g}"
+        )
+        return f"no rank is late throughout: {uneven}"
 
     saved = _removable_ns(account, category)
     if saved is None or saved >= _AGREES * time_ns:

@@ -10,7 +10,14 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.host_time import allocations, blocked_host, computing_operators, host_calls
+from stepscope.analyze.host_time import (
+    allocations,
+    blocked_host,
+    computing_operators,
+    data_loading,
+    host_calls,
+    spans,
+)
 from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
@@ -71,7 +78,17 @@ from stepscope.diagnose.measures import (
     transfers_to_device,
     typical_host_ns,
 )
-from stepscope.diagnose.recording import COMPUTE_NOTHING, Need, Scope, made_already, missing, uses_torch
+from stepscope.diagnose.recording import (
+    COMPUTE_NOTHING,
+    Need,
+    Scope,
+    is_compiled,
+    launches_graphs,
+    made_already,
+    missing,
+    trains_with_torch,
+    uses_torch,
+)
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
 from stepscope.run.rank import DEVICE_KINDS, Rank
 from stepscope.run.side_files import StepLog
@@ -374,7 +391,7 @@ def _stalls(account: Account) -> Iterator[Match]:
         stalled = 0.0
     without_core = _window_wait_ns(account) if stalled else 0.0
     stalled = stalled - without_core if stalled - without_core >= MOSTLY * stalled else 0.0
-    saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
+    saving = save_ns(account.replay) if account.replay is not None and trains_with_torch(account) else 0.0
     if not stalled + outside + saving:
         return
     cost = stalled + outside
@@ -558,7 +575,9 @@ def _syncs(account: Account) -> Iterator[Match]:
     replay, step = account.replay, account.step
     if replay is None or step is None or not all(r.has_device for r in account.run.ranks):
         return
-    each = median(host_waits(account)[1]) / max(len(replay.steps), 1)
+    if step.ns("unknown") - step.unmatched_ns > MOSTLY * step.step_ns:
+        return  # what paces the loop is not recorded, and waiting next to it may cost nothing
+    each = _waits_per_step(account)
     overhead = min(_idle_syncs_ns(account), step.step_ns - replay.period_ns)
     if each:
         yield Match(
@@ -623,7 +642,7 @@ def _allocator_words(account: Account) -> tuple[str, str]:
 def _data_loading(account: Account) -> Iterator[Match]:
     """Yield the wait for input, where the usual rank has one: in the window's steps, or in others of the log."""
     waited, restarts = typical_host_ns(account, "data_ns"), common_ns(account, DATA_CAUSES)
-    if not waited + restarts:
+    if not waited + restarts or _worker_start(account) is not None:
         return
     cause = "in some steps the loader is started again or has no batch ready, and training waits meanwhile"
     share, how, sureness = _reachable_wait(account, waited)
@@ -645,6 +664,24 @@ def _data_loading(account: Account) -> Iterator[Match]:
     )
 
 
+def _from_workers(rank: Rank) -> Intervals:
+    return spans(rank, rank.rows_named(lambda s: _WORKERS in s, EventKind.ANNOTATION, EventKind.HOST_OP))
+
+
+def _worker_start(account: Account) -> str | None:
+    """Return that most of a window's wait is for the first batch of workers: they start once, however long the run."""
+    asked = [_from_workers(rank) for rank in account.run.ranks]
+    first = sum(int((one.end - one.start)[:1].sum()) for one in asked)
+    if account.num_steps or first <= MOSTLY * sum(data_loading(rank).total_ns for rank in account.run.ranks):
+        return None
+    return f"later batches: the wait for the first of the loader's workers takes {ms_text(first / len(asked))} ms"
+
+
+_WORKERS = "_MultiProcessingDataLoaderIter"
+_MORE_WORKERS = (
+    "Use more workers than the DataLoader has (num_workers), with persistent_workers=True and a larger prefetch_factor; move "
+    "decoding and augmentation out of the loop, or cache them. Assumes no remaining wait."
+)
 # of the training thread for each batch that a worker hands over, measured for two small tensors: 0.6 to 0.8 ms
 _FROM_WORKER_NS = 500_000
 
@@ -656,7 +693,8 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
     workers, cores = _rank_facts(account, "loader_workers", "cores")
     hosts = account.run.description.get("hosts")
     if workers is None or cores is None or account.step is None or not waited:
-        return 0.0, "", None
+        has_workers = any(len(_from_workers(rank)) for rank in account.run.ranks)
+        return 0.0, _MORE_WORKERS if has_workers else "", None
     local = max((len(r) for r in hosts.values() if isinstance(r, list)), default=1) if isinstance(hosts, dict) else 1
     usable = max(1, cores // max(local, 1) - 1)
     has = f"{workers} worker{'' if workers == 1 else 's'} per rank, {cores} cores for {local} rank{'' if local == 1 else 's'}"
@@ -847,10 +885,18 @@ def _launches(account: Account) -> Iterator[Match]:
     replay, step = account.replay, account.step
     if replay is None or step is None or not has_device(account):
         return
+    is_blocked = _waits_per_step(account) >= 1  # graphs cannot capture a wait
     more = (
         "larger batches and fused optimizers help too" if trains(account.strategy.passes) else "larger batches help too"
     )
-    how = "torch.compile(model, mode='reduce-overhead'). Or use torch.cuda.graphs.make_graphed_callables"
+    how = (
+        "mode='reduce-overhead' in the torch.compile() that is there"
+        if is_compiled(account)
+        else "torch.compile(model, mode='reduce-overhead')"
+    )
+    how = f"{how}. Or use torch.cuda.graphs.make_graphed_callables"
+    if launches_graphs(account):
+        how = "capture forward, backward and optimizer together (torch.cuda.graph); graphs launch parts of it already"
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
@@ -861,9 +907,15 @@ def _launches(account: Account) -> Iterator[Match]:
         evidence.insert(int(claimed - idle <= idle), later)  # the larger first
     yield Match(
         as_graph,
-        facts={"how": f"{how}; {more}"},
+        facts={
+            "how": f"{how}; {more}",
+            "first": "Remove the synchronisations first, then launch" if is_blocked else "Launch",
+        },
         cost_ns=claimed,
         evidence=(*evidence, Evidence("device operations {per_step}", round(launches), "launches")),
+        title="The host synchronises, and the device waits for kernel launches"
+        if is_blocked and step.ns("host_sync") > idle
+        else "",
     )
 
 
@@ -902,6 +954,10 @@ def _page_faults(account: Account) -> Iterator[Match]:
         )
 
 
+def _waits_per_step(account: Account) -> float:
+    return median(host_waits(account)[1]) / max(len(account.replay.steps), 1) if account.replay is not None else 0.0
+
+
 def _between_graphs(account: Account) -> str | None:
     step, graphs = account.step, made_already(account, "launch-overhead")
     if step is None or graphs is None or step.ns("launch_gap") < NOTABLE * step.step_ns:
@@ -920,7 +976,7 @@ KINDS = (
          "the next batch is not ready when the host requests it",
          "Load in workers: DataLoader(num_workers=8, persistent_workers=True). Raise prefetch_factor, set pin_memory=True; "
          "move decoding and augmentation out of the loop, or cache them. Assumes no remaining wait.",
-         needs=_ON_HOST, limit=not_busy_ns, sureness=0.95),
+         needs=_ON_HOST, limit=not_busy_ns, sureness=0.95, unjudged=_worker_start),
     Kind("host-to-device-copy", _page_faults, "Kernels wait for pages of unified memory",
          "kernels touch pages that are in the host's memory; each fault stops them until the page is moved",
          "Move the data before the kernel: cudaMemPrefetchAsync(pointer, bytes, device), or cudaMemcpy into memory of the device. "
@@ -993,9 +1049,9 @@ KINDS = (
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "Python and operator dispatch take longer than the kernels they launch",
-         "Launch the {step} as a graph: {how}. Graphs cannot capture host synchronisations: remove those first. Assumes that the "
-         "whole {step} runs as one graph.",
-         "Launch the {step} as a CUDA graph (cudaStreamBeginCapture, cudaGraphLaunch), or merge kernels. Assumes that the whole "
+         "{first} the {step} as a graph: {how}. Graphs cannot capture host synchronisations. Assumes that the whole {step} runs as "
+         "one graph.",
+         "{first} the {step} as a CUDA graph (cudaStreamBeginCapture, cudaGraphLaunch), or merge kernels. Assumes that the whole "
          "{step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,
          unjudged=_between_graphs),

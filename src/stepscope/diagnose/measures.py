@@ -14,6 +14,7 @@ from stepscope.analyze.replay.changes import Change, copies_to_device, without_w
 from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.diagnose.recording import recording_of
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union
 from stepscope.records import once_per_record
 from stepscope.run.clocks import POINT_TO_POINT
@@ -167,8 +168,10 @@ def not_computing_ns(account: Account) -> float | None:
 
 
 def with_work_ns(account: Account, work_ns: float) -> float | None:
-    """Return what can go with some device work: its own time, and the time in which the host launches it."""
-    idle = not_busy_ns(account)
+    """Return what can go with some device work: its own time, and the time in which the host launches it where that is
+    proved; first calls are gone in a warm step anyway.
+    """
+    idle = 0.0 if recording_of(account).rules_out("host-bound") else not_busy_ns(account)
     return None if idle is None else idle + work_ns
 
 

@@ -82,6 +82,12 @@ COMPUTE_NOTHING = frozenset(
 _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64, (12, 0): 64}
 # ranges of compilers: nvFuser, NVRTC, torch.compile; what was compiled runs under other names
 _COMPILES = re.compile(r"(?<![Pp]re)[Cc]ompile(?![dr])|nvrtc(?!Create)|^(?!CUDAGraph).*\(dynamo_timed\)")
+# gradients and updates, as in a captured step whose graph the host launches without operators
+_UPDATES = re.compile(r"multi_tensor_apply|[Oo]ptimizer|[Ff]used_?[Aa]dam|[wd]grad|_bwd|[Bb]ackward")
+# dropout, and batch norm with the statistics of the batch
+_TRAINING_MODE = re.compile(
+    r"native_dropout|fused_dropout|aten::bernoulli_|bn_fw_tr|batch_norm_(?:collect|update)_stat"
+)
 _NEVER = np.iinfo(np.int64).max
 # of the host's processor, from which shares mean something
 _MANY_SAMPLES = 20
@@ -102,7 +108,7 @@ class Limit:
     #: verdicts that cannot be proved
     unprovable: frozenset[str]
     cannot_show: str
-    #: how to record what is missing; `{host}`, `{device}` and `{whole}` stand for what records each
+    #: how to record what is missing; names in braces stand for what records each
     again: str
 
 
@@ -150,15 +156,25 @@ class Recording(ArrayRecord):
 @once_per_record
 def recording_of(account: Account) -> Recording:
     """Return the kind of a recording and what it cannot prove, the most limiting reason first."""
-    tools = {"host": _host_tool(account), "device": _device_tool(account), "whole": _whole_tool(account)}
+    tools = {"host": _host_tool(account), "device": _device_tool(account), **_WHOLE_TOOLS[uses_torch(account)]}
     held = [
         (replace(limit, again=limit.again.format(**tools)), reason)
         for limit in LIMITS
         if (reason := limit.reason(account)) is not None
     ]
     named = [limit.kind for limit, _ in held if limit.kind]
-    job = "serving" if account.serving else "training" if trains(account.strategy.passes) else "inference"
-    return Recording(named[0] if named else job, ranks_missing(account), tuple(held))
+    return Recording(named[0] if named else _job(account), ranks_missing(account), tuple(held))
+
+
+def _job(account: Account) -> str:
+    """Return what a run does; inference only where no operator or kernel is one of training."""
+    if account.serving or trains(account.strategy.passes):
+        return "serving" if account.serving else "training"
+    names = [name for rank in account.run.ranks for name in rank.names(EventKind.HOST_OP, EventKind.KERNEL)]
+    for job, named in (("training", _UPDATES), ("forward-only", _TRAINING_MODE)):
+        if any(named.search(name) for name in names):
+            return job
+    return "inference"
 
 
 @once_per_record
@@ -170,6 +186,11 @@ def uses_torch(account: Account) -> bool:
     )
 
 
+def trains_with_torch(account: Account) -> bool:
+    """Return whether the program is a PyTorch job that trains, as far as the trace tells."""
+    return uses_torch(account) and trains(account.strategy.passes)
+
+
 def _host_tool(account: Account) -> str:
     if not all("nsight" in rank.trace.header for rank in account.run.ranks):
         return "ProfilerActivity.CPU"
@@ -177,10 +198,16 @@ def _host_tool(account: Account) -> str:
     return f"{ranges}, nsys profile --trace=cuda,nvtx"
 
 
-def _whole_tool(account: Account) -> str:
-    if uses_torch(account):
-        return "record whole steps with CPU and device activities (stepscope record)"
-    return "record whole iterations: nsys profile --trace=cuda,nvtx"
+_STEPS = "record whole steps with CPU and device activities (stepscope record)"
+# by whether the program uses PyTorch: an export of Nsight Systems mostly holds all of a program
+_WHOLE_TOOLS = {
+    True: {"whole": _STEPS, "code": _STEPS, "longer": "record several steps after a warm-up (stepscope record)"},
+    False: {
+        "whole": "record whole iterations: nsys profile --trace=cuda,nvtx",
+        "code": "record what the host does: nsys profile --sample=cpu --trace=cuda,nvtx,osrt",
+        "longer": "record a longer run",
+    },
+}
 
 
 def ranks_missing(account: Account) -> tuple[int, ...]:
@@ -258,11 +285,24 @@ def _few_steps(account: Account) -> str | None:
     return f"cannot be diagnosed: the steps cover {_ms(covered)} of {_ms(span)} ms spanned by device operations"
 
 
+def _mostly_start(account: Account) -> str | None:
+    """Return the same of a program that calls the device's runtime for most of the time: it starts and ends."""
+    found, part_ns, span_ns = _mostly_host(account)
+    return found if part_ns > MOSTLY * span_ns and not uses_torch(account) else None
+
+
 def _mostly_before(account: Account) -> str | None:
-    """Return how little of what the host recorded the window covers, where it is the time with device work alone."""
+    return _mostly_host(account)[0] if _mostly_start(account) is None else None
+
+
+@once_per_record
+def _mostly_host(account: Account) -> tuple[str | None, float, float]:
+    """Return how little of what the host recorded the window covers, where it is the time with device work alone; with the
+    longest part of the rest, and the whole.
+    """
     ranks = [r for r in account.run.ranks if r.has_device]
     if account.num_steps or account.step is None or not ranks:
-        return None
+        return None, 0.0, 0.0
     spans = []
     for rank in ranks:
         rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME, EventKind.HOST_OP)))
@@ -270,14 +310,17 @@ def _mostly_before(account: Account) -> str | None:
         spans.append(float((start + rank.trace["dur_ns"][rows]).max() - start.min()) if len(rows) else 0.0)
     span = float(np.mean(spans))
     if account.step.profiled_ns >= _COVERED_SHARE * span:
-        return None
+        return None, 0.0, span
     worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
-    took = _longest_part(ranks, span) or _host_was_in(ranks[0], _without_device(ranks[0]))
-    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{took}"
+    parts = _times_of_calls(ranks)
+    part, took = max(parts.items(), key=lambda one: one[1])
+    named = f" ({part} took {_ms(took)})" if took > _MUCH * span else _host_was_in(ranks[0], _without_device(ranks[0]))
+    named = named or f" (calls of its runtime took {_ms(sum(parts.values()))})"
+    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{named}", took, span
 
 
-def _longest_part(ranks: Sequence[Rank], span_ns: float) -> str:
-    """Return the call of the device's runtime, or data loading, that took much of a time, as the end of a clause."""
+def _times_of_calls(ranks: Sequence[Rank]) -> dict[str, float]:
+    """Return what data loading and each call of the device's runtime took, on the mean rank."""
     took = {"data loading": float(np.mean([data_loading(rank).total_ns for rank in ranks]))}
     for rank in ranks:
         rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME,)))
@@ -285,8 +328,7 @@ def _longest_part(ranks: Sequence[Rank], span_ns: float) -> str:
         for one in distinct(name).tolist():
             text = rank.trace.strings[one]
             took[text] = took.get(text, 0.0) + float(dur[name == one].sum()) / len(ranks)
-    longest = max(took, key=lambda name: took[name])
-    return f" ({longest} took {_ms(took[longest])})" if took[longest] > _MUCH * span_ns else ""
+    return took
 
 
 def _without_device(rank: Rank) -> Intervals:
@@ -517,7 +559,7 @@ def longest_operator(account: Account) -> tuple[str, float] | None:
 
 
 def _single_operation(account: Account) -> str | None:
-    count = _count_operations(account)
+    count = max(len(rank.work) if rank.has_device else _innermost(rank) for rank in account.run.ranks)
     return "cannot be diagnosed: the trace has a single operation" if count == 1 and not account.num_steps else None
 
 
@@ -525,7 +567,7 @@ def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
     if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account) or _never_idles(account):
         return None
-    return f"a fragment of {count} operations without a step: its idle time is not that of a job"
+    return f"only {count} operations were recorded, and no step that recurs: their idle time is not that of a job"
 
 
 def _never_idles(account: Account) -> bool:
@@ -553,8 +595,15 @@ def _computes_on_host(account: Account) -> bool:
 
 @once_per_record
 def _count_operations(account: Account) -> int:
-    """Return how much work the busiest rank recorded: operations of the device, else operators that call no other."""
-    return max(len(rank.work) if rank.has_device else _innermost(rank) for rank in account.run.ranks)
+    """Return how much work the busiest rank recorded: operations that the host launched on the device (all of them where
+    launches were not recorded; unified memory moves pages without one), else operators that call no other.
+    """
+
+    def count(rank: Rank) -> int:
+        launched = int((rank.work.launch_row >= 0).sum())
+        return launched or len(rank.work) if rank.has_device else _innermost(rank)
+
+    return max(map(count, account.run.ranks))
 
 
 def _innermost(rank: Rank) -> int:
@@ -580,9 +629,12 @@ def _cold_start(account: Account) -> str | None:
         for row, ns in zip(rows.tolist(), dur.tolist(), strict=True):
             name = rank.trace.strings[rank.trace["name"][row]]
             names[name] = names.get(name, 0) + ns
+    ranks, step = len(account.run.ranks), account.step
     if not took or took < _COLD_SHARE * whole:
         return None
-    ranks, longest = len(account.run.ranks), max(names, key=lambda name: names[name])
+    if step is not None and ranks * step.profiled_ns > MOSTLY * whole and _never_idles(account):
+        return None  # no conclusion rests on the host
+    longest = max(names, key=lambda name: names[name])
     return f"first-call initialisation takes {_ms(took / ranks)} of the recorded {_ms(whole / ranks)} ms (mostly {longest})"
 
 
@@ -648,7 +700,6 @@ def _ms(time_ns: float) -> str:
 
 
 _WARM = "record again after a few warm-up steps"
-_WHOLE = "{whole}"
 
 # the most limiting first
 LIMITS = (
@@ -662,13 +713,14 @@ LIMITS = (
           "record fewer steps, so that the profiler's buffers hold them"),
     Limit("fragment", _removed_events, EVERYTHING, "what ran between the events in the file",
           "read the file as the profiler wrote it"),
-    Limit("fragment", _mostly_before, EVERYTHING, "what most of the recorded time was spent on", _WHOLE),
-    Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", _WHOLE),
-    Limit("fragment", _unexplained, _IDLE, "where most of the time went", _WHOLE),
-    Limit("fragment", _single_operation, EVERYTHING, "how a job runs", _WHOLE),
+    Limit("short", _mostly_start, EVERYTHING, "what the program does once it has started", "{longer}"),
+    Limit("mostly-host", _mostly_before, EVERYTHING, "what most of the recorded time was spent on", "{code}"),
+    Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", "{whole}"),
+    Limit("fragment", _unexplained, _IDLE, "where most of the time went", "{code}"),
+    Limit("short", _single_operation, EVERYTHING, "how a job runs", "{longer}"),
     Limit("device-only", _device_only, HOST_CATEGORIES, "why the device idled",
           "record with {host} and device activity"),
-    Limit("fragment", _few_operations, _HOST_ONLY, "idle time of a job", _WHOLE),
+    Limit("short", _few_operations, _HOST_ONLY, "idle time of a job", "{longer}"),
     Limit("no-operators", _no_operators, frozenset(("unclear",)), "what the host did between launches",
           "record host activity as well ({host})"),
     Limit("", _graphs_as_a_whole, _KIND_OF_COMPUTE, "which kernels ran in CUDA graphs",
@@ -824,6 +876,8 @@ _HOW: dict[Need, Callable[[Account], str]] = {
 
 _MIN_SHARE = 0.5
 _GRAPH_LAUNCH = "GraphLaunch"
+# of a training step in launch gaps: its graphs leave launches between them
+_GAPS_LEFT = 0.05
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 _NARROW = ("half", "bfloat16", "float8")
 
@@ -859,8 +913,16 @@ def _is_narrow(dtype: str) -> bool:
 @once_per_record
 def _graphs(account: Account) -> str | None:
     launched = [_graph_share(rank) for rank in account.run.ranks if rank.has_device]
-    share = float(np.mean(launched)) if launched else 0.0
+    share, step = float(np.mean(launched)) if launched else 0.0, account.step
+    gaps = step.ns("launch_gap") / step.step_ns if step is not None and step.step_ns else 0.0
+    if gaps >= _GAPS_LEFT and share < 1 - _MUCH and trains_with_torch(account):
+        return None  # graphs of forward and backward alone
     return f"graphs launch {100 * share:.0f} % of the device's work already" if share > _MIN_SHARE else None
+
+
+def launches_graphs(account: Account) -> bool:
+    """Return whether graphs launch some of the device's work."""
+    return any(_graph_share(rank) > 0 for rank in account.run.ranks if rank.has_device)
 
 
 def _graph_share(rank: Rank) -> float:
@@ -874,6 +936,12 @@ def _compiled(account: Account) -> str | None:
     shares = [_compiled_share(rank) for rank in account.run.ranks if rank.has_device]
     share = float(np.mean(shares)) if shares else 0.0
     return f"{100 * share:.0f} % of the device's work is compiled already" if share > _MIN_SHARE else None
+
+
+def is_compiled(account: Account) -> bool:
+    """Return whether any of the job runs in a region of torch.compile."""
+    kinds = (EventKind.HOST_OP, EventKind.ANNOTATION)
+    return any(len(rank.rows_named(lambda s: s.startswith(_COMPILED), *kinds)) for rank in account.run.ranks)
 
 
 def _compiled_share(rank: Rank) -> float:

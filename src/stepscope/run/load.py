@@ -283,7 +283,24 @@ def _periodic(rank: Rank) -> Steps | None:
     if found is None or _within_one_update(rank, found[0]):
         return None
     start, end, confidence = found
+    if (calls := _calls_around(rank, start)) is not None:
+        return calls
     return unnamed_steps(start, end, f"the period of the sequence of kernels (confidence {confidence:.2f})")
+
+
+def _calls_around(rank: Rank, starts: Int64s) -> Steps | None:
+    """Return the ranges of one name that hold all launches, each of them several periods: layers of a step."""
+    trace, launches = rank.trace, rank.work.launch_row[rank.work.launch_row >= 0]
+    asked = np.sort(trace["ts_ns"][launches])
+    rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
+    rows = rows[trace["dur_ns"][rows] > np.diff(starts).min()]
+    for name in np.unique(trace["name"][rows]).tolist():
+        ranges = _spans(trace, rows[trace["name"][rows] == name])
+        periods, held = (np.diff(np.searchsorted(x, ranges), axis=1) for x in (starts, asked))
+        if len(ranges) > _MIN_STEPS and periods.min() > 1 and held.sum() >= _MIN_FITTING * len(asked):
+            edges = np.append(ranges[:, 0], ranges[-1, 1])
+            return unnamed_steps(edges[:-1], edges[1:], f"the calls of {trace.strings[name]}")
+    return None
 
 
 def _within_one_update(rank: Rank, starts: Int64s) -> bool:

@@ -127,6 +127,16 @@ def test_layers_inside_repeated_steps_do_not_shorten_the_period(tmp_path: Path) 
     assert period_of(tmp_path, step * 4) == [10.0 * len(step)] * 3
 
 
+def test_calls_that_hold_several_periods_are_the_steps(tmp_path: Path) -> None:
+    events = launched([*"abcdef"] * 20)
+    calls = [event("cpu_op", "Torch-Compiled Region: 0/0", 24 * 10.0 * n - 2, 238) for n in range(5)]
+    (layers,), (steps,) = (
+        [r.steps for r in with_derived_steps([rank_of(tmp_path, e)])] for e in (events, events + calls)
+    )
+    assert len(layers) > 15
+    assert len(steps) == 5 and steps.told_by == "the calls of Torch-Compiled Region: 0/0"
+
+
 def test_a_sequence_that_does_not_repeat_has_no_period(tmp_path: Path) -> None:
     assert period_of(tmp_path, [f"k{i}" for i in range(60)]) is None
     assert period_of(tmp_path, STEP * 2) is None
