@@ -83,7 +83,7 @@ def test_many_kernels_of_unknown_work_are_named_by_the_longest(tmp_path: Path) -
                 f"void part_{k % 10}<int>(double *)", at=1_000 * k + 5, start=1_000 * k + 10, end=1_000 * k + 1_000
             )
     found = headline_sentence(document(tmp_path, r))
-    assert "limits the kernels was not recorded (longest: part_0, 9.9 ms)" in found and "64-bit" not in found
+    assert "limits most kernels was not recorded (such as part_0, 9.9 ms)" in found and "64-bit" not in found
 
 
 def test_kernels_of_known_families_still_bound_a_job(tmp_path: Path) -> None:

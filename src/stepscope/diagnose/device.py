@@ -669,9 +669,7 @@ def _unfilled(account: Account) -> Iterator[Match]:
         if mine.any():
             first = int(np.argmax(np.where(mine, took, 0)))
             (grid, block), name = launch_sizes(rank), function_of(rank.trace.strings[work.name[first]])
-            longest.append(
-                (int(took[first]), name, f"grid of {grid[first]:,.0f}, blocks of {block[first]:.0f} threads")
-            )
+            longest.append((int(took[first]), name, f"launched with {grid[first]:,.0f} x {block[first]:.0f} threads"))
     spent = device_ns(account, chosen)
     if account.step is not None and spent >= NOTABLE * account.step.step_ns:
         yield Match(

@@ -18,7 +18,7 @@ from stepscope.analyze.host_time import (
     host_calls,
     spans,
 )
-from stepscope.analyze.kernels import abilities
+from stepscope.analyze.kernels import FILLS_LITTLE, abilities, filled_share
 from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
 from stepscope.analyze.phases import loop_in, trains
@@ -931,7 +931,8 @@ def _page_faults(account: Account) -> Iterator[Match]:
         pages = pages[np.argsort(work.start_ns[pages], kind="stable")]
         start, took = work.start_ns[pages], (work.end_ns - work.start_ns)[pages]
         first, last = (np.searchsorted(start, edge) for edge in (work.start_ns, work.end_ns))
-        waits = (last > first) & (work.kind == EventKind.KERNEL)
+        # a kernel of few threads is slow between its faults by itself
+        waits = (last > first) & (work.kind == EventKind.KERNEL) & (filled_share(rank) >= FILLS_LITTLE)
         sums = np.append(0, np.cumsum(took))
         spanned = np.zeros(len(work), np.int64)
         rows = np.flatnonzero(waits)

@@ -204,7 +204,7 @@ _WHOLE_TOOLS = {
     True: {"whole": _STEPS, "code": _STEPS, "longer": "record several steps after a warm-up (stepscope record)"},
     False: {
         "whole": "record whole iterations: nsys profile --trace=cuda,nvtx",
-        "code": "record what the host does: nsys profile --sample=cpu --trace=cuda,nvtx,osrt",
+        "code": "shorten what the host does there (nsys profile --sample=cpu --trace=cuda,nvtx,osrt shows it)",
         "longer": "record a longer run",
     },
 }
@@ -314,9 +314,11 @@ def _mostly_host(account: Account) -> tuple[str | None, float, float]:
     worked = float(np.mean([r.work.intervals(*DEVICE_KINDS).total_ns for r in ranks]))
     parts = _times_of_calls(ranks)
     part, took = max(parts.items(), key=lambda one: one[1])
-    named = f" ({part} took {_ms(took)})" if took > _MUCH * span else _host_was_in(ranks[0], _without_device(ranks[0]))
-    named = named or f" (calls of its runtime took {_ms(sum(parts.values()))})"
-    return f"cannot be diagnosed: the device worked for {_ms(worked)} of {_ms(span)} recorded ms{named}", took, span
+    named = f" ({part} took {_ms(took)})" if took > _MUCH * span else ""
+    seen = "" if named else _host_was_in(ranks[0], _without_device(ranks[0]))
+    named = named or seen or f" (calls of its runtime took {_ms(sum(parts.values()))})"
+    unsaid = "" if seen else "cannot be diagnosed: "
+    return f"{unsaid}the device worked for {_ms(worked)} of {_ms(span)} recorded ms{named}", took, span
 
 
 def _times_of_calls(ranks: Sequence[Rank]) -> dict[str, float]:
@@ -483,7 +485,7 @@ def _unknown_kernels(account: Account) -> str | None:
     longest = next(k for k in account.kernels.kernels if k.bound is None and k.family != "communication")
     name, arguments = function_of(longest.name), longest.name.rpartition("(")[2]
     if longest.total_ns <= MOSTLY * total_ns:
-        return f"whether memory or arithmetic limits the kernels was not recorded (longest: {name}, {_ms(longest.total_ns)} ms)"
+        return f"whether memory or arithmetic limits most kernels was not recorded (such as {name}, {_ms(longest.total_ns)} ms)"
     took = (
         f"kernel {name} takes {_ms(longest.total_ns)} of {_ms(total_ns)} ms of kernels{_in_64_bit(account, arguments)}"
     )
@@ -567,7 +569,8 @@ def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
     if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account) or _never_idles(account):
         return None
-    return f"only {count} operations were recorded, and no step that recurs: their idle time is not that of a job"
+    were = "operation was" if count == 1 else "operations were"
+    return f"only {count} {were} recorded, and no step that recurs: their idle time is not that of a job"
 
 
 def _never_idles(account: Account) -> bool:
