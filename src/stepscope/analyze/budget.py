@@ -185,7 +185,7 @@ COMPUTE_PART = {
 #     nothing that launches was recorded for 3 ms or more  STALL; unknown where the trace has no operators at all
 #
 # Shorter holes are ordinary python between two operators: part of what launching costs. Without operators, a hole of a
-# millisecond after a synchronisation is unknown: nobody recorded that the host was about to launch.
+# millisecond after a synchronisation is unknown: what the host did is not recorded.
 
 # a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself
 _BLOCKING_COPY_NS = 50_000
@@ -294,7 +294,7 @@ class Cause(IntEnum):
     UNKNOWN = 10
     #: the work was queued while the device ran another rank's
     SHARED = 11
-    #: a copy from or to pageable memory kept the host
+    #: a copy from or to pageable memory blocks the host
     COPY = 12
     #: the host had waited for the device, or for a copy, and had not launched again yet
     AFTER_SYNC = 13
@@ -356,7 +356,7 @@ def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others
     row = np.where(next_work >= 0, rank.work.launch_row[next_work], -1)
     launched = np.where(row >= 0, rank.trace["ts_ns"][row], np.iinfo(np.int64).max)
     decided = _by_launch(rank, idle, next_work, launched)
-    blocks = among(row, np.concatenate((synchronisations(rank), _blocking_copies(rank))))  # a copy of its own
+    blocks = among(row, np.concatenate((synchronisations(rank), _blocking_copies(rank))))  # they launch their own copy
     launched[blocks] += rank.trace["dur_ns"][row[blocks]]
     work = rank.work
     kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))

@@ -25,7 +25,7 @@ from stepscope.analyze.steadiness import DeviceState, slower_clock
 from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, find_stragglers, uneven_compute
 from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.host import RECURRING
-from stepscope.diagnose.measures import at, ms_text, parts_of_lines, place_of, without_parts
+from stepscope.diagnose.measures import COMPUTE, at, ms_text, parts_of_lines, place_of, without_parts
 from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import covered_ns
 from stepscope.stats.robust import distinct, lower_median, median
@@ -320,11 +320,10 @@ def _experts(account: Account) -> Iterator[Match]:
 def _expert_evidence(account: Account, fullest: int | None) -> Iterator[Evidence]:
     if fullest is None:
         return
-    compute = ("forward", "backward", "optimizer", "other_compute")
     everyone = [view.rank.rank for view in account.ranks]
     sides = {f"rank {fullest}": [r for r in everyone if r != fullest], "mean of the other ranks": [fullest]}
     for where, others in sides.items():
-        if ns := _mean_of_others(account, others, compute):
+        if ns := _mean_of_others(account, others, COMPUTE):
             yield evidence_ms("compute {per_step}", ns, where)
 
 
