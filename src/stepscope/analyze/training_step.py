@@ -249,8 +249,32 @@ def _is_work(name: str, time: Floats) -> bool:
 
 def _step_ns(log: StepLog) -> Floats:
     known = log.device_ns > 0
-    on_device = len(log) > 0 and known.mean() >= 0.8
-    return np.where(known, log.device_ns, log.dur_ns).astype(float) if on_device else log.dur_ns.astype(float)
+    host_ns = log.dur_ns.astype(float)
+    if not len(log) or known.mean() < 0.8:
+        return host_ns
+    return _by_step(np.where(known, log.device_ns, log.dur_ns).astype(float), host_ns)
+
+
+# groups of steps from which a line can be fitted; the share of the host's excess from which it is the device's as well
+_MIN_GROUPS, _FOLLOWS = 8, 0.5
+
+
+def _by_step(device_ns: Floats, host_ns: Floats) -> Floats:
+    """Return the device's time of each step where neighbouring steps share a measurement, whose mean they all have.
+
+    What long steps of the host take beyond the others is the device's time as well where it waits for the host, and not
+    where the host waits for it: groups of steps show which, by whether their means grow with the host's excess.
+    """
+    group = np.cumsum(np.diff(device_ns, prepend=device_ns[:1]) != 0)
+    size = np.bincount(group)
+    beyond = np.maximum(host_ns - median(host_ns), 0.0)
+    excess, mean = (np.bincount(group, weights=x) / size for x in (beyond, device_ns))
+    fit = (size > 1) & (mean < FAR_LONGER * median(mean))
+    if fit.sum() < _MIN_GROUPS:
+        return device_ns
+    x, y = (each[fit] - each[fit].mean() for each in (excess, mean))
+    slope = float((x * y).sum() / max((x * x).sum(), 1.0))
+    return device_ns if slope < _FOLLOWS else device_ns + min(slope, 1.0) * (beyond - excess[group])
 
 
 def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:

@@ -1,6 +1,7 @@
 """Regions of a step without annotations; the mean training step from constructed logs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,20 @@ def test_region_that_some_steps_have_is_named_with_what_it_adds(cause: str) -> N
     assert found.recurring.rank_ns(cause)[0] == pytest.approx(20e6, rel=0.1)
     assert found.mean_ns == pytest.approx(70e6, rel=0.05) and found.uneven is not None
     assert found.recurring.without((cause,)).total_ns == 0
+
+
+def test_steps_that_share_a_device_time_differ_as_the_host_s_do_where_the_device_waits_for_it() -> None:
+    """Here the host waits for a lock in every seventh step, and there for the device, whose steps are all alike."""
+    logged = log(extra=every(7, outside=100.0))
+    group = np.arange(STEPS) // 4
+    host_mean = (np.bincount(group, weights=logged.dur_ns) / np.bincount(group))[group]
+    even = np.random.default_rng(0).normal(64e6, 1e5, group[-1] + 1)[group]
+    waited, busy = (training_step([replace(logged, device_ns=x.astype(np.int64))]) for x in (host_mean, even))
+    assert waited is not None and busy is not None
+    assert waited.ordinary_ns == pytest.approx(50e6, rel=0.02)
+    assert waited.recurring.total_ns == pytest.approx(100e6 / 7, rel=0.15)
+    assert busy.ordinary_ns == pytest.approx(64e6, rel=0.02)
+    assert busy.recurring.total_ns < 1e6
 
 
 def test_log_without_a_region_for_it_knows_the_restarted_loader_by_its_first_batch() -> None:
