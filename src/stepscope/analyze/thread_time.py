@@ -121,11 +121,11 @@ class SampledSteps(ArrayRecord):
             return None
         return self._holder(*best, inside[best] / total)
 
-    def gil_holder(self, *, on_device: bool) -> tuple[Holder, float] | None:
+    def gil_holder(self, *, device_busy: float) -> tuple[Holder, float] | None:
         """Return who held the GIL most, and the share of the time for which the training thread had to wait for it.
 
         That is at most the other thread's CPU time, and at most the time in which the training thread neither ran nor
-        waited for a core nor in a call of its own.
+        waited for a core nor in a call of its own, nor for the device, which is busy for a share of the time.
         """
         s, at = self.samples, self.chosen
         taken = (s.gil_wait_ns[at] >= _GIL_WAIT_NS) & ~s.on[at]
@@ -150,8 +150,8 @@ class SampledSteps(ArrayRecord):
             return None
         stack = max(own, key=lambda one: own[one])
         total = float(self.weight_ns.sum())
-        own_waits = self.blocked | (self.for_device if on_device else False)
-        waited = self._waiting_share() - float(self.weight_ns[own_waits].sum()) / total
+        blocked, for_device = (float(self.weight_ns[x].sum()) for x in (self.blocked, self.for_device & ~self.blocked))
+        waited = self._waiting_share() - blocked / total - min(for_device / total, device_busy)
         lost = max(0.0, min(waited, used[thread] / total))
         return self._holder(thread, stack, own[stack] / max(sum(own.values()), 1.0)), lost
 
@@ -206,7 +206,7 @@ def _sampled(samples: ThreadSamples, log: StepLog) -> SampledSteps | None:
     )
 
 
-_WAITS = re.compile(r"\b(acquire|wait|sleep|join|recv|select|poll)\(|\bwith\b.*(lock|mutex|cond|sem)", re.IGNORECASE)
+_WAITS = re.compile(r"\b(acquire|wait|sleep|join|recv|select|poll)\(|^\s*with\b", re.IGNORECASE)
 _WAITING_CALLS = frozenset(("acquire", "wait", "wait_for", "get", "put", "join", "result", "_wait_for_tstate_lock"))
 
 

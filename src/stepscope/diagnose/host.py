@@ -279,7 +279,9 @@ def _window_wait_ns(account: Account) -> float:
 
 
 def _gil_holders(account: Account) -> list[tuple[Holder, float]]:
-    found = [one.gil_holder(on_device=has_device(account)) for one in account.sampled]
+    step = account.step
+    busy = 1 - sum(step.idle_ns.values()) / step.step_ns if step is not None and has_device(account) else 0.0
+    found = [one.gil_holder(device_busy=max(0.0, busy)) for one in account.sampled]
     return sorted([one for one in found if one is not None and one[1] >= NEGLIGIBLE], key=lambda one: -one[1])
 
 
