@@ -1,8 +1,8 @@
 """What the device and the host do next to the steps: state, power and energy counters, as `rank00000.telemetry.jsonl`.
 
-A thread of the helper process reads them, so training has no part in it. Counters and power are read ten times a
-second for ten minutes, then once a second and ever less often; the full state once a second, in the profiled window
-each time. A `fresh` reading was taken as the counter changed: its time is exact.
+A thread of the helper process reads them, so training has no part in it. Counters and power are read up to ten times
+a second in the first minute, then once a second and ever less often; the full state once a second, in the profiled
+window each time. A `fresh` reading was taken as the counter changed: its time is exact.
 
     {"kind": "device", "name": "...", "uuid": "GPU-...", "max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
     {"kind": "counters", "device": "nvml", "host": "rapl", "host_name": "node1"}
@@ -260,10 +260,11 @@ class Rapl:
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {"cuda": Nvml, "rocm": RocmSmi}
-_DENSE = 6_000  # readings of the first ten minutes
+_DENSE = 600  # readings of the first minute
 _MORE = 8_000
-# A counter shows a new value every 10 ms or less often; to know when, it is read until it changes, in the first minute.
-_SHARP, _LOOK_S, _MOST_LOOKS = 600, 0.005, 25
+# A counter shows a new value every 10 to 100 ms; to know when, it is read until it changes, in the first minute. Each
+# reading may take milliseconds of CPU time (5 on an H200), so this begins shortly before the next change is due.
+_LOOK_S, _MOST_LOOKS = 0.005, 25
 _STATE_S = 1.0
 
 
@@ -310,6 +311,7 @@ class Telemetry:
         self._step, self._in_window = 0, False
         self._states, self._energy = _Rows(0), _Rows(_DENSE)
         self._due_ns = {"state": 0, "energy": 0}
+        self._changed_ns = self._every_ns = 0  # when the counter changed last, and how often it does
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
         self._thread.start()
@@ -353,7 +355,8 @@ class Telemetry:
                 self._device |= device.limits()
             while not self._over.is_set():
                 self._read(device, host)
-                self._over.wait(self._period_s * random.uniform(0.7, 1.3))  # never in step with the steps
+                if self._every_ns or not self._changed_ns:  # else the next change shows how often there is one
+                    self._over.wait(self._period_s * random.uniform(0.7, 1.3))  # never in step with the steps
             self._due_ns = dict.fromkeys(self._due_ns, 0)
             self._read(device, host)
             if device is not None:
@@ -383,8 +386,8 @@ class Telemetry:
             return
         row: dict[str, Any] = {"kind": "energy", "time_ns": self._clock()}
         if "device" in self._about:
-            joules, is_fresh = self._counter(device)
-            row |= {"time_ns": self._clock(), "energy_j": round(joules, 6), "fresh": int(is_fresh)}
+            at_ns, joules, is_fresh = self._counter(device)
+            row |= {"time_ns": at_ns, "energy_j": round(joules, 6), "fresh": int(is_fresh)}
             row["power_w"] = device.power_w()
         if "host" in self._about:
             row["host_energy_j"] = round(host.energy_j(), 6)
@@ -392,16 +395,27 @@ class Telemetry:
             self._energy.add(row)
             self._due_ns["energy"] = now_ns + int(1e9 * self._energy.every_s)
 
-    def _counter(self, device: Any) -> tuple[float, bool]:
-        """Return the counter, in the first minute at the moment it changes, and whether it is from such a moment."""
+    def _counter(self, device: Any) -> tuple[int, float, bool]:
+        """Return when, the counter, and whether it changed then, which is waited for in the first minute."""
+        if len(self._energy.rows) >= _DENSE:
+            return self._clock(), device.energy_j(), False
+        early_ns = int(4e9 * _LOOK_S)  # a change is seen up to two looks late, and the looks are to begin before it
+        if self._every_ns:  # the changes known so far are so far apart, or a multiple of it
+            since_ns = self._clock() + early_ns - self._changed_ns
+            self._over.wait((-since_ns % self._every_ns) / 1e9)
         first = now = device.energy_j()
-        if len(self._energy.rows) >= _SHARP:
-            return now, False
         for _ in range(_MOST_LOOKS):
             if now != first or self._over.wait(_LOOK_S):
                 break
             now = device.energy_j()
-        return now, now != first
+        at_ns = self._clock()
+        if now != first:
+            gap_ns, is_first = at_ns - self._changed_ns, not self._changed_ns
+            self._changed_ns = at_ns
+            if not is_first:
+                each_ns = gap_ns // max(1, round(gap_ns / (self._every_ns or gap_ns)))
+                self._every_ns = (3 * (self._every_ns or each_ns) + each_ns) // 4
+        return at_ns, now, now != first
 
 
 def _reason(error: Exception) -> str:
