@@ -270,6 +270,7 @@ class Recorder:
         in_trial = self.config.trial_steps is not None
         self._log = StepLog(run.outbox.put_step, device_timer(shared=not in_trial), core_waits=in_trial)
         self._watched.open(run)
+        self.samplers.tell("on_open", functools.partial(hand_over_files, run))
         introduce(run, created_ns=self._created_ns)
 
     def _leave_evaluation_out(self, *, ended: bool) -> None:
@@ -337,7 +338,7 @@ class Recorder:
         self._watched.finish()
         self._log.flush()
         self._known.send(self._run)
-        hand_over_files(self._run, self.samplers, "on_close")
+        hand_over_files(self._run, functools.partial(self.samplers.tell, "on_close"))
         self._run.finish()
 
     def _note_end(self) -> None:

@@ -8,7 +8,7 @@ waited for whom:
     cpu        CPU time of each thread so far: whoever held it ran
     on         whether the training thread's CPU time went on while ours had the GIL: it ran outside of Python
 
-It takes no sample while a profiler of the recorder is on.
+It takes no sample while a profiler of the recorder is on. Early samples are handed over while the job runs.
 
     {"schema": 1, "rank": 0, "root": "/home/u/project", "epoch_ns": ..., "threads": ["MainThread", "writer"],
      "frames": [["train.py", 40, "step", "loss = model(x)", 1], ...], "stacks": [[0, 3], ...], outermost first
@@ -25,6 +25,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
@@ -39,6 +40,7 @@ _NAME = "stepscope-samples"
 _SHORTEST_NS, _LONGEST_NS, _SAMPLES_AT_FIRST = 100_000_000, 500_000_000, 300
 _PART_OF_TIME = 1_000  # at most a thousandth of the time is ours, where a sample takes less than half a millisecond
 _MAX_SAMPLES = 8_192  # more are thinned out
+_SAVED_AT = (32, 64, 128, 256, 512)  # samples: a job that is killed has those; more would take milliseconds to write
 _MAX_THREADS = 16  # of a sample
 _MAX_NAMES = 64
 _MAX_STACKS = 4_000
@@ -59,6 +61,7 @@ class ThreadSamples:
     def __init__(self, *, with_text: bool = True) -> None:
         self._with_text = with_text
         self._thread: threading.Thread | None = None
+        self._hand_over: Callable[[Callable[[Path, int], None]], object] | None = None
         self._training_thread, self._native_id, self._main_folder = 0, 0, ""
         self._is_over = False
         self._over = threading.Lock()  # held until the end
@@ -71,6 +74,10 @@ class ThreadSamples:
         self._last: dict[int, tuple[tuple[int, int], int, int]] = {}
         self._epoch_ns = time.time_ns() - perf_counter_ns()
         self._random = random.Random(0)  # the job's own stays as it is
+
+    def on_open(self, hand_over: Callable[[Callable[[Path, int], None]], object]) -> None:
+        """Learn how files are handed over: by a function of a folder and the rank that writes them."""
+        self._hand_over = hand_over
 
     def on_step_end(self, step: int) -> dict[str, Any]:
         """Start after the first steps."""
@@ -102,8 +109,11 @@ class ThreadSamples:
         self._over.release()
         self._thread.join(timeout=2.0)
         if self._samples:
-            with atomic_write(Path(folder) / rank_file(rank, "samples.jsonl")) as f:
-                f.write(json.dumps(self._document(rank), separators=(",", ":")).encode() + b"\n")
+            self._write(Path(folder), rank)
+
+    def _write(self, folder: Path, rank: int) -> None:
+        with atomic_write(folder / rank_file(rank, "samples.jsonl")) as f:
+            f.write(json.dumps(self._document(rank), separators=(",", ":")).encode() + b"\n")
 
     def _run(self) -> None:
         try:
@@ -138,6 +148,8 @@ class ThreadSamples:
             self._samples.append((seen, delay_ns))
             if len(self._samples) >= _MAX_SAMPLES:
                 del self._samples[::2]
+            if number + 1 in _SAVED_AT and self._hand_over is not None:
+                self._hand_over(self._write)
             cost_ns, number = cost_ns + time.thread_time_ns() - used_ns, number + 1
         now = training.preempted()
         self._preempted = now - preempted if now is not None and preempted is not None else None

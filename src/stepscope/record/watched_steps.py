@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -200,7 +201,7 @@ class WatchedSteps:
         self._samplers.tell("on_window_end")
         self._known.windows.append(hand_over_window(self._run, outcome))
         self._known.because("flight_recorder", hand_over_collectives(self._run, outcome["window"]))
-        self._known.because("samplers", hand_over_files(self._run, self._samplers, "after_window"))
+        self._known.because("samplers", hand_over_files(self._run, partial(self._samplers.tell, "after_window")))
         if self._config.light and outcome["status"] == "exported":
             self._after.count_flops_of(self._step)
         self._run.probe_clock(f"after{outcome['window']}")

@@ -2,14 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import HANG_S
 from tests.record.script_runs import environment
 
 from stepscope.cli.main import main
@@ -116,3 +119,15 @@ def test_a_sampled_job_prints_and_learns_the_same(tmp_path: Path) -> None:
     assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
     assert [line for line in second.stderr.splitlines() if not line.startswith("stepscope: ")] == []
     assert (tmp_path / "run" / "rank00000.samples.jsonl").exists()
+
+
+def test_a_job_that_is_killed_has_samples(tmp_path: Path) -> None:
+    plain = [sys.executable, "-W", "ignore", str(JOB), "lock", str(10**6)]
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", str(tmp_path / "run"), "--"]
+    samples = tmp_path / "run" / "rank00000.samples.jsonl"
+    with subprocess.Popen([*record, *plain], env=environment(), stderr=subprocess.PIPE, start_new_session=True) as job:
+        until = time.monotonic() + HANG_S
+        while not samples.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.killpg(job.pid, signal.SIGKILL)
+    assert {"MainThread", "writer"} <= set(json.loads(samples.read_text())["threads"])

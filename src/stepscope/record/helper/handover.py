@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.helper.side_channel import boot_id
 from stepscope.record.lifetime import LIFETIME
 from stepscope.record.rank import Place, initialized_distributed
-from stepscope.record.samplers import Samplers
 from stepscope.side_file import read_side_text
 from stepscope.version import __version__
 
@@ -317,13 +316,13 @@ def hand_over_collectives(run: OpenRun, window: int) -> str | None:
     return None
 
 
-def hand_over_files(run: OpenRun, samplers: Samplers, moment: str) -> str | None:
-    """Let samplers write files at `moment` and send them; return why that was not possible, None where it was."""
+def hand_over_files(run: OpenRun, write: Callable[[Path, int], None]) -> str | None:
+    """Let `write(folder, rank)` write files and send them; return why that was not possible, None where it was."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="files-", dir=run.scratch))
     except OSError as e:
         return f"the samplers' files could not be written: {e.strerror}"
-    samplers.tell(moment, folder, run.place.rank)
+    write(folder, run.place.rank)
     for path in sorted(folder.iterdir()):
         run.outbox.put({"do": "file", "plain": str(path), "name": path.name})
     return None

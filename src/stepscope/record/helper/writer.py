@@ -610,7 +610,8 @@ class Writer:
                 except OSError as e:
                     self.retries.note_failure(e)
             else:
-                self.files.append(self._pack_file(job, self.folder))
+                before = [file for file in self.files if file["name"] != job["name"]]  # samples come again, with more
+                self.files = [*before, self._pack_file(job, self.folder)]
 
     def _pack_file(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         about = {"name": job["name"], **job.get("about", {})}
