@@ -113,7 +113,11 @@ def memory():
     for name, factor in (("parameters", 1), ("gradients", 1), ("optimizer", 2)):
         check(f"{name}, bytes", held["categories"][name], factor * states)
     check("categories together", sum(held["categories"].values()), torch.cuda.memory_allocated())
-    check("source lines together", sum((held["sources"] or {}).values()), torch.cuda.memory_allocated())
+    sources = held["sources"] or {}
+    check("source lines together", sum(sources.values()), torch.cuda.memory_allocated())
+    # gradients and activations of backward's own thread have no line of Python
+    named = sum(size for line, size in sources.items() if line.startswith(__file__))
+    check("of lines here: parameters, optimizer, bytes", named, 3 * states)
     items = {item["id"]: item for item in stepscope.diagnose_memory_pressure()}
     total = torch.cuda.get_device_properties(0).total_memory
     peak = torch.cuda.memory_stats()["reserved_bytes.all.peak"]

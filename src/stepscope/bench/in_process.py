@@ -220,7 +220,8 @@ def _by_source(index: int | None) -> dict[str, int] | None:
         for block in segment["blocks"]:
             if block["state"] != "active_allocated" or segment["device"] != index:
                 continue
-            frames = block.get("frames") or []
+            # those of C++ are among them: backward's own threads have no others
+            frames = [f for f in block.get("frames") or () if f["filename"].endswith((".py", ">"))]
             chosen = next((f for f in frames if not f["filename"].startswith(own)), frames[0] if frames else None)
             source = "unknown" if chosen is None else f"{chosen['filename']}:{chosen['line']}"
             sizes[source] = sizes.get(source, 0) + block["size"]
