@@ -88,11 +88,17 @@ def _step_of(line: dict[str, Any]) -> _Step:
 def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, Any] | None:
     """Return how much longer steps after the window take, with an interval: medians and their spread.
 
-    Without evaluations: steps with one and steps without one have no median in common.
+    By the device's or the host's times, whichever differ less: a few long steps raise the device's median, where
+    neighbouring steps share a measurement, and the host's may change while the device's do not. Without evaluations:
+    steps with one and steps without one have no median in common.
     """
-    if min(len(before), len(after)) < _MIN_COMPARED:
-        return None
-    sides = [_own(before), _own(after)]
+    host = [[s.dur_ns - s.evaluated_ns for s in steps] for steps in (before, after)]
+    device = [[s.device_ns - s.evaluated_ns for s in steps if s.device_ns is not None] for steps in (before, after)]
+    found = [_compared(before, after, sides) for sides in (device, host) if min(map(len, sides)) >= _MIN_COMPARED]
+    return min((one for one in found if one is not None), key=lambda one: abs(one["ratio"] - 1), default=None)
+
+
+def _compared(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> dict[str, Any] | None:
     (first, error), (second, other) = ((median(side), error_of_median(side)) for side in sides)
     if first <= 0:
         return None
@@ -115,11 +121,6 @@ def _why(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> str
         if sooner and abs(later / sooner - 1) <= 0.05:
             return "the training thread's CPU time is the same: its waits changed (for a core, a device, other ranks)"
     return None
-
-
-def _own(steps: list[_Step]) -> list[int]:
-    device = [s.device_ns - s.evaluated_ns for s in steps if s.device_ns is not None]
-    return device if len(device) >= _MIN_COMPARED else [s.dur_ns - s.evaluated_ns for s in steps]
 
 
 def error_of_median(values: Sequence[float]) -> float:
