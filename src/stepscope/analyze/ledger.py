@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.log_stragglers import late_ranks, region_ns
+from stepscope.analyze.log_stragglers import has_waits, late_ranks, region_ns, shows_late_ranks
 from stepscope.contract.step_line import (
     BACKWARD,
     CHECKPOINT,
@@ -40,6 +40,7 @@ from stepscope.contract.step_line import (
 )
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.attempts import CLOSED, KILLED, LOAD, RUNNING, SAVE, Attempt, CheckpointFile, RankLife
+from stepscope.run.side_files import side_files
 
 Floats = npt.NDArray[np.float64]
 
@@ -141,6 +142,8 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
     failed = [_failed(attempts, k) for k in range(len(attempts))]
     usual = _usual_ns(attempts)
     tables = [_StepTable(one, usual) for one in attempts]
+    if not all(table.shows_late_ranks for table in tables):
+        warnings.append("time lost to a rank that is late in every step is unknown: with NCCL ranks wait on the device")
     kept = [_kept_until(attempts, k, failed[k], warnings) for k in range(len(attempts))]
     windows = _windows(attempts, failed, warnings)
     totals = np.zeros(len(_LABELS))
@@ -253,7 +256,10 @@ class _StepTable:
         self.usual = np.array([usual[one.world_size, rank.rank] for rank in one.ranks])[:, None]
         self._shape = (len(one.ranks), len(numbers))
         self._ranks = one.ranks
-        late = late_ranks([rank.log for rank in one.ranks], window_steps=_WINDOW_STEPS)
+        logs = [rank.log for rank in one.ranks]
+        times = None if has_waits(logs) else side_files(one.folder).collective_times
+        self.shows_late_ranks = shows_late_ranks(logs, times, one.description)
+        late = late_ranks(logs, times, window_steps=_WINDOW_STEPS)
         self.late = {one.rank for one in late}
         self._late_ns = float(max((one.late_ns for one in late), default=0))
         self.evaluations = int((self._column(EVALUATION) > 0).any(0).sum()) + self._after(EVALUATION)

@@ -4,6 +4,9 @@ A rank's own time is its step less the time it waited for the others' gradients 
 all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
 each rank choosing for itself: in the others the own time is unknown, not the whole step.
 
+With NCCL ranks wait on the device, and no log shows it. There the newest collectives tell, matched by their number:
+each ends on all ranks at once, and takes the last to arrive the least time. Own time is the step less its collectives.
+
 How late a rank is, is the centre (`stats/robust.py`) over steps of its own time less the others' median in the same
 step. Step times have long tails and hang together from one step to the next (a busy machine stays busy for a while),
 so the interval of that centre is of as many independent steps as the autocorrelation leaves. A rank is late where the
@@ -13,8 +16,11 @@ power). Of fewer than ten known steps every single one has to be late as well: t
 equal ranks the later one in most of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from math import sqrt
+from operator import and_
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +28,7 @@ import numpy.typing as npt
 from stepscope.contract.live import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.records import dataclass
-from stepscope.run.side_files import StepLog
+from stepscope.run.side_files import CollectiveTimes, StepLog
 from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_without_each, slow_start, t_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -61,17 +67,36 @@ class LateRank:
         return enough and self.low_ns > 0 and self.lasts and self.slowdown >= slowdown
 
 
+Times = Mapping[int, CollectiveTimes]
+
+
 def late_ranks(
-    logs: Sequence[StepLog], *, window_steps: int = DEFAULT_WINDOW_STEPS, slowdown: float = DEFAULT_SLOWDOWN
+    logs: Sequence[StepLog],
+    times: Times | None = None,
+    *,
+    window_steps: int = DEFAULT_WINDOW_STEPS,
+    slowdown: float = DEFAULT_SLOWDOWN,
 ) -> list[LateRank]:
     """Return the ranks that are late over the last steps that all ranks have, the latest first."""
-    found = [late for late in lateness(logs, window_steps=window_steps) if late.is_late(slowdown)]
+    found = [late for late in lateness(logs, times, window_steps=window_steps) if late.is_late(slowdown)]
     return sorted(found, key=lambda late: -late.late_ns)
 
 
-def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
+def has_waits(logs: Sequence[StepLog]) -> bool:
+    """Return whether a log shows how long its rank waited for others."""
+    return any(not np.isnan(log.column(WAITING)).all() for log in logs)
+
+
+def shows_late_ranks(logs: Sequence[StepLog], times: Times | None, description: Mapping[str, Any]) -> bool:
+    """Return whether a late rank would show: with NCCL the others wait for it on the device."""
+    on_host = len(logs) < 2 or "nccl" not in str(description.get("backend"))
+    return on_host or has_waits(logs) or _own_by_collectives(logs, times or {}, 1) is not None
+
+
+def lateness(logs: Sequence[StepLog], times: Times | None = None, *, window_steps: int) -> list[LateRank]:
     """Return how late each rank is with its interval, by rank; none where too few steps tell."""
-    own = own_ns(logs, window_steps=window_steps)
+    by_collectives = _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs) else None
+    own = by_collectives if by_collectives is not None else own_ns(logs, window_steps=window_steps)
     if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < 5:
         return []
     typical = np.nanmedian(own, axis=1)
@@ -140,6 +165,25 @@ def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
         return None
     first = min(int(steps[-window_steps:][0]) for steps in known)
     return np.asarray(own[:, first:])
+
+
+def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int) -> Floats | None:
+    """Return own time per rank and step from the newest collectives; None where the ranks have too few in common.
+
+    A step is as many collectives of the group as a step has of them.
+    """
+    mine = [times.get(log.rank) for log in logs]
+    found = [one for one in mine if one is not None]
+    if len(found) < len(logs) or len({one.group for one in found}) > 1:
+        return None
+    each = max(1, round(min(one.count / max(len(log), 1) for one, log in zip(found, logs, strict=True))))
+    numbers = sorted(reduce(and_, (one.ns_by_number.keys() for one in found)))[-each * window_steps :]
+    steps = len(numbers) // each
+    if not steps:
+        return None
+    took = np.array([[one.ns_by_number[k] for k in numbers[-each * steps :]] for one in found], float)
+    step_ns = np.array([[median(log.dur_ns[log.unprofiled])] if log.unprofiled.any() else [np.nan] for log in logs])
+    return np.asarray(step_ns - took.reshape(len(logs), steps, each).sum(axis=2))
 
 
 def _own_ns(log: StepLog) -> Floats:

@@ -10,7 +10,15 @@ import numpy as np
 
 from stepscope.analyze.energy import energy_of
 from stepscope.analyze.kernels import measured_kernels
-from stepscope.analyze.log_stragglers import LateRank, is_rare, late_ranks, median_ns, region_names, region_ns
+from stepscope.analyze.log_stragglers import (
+    LateRank,
+    is_rare,
+    late_ranks,
+    median_ns,
+    region_names,
+    region_ns,
+    shows_late_ranks,
+)
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.analyze.training_step import no_core_share
 from stepscope.contract.run_folder import SCHEMA
@@ -28,7 +36,7 @@ _OF_TRACES = ("window", "compute", "comm", "memory", "exposed_comm", "idle", "wa
 def light_json(run: LightRun) -> dict[str, Any]:
     """Return the report of a run without traces."""
     logs = run.logs
-    late = late_ranks(logs)
+    late = late_ranks(logs, run.collective_times)
     series = log_series(logs)
     steady = steadiness_of(series) if series is not None and len(series.dur_ns) > 1 else None
     counted = [name for name in region_names(logs) if not is_rare(logs, name)]
@@ -50,7 +58,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "steadiness": steadiness_json(steady),
         "by_strategy": {},
         "verdict": "straggler-bound" if late else "unclear",
-        "verdict_reason": _reason(late, ranks),
+        "verdict_reason": _reason(late, ranks, known=shows_late_ranks(logs, run.collective_times, run.description)),
         "code": [],
         "modules": [],
         "examined": [],
@@ -159,7 +167,9 @@ def _rare_region(logs: Sequence[StepLog], name: str) -> dict[str, Any]:
     }
 
 
-def _reason(late: Sequence[LateRank], ranks: Sequence[dict[str, Any]]) -> str:
+def _reason(late: Sequence[LateRank], ranks: Sequence[dict[str, Any]], *, known: bool) -> str:
+    if not late and not known:
+        return "step times alone do not show whether a rank is late: with NCCL ranks wait on the device; record a trace"
     if not late:
         return "no rank is late; only step times were recorded, a trace shows what a step consists of"
     late_ms = ms(late[0].late_ns)

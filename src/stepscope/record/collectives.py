@@ -344,6 +344,9 @@ class Row:
     best_busbw_gb_per_s: float | None
 
 
+_MAX_RECENT = 1_024
+
+
 class _Totals:
     __slots__ = ("best_bytes_per_ns", "bytes", "bytes_known", "count", "time_ns", "timed_bytes", "timed_count")
 
@@ -361,6 +364,7 @@ class Ledger:
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._counted_to: dict[tuple[str, str], int] = {}  # per backend and group: the newest entry counted
         self._timed: set[tuple[str, int]] = set()  # entries whose time was taken
+        self._recent: dict[str, deque[tuple[int, int]]] = {}  # by group: number in the group, time in us
 
     def count(self, operation: str, group: str, *, size_bytes: int | None) -> None:
         totals = self._of(operation, group)
@@ -396,7 +400,14 @@ class Ledger:
             if key not in self._timed and size is not None:
                 operation = operation_of(entry["profiling_name"])
                 self.time(operation, group, size_bytes=size, dur_ns=round(entry["duration_ms"] * 1e6))
+                if not entry["is_p2p"] and (number := entry.get("collective_seq_id")):
+                    recent = self._recent.setdefault(group, deque(maxlen=_MAX_RECENT))
+                    recent.append((number, round(entry["duration_ms"] * 1e3)))
         self._timed = set(present)  # what the recorder has dropped will not come again
+
+    def recent(self, groups: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
+        """Return the newest times of some groups: `(number of the collective in its group, us)`."""
+        return {group: list(self._recent[group]) for group in groups if group in self._recent}
 
     def forget_times(self, groups: Collection[str]) -> None:
         """Drop the times of some groups, because a better source has come up."""
@@ -691,7 +702,7 @@ class LiveCollectives:
             self.ledger.note(f"the flight recorder cannot be read: {explain(e)}")
 
     def _lines(self, rank: int) -> list[dict[str, Any]]:
-        rows = self.table()
+        rows, sizes = self.table(), self.volume.group_sizes
         if any(row.timed_count == 0 and row.bytes for row in rows):
             self.ledger.note(
                 "operations without a time were issued in C++ on a backend that keeps no times (gloo), or waited for "
@@ -702,6 +713,8 @@ class LiveCollectives:
             "rank": rank,
             "groups": self._process_groups,
             "issued": {name: number for name, number in self.volume.issued.items() if number},
+            # the same collective takes the last rank to arrive the least time
+            "recent_us": self.ledger.recent(name for name, size in sizes.items() if size == max(sizes.values())),
             "notes": self.ledger.notes,
         }
         return [header, *(asdict(row) for row in rows)]

@@ -1,5 +1,6 @@
 """A run without traces, as light mode leaves it: its step logs, and what the run folder says of the job."""
 
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,14 @@ from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.load import run_description
-from stepscope.run.side_files import StepLog, Telemetry, readable_step_logs, side_files, with_core_waits
+from stepscope.run.side_files import (
+    CollectiveTimes,
+    StepLog,
+    Telemetry,
+    readable_step_logs,
+    side_files,
+    with_core_waits,
+)
 from stepscope.run.sources import is_unreadable_report
 
 
@@ -24,6 +32,8 @@ class LightRun(ArrayRecord):
     measured: tuple[MeasuredLaunches, ...]
     warnings: tuple[str, ...]
     telemetry: tuple[Telemetry, ...] = ()
+    #: by rank
+    collective_times: dict[int, CollectiveTimes] = field(default_factory=dict)
 
 
 def load_light(folder: str | Path) -> LightRun:
@@ -40,4 +50,6 @@ def load_light(folder: str | Path) -> LightRun:
     beside = side_files(path)
     logs = with_core_waits(logs, beside.samples)
     lines = (*warnings, *damaged, *faults)
-    return LightRun(path.absolute().name, path, logs, description, measured, lines, beside.telemetry)
+    return LightRun(
+        path.absolute().name, path, logs, description, measured, lines, beside.telemetry, beside.collective_times
+    )

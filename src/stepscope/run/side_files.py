@@ -283,6 +283,7 @@ _MAX_EDGES = 10_000
 # operations and groups of one rank
 _MAX_LIVE = 2_000
 _MAX_LIVE_OF_ALL = 200_000
+_MAX_RECENT = 10_000
 
 
 @dataclass(frozen=True)
@@ -304,6 +305,17 @@ class LiveCollective:
 
 
 @dataclass(frozen=True)
+class CollectiveTimes:
+    """The newest collectives of one rank in its largest group, the wait for later ranks included."""
+
+    group: str
+    #: collectives of the group over the whole job
+    count: int
+    #: ns, by the number of the collective in its group
+    ns_by_number: dict[int, int]
+
+
+@dataclass(frozen=True)
 class MemoryEdge:
     """Memory of one rank at the edge of a region, in a step that was looked at closely."""
 
@@ -321,6 +333,8 @@ class SideFiles(ArrayRecord):
     telemetry: tuple[Telemetry, ...] = ()
     samples: tuple[ThreadSamples, ...] = ()
     collectives: tuple[LiveCollective, ...] = ()
+    #: by rank
+    collective_times: dict[int, CollectiveTimes] = field(default_factory=dict)
     memory: tuple[MemoryEdge, ...] = ()
     #: by rank: the peak by category, or the reason why it is unknown
     memory_peaks: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -355,6 +369,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     telemetry: list[Telemetry] = []
     samples: list[ThreadSamples] = []
     collectives: list[LiveCollective] = []
+    times: dict[int, CollectiveTimes] = {}
     edges: list[MemoryEdge] = []
     peaks: dict[int, dict[str, Any]] = {}
     logs: list[NcclLog] = []
@@ -375,6 +390,8 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         elif what == _COLLECTIVES:
             found = _kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
             called = found[0][0].get("groups", {}) if found[0] else {}
+            if found[0] and (recent := found[0][0].get("recent")) is not None:
+                times[rank] = recent
             live = [
                 LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in found[0] if "op" in x
             ]
@@ -395,6 +412,7 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         telemetry=tuple(telemetry),
         samples=tuple(samples),
         collectives=tuple(collectives),
+        collective_times=times,
         memory=tuple(edges),
         memory_peaks=peaks,
         nccl=tuple(logs),
@@ -445,7 +463,10 @@ def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
     groups = line.get("groups")
     if isinstance(groups, list):
         known = [g for g in groups[:10_000] if isinstance(g, dict)]
-        return {"groups": {name(g.get("name")): name(g["desc"]) for g in known if g.get("desc")}}
+        return {
+            "groups": {name(g.get("name")): name(g["desc"]) for g in known if g.get("desc")},
+            "recent": _recent_times(line.get("recent_us"), line.get("issued")),
+        }
     op, count = line.get("operation"), _whole(line.get("count"))
     if not isinstance(op, str) or count is None:
         return None
@@ -458,6 +479,20 @@ def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
         "time_ns": ns_of_ms(line.get("time_ms")),
         **{key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")},
     }
+
+
+def _recent_times(recent: Any, issued: Any) -> CollectiveTimes | None:
+    """Return the times of the group with the most, None where there are none."""
+    by_group = {g: pairs for g, pairs in recent.items() if isinstance(pairs, list)} if isinstance(recent, dict) else {}
+    group = max(by_group, key=lambda g: len(by_group[g]), default=None)
+    count = _whole(issued.get(group)) if isinstance(issued, dict) and group is not None else None
+    if group is None or not count:
+        return None
+    pairs = [p for p in by_group[group][:_MAX_RECENT] if isinstance(p, list) and len(p) == 2]
+    found = {_whole(at): _whole(us) for at, us in pairs}
+    return CollectiveTimes(
+        name(group), count, {at: 1_000 * us for at, us in found.items() if at is not None and us is not None}
+    )
 
 
 def _edge_or_peak(line: dict[str, Any]) -> dict[str, Any] | None:

@@ -7,16 +7,17 @@ its jobs, are equal ranks; own times are scaled to steps of 200 ms, a sleep is a
 
 import gzip
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stepscope.analyze.log_stragglers import independent_samples, late_ranks, lateness
+from stepscope.analyze.log_stragglers import independent_samples, late_ranks, lateness, shows_late_ranks
 from stepscope.analyze.stragglers import _recurring_late
 from stepscope.analyze.training_step import training_step
-from stepscope.run.side_files import StepLog, step_log_of
+from stepscope.run.side_files import CollectiveTimes, StepLog, step_log_of
 from stepscope.units import ms
 
 OWN_MS, TRANSFER_MS = 195.0, 5.0
@@ -76,6 +77,32 @@ def test_sleep_of_80_ms_is_measured_within_a_tenth_in_nine_of_ten_runs() -> None
     found = [lateness(two_ranks(rng, late_ms=80), window_steps=1000)[1] for _ in range(100)]
     assert sum(abs(ms(late.late_ns) - 80) <= 8 for late in found) >= 90
     assert sum(ms(late.low_ns) <= 80 <= ms(late.high_ns) for late in found) >= 95
+
+
+def waiting_on_the_device(logs: list[StepLog]) -> tuple[list[StepLog], dict[int, CollectiveTimes]]:
+    """Return logs without the waits, as of jobs with NCCL, and the times of three collectives per step with them."""
+    bare = [replace(log, numbers={k: v for k, v in log.numbers.items() if "gradient_sync" not in k}) for log in logs]
+    times = {}
+    for log in logs:
+        waits = log.column("regions.gradient_sync.ns").astype(int).tolist()
+        each = [ns for wait in waits for ns in (wait - 2_000_000, 1_000_000, 1_000_000)]
+        times[log.rank] = CollectiveTimes("0", len(each), dict(enumerate(each, 7)))
+    return bare, times
+
+
+def test_waits_on_the_device_show_in_the_times_of_collectives() -> None:
+    rng = np.random.default_rng(19)
+    found = []
+    for late_ms in (0, 80):
+        jobs = [waiting_on_the_device(two_ranks(rng, late_ms=late_ms)) for _ in range(50)]
+        assert not any(late_ranks(logs) for logs, _ in jobs)
+        assert all(shows_late_ranks(*job, {"backend": "nccl"}) for job in jobs)
+        assert not any(shows_late_ranks(logs, {}, {"backend": "nccl"}) for logs, _ in jobs)
+        found.append([late_ranks(*job) for job in jobs])
+    assert sum(map(bool, found[0])) <= 1
+    named = [late for late in found[1] if [one.rank for one in late] == [1]]
+    assert len(named) >= 45
+    assert sum(abs(ms(one.late_ns) - 80) <= 10 for (one,) in named) >= 0.9 * len(named)
 
 
 def test_shock_that_lasts_for_many_steps_is_few_independent_samples() -> None:

@@ -13,6 +13,7 @@ from tests.made_once import made_once
 from tests.one_rank_group import one_rank_group
 
 from stepscope.record.collectives import CollectiveTap, LiveCollectives
+from stepscope.run.side_files import side_files
 
 JOB = Path(__file__).parents[1] / "collectives_job.py"
 BUCKETS_BYTES = 2 * (512 * 512 + 512) * 4
@@ -95,6 +96,34 @@ def test_a_recorder_that_cannot_be_read_is_a_note_and_nothing_else(alone, tmp_pa
     found, *operations = lines_of(tmp_path / "rank00000.collectives.jsonl")
     assert "no such thing" in found["notes"][0]
     assert operations[0]["bytes"] == 20
+
+
+def test_times_of_nccl_are_written_with_the_number_of_the_collective(alone, tmp_path):
+    group = dist.distributed_c10d._get_default_group().group_name
+
+    def entries():
+        return [
+            {
+                "record_id": number,
+                "collective_seq_id": number,
+                "profiling_name": "nccl:all_reduce",
+                "process_group": (group, "default_pg"),
+                "is_p2p": False,
+                "time_created_ns": 1,
+                "duration_ms": number / 4,
+                "input_sizes": [[5]],
+                "input_dtypes": ["Float"],
+            }
+            for number in range(1, 9)
+        ]
+
+    live = LiveCollectives(entries=entries)
+    live.install()
+    dist.all_reduce(torch.ones(5))
+    live.on_step_end(0)
+    live.on_close(tmp_path, 0)
+    (times,) = side_files(tmp_path).collective_times.values()
+    assert times.ns_by_number == {number: 250_000 * number for number in range(1, 9)}
 
 
 def test_a_failure_in_the_tap_is_one_warning_and_the_collective_still_runs(alone, capsys):
