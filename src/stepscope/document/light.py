@@ -82,12 +82,13 @@ def step_ns(logs: Sequence[StepLog]) -> int | None:
 def _run(run: LightRun) -> dict[str, Any]:
     said = run.description
     versions, device = said.get("versions"), said.get("device")
-    world = said.get("world_size")
+    world, devices = said.get("world_size"), [one.device.get("uuid") for one in run.telemetry]
     return {
         "name": run.name,
         "world_size": world if isinstance(world, int) and not isinstance(world, bool) else len(run.logs),
         "num_ranks": len(run.logs),
         "num_steps": max(map(len, run.logs)),
+        "num_devices": len(set(devices)) if all(devices) and len(devices) == len(run.logs) else None,
         "device": _text(device.get("name")) if isinstance(device, dict) else None,
         "backend": _text(said.get("backend")),
         "strategy": None,
