@@ -4,8 +4,9 @@ A rank's own time is its step less the time it waited for the others' gradients 
 all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
 each rank choosing for itself: in the others the own time is unknown, not the whole step.
 
-With NCCL ranks wait on the device, and no log shows it. There the newest collectives tell, matched by their number:
-each ends on all ranks at once, and takes the last to arrive the least time. Own time is the step less its collectives.
+With NCCL ranks wait on the device. Own time is the step less its collectives there: while the job runs their mean over
+the last steps, after it the newest collectives, matched by their number. Each ends on all ranks at once, and takes the
+last to arrive the least time.
 
 How late a rank is, is the centre (`stats/robust.py`) over steps of its own time less the others' median in the same
 step. Step times have long tails and hang together from one step to the next (a busy machine stays busy for a while),
@@ -33,7 +34,7 @@ from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_wi
 
 Floats = npt.NDArray[np.float64]
 
-WAITING = "regions.gradient_sync.ns"
+WAITING = ("regions.gradient_sync.ns", "collectives.device_ns")  # on the host; on the device, of the last steps
 # in which share of runs with equal ranks any may be named late by chance
 _FALSE_ALARMS = 0.0125
 _CLIP_SIGMAS = 3.0
@@ -82,9 +83,9 @@ def late_ranks(
     return sorted(found, key=lambda late: -late.late_ns)
 
 
-def has_waits(logs: Sequence[StepLog]) -> bool:
+def has_waits(logs: Sequence[StepLog], places: Sequence[str] = WAITING) -> bool:
     """Return whether a log shows how long its rank waited for others."""
-    return any(not np.isnan(log.column(WAITING)).all() for log in logs)
+    return any(not np.isnan(log.column(place)).all() for log in logs for place in places)
 
 
 def shows_late_ranks(logs: Sequence[StepLog], times: Times | None, description: Mapping[str, Any]) -> bool:
@@ -95,7 +96,9 @@ def shows_late_ranks(logs: Sequence[StepLog], times: Times | None, description: 
 
 def lateness(logs: Sequence[StepLog], times: Times | None = None, *, window_steps: int) -> list[LateRank]:
     """Return how late each rank is with its interval, by rank; none where too few steps tell."""
-    by_collectives = _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs) else None
+    by_collectives = (
+        _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs, WAITING[:1]) else None
+    )
     own = by_collectives if by_collectives is not None else own_ns(logs, window_steps=window_steps)
     if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < 5:
         return []
@@ -190,7 +193,7 @@ def _own_ns(log: StepLog) -> Floats:
     """Return each step less its wait; a rank that never waits has none to take off. Profiled steps are not known,
     unless all are.
     """
-    waited = log.column(WAITING)
+    waited = next((x for place in WAITING if not np.isnan(x := log.column(place)).all()), log.column(WAITING[0]))
     waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
     own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
     return np.where(log.unprofiled, own, np.nan) if log.unprofiled.any() else np.asarray(own, float)
@@ -230,5 +233,5 @@ def median_ns(log: StepLog, values_ns: Floats) -> float | None:
 
 
 def _split(log: StepLog) -> npt.NDArray[np.bool_]:
-    told = ~np.isnan(log.column(WAITING))
+    told = ~np.isnan(log.column(WAITING[0]))
     return told if told.any() else np.ones(len(log), bool)

@@ -510,7 +510,7 @@ def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLo
     shared = shared.whole
     if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
         return []
-    if any(np.isnan(log.column(WAITING)).all() for log in logs):
+    if any(np.isnan(log.column(WAITING[0])).all() for log in logs):
         return []
     judged = lateness(logs, window_steps=_ALL_STEPS)
     own = own_times(shared) if traced else None
@@ -529,7 +529,7 @@ def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, flo
     numbers = common_steps(shared.run.ranks)
     found = {}
     for log in logs:
-        own = (log.dur_ns - log.column(WAITING))[np.isin(log.step, numbers)]
+        own = (log.dur_ns - log.column(WAITING[0]))[np.isin(log.step, numbers)]
         if len(own) < len(numbers) or np.isnan(own).any():
             return {}
         found[log.rank] = float(own.mean())

@@ -7,11 +7,13 @@
 
 `start_ns` and `end_ns` are epoch times, `dur_ns` is by a clock that never jumps; `device_ns` is the time between the
 device's ends of two steps, of short ones the mean of a few, None where it was not measured. A region's time is its own,
-without regions inside it. `cpu` is how long the training thread ran and, in trials, how long it
-was ready to run and had no core, by the kernel.
+without regions inside it. `cpu` is how long the training thread ran, the mean of steps that were timed together, and in
+trials how long it was ready to run and had no core, by the kernel. `collectives.device_ns` is the mean time per step in
+collectives of NCCL over the last steps, waits included.
 """
 
 import re
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache, lru_cache
 from typing import Any, NotRequired, TypedDict
@@ -59,6 +61,20 @@ class StepLine(TypedDict):
     cpu: NotRequired[dict[str, int]]
     memory: NotRequired[dict[str, Any]]
     collectives: NotRequired[dict[str, Any]]
+
+
+def waited_ns(step: Mapping[str, Any]) -> int | None:
+    """Return how long a step waited for the other ranks, on the host for gradients, with NCCL on the device.
+
+    None where that was not measured: of short steps, regions and collectives are timed in a few of them only.
+    """
+    for name, part, field in (("regions", GRADIENT_SYNC, "ns"), ("collectives", "device_ns", None)):
+        found = step.get(name)
+        ns = found.get(part) if isinstance(found, Mapping) else None
+        ns = ns.get(field) if isinstance(ns, Mapping) else ns
+        if isinstance(ns, int) and not isinstance(ns, bool):
+            return ns
+    return None
 
 
 # Which part of training does the name of a range mean? One table of aliases for all frameworks.

@@ -345,6 +345,7 @@ class Row:
 
 
 _MAX_RECENT = 1_024
+_MIN_STEPS = 20  # between two readings of the flight recorder, to know how long collectives take per step
 
 
 class _Totals:
@@ -391,8 +392,11 @@ class Ledger:
                 size = entry_bytes(entry, group_size=group_sizes.get(group, 1))
                 self.count(operation_of(entry["profiling_name"]), group, size_bytes=size)
 
-    def add_times(self, entries: Iterable[Mapping[str, Any]], *, group_sizes: Mapping[str, int]) -> None:
-        """Take the backend's own times from entries that have one and were not seen before."""
+    def add_times(
+        self, entries: Iterable[Mapping[str, Any]], *, group_sizes: Mapping[str, int]
+    ) -> dict[str, list[int]]:
+        """Take the backend's own times from entries that have one and were not seen before; return them by group."""
+        new: dict[str, list[int]] = {}
         present = {(e["profiling_name"].split(":")[0], e["record_id"]): e for e in entries}
         for key, entry in present.items():
             group = entry["process_group"][0]
@@ -403,7 +407,9 @@ class Ledger:
                 if not entry["is_p2p"] and (number := entry.get("collective_seq_id")):
                     recent = self._recent.setdefault(group, deque(maxlen=_MAX_RECENT))
                     recent.append((number, round(entry["duration_ms"] * 1e3)))
+                    new.setdefault(group, []).append(round(entry["duration_ms"] * 1e6))
         self._timed = set(present)  # what the recorder has dropped will not come again
+        return new
 
     def recent(self, groups: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
         """Return the newest times of some groups: `(number of the collective in its group, us)`."""
@@ -582,6 +588,10 @@ class LiveCollectives:
         self._over = False
         self._next_read_ns = 0
         self._looked_ns = 0
+        self._num_steps = self._steps_at_look = 0
+        self._read_at: tuple[int, dict[str, int]] = (0, {})  # steps and collectives when `_new_times` began
+        self._new_times: list[int] = []
+        self._device_ns: int | None = None  # of a step in collectives of the largest group, by the last reading
 
     def install(self) -> None:
         """Begin to listen where torch.distributed is up; `on_step_end` does so too."""
@@ -612,6 +622,7 @@ class LiveCollectives:
             self.install()
             if self._reader is None:
                 return {}
+        self._num_steps += 1
         now_ns = time.time_ns()
         if step >= 50 and 0 <= now_ns - self._looked_ns < 100_000_000:
             self.volume.share_a_look()
@@ -619,13 +630,17 @@ class LiveCollectives:
         self._looked_ns = now_ns
         self._tap.read_events()
         line = self.volume.end_of_step(self._numbers(), now_ns=now_ns)
+        self._steps_at_look = self._num_steps
         if step in (2, 4, 8, 16) or now_ns >= self._next_read_ns:
             self._next_read_ns = now_ns + 10**10  # until the reader knows better
             self._wake.set()
+        if line is not None and self._device_ns is not None:
+            line["device_ns"] = self._device_ns
         return {} if line is None else {"collectives": line}
 
     def on_steps_passed(self, count: int) -> None:
         """Let steps that nobody looked at share the next look."""
+        self._num_steps += count
         self.volume.share_a_look(count)
 
     def on_window_end(self) -> None:
@@ -689,7 +704,7 @@ class LiveCollectives:
             if timed and self._tap.device_events:
                 self._tap.device_events = False
                 self.ledger.forget_times({e["process_group"][0] for e in timed})
-            self.ledger.add_times(timed, group_sizes=self.volume.group_sizes)
+            self._learn_times(self.ledger.add_times(timed, group_sizes=self.volume.group_sizes))
             if not entries:
                 self.ledger.note(
                     "collectives issued in C++ (DDP's reducer, functional collectives) are counted but their bytes are "
@@ -700,6 +715,21 @@ class LiveCollectives:
         except Exception as e:  # noqa: BLE001 - a private interface, and training comes first
             self._next_read_ns = 1 << 62
             self.ledger.note(f"the flight recorder cannot be read: {explain(e)}")
+
+    def _learn_times(self, new: Mapping[str, list[int]]) -> None:
+        """Take in new times; those of the first steps are not typical."""
+        sizes, (since, before), now = self.volume.group_sizes, self._read_at, self._steps_at_look
+        group = max(new, key=lambda name: (sizes.get(name, 0), len(new[name])), default=None)
+        if group is None:
+            return
+        self._new_times += new[group]
+        issued = dict(self.volume.issued)
+        if group in before and now - since >= _MIN_STEPS:
+            each = (issued.get(group, 0) - before[group]) / (now - since)  # the recorder is a ring, and has fewer
+            self._device_ns = round(sum(self._new_times) / len(self._new_times) * each)
+        elif group in before:
+            return
+        self._read_at, self._new_times = (now, issued), []
 
     def _lines(self, rank: int) -> list[dict[str, Any]]:
         rows, sizes = self.table(), self.volume.group_sizes

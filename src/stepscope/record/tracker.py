@@ -24,11 +24,11 @@ import torch
 
 from stepscope.contract.live import DEFAULT_WINDOW_STEPS, RankScore, rank_scores
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import FIRST_STEPS
+from stepscope.contract.step_line import FIRST_STEPS, waited_ns
 from stepscope.errors import UsageError
 from stepscope.record.batch_contents import contents_of
 from stepscope.record.failsafe import explain, say
-from stepscope.record.live.alarm_window import LogTail, waited_ns
+from stepscope.record.live.alarm_window import LogTail
 from stepscope.record.memory import device_stats, host_bytes
 from stepscope.record.sinks import Sink, sinks_from
 from stepscope.record.straggler_detector import StragglerDetector

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,32 +99,37 @@ def test_a_recorder_that_cannot_be_read_is_a_note_and_nothing_else(alone, tmp_pa
     assert operations[0]["bytes"] == 20
 
 
-def test_times_of_nccl_are_written_with_the_number_of_the_collective(alone, tmp_path):
-    group = dist.distributed_c10d._get_default_group().group_name
+class Recorder:
+    """A flight recorder in which every collective of NCCL so far took 0.25 ms."""
 
-    def entries():
-        return [
-            {
-                "record_id": number,
-                "collective_seq_id": number,
-                "profiling_name": "nccl:all_reduce",
-                "process_group": (group, "default_pg"),
-                "is_p2p": False,
-                "time_created_ns": 1,
-                "duration_ms": number / 4,
-                "input_sizes": [[5]],
-                "input_dtypes": ["Float"],
-            }
-            for number in range(1, 9)
-        ]
+    def __init__(self):
+        self.count = 0
 
-    live = LiveCollectives(entries=entries)
+    def entries(self):
+        group = dist.distributed_c10d._get_default_group().group_name
+        of_all = {"process_group": (group, "default_pg"), "is_p2p": False, "time_created_ns": 1, "duration_ms": 0.25}
+        of_all |= {"profiling_name": "nccl:all_reduce", "input_sizes": [[5]], "input_dtypes": ["Float"]}
+        return [{"record_id": n, "collective_seq_id": n, **of_all} for n in range(1, self.count + 1)]
+
+
+def test_times_of_nccl_are_known_per_step_and_by_number(alone, tmp_path):
+    recorder = Recorder()
+    live = LiveCollectives(entries=recorder.entries)
     live.install()
-    dist.all_reduce(torch.ones(5))
-    live.on_step_end(0)
+    until, line, step = time.monotonic() + HANG_S, {}, 0
+    while "device_ns" not in line.get("collectives", {}) and time.monotonic() < until:
+        for _ in range(2):
+            dist.all_reduce(torch.ones(5))
+            recorder.count += 1
+        line = live.on_step_end(step)
+        step += 1
+        if step % 30 == 0:
+            live.on_window_end()
+            time.sleep(0.15)
+    assert line["collectives"]["device_ns"] == pytest.approx(500_000, rel=0.15)
     live.on_close(tmp_path, 0)
     (times,) = side_files(tmp_path).collective_times.values()
-    assert times.ns_by_number == {number: 250_000 * number for number in range(1, 9)}
+    assert times.ns_by_number == dict.fromkeys(range(1, recorder.count + 1), 250000)
 
 
 def test_a_failure_in_the_tap_is_one_warning_and_the_collective_still_runs(alone, capsys):

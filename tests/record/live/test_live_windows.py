@@ -120,9 +120,25 @@ def noise_ms(step: int, rank: int) -> float:
     return ((step * 7919 + rank * 104729) % 101) / 101
 
 
-def steps(numbers: Iterable[int], own_ms: Own, *, ranks: int = 2, **change: Any) -> dict[int, list[dict[str, Any]]]:
+Lines = dict[int, list[dict[str, Any]]]
+
+
+def on_device(numbers: Iterable[int], own_ms: Own) -> Lines:
+    """Return lines of two ranks that wait on the device, which is known as a mean every hundred steps."""
+    found: Lines = {0: [], 1: []}
+    for step in numbers:
+        longest = [max(own_ms(0, k), own_ms(1, k)) for k in range(max(20, step // 100 * 100 - 100), step // 100 * 100)]
+        for rank in (0, 1):
+            own = [own_ms(rank, k) for k in range(max(20, step // 100 * 100 - 100), step // 100 * 100)]
+            known = {"device_ns": round(1e6 * float(np.mean(longest) - np.mean(own)))} if own else {}
+            dur_ns = round(1e6 * max(own_ms(0, step), own_ms(1, step)))
+            found[rank].append({"step": step, "dur_ns": dur_ns, "regions": {}, "collectives": known})
+    return found
+
+
+def steps(numbers: Iterable[int], own_ms: Own, *, ranks: int = 2, **change: Any) -> Lines:
     """Return lines of ranks that wait for the latest of them, as gradients make them."""
-    found: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(ranks)}
+    found: Lines = {rank: [] for rank in range(ranks)}
     for step in numbers:
         own = [own_ms(rank, step) for rank in range(ranks)]
         for rank in range(ranks):
@@ -139,10 +155,20 @@ def late_from(first: int) -> Own:
     return lambda rank, step: even(rank, step) + (8 if rank == 1 and step >= first else 0)
 
 
-def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[Change]:
-    looks = range(first, last, per_look)
-    changes = (c for at in looks for c in judge.take(steps(range(at, at + per_look), own_ms)))
+def risen(
+    judge: JobAlarms, own_ms: Own, first: int, last: int, lines: Callable[[Iterable[int], Own], Lines] = steps
+) -> list[Change]:
+    looks = range(first, last, STEPS_PER_LOOK)
+    changes = (c for at in looks for c in judge.take(lines(range(at, at + STEPS_PER_LOOK), own_ms)))
     return [change for change in changes if change.since is not None]
+
+
+def test_rank_that_others_wait_for_on_the_device_raises_an_alarm() -> None:
+    judge = JobAlarms(2)
+    assert risen(judge, even, 20, 400, on_device) == []
+    (alarm,) = (one for one in risen(judge, late_from(400), 400, 700, on_device) if one.kind == STRAGGLER)
+    assert alarm.rank == 1
+    assert alarm.text.startswith("rank 1 is 8.")
 
 
 def change(kind: str, rank: int | None, since: int | None) -> Change:
@@ -235,5 +261,6 @@ def test_noise_of_a_loaded_machine_pulls_next_to_nothing() -> None:
     for load in LOADS:
         for _ in range(4):
             own = np.array([from_real_jobs(load, 2500, rng) for _ in range(2)])
-            risen_by_load[load] += len(risen(JobAlarms(2), own_of(own), 20, 2500))
-    assert sum(risen_by_load.values()) <= 3, risen_by_load
+            for lines in (steps, on_device):
+                risen_by_load[load] += len(risen(JobAlarms(2), own_of(own), 20, 2480, lines))
+    assert sum(risen_by_load.values()) <= 6, risen_by_load

@@ -33,7 +33,7 @@ from stepscope.contract.live import (
     regression_state,
 )
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import GRADIENT_SYNC, WARMUP
+from stepscope.contract.step_line import WARMUP, waited_ns
 from stepscope.record.step_statistics import error_of_median
 from stepscope.units import NS_PER_MS, ms
 
@@ -55,17 +55,6 @@ class LogTail:
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
         return [step for line in whole.splitlines() if (step := _step(line)) is not None]
-
-
-def waited_ns(step: Mapping[str, Any]) -> int | None:
-    """Return how long a step waited for the other ranks' gradients; None where that was not measured.
-
-    Where steps are short their regions are timed in a few of them only.
-    """
-    regions = step.get("regions")
-    sync = regions.get(GRADIENT_SYNC) if isinstance(regions, Mapping) else None
-    ns = sync.get("ns") if isinstance(sync, Mapping) else None
-    return ns if isinstance(ns, int) and not isinstance(ns, bool) else None
 
 
 def _step(line: bytes) -> dict[str, Any] | None:

@@ -26,8 +26,8 @@ from stepscope.contract.step_line import (
     DATA_LOADING,
     EVALUATION,
     FIRST_STEPS,
-    GRADIENT_SYNC,
     LONG_STEP,
+    waited_ns,
 )
 from stepscope.errors import UsageError
 from stepscope.version import __version__
@@ -145,7 +145,11 @@ class Metrics:
         else:
             self._buckets[bisect_left(BUCKETS_S, dur_ns / 1e9)] += 1
             self._total_s += dur_ns / 1e9
-        self._add_regions(_mapping(line.get("regions")), dur_ns, profiled=bool(line.get("profiled")))
+        self._add_regions(_mapping(line.get("regions")))
+        waited = waited_ns(line)
+        if waited is not None and not line.get("profiled"):
+            self._add("own.steps", 1)
+            self._own_ns += max(0, dur_ns - waited)
         memory = _mapping(line.get("memory"))
         for name in ("host", "allocated", "reserved"):
             if _is_count(value := memory.get(f"{name}_bytes")):
@@ -182,16 +186,12 @@ class Metrics:
         found.append(("stall.duration", (), stall_s()))
         return [(_METRICS[name], labels, value) for name, labels, value in found]
 
-    def _add_regions(self, regions: Mapping[str, Any], dur_ns: int, *, profiled: bool) -> None:
+    def _add_regions(self, regions: Mapping[str, Any]) -> None:
         for name, region in regions.items():
             ns = _mapping(region).get("ns")
             is_known = isinstance(name, str) and (name in self._regions_ns or len(self._regions_ns) < 100)
             if is_known and _is_count(ns):
                 self._regions_ns[name[:_MAX_NAME]] = self._regions_ns.get(name[:_MAX_NAME], 0) + ns
-        waited_ns = _mapping(regions.get(GRADIENT_SYNC)).get("ns")
-        if _is_count(waited_ns) and not profiled:
-            self._add("own.steps", 1)
-            self._own_ns += dur_ns - waited_ns
 
     def _add(self, name: str, amount: int) -> None:
         self._sums[name] = self._sums.get(name, 0) + amount
