@@ -4,7 +4,7 @@ A rank's own time is its step less the time it waited for the others' gradients 
 all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
 each rank choosing for itself: in the others the own time is unknown, not the whole step.
 
-With NCCL ranks wait on the device. Own time is the step less its collectives there: while the job runs their mean over
+With NCCL ranks wait on the device. Own time is the step less the waits there: while the job runs their mean over
 the last steps, after it the newest collectives, matched by their number. Each ends on all ranks at once, and takes the
 last to arrive the least time.
 
@@ -167,7 +167,10 @@ def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
     if not all(len(steps) for steps in known):
         return None
     first = min(int(steps[-window_steps:][0]) for steps in known)
-    return np.asarray(own[:, first:])
+    transfers = (
+        [] if has_waits(logs, WAITING[:1]) else [np.nanmin(log.column(WAITING[1]), initial=np.inf) for log in logs]
+    )
+    return np.asarray(own[:, first:] + min((x for x in transfers if np.isfinite(x)), default=0.0))
 
 
 def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int) -> Floats | None:
@@ -185,6 +188,7 @@ def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int
     if not steps:
         return None
     took = np.array([[one.ns_by_number[k] for k in numbers[-each * steps :]] for one in found], float)
+    took -= took.min(axis=0)  # the transfer
     step_ns = np.array([[median(log.dur_ns[log.unprofiled])] if log.unprofiled.any() else [np.nan] for log in logs])
     return np.asarray(step_ns - took.reshape(len(logs), steps, each).sum(axis=2))
 

@@ -64,17 +64,24 @@ class StepLine(TypedDict):
 
 
 def waited_ns(step: Mapping[str, Any]) -> int | None:
-    """Return how long a step waited for the other ranks, on the host for gradients, with NCCL on the device.
+    """Return how long a step waited for the other ranks, on the host for gradients, else with NCCL on the device.
 
-    None where that was not measured: of short steps, regions and collectives are timed in a few of them only.
+    None where that was not measured: of short steps, regions and collectives are timed in a few of them only. On the
+    device it includes the transfers; what the rank with the least of it has is no wait (`device_ns_of`).
     """
-    for name, part, field in (("regions", GRADIENT_SYNC, "ns"), ("collectives", "device_ns", None)):
-        found = step.get(name)
-        ns = found.get(part) if isinstance(found, Mapping) else None
-        ns = ns.get(field) if isinstance(ns, Mapping) else ns
-        if isinstance(ns, int) and not isinstance(ns, bool):
-            return ns
-    return None
+    regions = step.get("regions")
+    ns = _count(regions.get(GRADIENT_SYNC), "ns") if isinstance(regions, Mapping) else None
+    return device_ns_of(step) if ns is None else ns
+
+
+def device_ns_of(step: Mapping[str, Any]) -> int | None:
+    """Return the time per step in collectives on the device, None where that was not measured."""
+    return _count(step.get("collectives"), "device_ns")
+
+
+def _count(found: object, name: str) -> int | None:
+    ns = found.get(name) if isinstance(found, Mapping) else None
+    return ns if isinstance(ns, int) and not isinstance(ns, bool) else None
 
 
 # Which part of training does the name of a range mean? One table of aliases for all frameworks.

@@ -24,7 +24,7 @@ import torch
 
 from stepscope.contract.live import DEFAULT_WINDOW_STEPS, RankScore, rank_scores
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import FIRST_STEPS, waited_ns
+from stepscope.contract.step_line import FIRST_STEPS, device_ns_of, waited_ns
 from stepscope.errors import UsageError
 from stepscope.record.batch_contents import contents_of
 from stepscope.record.failsafe import explain, say
@@ -42,6 +42,7 @@ class RankSteps:
         self.last: Mapping[str, Any] = {}
         self.dur_ns: deque[int] = deque(maxlen=window)
         self.own_ns: deque[int] = deque(maxlen=window)
+        self.device_ns = 0  # with NCCL: in collectives, per step
         self.memory: dict[str, float] = {}
         self._tail, self._waits = LogTail(path), False
 
@@ -54,6 +55,7 @@ class RankSteps:
                 continue
             self.dur_ns.append(line.get("device_ns") or line["dur_ns"])
             waited = waited_ns(line)
+            self.device_ns = device_ns_of(line) or self.device_ns
             if waited is not None and not self._waits:
                 self._waits = True
                 self.own_ns.clear()  # of steps in which the wait was not measured
@@ -119,7 +121,9 @@ class RunFollower:
         new = [rank.read() for rank in self._ranks]
         if not new or not new[0] or not self._ranks[0].dur_ns:
             return
-        scores = rank_scores({n: fmean(r.own_ns) / NS_PER_MS for n, r in enumerate(self._ranks) if r.own_ns})
+        least_ns = min(r.device_ns for r in self._ranks)  # the transfers, which are no wait
+        own_ms = {n: (fmean(r.own_ns) + least_ns) / NS_PER_MS for n, r in enumerate(self._ranks) if r.own_ns}
+        scores = rank_scores(own_ms)
         values, step = self._scalars(scores), int(self._ranks[0].last["step"])
         for sink in self._sinks:
             sink.scalars(step, values)

@@ -85,7 +85,7 @@ def waiting_on_the_device(logs: list[StepLog]) -> tuple[list[StepLog], dict[int,
     times = {}
     for log in logs:
         waits = log.column("regions.gradient_sync.ns").astype(int).tolist()
-        each = [ns for wait in waits for ns in (wait - 2_000_000, 1_000_000, 1_000_000)]
+        each = [ns for wait in waits for ns in (wait + 60_000_000, 60_000_000, 60_000_000)]  # behind compute
         times[log.rank] = CollectiveTimes("0", len(each), dict(enumerate(each, 7)))
     return bare, times
 

@@ -33,7 +33,7 @@ from stepscope.contract.live import (
     regression_state,
 )
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import WARMUP, waited_ns
+from stepscope.contract.step_line import WARMUP, device_ns_of, waited_ns
 from stepscope.record.step_statistics import error_of_median
 from stepscope.units import NS_PER_MS, ms
 
@@ -129,7 +129,8 @@ class JobAlarms:
     def __init__(self, world_size: int) -> None:
         self._alarms = Alarms()
         self._new: list[list[Line]] = [[] for _ in range(world_size)]
-        self._waits = [False] * world_size  # whether a rank is known to wait for gradients at all
+        self._waits = [False] * world_size  # whether a rank is known to wait for others at all
+        self._device_ns: list[int | None] = [None] * world_size  # with NCCL: in collectives, per step
         self._to_settle = _SETTLING_STEPS
         self._first_ns: list[int] = []
         # own times by rank, step times of rank 0
@@ -138,6 +139,8 @@ class JobAlarms:
     def take(self, lines: Mapping[int, Sequence[Line]]) -> list[Change]:
         for rank, new in lines.items():
             self._waits[rank] = self._waits[rank] or any(waited_ns(line) is not None for line in new)
+            known = [ns for line in new if (ns := device_ns_of(line)) is not None]
+            self._device_ns[rank] = known[-1] if known else self._device_ns[rank]
             self._new[rank] += [line for line in new if line["step"] >= _SETTLING_STEPS and _is_plain(line)]
             del self._new[rank][:-500]
         self._take_first(lines.get(0, ()))
@@ -151,8 +154,10 @@ class JobAlarms:
         return [self._dated(change) if change.rises else change for change in changes]
 
     def _own_ms(self, rank: int) -> Series:
+        least_ns = min((ns or 0 for ns in self._device_ns), default=0)  # the transfers, which are no wait
         waits = ((line, waited_ns(line) if self._waits[rank] else 0) for line in self._new[rank])
-        return [(line["step"], (line["dur_ns"] - waited) / NS_PER_MS) for line, waited in waits if waited is not None]
+        known = [(line, waited) for line, waited in waits if waited is not None]
+        return [(line["step"], (line["dur_ns"] - waited + least_ns) / NS_PER_MS) for line, waited in known]
 
     def _take_first(self, lines: Sequence[Line]) -> None:
         for line in lines:
